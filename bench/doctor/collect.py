@@ -10,7 +10,6 @@ from pathlib import Path
 
 from bench.analysis.mfu import Absent
 from bench.doctor import node_state
-from bench.doctor.machine_diff import differences
 from bench.doctor.node_state import free_memory, gpu_clocks, monitors, pcie_links
 from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page, Section, measured_ceilings
 from bench.engines.registry import Engine
@@ -18,6 +17,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.device_checks import too_old
 from bench.machine.gpus import Nvml, read_gpus
 from bench.machine.machine import Machine
+from bench.machine.machine_diff import differences
 from bench.machine.preflight import available_bytes
 from bench.runs.history import History
 from collectors.nvml.collector import NvmlCollector

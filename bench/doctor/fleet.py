@@ -15,10 +15,10 @@ from statistics import median, median_high, median_low, quantiles
 
 import msgspec
 
-from bench.doctor.machine_diff import Difference
 from bench.engines.agent_link import NodeCheck
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
+from bench.machine.machine_diff import Difference
 from bench.runs.files import read_small
 from collectors.errors import in_words
 from collectors.files import replace_file

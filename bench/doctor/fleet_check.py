@@ -12,10 +12,10 @@ from pathlib import Path
 from bench.analysis.trials import RankTrial, join_by_labels, read_rank_logs
 from bench.case import Case, Purpose, find_spec, parse_options
 from bench.doctor.fleet import Finding, Fleet, FleetNode, PairRate, Rate, judge
-from bench.doctor.machine_diff import Difference, differences
 from bench.engines.cluster import ClusterEngine, Node, spread
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
+from bench.machine.machine_diff import Difference, differences
 from bench.rank.messages import Cause, Outcome
 from bench.runner.measure import TrialSettings, alike, measure
 from collectors.metrics import probes as metrics

@@ -9,8 +9,8 @@ from typing import Literal
 from bench.analysis.estimate import Estimate
 from bench.analysis.mfu import Absent
 from bench.analysis.probes import LIBRARY
-from bench.doctor.machine_diff import Difference
 from bench.machine.machine import Machine
+from bench.machine.machine_diff import Difference
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics

@@ -206,7 +206,7 @@ def comparison_of(
 
 def machine_lines(pairs: Sequence[Pair], history: History) -> tuple[str, ...]:
     """Return in one line what differs between the machines and programs of the runs; nothing where all are alike."""
-    from bench.doctor.machine_diff import differences
+    from bench.machine.machine_diff import differences
     from bench.runs.run_dir import machine_of
 
     def machine(summary: Summary) -> Any:

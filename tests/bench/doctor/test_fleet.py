@@ -10,10 +10,10 @@ import pytest
 
 from bench.doctor import fleet
 from bench.doctor.fleet import Finding, Fleet, FleetNode, PairRate, Rate, judge, last_good
-from bench.doctor.machine_diff import Difference
 from bench.engines.agent_link import NodeCheck
 from bench.errors import InfrastructureFailed
 from bench.machine.gpus import Gpu
+from bench.machine.machine_diff import Difference
 from bench.machine.node_now import GpuNow, NodeNow
 from tests.bench.made.examples import make_machine
 

@@ -11,10 +11,10 @@ from sqlalchemy import create_engine, text
 
 from bench.analysis.mfu import Absent
 from bench.doctor.collect import gather
-from bench.doctor.machine_diff import Difference
 from bench.doctor.page import Comparison, Entry, GpuFields, Page
 from bench.machine.gpus import Gpu, GpuLink, read_gpus
 from bench.machine.machine import Machine
+from bench.machine.machine_diff import Difference
 from bench.runs.history import History
 from collectors.nvml.library import FieldSupport
 from tests.bench.doctor.recorded_state import RecordedState

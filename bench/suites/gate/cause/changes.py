@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
-from bench.doctor.machine_diff import Difference, differences
 from bench.machine.fingerprint import OF_A_JOB
 from bench.machine.machine import Machine
+from bench.machine.machine_diff import Difference, differences
 
 Kind = Literal[
     "hardware",

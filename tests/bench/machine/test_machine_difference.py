@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.doctor.machine_diff import Difference, differences
 from bench.machine.gpus import Gpu, GpuLink, LinkKind
 from bench.machine.machine import Machine
+from bench.machine.machine_diff import Difference, differences
 from tests.bench.made.examples import make_machine
 
 CHANGES: dict[str, Any] = {
