@@ -25,6 +25,7 @@ from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.machine import Machine
+from bench.machine.machine_diff import differences_of_nodes
 from bench.machine.placement import PLACEMENT, Place, read_placement, write_placement
 from bench.rank.messages import Cause, Outcome, Progress, Ready, Store, TrialEnded, TrialOrder
 
@@ -398,17 +399,9 @@ def _write(path: Path, value: object) -> None:
 
 def _difference(first: Node, node: Node) -> str | None:
     """Return in what the node's machine differs from the first one's, where that may change a measurement."""
-    its, theirs = node.ready.machine, first.ready.machine
-    pairs = [
-        (name, getattr(its, field), getattr(theirs, field))
-        for name, field in (
-            *(("torch", "torch_version"), ("NCCL", "nccl_version"), ("driver", "driver_version"), ("CPU", "cpu")),
-            *(("cores", "usable_cores"), ("kernel", "kernel"), ("commit", "commit")),
-        )
-    ]
-    pairs.append(("GPUs", its.hardware("cuda"), theirs.hardware("cuda")))
-    differences = [f"{name} {here}, there {there}" for name, here, there in pairs if here != there]
-    return f"{node.name} differs from {first.name}: {'; '.join(differences)}" if differences else None
+    found = differences_of_nodes(first.ready.machine, node.ready.machine)
+    words = "; ".join(f"{one.field} {one.now}, there {one.before}" for one in found)
+    return f"{node.name} differs from {first.name}: {words}" if found else None
 
 
 def _collect(node: Node, run: str) -> list[str]:

@@ -25,12 +25,37 @@ def differences(before: Machine, now: Machine) -> tuple[Difference, ...]:
     Two unknown values differ if their reasons do. GPUs are identified by UUID, so a GPU that was replaced by one of the
     same kind shows. Links are compared if both GPUs are in both readings.
     """
-    variables = (
-        difference
-        for name in sorted(before.environment.keys() | now.environment.keys())
-        for difference in _changed(name, before.environment.get(name, "not set"), now.environment.get(name, "not set"))
+    return (
+        *_fields(before, now),
+        *_gpus(before, now),
+        *_limits(before, now),
+        *_links(before, now),
+        *_variables(before, now),
     )
-    return (*_fields(before, now), *_gpus(before, now), *_limits(before, now), *_links(before, now), *variables)
+
+
+def differences_of_nodes(first: Machine, other: Machine) -> tuple[Difference, ...]:
+    """Return in what two nodes of one run differ, where that may change a measurement; before is of the first.
+
+    All but what any two nodes differ in: their names, some of their memory, which GPUs of a kind they have, and what
+    Slurm tells a node of its place in a job.
+    """
+    fields = (one for one in _fields(first, other) if one.field not in ("hostname", "memory"))
+    limits = (
+        one for name, words in _LIMITS for one in _changed(f"{name} of GPUs", _each(first, words), _each(other, words))
+    )
+    variables = (one for one in _variables(first, other) if not one.field.startswith("SLURM_"))
+    return (*fields, *_changed("GPUs", _all_gpus(first), _all_gpus(other)), *limits, *variables)
+
+
+def _each(machine: Machine, words: Callable[[Gpu], str | None]) -> str:
+    """Return the different values of a machine's GPUs."""
+    return " and ".join(sorted({words(gpu) or "unknown" for gpu in machine.gpus})) or "none"
+
+
+def _variables(before: Machine, now: Machine) -> Iterator[Difference]:
+    for name in sorted(before.environment.keys() | now.environment.keys()):
+        yield from _changed(name, before.environment.get(name, "not set"), now.environment.get(name, "not set"))
 
 
 _LATER = frozenset(

@@ -9,7 +9,7 @@ import pytest
 
 from bench.machine.gpus import Gpu, GpuLink, LinkKind
 from bench.machine.machine import Machine
-from bench.machine.machine_diff import Difference, differences
+from bench.machine.machine_diff import Difference, differences, differences_of_nodes
 from tests.bench.made.examples import make_machine
 
 CHANGES: dict[str, Any] = {
@@ -160,6 +160,44 @@ def test_links_that_can_no_more_be_read_say_why() -> None:
 def test_a_machine_without_gpus_is_not_said_to_have_lost_its_links() -> None:
     before = replace(make_machine(), absent={"links": "NVML: one reason"})
     assert differences(before, replace(before, absent={"links": "NVML: another"})) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"environment": {"NCCL_ALGO": "Ring"}}, ("NCCL_ALGO", "not set", "Ring")),
+        ({"torch_cuda_version": "12.8"}, ("CUDA of torch", "13.0", "12.8")),
+        ({"python_version": "3.12.1"}, ("Python", "3.11.7", "3.12.1")),
+        ({"own_version": "0.2.0"}, ("parallel-observatory", "0.1.0", "0.2.0")),
+        ({"container_image": "ours@sha256:2"}, ("container image", "ours@sha256:1", "ours@sha256:2")),
+        ({"gpus": _gpus("c", name="NVIDIA H100")}, ("GPUs", "2 x NVIDIA H200", "1 x NVIDIA H100")),
+        (
+            {"gpus": tuple(replace(gpu, power_limit_watts=500.0) for gpu in _gpus("c", "d"))},
+            ("power limit of GPUs", "unknown", "500 W"),
+        ),
+    ],
+)
+def test_what_changes_a_measurement_differs_between_nodes(changes: dict[str, Any], found: tuple[str, str, str]) -> None:
+    field, before, now = found
+    first = _node(python_version="3.11.7", torch_cuda_version="13.0", container_image="ours@sha256:1")
+    assert differences_of_nodes(first, replace(first, **changes)) == (Difference(field=field, before=before, now=now),)
+
+
+def test_what_any_two_nodes_differ_in_is_no_difference_of_nodes() -> None:
+    first = _node()
+    other = replace(
+        first,
+        hostname="n1",
+        memory_bytes=1 << 35,
+        gpus=_gpus("c", "d"),
+        links=_links("nvlink", (0, 1)),
+        environment={**first.environment, "SLURM_TOPOLOGY_ADDR": "s0.n1"},
+    )
+    assert differences_of_nodes(first, other) == ()
+
+
+def _node(**changes: Any) -> Machine:
+    return replace(make_machine(), gpus=_gpus("a", "b"), environment={}, **changes)
 
 
 def test_variables_are_compared_one_by_one() -> None:
