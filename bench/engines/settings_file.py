@@ -8,7 +8,7 @@ import ipaddress
 import operator
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
@@ -21,6 +21,7 @@ from bench.errors import Misuse
 from bench.runs.files import read_small
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -39,19 +40,49 @@ def read_settings(path: Path | None, form: type[Settings], of: str) -> Settings:
     are, as "Slurm", in messages.
 
     Raises:
-        Misuse: the file cannot be read, lacks a field, or has one that is unknown or of another type.
+        Misuse: the file cannot be read, lacks a field, or has one that is unknown, of another type, or for no process.
     """
     given: dict[str, Any] = {}
     try:
         if path is not None:
             given = tomllib.loads(read_small(path).decode())
-        return msgspec.convert(given, form)
+        settings = msgspec.convert(given, form)
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}; name a file of {of}'s settings, in TOML") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Misuse(f"{path} is no TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise _refusal(path, given, str(error), form, of) from None
+    _check_processes(path, given)
+    return settings
+
+
+def _check_processes(path: Path | None, given: dict[str, Any]) -> None:
+    """Refuse what no process can be started with.
+
+    Raises:
+        Misuse: a text has a NUL, the interpreter is empty, or a variable has no name of one.
+    """
+    for field, value in given.items():
+        if any("\0" in text for text in _texts(value)):
+            raise Misuse(f"{path}: {field} has a NUL character, which no command can have; leave it out")
+    if given.get("python") == "":
+        raise Misuse(f"{path}: python is empty; name an interpreter that has the package, or leave it out")
+    for name in given.get("environment", ()):
+        if _VARIABLE.fullmatch(name) is None:
+            raise Misuse(
+                f'{path}: environment has "{name}", which is no name of a variable: letters, digits and "_", and no'
+                " digit first"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a value of TOML."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in [*value, *(value.values() if isinstance(value, dict) else ())]:
+            yield from _texts(each)
 
 
 def _refusal(path: Path | None, given: dict[str, Any], text: str, form: type[msgspec.Struct], of: str) -> Misuse:

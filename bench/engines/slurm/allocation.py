@@ -38,7 +38,7 @@ from bench.engines.slurm.nodes import (
     last_line,
     node_state,
 )
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, Misuse
 
 COMPLETING_S = 30.0
 """How long the processes of a job that has ended may take to be gone; Slurm kills them after some seconds."""
@@ -119,8 +119,12 @@ class SlurmAllocation:
         if present is None:
             self._allocate()
         else:
-            there = int(os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", "1")))
-            check_job(self._request.nodes, present, there)
+            there = os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", "1"))
+            if not there.isdecimal():
+                raise Misuse(
+                    f'SLURM_JOB_NUM_NODES is "{there}", and no number; leave as it is what Slurm sets in a job'
+                )
+            check_job(self._request.nodes, present, int(there))
             self.job = present
         return self
 

@@ -204,6 +204,30 @@ def test_a_dry_run_says_what_slurm_would_be_asked_for(slurm: Recorded, capsys: p
     assert "salloc --no-kill --nodes=2 " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('environment = {"C=D" = "x"}', 'environment has "C=D", which is no name of a variable'),
+        ('environment = {"" = "x"}', 'environment has "", which is no name of a variable'),
+        ('environment = {C = "x\\u0000"}', "environment has a NUL character"),
+        ('setup = "echo \\u0000"', "setup has a NUL character"),
+        ('salloc = ["--mem=0", "\\u0000"]', "salloc has a NUL character"),
+        ('python = ""', "python is empty; name an interpreter"),
+    ],
+)
+def test_settings_with_which_no_process_can_be_started_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(Misuse) as refused:
+        SlurmAllocation(Request(file=_file(tmp_path, text)))
+    assert f"{tmp_path}/slurm.toml: {said}" in str(refused.value)
+
+
+def test_a_job_whose_number_of_nodes_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "abc")
+    with pytest.raises(Misuse, match='SLURM_JOB_NUM_NODES is "abc", and no number'), SlurmAllocation(Request()):
+        pass
+
+
 SRUN = """while [ "$1" != sh ]; do shift; done
 { { "$@" 2>&1; echo $? >&3; } | sed 's/^/1: /' >&2; } 3>&1 | { read -r code; exit "$code"; }
 """
