@@ -34,7 +34,7 @@ from bench.engines.slurm.nodes import (
     check_count,
     check_job,
     fields,
-    find_partition,
+    find_partitions,
     last_line,
     node_state,
 )
@@ -85,7 +85,7 @@ def read_capacity(request: Request) -> Capacity:
     if (job := os.environ.get("SLURM_JOB_ID")) is not None:
         return capacity_of_job(job, nodes=nodes, asks=f"{nodes} node(s) of job {job} would be used")
     return capacity_of_partition(
-        settings.partition,
+        asked_partitions(settings, os.environ),
         nodes=nodes,
         constraint=settings.constraint,
         gres=settings.gres,
@@ -101,6 +101,23 @@ def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
         if (value := getattr(settings, name)) is not None:
             words.append(f"--{name}={value}")
     return [*words, *(["--exclusive"] if settings.exclusive else []), *settings.salloc]
+
+
+def asked_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | None:
+    """Return the partition that salloc will take, or several with commas between; None for Slurm's own.
+
+    It takes the last that its command line has, else that of the environment.
+    """
+    found = settings.partition or user.get("SALLOC_PARTITION") or None
+    words = iter(settings.salloc)
+    for word in words:
+        if word in ("--partition", "-p"):
+            found = next(words, found)
+        elif word.startswith("--partition="):
+            found = word.removeprefix("--partition=")
+        elif word.startswith("-p"):
+            found = word.removeprefix("-p")
+    return found
 
 
 class SlurmAllocation:
@@ -217,7 +234,7 @@ class SlurmAllocation:
                 "the engine slurm needs salloc, which is not on the PATH; run this where Slurm's commands are"
             )
         settings = self.settings
-        check_count(self._request.nodes, *find_partition(settings.partition))
+        check_count(self._request.nodes, *find_partitions(asked_partitions(settings, os.environ)))
         self._salloc = subprocess.Popen(
             [*_salloc(settings, self._request.nodes), "cat"],
             stdin=subprocess.PIPE,  # At its end, as when this process was killed, cat ends, and salloc gives them back.

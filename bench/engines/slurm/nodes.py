@@ -51,8 +51,10 @@ def fields(line: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
-def find_partition(name: str | None) -> tuple[str, int]:
-    """Return the name of a partition, by default Slurm's own, and how many nodes it has.
+def find_partitions(names: str | None) -> tuple[str, int]:
+    """Return the names of partitions, with commas between, by default Slurm's own, and how many nodes one of them has.
+
+    A job gets all of its nodes from one of them, whichever is free first.
 
     Raises:
         InfrastructureFailed: Slurm does not answer.
@@ -62,11 +64,14 @@ def find_partition(name: str | None) -> tuple[str, int]:
     for line in call("sinfo", "--noheader", "--format=%P %D").splitlines():
         words = line.split()  # The default partition ends with a star; a line for each state of its nodes.
         found[words[0]] = found.get(words[0], 0) + int(words[1])
-    for partition, nodes in found.items():
-        if (partition.endswith("*") and name is None) or partition.removesuffix("*") == name:
-            return partition.removesuffix("*"), nodes
-    known = ", ".join(partition.removesuffix("*") for partition in found)
-    what = "Slurm has no default partition" if name is None else f'partition "{name}" is unknown'
+    usual = [partition.removesuffix("*") for partition in found if partition.endswith("*")]
+    wanted = usual if names is None else names.split(",")
+    counts = {partition.removesuffix("*"): nodes for partition, nodes in found.items()}
+    unknown = [name for name in wanted if name not in counts]
+    if wanted and not unknown:
+        return ",".join(wanted), max(counts[name] for name in wanted)
+    known = ", ".join(counts)
+    what = f'partition "{unknown[0]}" is unknown' if unknown else "Slurm has no default partition"
     raise Misuse(f'{what}; name one in the engine\'s file: partition = "...", which may be {known}')
 
 
@@ -80,14 +85,18 @@ def node_state(name: str) -> str | None:
     return f"{state} ({reason[1]})" if reason else state
 
 
-def check_count(wanted: int, partition: str, there: int) -> None:
-    """Refuse more nodes than a partition has; Slurm itself would let the job wait for ever.
+def check_count(wanted: int, partitions: str, there: int) -> None:
+    """Refuse more nodes than a partition, or the largest of several, has; Slurm itself would let the job wait for ever.
 
     Raises:
         Misuse: it has fewer.
     """
     if there < wanted:
-        raise Misuse(f"--nodes is {wanted}, and the partition {partition} has {there}; take fewer")
+        raise Misuse(f"--nodes is {wanted}, and the {_partitions(partitions)} has {there}; take fewer")
+
+
+def _partitions(names: str) -> str:
+    return f"partition {names.replace(',', ' or ')}"
 
 
 # What a node has. Where nodes differ, the least: which of them Slurm will give is not known.
@@ -105,21 +114,22 @@ class _Has:
 def capacity_of_partition(
     name: str | None, *, nodes: int, constraint: str | None, gres: str | None, is_exclusive: bool, asks: str
 ) -> Capacity:
-    """Return what the nodes of a partition have at least, of those that fit and are up.
+    """Return what the nodes of a partition, or of several, have at least, of those that fit and are up.
 
-    constraint: a feature that they must have; one with operators is not looked at. gres: what is asked of each. asks:
-    by which words, for people.
+    name: as `find_partitions`. constraint: a feature that they must have; one with operators is not looked at.
+    gres: what is asked of each. asks: by which words, for people.
 
     Raises:
         InfrastructureFailed: Slurm does not answer.
         Misuse: there is no such partition, or it has fewer nodes.
     """
-    partition, there = find_partition(name)
-    check_count(nodes, partition, there)
+    partitions, there = find_partitions(name)
+    check_count(nodes, partitions, there)
+    wanted_partitions = set(partitions.split(","))
     counts_gpus = _counts_gpus()
     wanted = None if gres is None else gpus_of(gres)
     every = [fields(line) for line in call("scontrol", "--oneliner", "show", "node").splitlines() if line.strip()]
-    every = [one for one in every if partition in one.get("Partitions", "").split(",")]
+    every = [one for one in every if wanted_partitions & set(one.get("Partitions", "").split(","))]
     fitting = [one for one in every if _has_feature(one, constraint)] or every
     if wanted:  # Others than those with so many are not given.
         fitting = [one for one in fitting if len(gpus_of(one.get("Gres", ""))) >= len(wanted)] or fitting
@@ -130,7 +140,7 @@ def capacity_of_partition(
             _Has(cores=one.cores, memory_bytes=one.memory_bytes, gpus=wanted or (() if counts_gpus else None))
             for one in of_nodes
         ]
-    return _least(of_nodes, f"a node of the partition {partition}", asks)
+    return _least(of_nodes, f"a node of the {_partitions(partitions)}", asks)
 
 
 def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:

@@ -11,7 +11,7 @@ import pytest
 
 from bench.cli import main
 from bench.engines.cluster import Capacity, Meeting, Request
-from bench.engines.slurm.allocation import SlurmAllocation, SlurmPlacement
+from bench.engines.slurm.allocation import SlurmAllocation, SlurmPlacement, read_capacity
 from bench.engines.slurm.nodes import capacity_of_job, capacity_of_partition, gpus_of
 from bench.errors import InfrastructureFailed, Misuse
 
@@ -88,6 +88,35 @@ def test_a_partition_has_the_least_of_its_nodes_that_are_up() -> None:
 def test_without_a_name_it_is_slurms_own_partition() -> None:
     found = _capacity(None)
     assert (found.cores, found.gpus, found.whose) == (32, (), "a node of the partition all")
+
+
+def test_of_several_partitions_the_least_of_all_nodes_counts_and_the_largest_limits_the_job() -> None:
+    found = _capacity("cpu,gpu", nodes=3)
+    assert (found.cores, found.gpus, found.whose) == (32, (), "a node of the partition cpu or gpu")
+    with pytest.raises(Misuse, match="--nodes is 4, and the partition cpu or gpu has 3; take fewer"):
+        _capacity("cpu,gpu", nodes=4)
+    with pytest.raises(Misuse, match=r'partition "night" is unknown; name one .* may be all, gpu, cpu'):
+        _capacity("gpu,night")
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "whose"),
+    [
+        ("salloc = ['--partition=gpu']", None, "gpu"),
+        ("salloc = ['-p', 'gpu']", None, "gpu"),
+        ("partition = 'all'\nsalloc = ['--mem=0', '-pgpu']", "cpu", "gpu"),
+        ("", "cpu", "cpu"),
+        ("partition = 'gpu'", "cpu", "gpu"),
+        ("", None, "all"),
+    ],
+)
+def test_the_partition_is_the_one_that_salloc_takes(
+    text: str, variable: str | None, whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("SALLOC_PARTITION", variable)
+    found = read_capacity(Request(file=_file(tmp_path, text)))
+    assert found.whose == f"a node of the partition {whose}"
 
 
 def test_nodes_without_the_feature_or_the_resources_are_not_looked_at() -> None:
