@@ -309,7 +309,7 @@ class SlurmPlacement:
         words = [
             *("srun", f"--jobid={self._allocation.job}", f"--nodes={count}", f"--ntasks={count}"),
             *("--ntasks-per-node=1", f"--nodelist={','.join(self.nodes)}", "--overlap", "--kill-on-bad-exit=0"),
-            *("--no-kill", "--cpu-bind=none", "--job-name=agents", "--label", *settings.srun),
+            *("--no-kill", "--cpu-bind=none", "--export=ALL", "--job-name=agents", "--label", *settings.srun),
             *("sh", "-c", "\n".join(lines)),
         ]
         try:
@@ -423,10 +423,12 @@ def _address_towards(node: str) -> str:
         ) from None
 
 
+_OF_STEPS = (
+    *("SLURM_STEP", "SLURM_NTASKS", "SLURM_TASKS", "SLURM_CPUS_PER", "SLURM_MEM", "SRUN_"),
+    "SLURM_EXPORT_ENV",  # Of a job by `sbatch --export=NONE`, whose steps would get none of the environment.
+)
+
+
 def _outside_of_steps(user: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without what a step or an sbatch script asks of its own steps."""
-    return {
-        name: value
-        for name, value in user.items()
-        if not name.startswith(("SLURM_STEP", "SLURM_NTASKS", "SLURM_TASKS", "SLURM_CPUS_PER", "SLURM_MEM", "SRUN_"))
-    }
+    return {name: value for name, value in user.items() if not name.startswith(_OF_STEPS)}

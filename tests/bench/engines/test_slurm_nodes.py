@@ -285,6 +285,21 @@ def test_a_setup_that_ends_well_is_followed_by_the_agent_which_has_the_input(slu
     assert said.endswith(", the key")
 
 
+def test_agents_of_a_job_without_an_environment_get_that_of_the_command(
+    slurm: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
+    monkeypatch.setenv("OURS", "set")
+    _job_of(slurm, "n0", "n1")
+    slurm.write("srun", f'echo "1: $* export=$SLURM_EXPORT_ENV ours=$OURS" > {tmp_path}/said; exit 1', is_script=True)
+    allocation = SlurmAllocation(Request(nodes=2, file=_file(tmp_path, "")))
+    allocation.job = "7"
+    _agent_said(allocation, tmp_path)
+    said = (tmp_path / "said").read_text()
+    assert " --export=ALL " in said
+    assert said.endswith("export= ours=set\n")
+
+
 def _file(folder: Path, text: str) -> Path:
     path = folder / "slurm.toml"
     path.write_text(f'address = "127.0.0.1"\n{text}\n')
