@@ -28,7 +28,7 @@ COMPLETION_VARIABLE = "_OBSERVATORY_COMPLETE"
 
 COMMANDS = {
     "list": "Strategies: what each is, needs and takes.",
-    "run": "Measure one strategy on this machine.",
+    "run": "Measure one strategy, on this machine or on nodes.",
     "suite": "Suites: many cases, declared in a file.",
     "check": "The gate: what got worse since the nights before, and what is missing.",
     "show": "The history of runs, or all of one run.",

@@ -88,7 +88,7 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
 @FORMAT
 @DETAILS
 def command(**parameters: Any) -> int:
-    """Measure one strategy on this machine.
+    """Measure one strategy, on this machine or on nodes.
 
     \b
     Example:
