@@ -208,6 +208,9 @@ def _sick(fleet: Fleet) -> Iterator[Finding]:
                 yield Finding(
                     node=number, text=f"GPU {gpu.index} waits for a reset to replace rows of its memory (ECC)"
                 )
+            if gpu.has_failed_rows:
+                text = f"rows of GPU {gpu.index}'s memory could not be replaced (ECC); have the GPU replaced"
+                yield Finding(node=number, text=text)
             if size and gpu.free_bytes is not None and gpu.free_bytes < LEAST_GPU_FREE_RATIO * size:
                 yield Finding(
                     node=number,

@@ -22,7 +22,8 @@ class GpuNow:
     """One GPU. What its driver does not tell is None, with the reason in `absent` of the node.
 
     free_bytes: of its memory. uncorrected_errors: of its memory (ECC), since the driver was loaded.
-    pending_rows: whether rows of its memory wait for a reset to be replaced; 1 or 0.
+    pending_rows: whether rows of its memory wait for a reset to be replaced; 1 or 0. has_failed_rows: whether one could
+    not be replaced, since no spare one is left.
     clock_limit_hertz: the highest clock of its multiprocessors. power_limit_watts: what is enforced.
     """
 
@@ -31,6 +32,7 @@ class GpuNow:
     free_bytes: int | None = None
     uncorrected_errors: int | None = None
     pending_rows: int | None = None
+    has_failed_rows: bool | None = None
     clock_limit_hertz: int | None = None
     power_limit_watts: float | None = None
 
@@ -117,6 +119,7 @@ def _read_gpu(nvml: Nvml, gpu: Gpu, absent: dict[str, str]) -> GpuNow:
         free_bytes=None if memory is None else int(memory.free),
         uncorrected_errors=None if errors is None else int(errors),
         pending_rows=None if rows is None else int(rows[2]),  # Corrected, uncorrected, pending, failed.
+        has_failed_rows=None if rows is None else bool(rows[3]),
         clock_limit_hertz=None if clock_mhz is None else int(clock_mhz) * 1_000_000,
         power_limit_watts=None if milliwatts is None else milliwatts / 1000,
     )

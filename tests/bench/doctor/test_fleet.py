@@ -85,6 +85,11 @@ def test_of_two_that_differ_the_second_is_named() -> None:
             False,
         ),
         (
+            {"gpus": (replace(NOW.gpus[0], has_failed_rows=True),)},
+            "rows of GPU 0's memory could not be replaced (ECC); have the GPU replaced",
+            False,
+        ),
+        (
             {"gpus": (replace(NOW.gpus[0], free_bytes=50 << 30),)},
             "GPU 0 has 50.0 GiB of 100.0 GiB free: another process holds it",
             False,

@@ -33,7 +33,7 @@ class RecordedHealth(RecordedNvml):
     def nvmlDeviceGetRemappedRows(self, handle: int) -> list[int]:  # noqa: N802
         if self.is_without_ecc:
             raise RecordedError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return [5, 6, handle, 0]
+        return [5, 6, handle, 1 - handle]
 
     def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
         assert clock == self.NVML_CLOCK_SM
@@ -53,6 +53,7 @@ def test_what_the_driver_tells_of_each_gpu_is_read(tmp_path: Path) -> None:
             free_bytes=1 << 30,
             uncorrected_errors=0,
             pending_rows=0,
+            has_failed_rows=True,
             clock_limit_hertz=1_980_000_000,
             power_limit_watts=700.0,
         ),
@@ -62,6 +63,7 @@ def test_what_the_driver_tells_of_each_gpu_is_read(tmp_path: Path) -> None:
             free_bytes=1 << 20,
             uncorrected_errors=3,
             pending_rows=1,
+            has_failed_rows=False,
             clock_limit_hertz=1_980_000_000,
             power_limit_watts=700.0,
         ),
@@ -75,7 +77,8 @@ def test_what_the_driver_tells_of_each_gpu_is_read(tmp_path: Path) -> None:
 def test_what_a_gpu_does_not_tell_is_absent_with_its_reason(tmp_path: Path) -> None:
     nvml = RecordedHealth(names=("A",), is_without_ecc=True)
     now = read_now(read_gpus(nvml, {}).gpus, tmp_path, nvml=nvml)
-    assert (now.gpus[0].uncorrected_errors, now.gpus[0].pending_rows) == (None, None)
+    gpu = now.gpus[0]
+    assert (gpu.uncorrected_errors, gpu.pending_rows, gpu.has_failed_rows) == (None, None, None)
     assert now.absent == {
         "gpus[0].uncorrected_errors": "NVML: Not Supported",
         "gpus[0].pending_rows": "NVML: Not Supported",
