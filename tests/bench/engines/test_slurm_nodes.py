@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -298,6 +300,21 @@ def test_agents_of_a_job_without_an_environment_get_that_of_the_command(
     said = (tmp_path / "said").read_text()
     assert " --export=ALL " in said
     assert said.endswith("export= ours=set\n")
+
+
+@pytest.mark.parametrize(
+    ("restarts", "code", "words"), [(None, 2, ""), ("1", 2, ""), ("1", 0, " --resume")], ids=["first", "none", "begun"]
+)
+def test_the_batch_script_of_the_page_resumes_what_a_requeued_job_had_begun(
+    restarts: str | None, code: int, words: str, slurm: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text()
+    (script,) = (text for text in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "--requeue" in text)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    slurm.write("observatory", f'case "$*" in *--dry-run) exit {code};; esac; echo "$*"', is_script=True)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"suite run nightly --engine slurm --nodes 4{words}\n"
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -32,6 +32,7 @@ LINES = (
     Line("suite run smoke --budget ''", 2, f"'' {_TIME}"),
     # going on
     Line("suite run smoke --resume", 2, _NONE),
+    Line("suite run smoke --resume --dry-run", 2, _NONE),
     Line("suite run --resume smoke", 2, _NONE),
     Line("suite run --resume", 2, "Missing argument 'NAME|FILE'"),
     Line("suite run smoke --repeat-failed", 2, _NONE),
