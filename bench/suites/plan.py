@@ -157,7 +157,7 @@ def _elsewhere(one: SuiteCase, ranks: int | None, node: Node, suite: Suite) -> C
     """
     gpu = Gpu(index=0, name="any", uuid="any", memory_bytes=None)
     gpus = Gpus(gpus=(gpu,) * (ranks or 8))
-    with_gpus = replace(node, cluster=None, cores=LARGEST, gpus=gpus, torch=TorchBuild(cuda="any"))
+    with_gpus = replace(node, cluster=None, cores=LARGEST, gpus=gpus, torch=TorchBuild(cuda="any"), ranks_per_node=None)
     without = replace(with_gpus, gpus=Gpus())
     device: Device = one.args.device or ("cuda" if node.gpus.gpus else "cpu")
     errors = []

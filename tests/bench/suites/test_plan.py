@@ -93,6 +93,7 @@ def test_a_case_that_can_run_is_resolved_for_the_machine(folder: Path) -> None:
             FOUR_GPUS,
             "ranks is 8 and NCCL wants a GPU for each; 4 can be used; take ranks 4, or backend gloo",
         ),
+        ("ranks = 4", replace(FOUR_GPUS, ranks_per_node=2), "ranks is 4, and 1 node(s) of 2 rank(s) have 2"),
         ("needs = { gpus = 8 }", FOUR_GPUS, "it needs 8 GPU(s), and 4 can be used here"),
         ("needs = { gpus = 1 }", HERE, "it needs 1 GPU(s), and 0 can be used here (no NVIDIA GPU found)"),
         ("ranks = 16\nbatch = 16\nneeds = { nodes = 2, gpus = 8 }", FOUR_GPUS, "it needs 2 nodes, and this is one"),
