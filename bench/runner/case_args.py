@@ -116,6 +116,11 @@ def read_node(
             nodes=nodes,
             ranks_per_node=ranks_per_node,
         )
+    return node_of(capacity, nodes, ranks_per_node)
+
+
+def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> Node:
+    """Return the node by which cases are planned for nodes of which so much is told."""
     names = capacity.gpus or ()
     return Node(
         gpus=Gpus(

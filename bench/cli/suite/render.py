@@ -9,7 +9,7 @@ import click
 
 from bench.cli.options import NamedPath, NamedText, nodes_options
 from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, SUITE
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
     from bench.engines.kubernetes.manifests import Form
@@ -70,16 +70,24 @@ def render(
     Example:
       observatory suite render scaling --nodes 4 --ranks-per-node 8 --engine-file kubernetes.toml
     """
+    from bench.engines.cluster import Capacity
     from bench.engines.kubernetes.manifests import SuiteJob, as_yaml, check_nodes, manifests
     from bench.engines.kubernetes.settings import read_kubernetes_settings
     from bench.reports.format import to_reader
+    from bench.runner.case_args import node_of
     from bench.suites.form.document import find_suite, shipped_suites
+    from bench.suites.plan import chosen, plan_suite
     from bench.suites.suite_file import read_suite
     from collectors.files import replace_file
 
     path = find_suite(suite_name)
     suite = read_suite(path, settings)
-    counts = [(case.name, None if case.args.ranks is None else case.args.ranks[0]) for case in suite.cases]
+    names = chosen(suite, only)
+    counts = [
+        (case.name, None if case.args.ranks is None else case.args.ranks[0])
+        for case in suite.cases
+        if case.name in names
+    ]
     check_nodes(suite.name, counts, nodes, ranks_per_node)
     words = [
         word for option, texts in (("--set", settings), ("--only", only)) for text in texts for word in (option, text)
@@ -93,6 +101,13 @@ def render(
         words=words if budget_s is None else [*words, "--budget", f"{budget_s:g}s"],
         key_secret=key_secret,
     )
+    pod = Capacity(whose="a pod", asks="", gpus=("GPU",) * job.gpus)
+    planned = plan_suite(suite, node_of(pod, nodes, ranks_per_node), "")  # Refuses what the first pod would.
+    of_pods = [one for one in planned.cases if one.suite_case.name in names and one.possible is not None]
+    if refused := [f"{one.suite_case.name}: {one.refusal}" for one in of_pods if one.refusal is not None]:
+        if len(refused) == len(of_pods):
+            raise Misuse(f"no case of suite {suite.name} can run in these pods: {refused[0]}")
+        say(f"{len(refused)} of {len(of_pods)} cases cannot run in these pods, and will be skipped: {refused[0]}")
     text = as_yaml(manifests(job, form))
     if output is None:
         with to_reader():

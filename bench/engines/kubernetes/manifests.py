@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
-from bench.engines.kubernetes.settings import KubernetesSettings, check_name, name_after
+from bench.engines.kubernetes.settings import KubernetesSettings, check_subdomain, name_after
 from bench.engines.settings_file import setup_lines
 from bench.engines.wire.frames import key_line, new_key
 from bench.errors import Misuse
@@ -110,7 +110,7 @@ def manifests(job: SuiteJob, form: Form = "jobset") -> list[Manifest]:
         secret = _manifest(job, "v1", "Secret", job.secret)
         found.append({**secret, "type": "Opaque", "stringData": {KEY_ENTRY: key_line(new_key()).decode()}})
     else:
-        check_name(job.key_secret, "--key-secret")
+        check_subdomain(job.key_secret, "--key-secret")
     if job.file is not None:
         config = _manifest(job, "v1", "ConfigMap", f"{job.name}-suite")
         found.append({**config, "data": {f"{job.suite}.toml": job.file}})

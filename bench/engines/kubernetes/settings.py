@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,19 @@ LONGEST_NAME = 40
 """Of a JobSet: the names of its pods, which end in "-node-0-4095-x7k2p", are those of hosts, too: 63 characters."""
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+LONGEST_SUBDOMAIN = 253
+_TOLERATION: Mapping[str, tuple[str, ...]] = {
+    "key": (),
+    "operator": ("Exists", "Equal"),
+    "value": (),
+    "effect": ("NoSchedule", "PreferNoSchedule", "NoExecute"),
+}
+"""Fields of a toleration, and what each may be; none: any text."""
+OWN_VARIABLES = ("HOME", "POD_ADDRESS", "JOBSET_UID", "OBSERVATORY_IMAGE", "OBSERVATORY_STORE")
+"""Variables that each pod has by its manifest."""
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,19 +89,82 @@ def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
         )
     if not settings.image or any(letter.isspace() for letter in settings.image):
         raise Misuse(f'{path}: image "{settings.image}" names no image; it may be such as NAME@sha256:...')
-    for field in ("name", "namespace", "claim", "queue", "priority_class", "runtime_class", "pull_secret"):
+    for field in ("name", "namespace"):
         if (value := getattr(settings, field)) is not None:
             check_name(value, f"{path}: {field}", longest=LONGEST_NAME if field == "name" else 63)
-    if settings.store_secret is not None:
-        check_name(settings.store_secret, f"{path}: store_secret")
-    for field, value in (("cpu", settings.cpu), ("memory", settings.memory), ("shm", settings.shm)):
+    for field in ("claim", "queue", "priority_class", "runtime_class", "pull_secret", "store_secret"):
+        if (value := getattr(settings, field)) is not None:
+            check_subdomain(value, f"{path}: {field}", longest=63 if field == "queue" else LONGEST_SUBDOMAIN)
+    amounts = {"cpu": settings.cpu, "memory": settings.memory, "shm": settings.shm}
+    amounts |= {f"resources: {name}": value for name, value in settings.resources.items()}
+    for field, value in amounts.items():
         if value is not None and _QUANTITY.fullmatch(value) is None:
             raise Misuse(f'{path}: {field} "{value}" is no quantity of Kubernetes; it may be such as 8, 500m or 64Gi')
+    _check_keys(settings, path)
+    for toleration in settings.tolerations:
+        _check_toleration(toleration, path)
+    for name in OWN_VARIABLES:
+        if name in settings.environment:
+            raise Misuse(f"{path}: environment has {name}, which each pod sets itself; leave it out")
     limits = {"gpus": (0, 1024), "user": (0, 2**31 - 1), "restarts": (0, 1000), "port": (1024, 65535)}
     for field, (least, most) in limits.items():
         if (number := getattr(settings, field)) is not None and not least <= number <= most:
             raise Misuse(f"{path}: {field} is {number}; it may be {least} to {most}")
     return settings
+
+
+def _check_keys(settings: KubernetesSettings, path: Path | None) -> None:
+    """Refuse keys and values of labels that Kubernetes does not take.
+
+    Raises:
+        Misuse: there is one.
+    """
+    keys: dict[str, tuple[str, ...]] = {"gpu_resource": (settings.gpu_resource,)}
+    keys |= {field: tuple(getattr(settings, field)) for field in ("node_selector", "annotations", "resources")}
+    keys["tolerations"] = tuple(one["key"] for one in settings.tolerations if "key" in one)
+    for field, names in keys.items():
+        for key in names:
+            prefix, slash, name = key.rpartition("/")
+            if _WORD.fullmatch(name) is None or (slash and _SUBDOMAIN.fullmatch(prefix) is None):
+                raise Misuse(
+                    f'{path}: {field}: "{key}" cannot be a key in Kubernetes; it may be such as example.com/gpu'
+                )
+    for key, value in settings.node_selector.items():
+        if value and _WORD.fullmatch(value) is None:
+            raise Misuse(
+                f'{path}: node_selector: {key} "{value}" cannot be the value of a label: letters, digits and "-_.",'
+                " at most 63 of them"
+            )
+
+
+def _check_toleration(toleration: Mapping[str, str], path: Path | None) -> None:
+    """Refuse a toleration that Kubernetes does not take.
+
+    Raises:
+        Misuse: it has an unknown field or value, or fields that do not go together.
+    """
+    for field, value in toleration.items():
+        if field not in _TOLERATION:
+            raise Misuse(f'{path}: tolerations: the field "{field}" is unknown; it may be {", ".join(_TOLERATION)}')
+        if (known := _TOLERATION[field]) and value not in known:
+            raise Misuse(f'{path}: tolerations: {field} is "{value}"; it may be {", ".join(known)}')
+    if toleration.get("operator") == "Exists" and toleration.get("value"):
+        raise Misuse(f"{path}: tolerations: with the operator Exists there is no value; leave it out")
+    if "key" not in toleration and toleration.get("operator") != "Exists":
+        raise Misuse(f'{path}: tolerations: without a key the operator is "Exists", which tolerates all; give a key')
+
+
+def check_subdomain(text: str, what: str, *, longest: int = LONGEST_SUBDOMAIN) -> None:
+    """Refuse what cannot be the name of an object, which may have several parts.
+
+    Raises:
+        Misuse: Kubernetes takes no such name.
+    """
+    if _SUBDOMAIN.fullmatch(text) is None or len(text) > longest:
+        raise Misuse(
+            f'{what} "{text}" cannot be a name in Kubernetes, which has small letters, digits, "-" and ".", begins and'
+            f" ends with a letter or digit and has at most {longest} characters"
+        )
 
 
 def check_name(text: str, what: str, *, longest: int = 63) -> str:

@@ -75,12 +75,13 @@ LINES = (
     Line("suite render smoke --engine-file misspelt.toml", 2, 'the field "imag" is unknown; did you mean "image"?'),
     Line("suite render smoke --engine-file by-tag.toml", 2, 'image "x:1" has no digest'),
     Line("suite render smoke --engine-file pods.toml", 2, "how many GPUs has a pod? Say gpus = 8 in the engine's file"),
-    Line("suite render smoke --engine-file pods.toml --key-secret My_Key --ranks-per-node 1", 2, "cannot be a name"),
+    Line("suite render smoke --engine-file pods.toml --key-secret My_Key --ranks-per-node 4", 2, "cannot be a name"),
     Line(
         "suite render smoke --engine-file pods.toml --nodes 99", 2, "no case of suite smoke uses more than 4 (three_d)"
     ),
-    Line("suite render smoke --engine-file pods.toml --ranks-per-node 1 --output folder", 2, "is a directory"),
-    Line("suite render smoke --engine-file pods.toml --ranks-per-node 1 --output no/where", 4, "cannot be written"),
+    Line("suite render smoke --engine-file pods.toml --ranks-per-node 4 --output folder", 2, "is a directory"),
+    Line("suite render smoke --engine-file pods.toml --ranks-per-node 4 --output no/where", 4, "cannot be written"),
+    Line("suite render smoke --engine-file pods.toml --only nothing", 2, 'no case has the tag "nothing"'),
     Line("suite render smoke --as job", 2, "'job' is not one of 'jobset', 'trainjob'"),
     # show
     Line("suite shw", 2, "No such command 'shw'"),

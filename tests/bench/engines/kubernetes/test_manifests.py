@@ -212,7 +212,7 @@ def _render(*words: str | Path) -> int:
 def test_a_shipped_suite_is_named_and_a_file_goes_with_it(
     settings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _render("smoke", "--nodes=2", "--ranks-per-node=1", "--engine-file", settings) == 0
+    assert _render("smoke", "--nodes=2", "--ranks-per-node=2", "--engine-file", settings) == 0
     kinds = {one["kind"]: one for one in yaml.safe_load_all(capsys.readouterr().out)}
     assert set(kinds) == {"Secret", "JobSet"}
     assert kinds["JobSet"]["metadata"]["name"] == "observatory-smoke"
@@ -261,7 +261,7 @@ def test_a_file_with_a_key_is_its_owner_s_alone(settings: Path, tmp_path: Path) 
     out = tmp_path / "suite.yaml"
     out.write_text("old")
     out.chmod(0o644)
-    assert _render("smoke", "--ranks-per-node=1", "--engine-file", settings, "--output", out) == 0
+    assert _render("smoke", "--ranks-per-node=4", "--engine-file", settings, "--output", out) == 0
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert "kind: JobSet" in out.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kubernetes.toml", "suite.yaml"]
@@ -279,6 +279,22 @@ def test_a_file_with_a_key_is_its_owner_s_alone(settings: Path, tmp_path: Path) 
         ('gpus = "8"', "gpus is '8'; it may be a whole number"),
         ('shm = "much"', 'shm "much" is no quantity'),
         (f'name = "{"n" * 41}"', "has at most 40 characters"),
+        ('namespace = "team.high"', 'namespace "team.high" cannot be a name'),
+        ('priority_class = "team..high"', 'priority_class "team..high" cannot be a name'),
+        ('resources = {"rdma/hca" = "many"}', 'resources: rdma/hca "many" is no quantity'),
+        ('resources = {"rdma hca" = "1"}', 'resources: "rdma hca" cannot be a key'),
+        ('gpu_resource = "Nvidia.com/gpu/"', 'gpu_resource: "Nvidia.com/gpu/" cannot be a key'),
+        ('node_selector = {"a b" = "c"}', 'node_selector: "a b" cannot be a key'),
+        ('node_selector = {a = "b c"}', 'node_selector: a "b c" cannot be the value of a label'),
+        ('annotations = {"-a" = "b"}', 'annotations: "-a" cannot be a key'),
+        ('tolerations = [{operator = "Maybe"}]', 'tolerations: operator is "Maybe"; it may be Exists, Equal'),
+        ('tolerations = [{kee = "x"}]', 'the field "kee" is unknown; it may be key, operator, value, effect'),
+        ('tolerations = [{key = "a", effect = "No"}]', 'tolerations: effect is "No"; it may be NoSchedule'),
+        ('tolerations = [{key = "a", operator = "Exists", value = "b"}]', "with the operator Exists there is no value"),
+        ('tolerations = [{value = "x"}]', 'tolerations: without a key the operator is "Exists"'),
+        ('environment = {HOME = "/"}', "environment has HOME, which each pod sets itself"),
+        ('environment = {POD_ADDRESS = "1"}', "environment has POD_ADDRESS, which each pod sets itself"),
+        ('python = ""', "python is empty"),
     ],
 )
 def test_an_engine_file_that_cannot_be_is_refused_in_one_line(
@@ -287,12 +303,55 @@ def test_an_engine_file_that_cannot_be_is_refused_in_one_line(
     path = tmp_path / "kubernetes.toml"
     rest = {"image": f'image = "{IMAGE}"\n', "claim": 'claim = "results"\n'}
     path.write_text("".join(text for name, text in rest.items() if f"{name} =" not in line) + line + "\n")
-    assert _render("smoke", "--ranks-per-node=1", "--engine-file", path) == 2
+    assert _render("smoke", "--ranks-per-node=4", "--engine-file", path) == 2
     told = capsys.readouterr()
     assert told.out == ""
     (only,) = told.err.splitlines()
     assert only.startswith(f"observatory: {path}: ")
     assert said in only
+
+
+def test_names_of_objects_may_have_several_parts(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"priority_class": "team.high", "pull_secret": "registry.example", "store_secret": "9.night"}
+    text = "".join(f'{field} = "{name}"\n' for field, name in names.items())
+    settings.write_text(settings.read_text().replace('"results"', '"results.of.nights"') + text)
+    assert _render("smoke", "--ranks-per-node=4", "--key-secret=suite.key", "--engine-file", settings) == 0
+    out = capsys.readouterr().out
+    assert all(f": {name}\n" in out for name in (*names.values(), "results.of.nights", "suite.key"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set=case.ddp.ranks=0", "--ranks-per-node=4"], "[case.ddp] ranks"),
+        (["--ranks-per-node=4", "--only=nosuchtag"], 'no case has the tag "nosuchtag"'),
+    ],
+)
+def test_what_the_pods_would_refuse_is_refused(
+    words: list[str], said: str, settings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _render("smoke", *words, "--engine-file", settings) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert said in told.err
+
+
+def test_a_suite_of_which_no_case_has_room_is_refused(
+    settings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.toml").write_text("schema_version = 1\n[case.ddp]\nranks = 4\n")
+    assert _render(tmp_path / "own.toml", "--ranks-per-node=2", "--engine-file", settings) == 2
+    assert "no case of suite own can run in these pods: ddp: ranks is 4, and 1 node(s)" in capsys.readouterr().err
+
+
+def test_cases_for_which_the_pods_have_no_room_are_told(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _render("smoke", "--ranks-per-node=2", "--engine-file", settings) == 0
+    told = capsys.readouterr()
+    assert "kind: JobSet" in told.out
+    (line,) = told.err.splitlines()
+    assert re.search(
+        r"\d+ of \d+ cases cannot run in these pods, and will be skipped: \w+: ranks is 4, and 1 node\(s\)", line
+    )
 
 
 def test_each_setting_reaches_a_manifest() -> None:
