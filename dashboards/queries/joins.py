@@ -187,11 +187,12 @@ def _last_in_view(selector: str) -> str:
 
 
 def now_or_last(expression: str) -> str:
-    """Return an expression on a run, and where it has ended within the time range its last value at a whole minute.
+    """Return an expression on a run, and where it has ended within the time range its last value of each 15 s.
 
-    At each minute the run is asked for that had the slot then: the last values of a slot's series may be of another.
+    At each of these moments the run is asked for that had the slot then: the last values of a slot's series may be of
+    another. A run that was over sooner has its lines and no numbers.
     """
-    return f"(({expression}) or last_over_time(({expression})[$__range:1m]))"
+    return f"(({expression}) or last_over_time(({expression})[$__range:15s]))"
 
 
 def observed_in_run(histogram: Metric, *, is_native: bool, **chosen: str | Match) -> str:

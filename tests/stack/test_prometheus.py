@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from collectors.metrics.registry import form_of
 from collectors.metrics.run_counts import RUNS, STEP_DURATION, STEPS
 from collectors.node.node_log import NodeState
 from collectors.sample_log import Reading, read
+from dashboards.render import DASHBOARDS
+from tests.stack.pages.asking import Page, rendered
 from tests.support.servers import PrometheusServer, program, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
@@ -36,6 +39,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
 SHAPE = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "vocabulary": 32, "sequence": 8}
 SLOW_LOADER = ("--option", "loader_delay_ms=100")
 FIGURES = {metric.name: metric for metric in (*probes.METRICS, *results.METRICS)}
+SCRAPE_S = 1
 AGENT_LAG_S = 10.0
 """What is stored may be older by a beat; far more on a machine that others keep busy."""
 
@@ -45,6 +49,7 @@ class Watched:
     """What was seen of two runs side by side: one long, and a short one that began and ended beside it.
 
     texts: the bodies of /metrics before, while and after they ran. live: names of series, by slot, while both ran.
+    empty: panels of each dashboard that showed nothing though their metrics were there, while and after they ran.
     """
 
     prometheus: PrometheusServer
@@ -52,6 +57,7 @@ class Watched:
     short: Summary
     texts: dict[str, str]
     live: dict[str, set[str]]
+    empty: dict[str, dict[str, set[str]]]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
-    texts = {"before": _text(address)}
+    texts, empty = {"before": _text(address)}, {}
     with _run(home, "--batch", "8", "--steps", "200", "--trials", "2") as long:
         _wait_until(lambda: prometheus.query(_on_slot(STEP_SECONDS, 0)), beside=long)
         with _run(home, "--batch", "4", "--steps", "40", "--trials", "1") as short:
@@ -76,16 +82,36 @@ def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
             # Between two trials a rank has no step to show.
             _wait_until(lambda: len(prometheus.query(STEP_SECONDS.name)) == 4, beside=short)
             texts["while"] = _text(address)
+            (of_long,) = prometheus.query(_on_slot(RUN_INFO, 0))
             live = {slot: _live_names(prometheus, slot) for slot in ("0", "1")}
             _end(short)
+        empty["while"] = _empty_panels(prometheus, of_long["metric"]["run"])
         assert prometheus.query(_on_slot(RUN_INFO, 0)), "the long run goes on"
         _end(long)
     _wait_until(lambda: len(prometheus.query(RESULT_INFO.name)) == 2)
     _wait_until(lambda: not prometheus.query(STEP_SECONDS.name))
     _wait_until(lambda: sum(float(one["value"][1]) for one in prometheus.query(RUNS.name)) == 2)
     texts["after"] = _text(address)
+    empty["after"] = _empty_panels(prometheus, of_long["metric"]["run"])
     summaries = _history(home)
-    return Watched(prometheus=prometheus, long=summaries[200], short=summaries[40], texts=texts, live=live)
+    return Watched(prometheus=prometheus, long=summaries[200], short=summaries[40], texts=texts, live=live, empty=empty)
+
+
+def _empty_panels(prometheus: PrometheusServer, run: str) -> dict[str, set[str]]:
+    """Ask for each dashboard as Grafana does, for as long as this Prometheus has scraped. run: that is chosen."""
+    now_s = time.time()
+    begun_s = float(prometheus.query("process_start_time_seconds")[0]["value"][1])
+    return {
+        dashboard.name: Page(
+            dashboard=rendered(dashboard.name),
+            prometheus=prometheus,
+            end_s=now_s,
+            back_s=math.ceil(now_s - begun_s),
+            scrape_s=SCRAPE_S,
+            chosen={"run": run},
+        ).empty()
+        for dashboard in DASHBOARDS
+    }
 
 
 @contextmanager
@@ -160,6 +186,15 @@ def _logged(summary: Summary, metric: Metric, *marks: str, **labels: str) -> dic
                     if sample.metric == metric.name and sample.labels == labels
                 ]
     return values
+
+
+@pytest.mark.parametrize(("when", "dashboard"), list(product(("while", "after"), (one.name for one in DASHBOARDS))))
+def test_no_dashboard_has_an_empty_panel_whose_metrics_are_there(when: str, dashboard: str, watched: Watched) -> None:
+    # The run that goes on has no result of its series yet; and after the end no run goes on.
+    right = {"Step against result", "Against result"} | (
+        {"Runs that go on", "Tokens per second"} if when == "after" else set()
+    )
+    assert watched.empty[when][dashboard] - right == set()
 
 
 @pytest.mark.parametrize("slot", [0, 1])

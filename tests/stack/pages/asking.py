@@ -145,6 +145,8 @@ class Page:
     def _expanded(self, expression: str, values: Mapping[str, str], step_s: int) -> str:
         window_s = max(step_s + self.scrape_s, 4 * self.scrape_s)
         expression = expression.replace("${__interval_ms}", str(1000 * step_s))
+        if self.scrape_s < 15:  # Pages choose at moments 15 s apart, as scrapes are; here these are closer.
+            expression = expression.replace(":15s]", f":{self.scrape_s}s]")
         for name, time_s in (("rate_interval", window_s), ("interval", step_s), ("range", self.back_s)):
             expression = expression.replace(f"$__{name}", f"{time_s}s")
         return re.sub(r"\$\{?(\w+)\}?", lambda found: values[found[1]], expression)
