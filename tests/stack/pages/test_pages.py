@@ -79,6 +79,11 @@ def test_a_page_of_fifty_nodes_reads_little(name: str, fleet: Past) -> None:
     assert most.samples <= MOST_SAMPLES, (most.panel, most.expression)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_panel_of_fifty_nodes_is_empty_whose_metrics_are_there(name: str, fleet: Past) -> None:
+    assert _page(fleet, name, "two runs").empty() == set()
+
+
 def test_the_past_has_both_runs_and_all_nodes(fleet: Past) -> None:
     page = _page(fleet, NAMES[0], "two runs")
     found = page.prometheus.query(f"count by (run) (observatory_run_info @ {page.end_s:.0f})")
