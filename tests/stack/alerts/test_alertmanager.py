@@ -78,6 +78,20 @@ def test_another_gpu_of_the_node_is_told_beside_a_lost_one(alertmanager: Alertma
     assert (told, held) == (["GpuHeldBack", "GpuLost"], [])
 
 
+def test_a_fault_of_one_cluster_holds_back_nothing_of_another(alertmanager: AlertmanagerServer) -> None:
+    west, east = {"cluster": "west"}, {"cluster": "east"}
+    told, held = _told(
+        alertmanager,
+        _labels("GpuLost", {**GPU, **west}),
+        _labels("GpuHeldBack", {**GPU, **east}),
+        _labels("SuiteNotRun", {"suite": "nightly", **west}),
+        _labels("RegressionConfirmed", {**FIGURE, **east}),
+        _labels("RegressionConfirmed", {**FIGURE, **west}),
+    )
+    assert told == ["GpuHeldBack", "GpuLost", "RegressionConfirmed", "SuiteNotRun"]
+    assert held == ["RegressionConfirmed"]
+
+
 def test_a_node_that_is_gone_goes_before_what_its_agent_said(alertmanager: AlertmanagerServer) -> None:
     told, held = _told(
         alertmanager,
