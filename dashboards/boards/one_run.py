@@ -42,8 +42,8 @@ _NO_RUN = (
     " has ended."
 )
 _NOT_TOLD = (
-    "The run told none at a whole minute of this time range. `observatory run ddp` starts one; choose another time for"
-    " one that has ended."
+    "The run told none at the moments of this time range that are asked, 15 s apart. `observatory run ddp` starts one;"
+    " choose another time for one that has ended."
 )
 _NOT_TRACED = "The run has traced no step by then; `--trace-steps` says how many it traces."
 _NO_GPU = "The run has no GPU that is watched: `observatory serve` on its nodes shows which rank is on which."
