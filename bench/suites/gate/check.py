@@ -90,7 +90,7 @@ def check_suite(
         earlier=tuple(one for one in earlier if night is None or one.suite_run != night.id),
         missing=(
             *_of_the_future(records, now_ns),
-            *_late(load_verdicts(history, suite, outcome="late"), known),
+            *_late(load_verdicts(history, suite, outcome="late"), known, past),
             *(missing_in(history, past, known.values(), now_ns=now_ns) if past else ()),
         ),
         groups=group_alerts(verdicts),
@@ -106,15 +106,22 @@ def _of_the_future(records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Miss
             yield Missing(kind="clock", suite=one.suite, what=one.suite, reason=reason)
 
 
-def _late(verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries]) -> Iterator[Missing]:
+def _late(
+    verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries], past: Sequence[SuiteRecord]
+) -> Iterator[Missing]:
     """Yield cases with runs that were left out lately, for they began before nights that were judged by then.
 
-    Lately is by the nights that the series has had since, and not by when the run began, which is what is wrong.
+    Lately is by the nights that the series has had since, and not by when the run began, which is what is wrong. A
+    series that none of the suite's last nights measured has ended, and is told of no more.
+    past: the suite's runs, newest first.
     """
     lately = {}
+    since_ns = min((one.started_ns for one in past[:NIGHTS_SEEN]), default=0)
     for one in verdicts:
         series = known.get(one.key)
-        if series is not None and sum(number > one.number for number, _ in series.state.nights) < NIGHTS_SEEN:
+        if series is None or series.last_ns < since_ns:
+            continue
+        if sum(number > one.number for number, _ in series.state.nights) < NIGHTS_SEEN:
             lately[one.key.case] = one
     for case, one in lately.items():
         reason = (

@@ -185,6 +185,21 @@ def test_a_night_whose_clock_went_back_is_named_for_some_nights(history: History
     assert said == [True, True, False, False, False]
 
 
+def test_a_night_whose_clock_went_back_is_named_no_more_once_its_series_has_ended(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 19)
+    _check(history, 18)
+    started_ns = FIRST_NS + 14 * DAY_NS + 7
+    nights.add_run(19, "ddp", nights.trials(1.3 * STEP_S), started_ns=started_ns)
+    nights.add_record(19, done=1, started_ns=started_ns, progress_ns=started_ns, ended_ns=started_ns)
+    said = []
+    for number in range(19, 24):
+        nights.add_run(number, "ddp", nights.trials(STEP_S), run=f"moved{number}", hardware="AMD EPYC, 4 cores")
+        nights.add_record(number, done=1, id=f"moved{number}")
+        said.append("late" in [one.kind for one in _check(history, number).missing])
+    assert said == [True, True, False, False, False]
+
+
 def test_a_suite_run_that_goes_on_is_not_judged_yet_and_one_that_stands_still_is_named(history: History) -> None:
     nights = FakeNights(history)
     fill(nights, 5)
