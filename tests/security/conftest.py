@@ -1,0 +1,28 @@
+"""The user who measures, and the one who attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.users import User, two_users
+
+
+@pytest.fixture(scope="module")
+def users() -> Iterator[tuple[User, User]]:
+    """See `two_users`: the victim and the attacker, for all tests of a module."""
+    with two_users() as pair:
+        yield pair
+
+
+@pytest.fixture
+def victim(users: tuple[User, User]) -> User:
+    """The user who measures."""
+    return users[0]
+
+
+@pytest.fixture
+def attacker(users: tuple[User, User]) -> User:
+    """The user who attacks."""
+    return users[1]
