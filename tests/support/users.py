@@ -49,10 +49,9 @@ class User:
         }
         inherited = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS")}
         identity = ["setpriv", "--reuid", str(self.uid), "--regid", str(self.uid), "--clear-groups", "--", *argv]
-        process = subprocess.Popen(
-            [*_seen_by_all(), *identity],
-            **{"cwd": self.home, "text": True} | options | {"env": inherited | own | options.get("env", {})},
-        )
+        env = inherited | own | options.pop("env", {})
+        cwd = options.pop("cwd", self.home)
+        process = subprocess.Popen([*_seen_by_all(), *identity], text=True, cwd=cwd, env=env, **options)
         # Until then it is root's, and `two_users` would not find it at its end.
         while process.poll() is None and psutil.Process(process.pid).uids().real != self.uid:
             time.sleep(0.002)
