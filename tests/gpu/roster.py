@@ -278,7 +278,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="contexts",
         run=several.contexts,
-        tells="contexts that RPC opens on other GPUs",
+        tells="contexts on other GPUs",
         expected="one a process",
         gpus=2,
     ),

@@ -8,76 +8,20 @@ of steps.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import rpc
-from torch.futures import Future
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW, Optimizer
 
 from workloads.core.trainer import LearningRate, adamw_settings
 from workloads.cost_models.terms import divide
-from workloads.parameter_server.rpc import Inbox, Push, answer_of, bytes_of, name_of, to_host
+from workloads.parameter_server.messages import Inbox, PeerLost, Push, flatten, split
 from workloads.protocols import Phase
 from workloads.spec import Setup
-
-# Norm of the whole gradient, of which each server holds a part: every server asks every other for its part's norm.
-
-
-class Norms:
-    """The norms of this server's part, by step; other servers may ask for them before they are known.
-
-    Others ask only for this step's or the last one's: to get two steps ahead, a server needs all norms of the step
-    between.
-    """
-
-    def __init__(self, server: int, servers: int) -> None:
-        self._others = [other for other in range(servers) if other != server]
-        self._parts: defaultdict[int, Future[float]] = defaultdict(Future)
-        self._lock = Lock()
-        self._step = 0
-
-    def part(self, step: int) -> Future[float]:
-        """Return a future of this server's norm in a step."""
-        with self._lock:
-            return self._parts[step]
-
-    def whole(self, norm: float) -> float:
-        """Return the norm of the whole gradient from that of this server's part; all servers call it equally often.
-
-        Raises:
-            PeerLost: a server is gone, or did not answer in time.
-        """
-        self.part(self._step).set_result(norm)
-        calls = [(other, rpc.rpc_async(name_of(other), part_of, args=(self._step,))) for other in self._others]
-        others = [answer_of(call, other) for other, call in calls]
-        with self._lock:
-            self._parts.pop(self._step - 1, None)
-        self._step += 1
-        return math.hypot(norm, *others)
-
-
-_norms: list[Norms] = []
-"""This process's norms, once they are open; global for the same reason as `_inboxes` in
-`workloads.parameter_server.rpc`."""
-
-
-def open_norms(norms: Norms) -> None:
-    """Let calls of other servers reach the norms."""
-    _norms.append(norms)
-
-
-@rpc.functions.async_execution  # type: ignore[untyped-decorator]
-def part_of(step: int) -> Future[float]:
-    """Return a future of this server's norm in a step; other servers call it by RPC."""
-    return _norms[-1].part(step)
-
 
 # Placement: which server holds which weight of the model.
 
@@ -130,6 +74,8 @@ class Share:
         self.received_bytes = 0
         """Bytes received in the last step, as `sent_bytes` counts those sent."""
         self.sent_bytes = 0
+        self.size = sum(weight.numel() for weight in self.model)
+        """Elements of the weights together."""
         self._names = [placement.names[index] for index in held]
         self._placement = placement
         self._group = group
@@ -142,18 +88,18 @@ class Share:
 
     def take_in(self, push: Push) -> list[Tensor]:
         """Return the push's gradients on the device of the weights; the caller may overwrite them."""
-        self.received_bytes += bytes_of(push.gradients)
-        return [gradient.to(self._device) for gradient in push.gradients]
+        self.received_bytes += push.gradients.nbytes
+        return split(push.gradients.to(self._device), self.model)
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Set the gradients of the next update, which stay readable after it."""
         for weight, gradient in zip(self.model, gradients, strict=True):
             weight.grad = gradient
 
-    def weights(self, copies: int) -> list[Tensor]:
-        """Return the current weights, to be sent `copies` times; on the CPU they change with the next update."""
-        weights = to_host(list(self.model))
-        self.sent_bytes += copies * bytes_of(weights)
+    def weights(self, copies: int) -> Tensor:
+        """Return a copy of the current weights, flat and on the host, to be sent `copies` times."""
+        weights = flatten(self.model, torch.empty(self.size))
+        self.sent_bytes += copies * weights.nbytes
         return weights
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -170,8 +116,16 @@ class SynchronousServer:
     """Updates once a step, with the mean of all workers' gradients."""
 
     def __init__(
-        self, setup: Setup, share: Share, phase: Phase, *, inbox: Inbox, workers: Sequence[int], norms: Norms
+        self,
+        setup: Setup,
+        share: Share,
+        phase: Phase,
+        *,
+        inbox: Inbox,
+        workers: Sequence[int],
+        whole_norm: Callable[[float], float],
     ) -> None:
+        """whole_norm: returns the norm of the whole gradient from that of this server's part."""
         self.model: nn.Module = share.model
         self.optimizer = share.optimizer
         self.full_gradients = share.full_gradients
@@ -179,7 +133,7 @@ class SynchronousServer:
         self._phase = phase
         self._inbox = inbox
         self._workers = workers
-        self._norms = norms
+        self._whole_norm = whole_norm
         self._gradient_norm: Tensor | None = None
         self._largest_norm = float(setup.options["clip"])
 
@@ -190,7 +144,6 @@ class SynchronousServer:
             pushes = self._take_one_of_each()
         with self._phase("optimizer"), torch.no_grad():
             self._update(pushes)
-            # No copy: the weights change only when all workers have pushed again, and so have received them.
             weights = self._share.weights(len(pushes))
             for push in pushes:
                 self._inbox.answer(push, weights)
@@ -223,9 +176,23 @@ class SynchronousServer:
         if not all(push.is_finite for push in pushes):
             return
         if self._largest_norm:
-            self._gradient_norm = torch.tensor(self._norms.whole(get_total_norm(means).item()))
+            self._gradient_norm = torch.tensor(self._whole_norm(get_total_norm(means).item()))
             clip_grads_with_norm_(self.model.parameters(), self._largest_norm, self._gradient_norm)
         self.optimizer.step()
+
+
+def whole_norm(group: dist.ProcessGroup, norm: float) -> float:
+    """Return the norm of the whole gradient from that of this server's part; all servers, the group, call it.
+
+    Raises:
+        PeerLost: a server is gone, or did not answer in time.
+    """
+    parts = [torch.empty((), dtype=torch.float64) for _ in range(group.size())]
+    try:
+        dist.all_gather(parts, torch.tensor(norm, dtype=torch.float64), group=group)
+    except RuntimeError as error:
+        raise PeerLost(f"another server timed out or is gone, so that its norm is missing: {error}") from error
+    return math.hypot(*(part.item() for part in parts))
 
 
 class AsynchronousServer:
@@ -277,8 +244,7 @@ class AsynchronousServer:
         free = [push for push in self._held_back if self._lead(push) <= self._staleness]
         self._held_back = [push for push in self._held_back if push not in free]
         for push in free:
-            # A copy, because another worker's gradient may change the weights while they are sent.
-            self._inbox.answer(push, [weight.clone() for weight in self._share.weights(1)])
+            self._inbox.answer(push, self._share.weights(1))
 
     def _lead(self, push: Push) -> int:
         """Return how many steps the push's worker is ahead of the slowest."""

@@ -47,11 +47,12 @@ class ParameterServerSpec(StrategySpec):
         STALENESS,
     )
     needs = Needs(minimum_ranks=2)
+    version = 2  # Messages are flat tensors over gloo; before, calls of torch's RPC.
     parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}))
 
     def mesh(self, setup: Setup) -> dict[str, int]:
         # Servers and workers do different things, so the mesh has no data axis.
-        return {"rpc": setup.ranks}
+        return {"server": setup.ranks}
 
     def data_share(self, setup: Setup, rank: int) -> DataShare | None:
         if rank < _servers(setup):
@@ -94,7 +95,7 @@ class ParameterServerSpec(StrategySpec):
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         """Return the transfers of the rank that all wait for, mostly the fullest server: gradients, then weights."""
         one_way_bytes = busiest_bytes(setup.shape, servers=_servers(setup), workers=_workers(setup))
-        one_way = Transfer(collective="send", axis="rpc", payload_bytes=one_way_bytes)
+        one_way = Transfer(collective="send", axis="server", payload_bytes=one_way_bytes)
         return (one_way, one_way)
 
     def states(self, setup: Setup, rank: int) -> States:
@@ -115,6 +116,6 @@ class ParameterServerSpec(StrategySpec):
 
     def peak(self, setup: Setup) -> NotCovered:
         return NotCovered(
-            reason="a server holds the gradients of as many workers as have pushed, and the weights that RPC still"
-            " sends: how many at once depends on timing"
+            reason="a server holds the gradients of as many workers as have pushed, and copies of the weights"
+            " that are still sent: how many at once depends on timing"
         )

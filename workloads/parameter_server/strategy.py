@@ -1,4 +1,4 @@
-"""Strategy `parameter_server`: servers hold the weights; workers push gradients to them and pull weights, by RPC.
+"""Strategy `parameter_server`: servers hold the weights; workers push gradients to them and pull weights, over gloo.
 
 The first ranks are the servers, the others the workers. On a GPU tensors travel through the host's memory.
 """
@@ -6,37 +6,25 @@ The first ranks are the servers, the others the workers. On a GPU tensors travel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import rpc
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from workloads.core.mesh import timeout_of
 from workloads.core.trainer import Trainer, make_model
 from workloads.parameter_server.cost_model import Traffic
-from workloads.parameter_server.rpc import (
-    Inbox,
-    acknowledge,
-    answer_of,
-    bytes_of,
-    connect,
-    name_of,
-    open_inbox,
-    push,
-    timeout_s,
-    to_host,
-    watch,
-)
+from workloads.parameter_server.messages import Inbox, ServerLink, connect, serve_worker, timeout_s
 from workloads.parameter_server.server import (
     AsynchronousServer,
-    Norms,
     Placement,
     Share,
     SynchronousServer,
-    open_norms,
     place,
+    whole_norm,
 )
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
@@ -54,15 +42,17 @@ class RemoteOptimizer(Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, model: nn.Module, placement: Placement, *, worker: int) -> None:
+    def __init__(self, model: nn.Module, placement: Placement, group: dist.ProcessGroup) -> None:
+        """group: for messages."""
         super().__init__(model.parameters(), {})
-        self.traffic = Traffic(sent_bytes=0, received_bytes=0)
-        """Traffic of the last step."""
         weights = list(model.parameters())
-        self._weights_of = {
-            server: [weights[index] for index in placement.held_by(server)] for server in set(placement.servers)
-        }
-        self._worker = worker
+        self._links = [
+            ServerLink(group, server, [weights[index] for index in placement.held_by(server)])
+            for server in sorted(set(placement.servers))
+        ]
+        size_bytes = sum(weight.nbytes for weight in weights)
+        self.traffic = Traffic(sent_bytes=size_bytes, received_bytes=size_bytes)
+        """Traffic of a step."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -72,58 +62,50 @@ class RemoteOptimizer(Optimizer):
             PeerLost: a server is gone, or did not answer in time.
         """
         is_finite = self.found_inf is None or not self.found_inf.item()
-        gradients_for = {
-            server: to_host([weight.grad for weight in weights]) for server, weights in self._weights_of.items()
-        }
-        calls = {
-            server: rpc.rpc_async(name_of(server), push, args=(self._worker, gradients, is_finite))
-            for server, gradients in gradients_for.items()
-        }
-        received_bytes = 0
-        for server, call in calls.items():
-            new = answer_of(call, server)
-            received_bytes += bytes_of(new)
-            for weight, value in zip(self._weights_of[server], new, strict=True):
-                weight.copy_(value)
-        for server in calls:
-            rpc.rpc_async(name_of(server), acknowledge, args=(self._worker,))
-        sent_bytes = sum(bytes_of(gradients) for gradients in gradients_for.values())
-        self.traffic = Traffic(sent_bytes=sent_bytes, received_bytes=received_bytes)
+        for link in self._links:
+            link.push(is_finite=is_finite)
+        for link in self._links:
+            link.pull()
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     """Build a server or a worker, by the rank, connected with all others."""
-    model, group = make_model(setup), mesh.get_group("rpc")
-    placement = place(model, int(setup.options["servers"]))
-    if group.rank() < int(setup.options["servers"]):
-        return _serve(setup, Share(setup, model, placement, group), phase, group)
-    connect(group, _device_of(model))
-    return Worker(setup, model, phase, placement, group)
+    model, group = make_model(setup), mesh.get_group("server")
+    device, servers = _device_of(model), int(setup.options["servers"])
+    placement = place(model, servers)
+    messages = connect(group, device)
+    among_servers = dist.new_group(range(servers), backend="gloo", timeout=timeout_of(group, device))
+    if group.rank() >= servers:
+        return Worker(setup, model, phase, placement, group, messages)
 
-
-def _serve(setup: Setup, share: Share, phase: Phase, group: dist.ProcessGroup) -> Workload:
-    """Build a server; its inbox and norms are opened before the ranks connect and can call."""
-    device = _device_of(share.model)
-    servers = int(setup.options["servers"])
-    workers = range(servers, setup.ranks)
-    inbox, norms = Inbox(timeout_s(group, device)), Norms(group.rank(), servers)
-    open_inbox(inbox)
-    open_norms(norms)
-    connect(group, device)
+    share, workers, inbox = (
+        Share(setup, model, placement, group),
+        range(servers, setup.ranks),
+        Inbox(timeout_s(messages)),
+    )
     for worker in workers:
-        watch(inbox, worker)
+        serve_worker(messages, worker, share.size, inbox)
     if setup.options["mode"] == "asynchronous":
         return AsynchronousServer(setup, share, phase, inbox=inbox, workers=workers)
-    return SynchronousServer(setup, share, phase, inbox=inbox, workers=workers, norms=norms)
+    return SynchronousServer(
+        setup, share, phase, inbox=inbox, workers=workers, whole_norm=partial(whole_norm, among_servers)
+    )
 
 
 class Worker(Trainer):
     """Trains on its share of the batch with weights of the servers."""
 
     def __init__(
-        self, setup: Setup, model: nn.Module, phase: Phase, placement: Placement, group: dist.ProcessGroup
+        self,
+        setup: Setup,
+        model: nn.Module,
+        phase: Phase,
+        placement: Placement,
+        group: dist.ProcessGroup,
+        messages: dist.ProcessGroup,
     ) -> None:
-        self._remote = RemoteOptimizer(model, placement, worker=group.rank())
+        """messages: a group that `connect` made."""
+        self._remote = RemoteOptimizer(model, placement, messages)
         self._placement = placement
         self._group = group
         super().__init__(

@@ -147,7 +147,7 @@ def test_the_batch_is_normalised_where_no_second_communicator_is_in_use(
             r"cause learning_rate leaves the rule out, and lr_rule=base over 2 data rank\(s\) changes nothing",
         ),
         (checked_case(steps=2), ("sampler_epoch",), "shows after an epoch of 2 steps, and steps is 2; take --steps 3"),
-        (checked_case("parameter_server", 3), ("batch_statistics",), "parameter_server has rpc"),
+        (checked_case("parameter_server", 3), ("batch_statistics",), "parameter_server has server"),
         (
             checked_case("parameter_server", 3, "mode=asynchronous"),
             (),

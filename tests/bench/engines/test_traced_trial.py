@@ -63,7 +63,7 @@ def test_the_traffic_of_each_axis_is_counted_apart(engine: LocalEngine, tmp_path
 
 def test_what_a_workload_counts_itself_is_over_the_axis_of_its_card(engine: LocalEngine, tmp_path: Path) -> None:
     case = small_case("parameter_server", trace_steps=TRACE_STEPS)
-    assert _traced(_run(engine, tmp_path, case)).payload_bytes.keys() == {("send", "rpc")}
+    assert _traced(_run(engine, tmp_path, case)).payload_bytes.keys() == {("send", "server")}
 
 
 def test_gradients_that_are_averaged_after_backward_overlap_with_nothing(engine: LocalEngine, tmp_path: Path) -> None:

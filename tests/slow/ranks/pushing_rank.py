@@ -5,7 +5,6 @@ Started as `python -m tests.slow.ranks.pushing_rank ORDER`, a `StepOrder` as JSO
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 
@@ -17,7 +16,6 @@ from tests.workloads.training.setups import SMALL, small_setup
 from tests.workloads.training.training_runs import make_ready
 from workloads.spec import OptionValue
 
-ALONE = "alone"
 STEPS = 4
 SHAPE = replace(SMALL, width=192, mlp_width=512, batch=12)
 """Some 7 MB of weights, so that chatter does not count; divisible by 1 to 3 workers."""
@@ -46,14 +44,7 @@ def passed_in_a_step(order: StepOrder) -> Passed:
 
 
 def main() -> None:
-    """Count for the order on the command line.
-
-    Processes that see each other hand tensors over in memory, past the link: RPC asks the kernel for them by process
-    number. So each rank begins again where it sees itself alone, as on a machine of its own.
-    """
-    if ALONE not in sys.argv:
-        again = [sys.executable, "-m", "tests.slow.ranks.pushing_rank", sys.argv[1], ALONE]
-        os.execvp("unshare", ["unshare", "--pid", "--fork", "--kill-child", *again])
+    """Count for the order on the command line."""
     order = msgspec.json.decode(sys.argv[1], type=StepOrder)
     serve_rank(order, lambda: passed_in_a_step(order))
 

@@ -26,7 +26,7 @@ def test_the_first_ranks_are_servers_and_have_no_data() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 5, 9])
 def test_the_defaults_run_where_workers_divide_the_batch(ranks: int) -> None:
     assert ParameterServerSpec().refusals(setup(ranks)) == []
-    assert ParameterServerSpec().mesh(setup(ranks)) == {"rpc": ranks}
+    assert ParameterServerSpec().mesh(setup(ranks)) == {"server": ranks}
 
 
 def test_servers_without_a_worker_are_refused_with_what_would_do() -> None:
@@ -96,5 +96,5 @@ def test_a_worker_has_no_optimizer() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_step_waits_for_the_server_to_receive_from_all_workers_and_to_send_to_all(workers: int) -> None:
-    one_way = Transfer(collective="send", axis="rpc", payload_bytes=workers * WEIGHTS_BYTES)
+    one_way = Transfer(collective="send", axis="server", payload_bytes=workers * WEIGHTS_BYTES)
     assert ParameterServerSpec().transfers(setup(1 + workers)) == (one_way, one_way)
