@@ -26,9 +26,12 @@ from bench.rank.messages import (
     FilesSent,
     FromAgent,
     NodeChecked,
+    OpenStore,
     Progress,
     Ready,
     SendFiles,
+    Store,
+    StoreOpened,
     TrialEnded,
     TrialOrder,
     WatchFiles,
@@ -126,6 +129,17 @@ class AgentLink:
         return NodeCheck(
             now=message.now, offset_s=offset_ns / 1e9, offset_error_s=max(0, taken_ns - on_node_ns) / 2 / 1e9
         )
+
+    def open_store(self, ranks: int) -> Store:
+        """Have the agent open a store for the next trial, in which so many ranks meet, while no trial runs.
+
+        Raises:
+            InfrastructureFailed: the agent is gone, does not answer, or cannot open it.
+        """
+        self._channel.send(OpenStore(ranks=ranks))
+        while not isinstance(message := self._receive(self._silent_s), StoreOpened):
+            pass  # The end of a trial that nobody waits for any more.
+        return message.store
 
     def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
         """Run one trial; return how it ended.

@@ -27,7 +27,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences_of_nodes
 from bench.machine.placement import PLACEMENT, Place, read_placement, write_placement
-from bench.rank.messages import Cause, Outcome, Progress, Ready, Store, TrialEnded, TrialOrder
+from bench.rank.messages import Cause, Outcome, Progress, Ready, TrialEnded, TrialOrder
 
 PEERS_S = 5.0
 """How long other nodes may take to end their part of a trial by themselves after the first node's has failed. Their
@@ -168,7 +168,6 @@ class ClusterEngine:
         self._nodes: tuple[Node, ...] = ()
         self._links: dict[int, AgentLink] = {}
         self._ready: dict[int, Ready] = {}
-        self._trials = itertools.count()
         self._watched: set[str] = set()
         self._used: dict[str, int] = {}  # By run: how many nodes have files of it.
         self._dropped = frozenset(dropped)
@@ -317,8 +316,8 @@ class ClusterEngine:
             raise InfrastructureFailed(f"the nodes are ours for {max(0.0, left_s + SPARE_S):.0f} s more, too few")
         is_cut = left_s < order.limit_s
         order = msgspec.structs.replace(order, limit_s=min(order.limit_s, left_s))
-        first = nodes[0].ready
-        store = Store(host=first.store_host, port=first.store_port, prefix=f"cluster-trial{next(self._trials)}")
+        # Ranks that share a node meet in a file there.
+        store = nodes[0].link.open_store(order.case.ranks) if order.case.nodes > 1 else None
         orders = [
             msgspec.structs.replace(order, node=node.number, first_rank=share[0], local_ranks=len(share), store=store)
             for node, share in zip(nodes, shares, strict=False)

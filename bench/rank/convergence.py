@@ -44,12 +44,14 @@ def train_with_evidence(order: RankOrder, log: TrialLog) -> None:
     """
     case, check = order.case, check_of(order.case)
     assert check is not None, "only checks are trained with evidence"
-    with joined(order, log) as device:
+    with joined(order, log) as membership:
         _, workload = build_workload(trained_case(case, check.mistakes), log, lambda name: nullcontext())
         add_batch_norm(workload.model, check)
+        membership.leave_store(has_communicated=False)
         batches = check_batches(case, case.spec().data_share(case, order.rank), check)
         with closing(batches), closing(EvidenceFile(Path(order.folder), order.rank)) as file:
-            for evidence in steps_with_evidence(case, workload, batches, device):
+            for evidence in steps_with_evidence(case, workload, batches, membership.device):
+                membership.leave_store(has_communicated=True)
                 file.write(evidence)
                 # Marked as warm-up, so that nothing of it is read as speed.
                 log.reading("warm_up", [] if evidence.loss is None else [LOSS.at(evidence.loss)])

@@ -9,14 +9,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+from torch.distributed import (  # type: ignore[attr-defined]  # Public, but in no __all__.
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+    distributed_c10d,
+)
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from bench.rank.messages import RankOrder
+from bench.rank.messages import GROUPS_MADE, RankOrder
 from collectors.metrics.metric import Sample
 from collectors.sample_log import Mark, Note, Reading, Record, SampleLog
 
@@ -91,6 +97,28 @@ class TrialLog:
         self.readings += 1
 
 
+class Membership:
+    """A rank's place among the ranks that it has joined.
+
+    device: of the rank. store: where the ranks met.
+    """
+
+    def __init__(self, device: torch.device, store: Store, backend: str) -> None:
+        self.device = device
+        self._store: Store | None = store
+        self._backend = backend
+
+    def leave_store(self, *, has_communicated: bool) -> None:
+        """Say, once, that this rank needs the store no longer; see `bench.engines.node.node_store.TrialStore`.
+
+        Call it when all process groups are made, and again when all have been used: gloo connects when a group is made,
+        NCCL at the first message.
+        """
+        if self._store is not None and (has_communicated or self._backend == "gloo"):
+            self._store.add(GROUPS_MADE, 1)
+            self._store = None
+
+
 @contextmanager
 def joined(
     order: RankOrder,
@@ -100,8 +128,8 @@ def joined(
     cuda: Cuda = torch.cuda,
     groups: Groups = dist,
     destroy_s: float = DESTROY_S,
-) -> Iterator[torch.device]:
-    """Join the order's trial; yield the rank's device. On exit, wait until the rank may leave.
+) -> Iterator[Membership]:
+    """Join the order's trial; yield the rank's membership. On exit, wait until the rank may leave.
 
     before_meeting: is called with the device before the rank meets the others.
 
@@ -115,18 +143,17 @@ def joined(
     if before_meeting is not None:
         before_meeting(device)
 
-    # Meet the other ranks in the supervisor's store.
-    patience = timedelta(seconds=order.store_timeout_s)
-    store = TCPStore(order.store_host, order.store_port, is_master=False, timeout=patience)
+    refuse_objects()
+    store = _store_of(order)
     groups.init_process_group(
         order.case.backend,
-        store=PrefixStore(order.prefix, store),
+        store=store,
         rank=order.rank,
         world_size=order.case.ranks,
         timeout=timedelta(seconds=order.collective_timeout_s),
         device_id=device if order.case.backend == "nccl" else None,
     )
-    yield device
+    yield Membership(device, store, order.case.backend)
     if device.type == "cpu":
         return
 
@@ -140,6 +167,29 @@ def joined(
         print(
             f"rank {order.rank}: its communicators were not taken down within {destroy_s:g} s; it leaves all the same"
         )
+
+
+def _store_of(order: RankOrder) -> Store:
+    """Return the store in which the trial's ranks meet."""
+    patience = timedelta(seconds=order.store_timeout_s)
+    if not isinstance(order.store, str):
+        store = TCPStore(order.store.host, order.store.port, is_master=False, timeout=patience)
+        return PrefixStore(order.store.prefix, store)
+    file = FileStore(order.store)
+    file.set_timeout(patience)
+    return file
+
+
+def refuse_objects() -> None:
+    """Let no collective of this process unpickle what it receives: a pickle runs code, and gloo knows no sender.
+
+    Our workloads send tensors only; torch and DeepSpeed send objects for what no workload here uses.
+    """
+    distributed_c10d._tensor_to_object = _refuse_object
+
+
+def _refuse_object(*_: object) -> NoReturn:
+    raise RuntimeError("a collective received a Python object, which a rank never unpickles; send tensors")
 
 
 def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:

@@ -19,6 +19,8 @@ DUMP = b"dump"
 """Sent by the supervisor to a rank to make it write its flight record."""
 ABORT = b"abort"
 """Sent by the supervisor to a rank to make it abort its communicators and end."""
+GROUPS_MADE = "groups made"
+"""Key of a trial's store: how many ranks need the store no longer."""
 
 
 RunId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,127}\Z")]
@@ -41,11 +43,20 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fault: Fault | None = None
 
 
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """A key-value store in which ranks of several nodes meet for one trial. prefix: of the trial's keys."""
+
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    prefix: str
+
+
 class RankOrder(_Order, frozen=True, kw_only=True):
     """Agent to rank: one rank's part in one trial.
 
     folder: where the rank writes rank<k>.jsonl and rank<k>.err.
-    store_host, store_port, prefix: the key-value store in which the ranks of this trial meet.
+    store: the key-value store in which the ranks of this trial meet: the path of a file, in a folder that nobody else
+    may enter, where all are on this node.
     store_timeout_s: how long ranks wait for each other in the store; shorter than the trial's limit.
     collective_timeout_s: when a collective times out: on gloo before the trial's limit, so that the rank can report it;
     on NCCL after it, because NCCL's watchdog ends the process without its stacks and its record.
@@ -54,19 +65,9 @@ class RankOrder(_Order, frozen=True, kw_only=True):
     rank: int
     local_rank: int
     folder: str
-    store_host: str
-    store_port: int
-    prefix: str
+    store: str | Store
     store_timeout_s: float
     collective_timeout_s: float
-
-
-class Store(msgspec.Struct, frozen=True, kw_only=True):
-    """A key-value store in which ranks meet. prefix: of the keys of one trial, used once."""
-
-    host: str
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-    prefix: str
 
 
 class TrialOrder(_Order, frozen=True, kw_only=True, tag="trial"):
@@ -74,7 +75,8 @@ class TrialOrder(_Order, frozen=True, kw_only=True, tag="trial"):
 
     It names the run alone: the agent knows the folder of runs. It carries no path and no code.
     node: the number of the agent's node in the run. first_rank, local_ranks: the node has this many of the case's ranks
-    from this one on; None for all that follow. store: where the ranks of all nodes meet; None for the node's own.
+    from this one on; None for all that follow. store: where the ranks of all nodes meet; None on one node, where they
+    meet in a file.
     """
 
     limit_s: Annotated[float, msgspec.Meta(gt=0)]
@@ -114,15 +116,25 @@ class CheckNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Runner to agent: tell the node's state and clock; while no trial runs."""
 
 
-ToAgent = TrialOrder | EndTrial | SendFiles | WatchFiles | CheckNode
+class OpenStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="open_store"):
+    """Runner to agent: open a store for the next trial, in which so many ranks will meet; while no trial runs."""
+
+    ranks: Annotated[int, msgspec.Meta(ge=1)]
+
+
+ToAgent = TrialOrder | EndTrial | SendFiles | WatchFiles | CheckNode | OpenStore
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ready"):
-    """Agent to runner: ranks can be forked now. store_host, store_port: where the node's store listens."""
+    """Agent to runner: ranks can be forked now."""
 
     machine: Machine
-    store_host: str
-    store_port: int
+
+
+class StoreOpened(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="store_opened"):
+    """Agent to runner: the store listens, until the ranks have made their groups, or the next trial has ended."""
+
+    store: Store
 
 
 class NodeChecked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="node_checked"):
@@ -226,4 +238,15 @@ class FilesSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     left_out: tuple[str, ...] = ()
 
 
-FromAgent = Ready | NodeChecked | Progress | TrialEnded | AgentFailed | AgentNotice | FilePiece | FileSent | FilesSent
+FromAgent = (
+    Ready
+    | NodeChecked
+    | StoreOpened
+    | Progress
+    | TrialEnded
+    | AgentFailed
+    | AgentNotice
+    | FilePiece
+    | FileSent
+    | FilesSent
+)

@@ -57,8 +57,10 @@ def run_probe(order: RankOrder, log: TrialLog) -> None:
         log.step += 1
         commit_at(order.fault, rank=order.rank, step=log.step, device=order.case.device)
 
-    with joined(order, log) as device:
+    with joined(order, log) as membership:
+        device = membership.device
         mesh = make_mesh(case.spec().mesh(case), case.device)
+        membership.leave_store(has_communicated=False)
         ready = partial(wait_for_all, device)
         agree = partial(all_agree, device=device)
         stopwatch = CudaStopwatch(ready, device, agree=agree) if device.type == "cuda" else HostStopwatch(ready)

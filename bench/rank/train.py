@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, peak_of
 from bench.case import Case
-from bench.rank.distributed import TrialLog, joined, wait_for_all
+from bench.rank.distributed import Membership, TrialLog, joined, wait_for_all
 from bench.rank.fault_commit import commit_at
 from bench.rank.instrumentation import Instrumentation, PhaseMarks
 from bench.rank.messages import RankOrder
@@ -54,12 +54,20 @@ def measure(order: RankOrder, log: TrialLog) -> None:
     """
     # The forkserver has started the profiler before the fork, if it may.
     starts_profiler = order.case.trace_steps and not profiler.may_start_before_fork()
-    with joined(order, log, before_meeting=profiler.warm if starts_profiler else None) as device:
+    with joined(order, log, before_meeting=profiler.warm if starts_profiler else None) as membership:
+        device = membership.device
         marks = PhaseMarks(make_clock(device), make_memory(device))
         mesh, workload = build_workload(order.case, log, marks.phase)
+        membership.leave_store(has_communicated=False)
         with closing(make_batches(order.case, order.case.spec().data_share(order.case, order.rank))) as batches:
             TrainingLoop(
-                order=order, log=log, device=device, mesh=mesh, marks=marks, workload=workload, batches=batches
+                order=order,
+                log=log,
+                membership=membership,
+                mesh=mesh,
+                marks=marks,
+                workload=workload,
+                batches=batches,
             ).run()
 
 
@@ -79,7 +87,7 @@ class TrainingLoop:
 
     order: RankOrder
     log: TrialLog
-    device: torch.device
+    membership: Membership
     mesh: DeviceMesh
     marks: PhaseMarks
     workload: Workload
@@ -87,14 +95,14 @@ class TrainingLoop:
 
     def run(self) -> None:
         """Warm up and measure; then run the instrumented steps, which are no part of speed."""
-        case = self.order.case
+        case, device = self.order.case, self.membership.device
         recorder = StepRecorder(
-            self.order, self.log, self.marks, self.workload, self.device, sequences=self.batches.sequences
+            self.order, self.log, self.marks, self.workload, device, sequences=self.batches.sequences
         )
         instrumentation = Instrumentation(
             order=self.order,
             log=self.log,
-            device=self.device,
+            device=device,
             mesh=self.mesh,
             marks=self.marks,
             workload=self.workload,
@@ -102,16 +110,16 @@ class TrainingLoop:
         )
 
         self._train(case.warm_up, "warm_up", recorder)
-        wait_for_all(self.device)
+        wait_for_all(device)
 
         # The measured steps, in groups that are `every` long; a profiler window comes between two groups.
         every = self.order.instrumentation.trace_every or case.steps
         for done in range(0, case.steps, every):
             if done:
                 instrumentation.trace()
-                wait_for_all(self.device)
+                wait_for_all(device)
             self._train(min(every, case.steps - done), "measured", recorder)
-            wait_for_all(self.device)
+            wait_for_all(device)
 
         if case.trace_steps:
             instrumentation.trace()
@@ -126,13 +134,14 @@ class TrainingLoop:
             recorder.end_step(loss, is_last=number == steps - 1)
             self.log.step += 1
             recorder.write_finished(mark)
+            self.membership.leave_store(has_communicated=True)
         recorder.drain(mark)
 
     def _train_step(self) -> Tensor | None:
         """Run one step of the workload; return the loss, on the device."""
         commit_at(self.order.fault, rank=self.order.rank, step=self.log.step, device=self.order.case.device)
         with self.marks.phase("data"):
-            tokens_bs = to_device(next(self.batches), self.device)
+            tokens_bs = to_device(next(self.batches), self.membership.device)
         return self.workload.step(tokens_bs)
 
 

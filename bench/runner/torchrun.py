@@ -13,6 +13,7 @@ import argparse
 import faulthandler
 import os
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from bench.case import Case, Purpose, check, find_spec
 from bench.engines.environment import environment
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine import machine
-from bench.rank.messages import RankOrder
+from bench.rank.messages import RankOrder, Store
 from bench.rank.worker import leave, work
 from bench.runs import run_dir
 from bench.runs.files import read_small
@@ -169,7 +170,7 @@ def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
     log = SampleLog(path)
     store = None
     if place.rank == 0 and not place.has_store:
-        store = TCPStore(place.host, place.port, is_master=True, wait_for_workers=False)
+        store = _own_store(place)
     if case.trace_steps and profiler.may_start_before_fork():
         profiler.warm(torch.device("cpu"))  # As the forkserver has done for its ranks.
     order = RankOrder(
@@ -179,15 +180,29 @@ def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
         local_rank=place.local_rank,
         case=replace(case, trials=1),
         folder=str(folder),
-        store_host=place.host,
-        store_port=place.port,
-        prefix="observatory",
+        store=Store(host=place.host, port=place.port, prefix="observatory"),
         store_timeout_s=limit_s,
         collective_timeout_s=limit_s,
     )
     code = work(order, log)
     del store  # Until here its ranks meet in it.
     return CASE_FAILED if code else FINE
+
+
+def _own_store(place: Place) -> TCPStore:
+    """Return rank 0's own store, which listens at MASTER_ADDR alone; by itself it would listen on every network.
+
+    Raises:
+        InfrastructureFailed: it cannot listen there.
+    """
+    try:
+        listener = socket.create_server((place.host, place.port))
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"the ranks' store cannot listen at {place.host}:{place.port}: {error.strerror or error}; choose another"
+            " MASTER_PORT"
+        ) from None
+    return TCPStore(place.host, place.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 if __name__ == "__main__":

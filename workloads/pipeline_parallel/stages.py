@@ -26,6 +26,7 @@ from torch.distributed.pipelining import (
 from torch.optim import AdamW
 
 from workloads.core.attention_choice import attention_notes
+from workloads.core.named_tensors import gather_named
 from workloads.core.trainer import Clip, Trainer, adamw_settings, autocast, gather_gradients
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Action, ActionKind, MessageEnd, Pipeline, ScheduleName
@@ -264,9 +265,7 @@ class PipelineTrainer(Trainer):
         own: dict[str, Tensor] = {}
         for stage in self._stages:
             own |= gather_gradients(stage.submod)
-        of_ranks: list[dict[str, Tensor]] = [{} for _ in range(self._group.size())]
-        dist.all_gather_object(of_ranks, own, group=self._group)
-        return {name: gradient for gradients in of_ranks for name, gradient in gradients.items()}
+        return gather_named(own, self._group, self._stages[0].device)
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
         self._losses.clear()

@@ -55,9 +55,11 @@ from bench.rank.messages import (
     CheckNode,
     EndTrial,
     NodeChecked,
+    OpenStore,
     Progress,
     Ready,
     SendFiles,
+    StoreOpened,
     ToAgent,
     TrialOrder,
     WatchFiles,
@@ -164,7 +166,7 @@ class Agent:
         sent_from: Path | None = None,
         on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        self._orders: queue.SimpleQueue[TrialOrder | _Asked | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[TrialOrder | OpenStore | _Asked | None] = queue.SimpleQueue()
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._trial: tuple[str, int] | None = None  # The one that runs.
@@ -197,13 +199,14 @@ class Agent:
         """Run the trials that are ordered until the connection ends."""
         with self._lock:
             self._is_ready = True
-        self._channel.send(
-            Ready(machine=supervisor.machine, store_host=supervisor.host, store_port=supervisor.store_port)
-        )
+        self._channel.send(Ready(machine=supervisor.machine))
         while (order := self._orders.get()) is not None:
             if isinstance(order, _Asked):
                 now = read_now(supervisor.machine.gpus, supervisor.runs)
                 self._channel.send(NodeChecked(now=now, asked_ns=order.time_ns, answered_ns=time.time_ns()))
+                continue
+            if isinstance(order, OpenStore):
+                self._channel.send(StoreOpened(store=supervisor.open_store(order.ranks)))
                 continue
             with self._lock:
                 if self._reason is not None:
@@ -249,6 +252,8 @@ class Agent:
                 self._orders.put(message)
             case CheckNode():
                 self._orders.put(_Asked(time_ns=time.time_ns()))
+            case OpenStore():
+                self._orders.put(message)
             case EndTrial():
                 with self._lock:
                     if self._trial == (message.run, message.trial):

@@ -1,58 +1,108 @@
-"""The key-value store in which ranks meet: torch's TCPStore in its own process, so the agent need not load torch."""
+"""What an agent has done by processes of its own, which have torch: its node's machine read, a trial's store held."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
+from contextlib import closing
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bench.machine import machine
+from bench.rank.messages import GROUPS_MADE
+
+LOOK_S = 0.05
+"""How often a store is asked whether all ranks have made their groups."""
 
 
-class NodeStore:
-    """A store that ranks reach at `port`, until it is closed or this process ends.
+class _TorchProcess:
+    """A process forked from the forkserver, once that has loaded torch; it gives one answer, and ends when closed.
 
-    machine: this node as seen by the store's process, which has torch loaded.
+    Raises:
+        RuntimeError: the forkserver starts no process. If torch is the reason, what importing it raises instead.
     """
 
-    def __init__(self, context: ForkServerContext, host: str) -> None:
-        """Fork the store's process, once the forkserver has loaded torch. host: the address at which the store listens.
-
-        Raises:
-            RuntimeError: the forkserver starts no process. If torch is the reason, what importing it raises instead.
-        """
+    def __init__(self, context: ForkServerContext, target: Callable[..., NoReturn], *arguments: object) -> None:
         self._pipe, child_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(child_end, host))
+        self._process = context.Process(target=target, args=(child_end, *arguments))
         try:
             self._process.start()
             child_end.close()
             try:
-                answer: tuple[int, machine.Machine] = self._pipe.recv()
+                self.answer: Any = self._pipe.recv()
             except EOFError:
                 self._process.join()
                 raise EOFError(f"its first process ended with {self._process.exitcode}") from None
-            self.port, self.machine = answer
         except (EOFError, OSError) as error:
             import_module("torch.distributed")  # Raises the reason, if torch is the reason.
             raise RuntimeError(f"the forkserver does not start ranks: {str(error) or type(error).__name__}") from error
 
     def close(self) -> None:
-        """End the store and its process."""
+        """End the process."""
         self._pipe.close()
         self._process.join()
 
 
-def _serve(pipe: Connection, host: str) -> NoReturn:
-    """Run the store in its process until the pipe is closed."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+def read_machine(context: ForkServerContext) -> machine.Machine:
+    """Read this node's machine in a process that has torch, so that the agent need not load it.
 
-    listener = socket.create_server((host, 0))  # By itself, the store would listen on every network of the node.
+    Raises:
+        RuntimeError: as `_TorchProcess`.
+    """
+    with closing(_TorchProcess(context, _tell_machine)) as process:
+        answer = process.answer
+    assert isinstance(answer, machine.Machine)
+    return answer
+
+
+class TrialStore:
+    """The key-value store in which ranks of several nodes meet for one trial: torch's TCPStore in a process of its own.
+
+    It asks nobody who they are, so it listens at one address only, and no longer than it must: it stops when each rank
+    has said that its groups are made (`GROUPS_MADE`), or when it is closed.
+
+    host: the address at which it listens. prefix: of the trial's keys. ranks: how many ranks meet there.
+
+    Raises:
+        RuntimeError: it cannot listen there; or as `_TorchProcess`.
+    """
+
+    def __init__(self, context: ForkServerContext, host: str, prefix: str, ranks: int) -> None:
+        self._process = _TorchProcess(context, _hold_store, host, prefix, ranks)
+        if isinstance(self._process.answer, str):
+            self.close()
+            raise RuntimeError(f"the ranks' store cannot listen at {host}: {self._process.answer}")
+        self.port = int(self._process.answer)
+
+    def close(self) -> None:
+        """End the store and its process."""
+        self._process.close()
+
+
+def _tell_machine(pipe: Connection) -> NoReturn:
+    pipe.send(machine.read())
+    os._exit(0)  # Unloading torch would take seconds.
+
+
+def _hold_store(pipe: Connection, host: str, prefix: str, ranks: int) -> NoReturn:
+    """Hold the store until all ranks have made their groups, then wait until the pipe is closed."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+
+    try:
+        listener = socket.create_server((host, 0))  # By itself, the store would listen on every network of the node.
+    except OSError as error:
+        pipe.send(error.strerror or str(error))
+        os._exit(0)
     port = listener.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    pipe.send((port, machine.read()))
-    pipe.poll(None)  # Returns when the other end is closed: nothing is ever sent.
-    del store
-    os._exit(0)  # Unloading torch would take seconds.
+    pipe.send(port)
+    keys = PrefixStore(prefix, store)
+    while not pipe.poll(LOOK_S):  # It becomes readable when the other end is closed: nothing is ever sent.
+        if keys.add(GROUPS_MADE, 0) >= ranks:
+            del keys, store
+            pipe.poll(None)
+            break
+    os._exit(0)

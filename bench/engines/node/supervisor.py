@@ -6,6 +6,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 import time
@@ -15,13 +16,14 @@ from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import psutil
 
-from bench.engines.node.node_store import NodeStore
+from bench.engines.node.node_store import TrialStore, read_machine
 from bench.engines.node.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.engines.root_cause import RankEnd, encoded, root_cause
 from bench.machine.machine import Machine
@@ -243,8 +245,9 @@ def _tail(path: Path) -> str:
 class Supervisor:
     """Runs trials on one node, one at a time. The forkserver's preload must be set before.
 
-    host: the address at which this node's store listens, and at which its ranks reach it.
+    host: the address at which ranks of other nodes reach this one.
     runs: where the folders of runs are.
+    machine: this node.
     """
 
     def __init__(self, *, host: str, runs: Path) -> None:
@@ -253,25 +256,32 @@ class Supervisor:
         self.host = host
         self.runs = runs
         self._trials = itertools.count()
+        self._store: TrialStore | None = None
         collectors = open_collectors()
         self._poller = Poller(collectors)
         self._gpus = next((one for one in collectors if isinstance(one, GpuCollector)), None)
-        self._store = NodeStore(self._context, host)
-
-    @property
-    def machine(self) -> Machine:
-        """This node."""
-        return self._store.machine
-
-    @property
-    def store_port(self) -> int:
-        """The port of this node's store."""
-        return self._store.port
+        self.machine: Machine = read_machine(self._context)
 
     def close(self) -> None:
         """Close the node's collectors and the store; no trial can run afterwards."""
         self._poller.close()
-        self._store.close()
+        self._close_store()
+
+    def open_store(self, ranks: int) -> Store:
+        """Open a store in which so many ranks of this node and others meet in the next trial; its end closes it.
+
+        Raises:
+            RuntimeError: it cannot listen, or no process can be forked.
+        """
+        self._close_store()
+        prefix = secrets.token_hex(16)
+        self._store = TrialStore(self._context, self.host, prefix, ranks)
+        return Store(host=self.host, port=self._store.port, prefix=prefix)
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     def run(self, order: TrialOrder, *, stop: int, progress: Callable[[Progress], None]) -> TrialEnded:
         """Measure the case once with fresh ranks; return how it ended, when none of them is left.
@@ -279,8 +289,8 @@ class Supervisor:
         stop: a file descriptor that becomes readable when the runner wants the trial ended.
         """
         ranks: list[RankProcess] = []
-        # A prefix is used once: otherwise ranks would meet in the keys of earlier ranks.
-        store = order.store or Store(host=self.host, port=self._store.port, prefix=f"trial{next(self._trials)}")
+        # In a folder of mode 0700, whose socket starts ranks. A file is used once: it keeps the keys of earlier ranks.
+        file = Path(get_temp_dir(), f"trial{next(self._trials)}")
         patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
         folder = self.runs / order.run
         node_log = folder / f"node{order.node}.jsonl"
@@ -295,7 +305,7 @@ class Supervisor:
         ):
             try:
                 for rank in order.ranks:
-                    ranks.append(RankProcess(self._context, _rank_order(order, rank, folder, store)))
+                    ranks.append(RankProcess(self._context, _rank_order(order, rank, folder, order.store or str(file))))
                 outcome = self._watch(order, ranks, stop, progress)
                 if outcome == "interrupted":
                     patience = ON_CPU  # No trial follows, and the runner waits for us.
@@ -303,6 +313,8 @@ class Supervisor:
                     collect_stacks(ranks, patience)
             finally:
                 notes = end(ranks, patience)
+                self._close_store()
+                file.unlink(missing_ok=True)
             if outcome != "done" and self._gpus is not None:
                 notes += wait_until_freed(ranks, self._gpus, patience, is_named=names_all_processes())
         if notes:
@@ -339,7 +351,7 @@ class Supervisor:
                 progress(Progress(run=order.run, trial=order.trial, steps=steps))
 
 
-def _rank_order(order: TrialOrder, rank: int, folder: Path, store: Store) -> RankOrder:
+def _rank_order(order: TrialOrder, rank: int, folder: Path, store: str | Store) -> RankOrder:
     return RankOrder(
         run=order.run,
         trial=order.trial,
@@ -347,9 +359,7 @@ def _rank_order(order: TrialOrder, rank: int, folder: Path, store: Store) -> Ran
         local_rank=rank - order.first_rank,
         case=order.case,
         folder=str(folder),
-        store_host=store.host,
-        store_port=store.port,
-        prefix=store.prefix,
+        store=store,
         store_timeout_s=GIVES_UP_SHARE * order.limit_s,
         collective_timeout_s=collective_timeout_s(order),
         keep_trace=order.keep_trace,

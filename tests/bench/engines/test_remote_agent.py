@@ -27,7 +27,7 @@ from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed
 from bench.rank.fault_injection import Fault
-from bench.rank.messages import Progress, Store, TrialEnded, TrialOrder
+from bench.rank.messages import Progress, TrialEnded, TrialOrder
 from bench.runs.active_runs import stage_of
 from tests.bench.made.examples import small_case
 
@@ -253,8 +253,9 @@ def test_two_agents_run_the_ranks_of_one_trial(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     with _remote(folders[0]) as first, _remote(folders[1]) as second, ThreadPoolExecutor(2) as pool:
-        store = Store(host="127.0.0.1", port=first.link.ready().store_port, prefix="suite-trial0")
+        first.link.ready()
         second.link.ready()
+        store = first.link.open_store(case.ranks)
 
         def run(node: int, remote: Remote) -> TrialEnded:
             (remote.folder / "runner" / RUN).mkdir()

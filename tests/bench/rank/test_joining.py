@@ -11,7 +11,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
 from bench.rank.distributed import NoDevice, TrialLog, give_up, gpu_uuid, joined, take_device
-from bench.rank.messages import RankOrder
+from bench.rank.messages import GROUPS_MADE, RankOrder, Store
 from collectors.sample_log import SampleLog
 from tests.bench.made.examples import make_case
 from tests.support.fake_cuda import FakeCuda, FakeGroups
@@ -35,9 +35,7 @@ def make_order(folder: Path, store: TCPStore | None = None, *, rank: int = 1, **
         local_rank=rank,
         case=make_case(**settings),  # type: ignore[arg-type]
         folder=str(folder),
-        store_host="127.0.0.1",
-        store_port=0 if store is None else store.port,
-        prefix="trial0",
+        store="" if store is None else Store(host="127.0.0.1", port=store.port, prefix="trial0"),
         store_timeout_s=30.0,
         collective_timeout_s=30.0,
     )
@@ -51,9 +49,9 @@ def test_a_rank_works_on_its_own_gpu_and_leaves_when_all_devices_are_done(tmp_pa
         before_meeting=lambda device: cuda.calls.append(f"profiler of {device}"),
         cuda=cuda,
         groups=FakeGroups(cuda),
-    ) as device:
+    ) as membership:
         cuda.calls.append("work")
-    assert device == torch.device("cuda", 1)
+    assert membership.device == torch.device("cuda", 1)
     assert cuda.calls == [
         "set_device 1",
         "profiler of cuda:1",
@@ -163,3 +161,18 @@ def test_a_rank_that_failed_before_it_met_the_others_has_nothing_to_abort(tmp_pa
     groups = FakeGroups(cuda)
     give_up(make_order(tmp_path, backend=backend), cuda=cuda, groups=groups, abort=lambda: cuda.calls.append("abort"))
     assert cuda.calls == []
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("gloo", [1, 1, 1]), ("nccl", [0, 1, 1])])
+def test_a_rank_leaves_the_store_once_when_it_needs_it_no_longer(
+    backend: str, expected: list[int], tmp_path: Path, store: TCPStore
+) -> None:
+    """gloo connects when groups are made, NCCL at the first message."""
+    cuda = FakeCuda()
+    order = make_order(tmp_path, store, backend=backend)
+    counted = []
+    with joined(order, log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)) as membership:
+        for has_communicated in (False, True, True):
+            membership.leave_store(has_communicated=has_communicated)
+            counted.append(store.add(f"trial0/{GROUPS_MADE}", 0))
+    assert counted == expected

@@ -1,27 +1,37 @@
-"""Where ranks meet, in a process that has torch, so that the agent has none."""
+"""Processes of an agent that have torch: one reads the machine, another holds the store of a trial."""
 
 from __future__ import annotations
 
 import multiprocessing
 import subprocess
 import sys
+import time
 from datetime import timedelta
 
+import psutil
 import pytest
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
 from bench.engines.node import node_store
-from bench.engines.node.node_store import NodeStore
+from bench.engines.node.node_store import TrialStore, read_machine
 from bench.machine.machine import read
+from bench.rank.messages import GROUPS_MADE
 
 CONTEXT = multiprocessing.get_context("forkserver")
 HOST = "127.0.0.1"
+SOON = timedelta(seconds=30)
 
 
-def test_ranks_meet_there_until_it_is_closed() -> None:
-    store = NodeStore(CONTEXT, HOST)
+def addresses(port: int) -> set[str]:
+    """Addresses at which somebody listens at this port."""
+    listening = [each.laddr for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    return {address.ip for address in listening if address and address.port == port}
+
+
+def test_ranks_meet_in_a_store_until_it_is_closed() -> None:
+    store = TrialStore(CONTEXT, HOST, "p", ranks=2)
     try:
-        one, other = (TCPStore(HOST, store.port, is_master=False, timeout=timedelta(seconds=30)) for _ in range(2))
+        one, other = (TCPStore(HOST, store.port, is_master=False, timeout=SOON) for _ in range(2))
         one.set("a key", "a value")
         assert other.get("a key") == b"a value"
     finally:
@@ -31,18 +41,46 @@ def test_ranks_meet_there_until_it_is_closed() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_it_tells_the_machine_with_torch() -> None:
-    store = NodeStore(CONTEXT, HOST)
-    store.close()
-    assert store.machine.torch_version == read().torch_version is not None
+def test_a_store_stops_listening_when_all_ranks_have_made_their_groups() -> None:
+    store = TrialStore(CONTEXT, HOST, "p", ranks=2)
+    try:
+        ranks = [PrefixStore("p", TCPStore(HOST, store.port, is_master=False, timeout=SOON)) for _ in range(2)]
+        ranks[0].add(GROUPS_MADE, 1)
+        ranks[1].set("still", "answers")
+        assert addresses(store.port) == {HOST}
+        ranks[1].add(GROUPS_MADE, 1)
+        until_s = time.monotonic() + SOON.total_seconds()
+        while addresses(store.port):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+    finally:
+        store.close()
 
 
-def test_why_it_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_listens_at_its_own_address_alone() -> None:
+    store = TrialStore(CONTEXT, "127.0.0.2", "p", ranks=1)
+    try:
+        assert addresses(store.port) == {"127.0.0.2"}
+    finally:
+        store.close()
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"the ranks' store cannot listen at 192\.0\.2\.1: Cannot assign requested"):
+        TrialStore(CONTEXT, "192.0.2.1", "p", ranks=1)
+    assert not multiprocessing.active_children()
+
+
+def test_the_machine_is_read_with_torch() -> None:
+    assert read_machine(CONTEXT).torch_version == read().torch_version is not None
+
+
+def test_why_no_process_starts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="does not start ranks: its first process ended with 1"):
-        NodeStore(CONTEXT, "999.1.1.1")  # Where nothing can listen.
+        TrialStore(CONTEXT, "no address\0", "p", ranks=1)
     monkeypatch.setattr(node_store, "import_module", fail_to_load)
     with pytest.raises(OSError, match=r"libtorch\.so: cannot open"):
-        NodeStore(CONTEXT, "999.1.1.1")
+        TrialStore(CONTEXT, "no address\0", "p", ranks=1)
 
 
 def fail_to_load(name: str) -> None:

@@ -61,9 +61,7 @@ class Watched:
             local_rank=0,
             case=case,
             folder=str(folder),
-            store_host="127.0.0.1",
-            store_port=1,
-            prefix="trial0",
+            store="",
             store_timeout_s=1.0,
             collective_timeout_s=1.0,
         )
