@@ -28,6 +28,7 @@ from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences_of_nodes
 from bench.machine.placement import PLACEMENT, Place, read_placement, write_placement
 from bench.rank.messages import Cause, Outcome, Progress, Ready, Store, TrialEnded, TrialOrder
+from collectors.files import replace_file
 
 PEERS_S = 5.0
 """How long other nodes may take to end their part of a trial by themselves after the first node's has failed. Their
@@ -394,7 +395,7 @@ def _span(place: Place) -> str:
 
 
 def _write(path: Path, value: object) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    replace_file(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
 def _difference(first: Node, node: Node) -> str | None:

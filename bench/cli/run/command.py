@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy
-from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedText, engine_options
+from bench.cli.options import DETAILS, FORMAT, RUNS, SHARING, STORE, NamedText, engine_options
 from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options, named_option
 from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import MISTAKES
@@ -84,6 +84,7 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what is about to run, and when each trial ends.")
 @RUNS
+@SHARING
 @STORE
 @FORMAT
 @DETAILS

@@ -307,7 +307,7 @@ def _write(folder: Path, state: StackState, texts: Mapping[Path, str]) -> None:
 
 def _keep(folder: Path, state: StackState) -> None:
     document = msgspec.json.format(msgspec.json.encode(state))
-    replace_file(folder / STATE, document, draft=folder / f"{STATE}.new", mode=0o600)
+    replace_file(folder / STATE, document, mode=0o600)
 
 
 def read_state(folder: Path) -> StackState | None:
