@@ -90,7 +90,8 @@ def user_name(uid: int) -> str:
 
 PRIVATE = 0o077
 SHARED = 0o027
-"""Masks for `os.umask`: nobody else, or the group too, may read."""
+READABLE = 0o022
+"""Masks for `os.umask`: nobody else, the group too, or all may read."""
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
@@ -160,6 +161,9 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
         folder = open_folder(path.parent)
     draft = f".{secrets.token_hex(8)}.part"
     try:
+        with suppress(FileNotFoundError):  # Refused before the content is made: a name too long, or a folder's.
+            if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(draft, flags, 0o600, dir_fd=folder)
         try:
@@ -174,7 +178,7 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
                 os.unlink(draft, dir_fd=folder)
             raise
     except OSError as error:
-        if error.filename in (None, draft):
+        if error.filename in (None, draft, path.name):
             error.filename, error.filename2 = str(path), None
         raise
     finally:

@@ -23,7 +23,7 @@ GROUPS = {
     "How it is measured": ("trials", "steps", "warm_up", "limit_s"),
     "What is watched": ("trace_steps", "keep_traces", "trace_every", "memory_snapshot", "with_timeline", "port"),
     "Where it is kept, and what is said": (
-        *("runs_folder", "store_url", "format_name", "has_details", "quiet", "verbose", "note", "is_nightly"),
+        *("runs_folder", "shared", "store_url", "format_name", "has_details", "quiet", "verbose", "note", "is_nightly"),
     ),
     "Fire drills": ("fault_text", "mistakes"),
 }
