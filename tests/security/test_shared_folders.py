@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from bench.analysis.timelines import save_timeline
+from bench.runs.active_runs import FollowedFolders, run_folders
+from bench.runs.prune import Limits, plan
+from bench.suites.suite_folder import suite_run_folders
 from tests.bench.made.fake_runs import ddp_summary
 from tests.security.conftest import hand_over
 from tests.support.timelines import timeline_of
@@ -203,3 +206,29 @@ def test_a_window_of_the_profiler_is_not_written_where_a_link_leads(tmp_path: Pa
     with pytest.raises(PermissionError, match="it is a link"):
         save_timeline(timeline_of([], rank=0, is_device=False), tmp_path / "run", 0)
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_runs_of_others_are_followed_and_suite_runs_found_only_where_a_person_says_so(
+    attacker: User, shared: Path
+) -> None:
+    """By root, whose folders these are, beside what the attacker put there."""
+    for place in (shared / "own", shared / "theirs"):
+        place.mkdir()
+        (place / "case.json").write_text("{}")
+    for place in (shared / "suites" / "own", shared / "suites" / "theirs"):
+        place.mkdir(parents=True)
+        (place / "ledger.jsonl").touch()
+    (shared / "link").symlink_to(shared / "theirs")
+    (shared / "suites" / "link").symlink_to(shared / "suites" / "theirs")
+    for place in (shared / "theirs", shared / "suites" / "theirs"):
+        hand_over(place, attacker)
+    (shared / ".pruned-theirs").mkdir()
+    hand_over(shared / ".pruned-theirs", attacker)
+    assert [path.name for path in run_folders(shared)] == ["own"]
+    assert [path.name for path in run_folders(shared, of_all_users=True)] == ["own", "theirs"]
+    for of_all_users, names in ((False, {"own"}), (True, {"own", "theirs"})):
+        followed = FollowedFolders(shared, of_all_users=of_all_users, stage=lambda _: "running")
+        assert followed.running().keys() - {"suites"} == names
+        found = suite_run_folders(shared, of_all_users=of_all_users)
+        assert {path.name for path in found} == names
+    assert plan(shared, None, Limits(keep_bytes=0), now_ns=0).leftovers == ()
