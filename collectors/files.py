@@ -1,12 +1,22 @@
-"""Files that several processes share: locks, replacement in one piece, and the schema version of what they hold."""
+"""Files that several processes and users share: one safe writer, one lock, and the schema version of what they hold.
+
+Nothing is written through a link, nor into a folder that belongs to another user, so that whoever else may write in
+the folder of runs cannot turn our files into others.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import pwd
+import secrets
+import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -24,25 +34,252 @@ def schema_version_of(document: bytes) -> int:
     return msgspec.json.decode(document, type=_Versioned).schema_version
 
 
-def replace_file(path: Path, content: bytes, *, draft: Path, mode: int | None = None) -> None:
-    """Write the file in one piece: a reader sees the old content or the new, and after a crash it is one of both.
+# Whose a folder is
 
-    draft: a path on the same file system that nobody else writes to. mode: the file's permissions; None for those of
-    a new file.
+
+class NotOurs(PermissionError):
+    """A file or folder of another user, or a link, stands where we would write."""
+
+
+def is_ours(path: Path) -> bool:
+    """Whether this is a folder or file of this user's own, and no link."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+
+
+def open_folder(path: Path) -> int:
+    """Open a folder to write in it; return its file descriptor. Its parents may be anyone's.
+
+    Raises:
+        NotOurs: it is a link, or belongs to another user.
+        OSError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
+            raise NotOurs(errno.EPERM, "it is a link, and must be a folder itself", str(path)) from None
+        raise
+    try:
+        _require_ours(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _require_ours(fd: int, path: Path) -> None:
+    uid = os.fstat(fd).st_uid
+    if uid != os.geteuid():
+        raise NotOurs(errno.EPERM, f"it belongs to {user_name(uid)}, and we write only into what is our own", str(path))
+
+
+def user_name(uid: int) -> str:
+    """Return a user in words, such as `user bob (uid 1002)`."""
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+# Who may read what we write. The commands run with PRIVATE, or with SHARED where --shared asks for it. A file in a
+# folder is as open as the folder, so that ranks and agents on other nodes need not be told.
+
+PRIVATE = 0o077
+SHARED = 0o027
+READABLE = 0o022
+"""Masks for `os.umask`: nobody else, the group too, or all may read."""
+
+
+def make_folder(path: Path, *, exist_ok: bool = True) -> None:
+    """Make a folder, and its missing parents, for this user alone, or for the group to read as well with SHARED.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if exist_ok and path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    path.mkdir(0o750, parents=True, exist_ok=exist_ok)
+
+
+def make_subfolder(path: Path) -> None:
+    """Make a folder within a folder of ours, as open as that one, unless it is there.
+
+    Raises:
+        NotOurs: the folder, or what stands there, is another user's, or a link.
+        OSError: it cannot be made.
+    """
+    parent = open_folder(path.parent)
+    try:
+        wanted = stat.S_IMODE(os.fstat(parent).st_mode)
+        with suppress(FileExistsError):
+            os.mkdir(path.name, wanted, dir_fd=parent)
+            if os.stat(path.name, dir_fd=parent).st_mode & 0o777 != wanted & 0o777:  # Our own mask is another.
+                os.chmod(path.name, wanted, dir_fd=parent)
+        os.close(open_folder(path))
+    finally:
+        os.close(parent)
+
+
+def _mode_within(folder: int) -> int:
+    """Return the mode of a new file in an open folder: as open as the folder, and writable for the owner alone."""
+    return 0o600 | os.fstat(folder).st_mode & 0o044
+
+
+# Writing
+
+
+def replace_file(path: Path, content: bytes, *, mode: int | None = None) -> None:
+    """Write a file in our folder in one piece; see `drafted`.
 
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
+    with drafted(path, mode=mode) as file:
+        file.write(content)
+
+
+@contextmanager
+def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False) -> Iterator[IO[bytes]]:
+    """Give a new file that takes the path's place when the block ends well, and is removed when it does not.
+
+    So a reader sees the old content or the new, and after a crash it is one of both. A link at the path is replaced
+    and not followed.
+
+    mode: the file's permissions; None for as open as the folder. is_any_folder: a person named the file, so that its
+    folder may be another user's, as /tmp is.
+
+    Raises:
+        NotOurs: the folder is a link, or belongs to another user.
+        OSError: it cannot be written; the old file is as it was.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if is_any_folder else None
+    if folder is None:
+        folder = open_folder(path.parent)
+    draft = f".{secrets.token_hex(8)}.part"
     try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        draft.replace(path)
+        with suppress(FileNotFoundError):  # Refused before the content is made: a name too long, or a folder's.
+            if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(draft, flags, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(fd, "w+b") as file:
+                yield file
+                file.flush()
+                os.fchmod(fd, mode if mode is not None else 0o600 if is_any_folder else _mode_within(folder))
+                os.fsync(fd)
+            os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+            raise
+    except OSError as error:
+        if error.filename in (None, draft, path.name):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
-        draft.unlink(missing_ok=True)
+        os.close(folder)
+
+
+def write_named(path: Path, content: bytes) -> None:
+    """Write a file that a person named: replaced in one piece, or written into if it is a device such as /dev/stdout.
+
+    Raises:
+        NotOurs: a link, a device or a pipe of another user stands there.
+        OSError: it cannot be written.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        found = None
+    if found is None or stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+        is_own = found is not None and found.st_uid == os.geteuid()
+        with drafted(path, mode=found.st_mode & 0o777 if found and is_own else None, is_any_folder=True) as file:
+            file.write(content)
+        return
+    if found.st_uid not in (0, os.geteuid()) or is_open_to_others(path.parent.stat()):
+        raise NotOurs(errno.EPERM, f"a link or pipe of {user_name(found.st_uid)} may stand there", str(path))
+    with path.open("wb") as opened:
+        opened.write(content)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a log in our folder, or make it; return its file descriptor, which can also be read.
+
+    Raises:
+        NotOurs: the folder or the file belongs to another user, or is a link.
+        OSError: it cannot be opened, or is no regular file.
+    """
+    folder = open_folder(path.parent)
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with suppress(FileExistsError):
+            fd = os.open(path.name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+            os.fchmod(fd, _mode_within(folder))
+            return fd
+        fd = _open_regular(path, flags, folder)
+    finally:
+        os.close(folder)
+    try:
+        _require_ours(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_to_read(path: Path) -> IO[bytes]:
+    """Open a file that ranks, agents or runners have written. A pipe does not keep us waiting.
+
+    Raises:
+        NotOurs: it is a link.
+        OSError: it cannot be opened, or is no regular file.
+    """
+    return os.fdopen(_open_regular(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:
+    try:
+        fd = os.open(path if folder is None else path.name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotOurs(errno.EPERM, "it is a link, and must be a file itself", str(path)) from None
+        error.filename = str(path)
+        raise
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return fd
+
+
+def is_open_to_others(folder: os.stat_result) -> bool:
+    """Whether others may replace what is in a folder: they may write it, and it has no sticky bit as /tmp has."""
+    if folder.st_mode & stat.S_ISVTX:
+        return False
+    is_groups = bool(folder.st_mode & stat.S_IWGRP) and not _is_own_group(folder)
+    return is_groups or bool(folder.st_mode & stat.S_IWOTH)
+
+
+def _is_own_group(folder: os.stat_result) -> bool:
+    """Whether a folder's group has its owner alone in it, as distributions make one for each user."""
+    import grp  # Imported here, as it is rarely asked.
+
+    try:
+        return grp.getgrgid(folder.st_gid).gr_name == pwd.getpwuid(folder.st_uid).pw_name
+    except KeyError:
+        return folder.st_gid == folder.st_uid
+
+
+# Locks. Whoever may read a file or folder can hold its lock, so none is waited for without an end.
+
+LOCK_WAIT_S = 10.0
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
@@ -61,15 +298,38 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock, however long another holds it first.
+def locked(folder: Path, *, within_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Hold a folder's lock; another may hold it first, for this time.
 
     Raises:
+        TimeoutError: another still holds it; the message says who.
         OSError: the folder cannot be opened, or its file system has no locks.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    until_s = time.monotonic() + within_s
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        while not try_lock(fd):
+            if time.monotonic() >= until_s:
+                what = f"{holder_of(fd)} has held its lock for {within_s:g} s; end it, or try again when it has ended"
+                raise TimeoutError(errno.ETIMEDOUT, what, str(folder))
+            time.sleep(0.02)
         yield
     finally:
         os.close(fd)
+
+
+def holder_of(fd: int) -> str:
+    """Return who holds the lock of an open file or folder, such as `process 4242 ('sleep') of user bob (uid 1002)`.
+
+    Source: proc_locks(5); of a lock from another machine it has nothing that we could name.
+    """
+    found = os.fstat(fd)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()  # 1: FLOCK ADVISORY WRITE 4242 fd:01:131 0 EOF; waiting ones have -> second.
+            if words[1] == "FLOCK" and words[5] == place and int(words[4]) > 0:
+                process = Path("/proc", words[4])
+                program = (process / "comm").read_text(errors="replace").strip()
+                return f"process {words[4]} ({program!a}) of {user_name(process.stat().st_uid)}"
+    return "another process"

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from collectors.files import schema_version_of
+from collectors.files import open_to_append, open_to_read, schema_version_of
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ALLOCATED_BYTES, STEP_SECONDS
 from workloads.cost_models.schedules import ActionKind, MessageEnd
@@ -166,8 +166,8 @@ class SampleLog:
     def __init__(self, path: Path) -> None:
         self._encoder = msgspec.json.Encoder()
         with _as_unwritable(path):
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            _end_broken_line(path, self._fd)
+            self._fd = open_to_append(path)
+            _end_broken_line(self._fd)
         self._path = path
 
     def write(self, record: Record) -> None:
@@ -194,16 +194,11 @@ def _as_unwritable(path: Path) -> Iterator[None]:
         raise LogUnwritable(error.errno, error.strerror, str(path)) from error
 
 
-def _end_broken_line(path: Path, fd: int) -> None:
+def _end_broken_line(fd: int) -> None:
     """End a half line that a dead writer left, so that the next record does not become part of it."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            os.write(fd, b"\n")
+    size = os.fstat(fd).st_size
+    if size and os.pread(fd, 1, size - 1) != b"\n":
+        os.write(fd, b"\n")
 
 
 # Reading: a whole log, what was appended since the last look, or only the newest records.
@@ -321,9 +316,9 @@ class Follower:
 
     def _lines(self) -> list[tuple[int, bytes]]:
         """Return the whole lines that were appended since the last call, with their numbers."""
-        if not self._path.is_file():  # Also refuses a device, which may have no end.
+        if self._path.is_symlink() or not self._path.is_file():  # Also refuses a device, which may have no end.
             return []
-        with self._path.open("rb") as file:
+        with open_to_read(self._path) as file:
             if file.seek(0, os.SEEK_END) < self._position:
                 self.left_out.append(f"{self._path.name}: it became shorter, and is read from its beginning")
                 self._position, self._line, self._rest = 0, 0, b""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from collectors.files import drafted
 from collectors.metrics import registry
 from collectors.metrics.deprecated import RENAMED
 from collectors.metrics.metric import Metric
@@ -201,7 +202,8 @@ def write(root: Path, thresholds: Thresholds | None = None) -> list[Path]:
     for path in changed:
         if path in files:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(files[path])
+            with drafted(root / path, mode=0o644, is_any_folder=True) as file:  # Other users' servers read it.
+                file.write(files[path].encode())
         else:
             (root / path).unlink()
     return changed

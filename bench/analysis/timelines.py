@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import traceback
 import zipfile
@@ -24,6 +23,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
+from collectors.files import make_subfolder, open_to_read
 from collectors.sample_log import Reading, read
 from collectors.traces.timeline import Timeline, save
 
@@ -37,14 +37,14 @@ def save_timeline(timeline: Timeline, folder: Path, trial: int) -> None:
         OSError: the folder cannot be written.
     """
     path = window_path(folder, trial, timeline.rank)
-    path.parent.mkdir(exist_ok=True)
+    make_subfolder(path.parent)
     save(timeline, path)
     newest = folder / path.name
     newest.unlink(missing_ok=True)
     try:
         newest.hardlink_to(path)
     except OSError:  # Not every file system has hard links.
-        shutil.copyfile(path, newest)
+        save(timeline, newest)
 
 
 def window_path(folder: Path, trial: int, rank: int) -> Path:
@@ -176,7 +176,7 @@ def _read(path: Path, rank: int | None) -> Answer:
 def _load(path: Path, rank: int | None) -> Timeline:
     from collectors.traces.timeline import load
 
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         is_whole = zipfile.is_zipfile(file)  # Checked first: numpy leaves a file open that is no zip archive.
     if not is_whole:
         raise Misuse(f"{path} is no timeline of ours, or the first part of one")

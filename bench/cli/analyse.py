@@ -137,8 +137,10 @@ def _keep_traces(output: Path | None, sides: Iterable[TraceSet]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
+    from collectors.files import write_named
+
     try:
-        path.write_bytes(content)
+        write_named(path, content)
     except OSError as error:
         raise _not_written(path, error) from None
 

@@ -20,6 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from bench.errors import InfrastructureFailed, Misuse, say
+from collectors.files import PRIVATE
 
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 5, 70, 130
 
@@ -178,6 +179,7 @@ def interrupt_in_order() -> None:
 
 def main() -> NoReturn:
     """The entry point of the installed command."""
+    os.umask(PRIVATE)
     _open_standard_streams()
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # A name of a trace may have any letter.
@@ -225,16 +227,18 @@ def _crash(arguments: Sequence[str], trace: str) -> str:
     """Write a crash file; return the message that names it."""
     from bench.machine.machine import redact
     from bench.runs.files import data_folder
+    from collectors.files import make_folder, replace_file
 
     trace = redact(trace)
     last = trace.strip().splitlines()[-1]
     text = redact(f"observatory {' '.join(arguments)}") + f"\nPython {sys.version}\n\n{trace}"
-    folder = data_folder() / "crashes"
-    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # An argument may hold any bytes.
-    except OSError as error:
+        folder = data_folder() / "crashes"
+        path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+        make_folder(folder)
+        replace_file(path, text.encode(errors="backslashreplace"))  # An argument may hold any bytes.
+    except (OSError, Misuse) as error:
         say(text)
-        return f"this is our own bug: {last}; no crash file could be written ({error.strerror}), so it stands above"
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        return f"this is our own bug: {last}; no crash file could be written ({why}), so it stands above"
     return f"this is our own bug: {last}; please report it with {path}"

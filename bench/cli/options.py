@@ -12,6 +12,7 @@ import click
 
 from bench.errors import Misuse
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
+from collectors.files import SHARED
 
 MOST_S = 366 * 86400.0
 """Nothing of ours takes longer than a year."""
@@ -101,6 +102,23 @@ RUNS = click.option(
     show_envvar=True,
     show_default="the user's data folder",
     help="Folder of the run folders.",
+)
+OF_ALL_USERS = click.option(
+    "--shared", "of_all_users", is_flag=True, help="Include runs of other users in the folder of runs."
+)
+
+
+def _share(_context: click.Context, _option: click.Parameter, is_shared: bool) -> None:
+    if is_shared:
+        os.umask(SHARED)
+
+
+SHARING = click.option(
+    "--shared",
+    is_flag=True,
+    expose_value=False,
+    callback=_share,
+    help="Let the group of the folder of runs read the results.",
 )
 STORE = click.option(
     "--store",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bench.cli.completion import complete_run, complete_strategy
-from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedPath, NamedText
+from bench.cli.options import DETAILS, FORMAT, OF_ALL_USERS, RUNS, STORE, NamedPath, NamedText
 from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ RUNS_SEARCHED = 200
 @DETAILS
 @click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of RUN's pipeline stages, and trace it.")
 @RUNS
+@OF_ALL_USERS
 @STORE
 @FORMAT
 def command(
@@ -61,6 +62,7 @@ def command(
     has_details: bool,
     with_timeline: bool,
     runs_folder: Path,
+    of_all_users: bool,
     store_url: str | None,
     format_name: str,
 ) -> None:
@@ -81,7 +83,7 @@ def command(
     if has_details and (run is None or with_timeline or import_path is not None or export_folder is not None):
         raise Misuse("--details is of one run; `observatory show RUN --details` (`observatory show` lists them)")
     if is_rebuild:
-        _rebuild(runs_folder, store_url, format_name)
+        _rebuild(runs_folder, store_url, format_name, of_all_users=of_all_users)
     elif import_path is not None:
         _import(import_path, run, runs_folder, store_url, format_name)
     elif export_folder is not None:
@@ -89,13 +91,14 @@ def command(
     elif with_timeline:
         _draw(run, runs_folder, store_url, format_name)
     elif run is not None:
-        _print_run(find_shown(run, runs_folder, store_url), store_url, format_name, has_details=has_details)
+        shown = find_shown(run, runs_folder, store_url, of_all_users=of_all_users)
+        _print_run(shown, store_url, format_name, has_details=has_details)
     else:
-        _take_in(runs_folder, store_url)
+        _take_in(runs_folder, store_url, of_all_users=of_all_users)
         _list(strategy, suite, count, store_url, format_name)
 
 
-def find_shown(run: str, runs_folder: Path, store_url: str | None) -> Summary:
+def find_shown(run: str, runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> Summary:
     """Return the run, by its folder or the beginning of its name; runs whose runner died are taken in before.
 
     Raises:
@@ -103,17 +106,23 @@ def find_shown(run: str, runs_folder: Path, store_url: str | None) -> Summary:
         InfrastructureFailed: the history cannot be read.
     """
     if not Path(run).is_dir():
-        _take_in(runs_folder, store_url)
+        _take_in(runs_folder, store_url, of_all_users=of_all_users)
     return _find(run, runs_folder, store_url)
 
 
-def _take_in(runs_folder: Path, store_url: str | None) -> None:
+def _take_in(runs_folder: Path, store_url: str | None, *, of_all_users: bool) -> None:
     """Take the folder's runs that the history lacks into it, and say so; where it can only be read, say that."""
-    recovered, failure = _recover(runs_folder, store_url)
+    recovered, failure = _recover(runs_folder, store_url, of_all_users=of_all_users)
     if failure is not None and recovered.runs:
         say(f"this store can only be read, so runs whose runner died are not taken in: {failure}")
     for notice in recovered.notices() if failure is None else recovered.problems:
         say(notice)
+    _say_others(recovered)
+
+
+def _say_others(recovered: RecoveredRuns) -> None:
+    if recovered.others:
+        say(f"{recovered.others} run(s) of other users are left out; --shared takes them into your history")
 
 
 def _list(strategy: str | None, suite: str | None, count: int, store_url: str | None, format_name: str) -> None:
@@ -156,7 +165,7 @@ def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has
 
 
 def _recover(
-    runs_folder: Path, store_url: str | None, *, of_every_store: bool = False
+    runs_folder: Path, store_url: str | None, *, of_all_users: bool, of_every_store: bool = False
 ) -> tuple[RecoveredRuns, InfrastructureFailed | None]:
     """Take the folder's runs that the history lacks into it, and note the new places of moved ones.
 
@@ -169,27 +178,29 @@ def _recover(
     known: dict[str, str] = {}
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
         known = history.folders()
-    found = new_runs(runs_folder, known, store_url, of_every_store=of_every_store)
+    which = {"of_every_store": of_every_store, "of_all_users": of_all_users}
+    found = new_runs(runs_folder, known, store_url, **which)
     if not found.runs and not found.moved:
         return found, None
     try:
         with History(store_url) as history:
-            return recover_runs(runs_folder, history, store_url, of_every_store=of_every_store), None
+            return recover_runs(runs_folder, history, store_url, **which), None
     except InfrastructureFailed as error:
         return found, error
 
 
-def _rebuild(runs_folder: Path, store_url: str | None, format_name: str) -> None:
+def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_all_users: bool) -> None:
     """Take every run of the folder that the history lacks into it, whatever store it was meant for."""
     from bench.reports.summary import print_history
 
     if not runs_folder.is_dir():
         raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
-    recovered, failure = _recover(runs_folder, store_url, of_every_store=True)
+    recovered, failure = _recover(runs_folder, store_url, of_all_users=of_all_users, of_every_store=True)
     if failure is not None:
         raise failure
     for notice in recovered.notices():
         say(notice)
+    _say_others(recovered)
     if recovered.runs or format_name != "table":
         print_history(recovered.runs[::-1], format_name)
     say(f"{len(recovered.runs)} run(s) of {runs_folder} were taken into the history")
@@ -222,15 +233,16 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
 def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:
     """Write a run's collectives in nccl-tests' form, one file each."""
     from bench.reports.nccl_tests.writer import encode
+    from collectors.files import make_folder, write_named
 
     if run is None:
         raise Misuse("--export needs a run; `observatory show RUN --export FOLDER` (`observatory show` lists them)")
     summary = _find(run, runs_folder, store_url)
     documents = encode(summary, _machine_of(run, summary, store_url))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for name, data in documents.items():
-            (folder / name).write_bytes(data)
+            write_named(folder / name, data)
             click.echo(folder / name)
     except OSError as error:
         raise InfrastructureFailed(f"{error.filename} cannot be written: {error.strerror}") from None

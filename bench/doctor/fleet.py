@@ -331,7 +331,7 @@ def save(fleet: Fleet, folder: Path) -> None:
     """
     try:
         content = msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n"
-        replace_file(folder / PREFLIGHT, content, draft=folder / f"{PREFLIGHT}.part")
+        replace_file(folder / PREFLIGHT, content)
     except OSError as error:
         raise InfrastructureFailed(f"{folder / PREFLIGHT} cannot be written: {error.strerror}") from None
 

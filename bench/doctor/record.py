@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed, Misuse
+from collectors.files import drafted
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import Nvml
-from collectors.nvml.recorder import record, save
+from collectors.nvml.recorder import encode, record
 
 SECONDS = 60.0
 
@@ -35,12 +36,11 @@ def record_to(
         Misuse: the file cannot be written.
         InfrastructureFailed: there is no GPU to record, or the disk is full.
     """
-    draft = path.with_name(f"{path.name}.draft")
-    try:
-        draft.touch()
-    except OSError as error:
-        raise Misuse(f"{path}: {error.strerror}; give a file in a folder that you may write") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(drafted(path, is_any_folder=True))
+        except OSError as error:
+            raise Misuse(f"{path}: {error.strerror}; give a file in a folder that you may write") from None
         with closing(NvmlCollector(nvml)) as collector:
             if not collector.read():
                 raise InfrastructureFailed(f"nothing to record: {'; '.join(collector.absent)}")
@@ -48,15 +48,12 @@ def record_to(
         note = f"{seconds:g} s of a real machine, by `observatory doctor --record` {version('parallel-observatory')}"
         recording = record(nvml, seconds=seconds, note=note, per_link=per_link, clock_s=clock_s, wait=wait)
         try:
-            save(recording, draft)
-            size_bytes = draft.stat().st_size
-            draft.replace(path)
+            size_bytes = file.write(encode(recording))
+            stack.close()
         except OSError as error:
             raise InfrastructureFailed(
                 f"{path}: {error.strerror}; the recording is lost, record again elsewhere"
             ) from None
-    finally:
-        draft.unlink(missing_ok=True)
     gpus = "1 GPU" if len(recording.gpus) == 1 else f"{len(recording.gpus)} GPUs"
     on_notice(
         f"{path}: {gpus}, {size_bytes:,} B; UUIDs and serial numbers are left out, numbers of processes are in it"

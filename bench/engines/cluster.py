@@ -28,6 +28,7 @@ from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences_of_nodes
 from bench.machine.placement import PLACEMENT, Place, read_placement, write_placement
 from bench.rank.messages import Cause, Outcome, Progress, Ready, TrialEnded, TrialOrder
+from collectors.files import replace_file
 
 PEERS_S = 5.0
 """How long other nodes may take to end their part of a trial by themselves after the first node's has failed. Their
@@ -329,7 +330,8 @@ class ClusterEngine:
             for node in taking:
                 node.link.watch(order.run)
             for node in taking[1:]:  # That of the first is machine.json.
-                _write(self.runs / order.run / f"machine{node.number}.json", node.ready.machine)
+                content = msgspec.json.format(msgspec.json.encode(node.ready.machine)) + b"\n"
+                replace_file(self.runs / order.run / f"machine{node.number}.json", content)
             places = [_place(node, share) for node, share in zip(taking, shares, strict=True)]
             write_placement(self.runs / order.run, self.name, places)
         parts = _Parts(taking, orders).run(progress)
@@ -390,10 +392,6 @@ def _where(folder: Path) -> Iterator[str]:
 def _span(place: Place) -> str:
     last = place.first_rank + place.ranks - 1
     return str(last) if place.ranks == 1 else f"{place.first_rank}-{last}"
-
-
-def _write(path: Path, value: object) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
 def _difference(first: Node, node: Node) -> str | None:

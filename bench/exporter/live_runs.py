@@ -225,6 +225,7 @@ class RunLogs:
     """Follows the logs of all runs in progress in a folder; one thread at a time may read.
 
     has_nodes: also show what the logs say of the runs' nodes; False where this node is watched directly.
+    of_all_users: also follow runs of other users.
     places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: monotonic.
     """
 
@@ -234,11 +235,12 @@ class RunLogs:
         *,
         on_notice: Callable[[str], None],
         has_nodes: bool = True,
+        of_all_users: bool = False,
         places_of: PlacesOf = lambda opened: (),
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._runs = runs
-        self._folders = FollowedFolders(runs, clock_ns=clock_ns)
+        self._folders = FollowedFolders(runs, of_all_users=of_all_users, clock_ns=clock_ns)
         self._on_notice = on_notice
         self._has_nodes = has_nodes
         self._places_of = places_of

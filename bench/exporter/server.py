@@ -48,12 +48,13 @@ Results = Literal["all", "only", "none"]
 class NodePlan:
     """How this node is watched: how often and by which collectors.
 
-    mapping: where to tell dcgm-exporter which run is on which GPU.
+    mapping: where to tell dcgm-exporter which run is on which GPU. of_all_users: show runs of other users, too.
     """
 
     polling: PollingConfig
     opener: Callable[[PollingConfig], Sequence[NodeCollector]] = open_collectors
     mapping: JobMapping | None = None
+    of_all_users: bool = False
 
 
 @contextmanager
@@ -253,7 +254,13 @@ def _watch_with_runs(
         jobs = stack.enter_context(closing(JobMappingWriter(node.mapping, on_notice=on_notice)))
     watch = NodeWatch(lambda: node.opener(node.polling), beat_s=node.polling.beat_s, on_notice=on_notice)
     placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
-    logs = RunLogs(runs_folder, on_notice=on_notice, has_nodes=False, places_of=placement.places_of)
+    logs = RunLogs(
+        runs_folder,
+        on_notice=on_notice,
+        has_nodes=False,
+        of_all_users=node.of_all_users,
+        places_of=placement.places_of,
+    )
     runs = LiveRuns(
         logs.read,
         on_notice=on_notice,

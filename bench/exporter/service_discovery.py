@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import json
 import os
 import socket
@@ -25,7 +24,7 @@ from urllib.parse import quote
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.files import read_small
 from collectors.background import BackgroundThread
-from collectors.files import replace_file, try_lock
+from collectors.files import drafted, holder_of, open_to_append, try_lock
 
 STALE_S = 3600.0
 """Age at which a silent node counts as gone: long enough for the alerts on a target that is down to be seen."""
@@ -67,7 +66,6 @@ class Targets:
         self._looked = self._pages / "looked"
         self._stale_s, self._look_s, self._lock_wait_s = stale_s, look_s, lock_wait_s
         self._on_notice = on_notice
-        self._numbers = itertools.count()
 
     def check(self) -> None:
         """Check that the file holds a list, or does not exist yet.
@@ -93,7 +91,7 @@ class Targets:
         group = {"targets": [address], "labels": {**labels, _MARK: "serve"}}
         page, text = self._page(address), json.dumps(group)
         with self._writing():
-            self._pages.mkdir(exist_ok=True)
+            self._pages.mkdir(0o750, exist_ok=True)
             is_known = page.exists() and page.read_text() == text
             if is_known:
                 os.utime(page)  # Without a time, so that the file server's is taken.
@@ -121,7 +119,8 @@ class Targets:
     def _make(self) -> None:
         """Make the list anew from the pages, and delete the stale ones."""
         with self._alone():
-            self._looked.touch()
+            os.close(open_to_append(self._looked))
+            os.utime(self._looked)
             now_s = self._looked.stat().st_mtime
             groups = [group for group in self._groups() if _MARK not in (group.get("labels") or {})]
             for page in sorted(self._pages.glob("*.json")):
@@ -154,9 +153,9 @@ class Targets:
         return self._pages / f"{quote(address, safe='')}.json"
 
     def _replace(self, path: Path, text: str) -> None:
-        """Replace the file in one piece; whoever may read this user's other new files may read it."""
-        name = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}.{next(self._numbers)}.new"
-        replace_file(path, text.encode(), draft=self._pages / name)
+        """Replace the file in one piece. All may read it: Prometheus runs as another user."""
+        with drafted(path, mode=0o644, is_any_folder=path == self._path) as file:
+            file.write(text.encode())
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -164,7 +163,7 @@ class Targets:
 
         Without a lock a node may be lost from the list until its next sign of life.
         """
-        fd = os.open(self._pages / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = open_to_append(self._pages / "lock")
         try:
             self._wait_for_lock(fd)
             yield
@@ -177,7 +176,7 @@ class Targets:
             while not try_lock(fd):
                 if time.monotonic() > until_s:
                     self._on_notice(
-                        f"{self._path}: another process has held its lock for {self._lock_wait_s:g} s; going on"
+                        f"{self._path}: {holder_of(fd)} has held its lock for {self._lock_wait_s:g} s; going on"
                         " without it"
                     )
                     return

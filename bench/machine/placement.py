@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from collectors.files import open_to_read, replace_file
+
 PLACEMENT = "placement.json"
 
 
@@ -47,12 +49,13 @@ def write_placement(folder: Path, engine: str, nodes: Sequence[Place]) -> None:
     before = read_placement(folder)
     has_moved = before is not None and (before.has_moved or before.nodes != tuple(nodes))
     file = PlacementFile(engine=engine, nodes=tuple(nodes), has_moved=has_moved)
-    (folder / PLACEMENT).write_bytes(msgspec.json.format(msgspec.json.encode(file)) + b"\n")
+    replace_file(folder / PLACEMENT, msgspec.json.format(msgspec.json.encode(file)) + b"\n")
 
 
 def read_placement(folder: Path) -> PlacementFile | None:
     """Return where the ranks of a run were; None where nobody wrote it, or not so that it can be read."""
     try:
-        return msgspec.json.decode((folder / PLACEMENT).read_bytes(), type=PlacementFile)
+        with open_to_read(folder / PLACEMENT) as file:
+            return msgspec.json.decode(file.read(), type=PlacementFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
+
+from collectors.files import open_to_append, open_to_read
 
 SCHEMA_VERSION = 1
 
@@ -46,7 +49,7 @@ class EvidenceFile:
     """A rank's evidence file, open for appending."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file = path_of(folder, rank).open("ab", buffering=0)
+        self._file = os.fdopen(open_to_append(path_of(folder, rank)), "ab", buffering=0)
 
     def write(self, evidence: StepEvidence) -> None:
         """Append one step as one line."""
@@ -69,4 +72,5 @@ def read_evidence(folder: Path, rank: int) -> list[StepEvidence]:
         OSError: there is no such file.
         msgspec.DecodeError: a line is incomplete.
     """
-    return msgspec.json.Decoder(StepEvidence).decode_lines(path_of(folder, rank).read_bytes())
+    with open_to_read(path_of(folder, rank)) as file:
+        return msgspec.json.Decoder(StepEvidence).decode_lines(file.read())

@@ -27,6 +27,7 @@ from bench.rank.distributed import TrialLog, give_up, gpu_uuid, stay_on_device, 
 from bench.rank.messages import ABORT, DUMP, RankOrder
 from bench.rank.probe import run_probe
 from bench.rank.train import measure
+from collectors.files import open_to_append, replace_file
 from collectors.rank import flight_recorder
 from collectors.sample_log import Ended, LogUnwritable, Opened, SampleLog
 from workloads.options import check_of
@@ -129,7 +130,7 @@ def dump_flight_record(order: RankOrder, *, is_printed: bool = False) -> None:
         stay_on_device(order)
     record = flight_recorder.dump(order.case.backend)
     with suppress(OSError):  # The disk is full; the root cause is found without it.
-        (Path(order.folder) / f"rank{order.rank}.flight.json").write_bytes(record)
+        replace_file(Path(order.folder) / f"rank{order.rank}.flight.json", record)
     if is_printed:
         lines = ["Flight Recorder, newest entry last:", *flight_recorder.last_entries(record, ENTRIES_PRINTED)]
         os.write(2, "\n  ".join(lines).encode() + b"\n")  # In one write: the stacks are printed at the same time.
@@ -168,7 +169,7 @@ def _end_group() -> None:
 def _take_over_streams(path: Path) -> None:
     """Redirect stdout and stderr of this process and its children to the rank's file, or to nowhere on a full disk."""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        fd = open_to_append(path)
     except OSError:
         fd = os.open(os.devnull, os.O_WRONLY)
     os.dup2(fd, 1)

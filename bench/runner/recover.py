@@ -9,10 +9,11 @@ from pathlib import Path
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs import run_dir
-from bench.runs.active_runs import ended_folders
+from bench.runs.active_runs import ended_folders, run_folders
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.errors import in_words
+from collectors.files import is_ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +21,13 @@ class RecoveredRuns:
     """What a search through a folder of runs added to the history.
 
     problems: a line for each folder left out. moved: new places of runs whose old folder no longer exists.
+    others: how many runs of other users were left out.
     """
 
     runs: tuple[Summary, ...]
     problems: tuple[str, ...]
     moved: tuple[Path, ...]
+    others: int = 0
 
     def notices(self) -> tuple[str, ...]:
         """Return messages for a person, one line each."""
@@ -32,13 +35,18 @@ class RecoveredRuns:
 
 
 def new_runs(
-    folder: Path, known: Mapping[str, str], store: str | None, *, of_every_store: bool = False
+    folder: Path,
+    known: Mapping[str, str],
+    store: str | None,
+    *,
+    of_every_store: bool = False,
+    of_all_users: bool = False,
 ) -> RecoveredRuns:
     """Return what `recover_runs` would change, without writing. known: the history's runs, with the folder of each."""
     found: list[Summary] = []
     problems: list[str] = []
     moved: list[Path] = []
-    for run_folder in ended_folders(folder):
+    for run_folder in ended_folders(folder, of_all_users=of_all_users):
         stored = known.get(run_folder.name)
         if stored is not None:
             with _noting(run_folder, problems):
@@ -52,19 +60,28 @@ def new_runs(
             if file.run != run_folder.name:
                 raise Misuse(f"it is a copy of run {file.run}; `observatory show {run_folder}` shows it")
             found.append(run_dir.load(run_folder))
-    return RecoveredRuns(runs=tuple(found), problems=tuple(problems), moved=tuple(moved))
+    readable = 0 if of_all_users else sum(not is_ours(one) for one in run_folders(folder, of_all_users=True))
+    return RecoveredRuns(runs=tuple(found), problems=tuple(problems), moved=tuple(moved), others=readable)
 
 
-def recover_runs(folder: Path, history: History, store: str | None, *, of_every_store: bool = False) -> RecoveredRuns:
+def recover_runs(
+    folder: Path,
+    history: History,
+    store: str | None,
+    *,
+    of_every_store: bool = False,
+    of_all_users: bool = False,
+) -> RecoveredRuns:
     """Add runs to the history that are missing in it: their runner died, or the folder or the history is new.
 
     A run that the history has is never replaced: only the new place of a moved folder is noted. No files are written
-    but in the run's own folder.
+    but in the run's own folder, and none in that of another user.
 
     store: the history's URL as runs recorded it; runs of another store are skipped.
-    of_every_store: include runs of other stores.
+    of_every_store: include runs of other stores. of_all_users: include runs of other users, for a person who asks for
+        them: whoever may write in the folder can put a run there that measured nothing.
     """
-    found = new_runs(folder, history.folders(), store, of_every_store=of_every_store)
+    found = new_runs(folder, history.folders(), store, of_every_store=of_every_store, of_all_users=of_all_users)
     taken: list[Summary] = []
     problems = list(found.problems)
     for moved in found.moved:
@@ -72,11 +89,11 @@ def recover_runs(folder: Path, history: History, store: str | None, *, of_every_
     for summary in found.runs:
         run_folder = Path(summary.folder)
         with _noting(run_folder, problems):
-            if not (run_folder / "summary.json").exists():
+            if is_ours(run_folder) and not (run_folder / "summary.json").exists():
                 run_dir.save(summary)
             history.add(summary, run_dir.machine_of(run_folder))
             taken.append(summary)
-    return RecoveredRuns(runs=tuple(taken), problems=tuple(problems), moved=found.moved)
+    return RecoveredRuns(runs=tuple(taken), problems=tuple(problems), moved=found.moved, others=found.others)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from bench.rank.messages import RankOrder, Store
 from bench.rank.worker import leave, work
 from bench.runs import run_dir
 from bench.runs.files import read_small
-from collectors.files import schema_version_of
+from collectors.files import PRIVATE, SHARED, make_folder, schema_version_of
 from collectors.rank import profiler
 from collectors.sample_log import LogUnwritable, SampleLog
 
@@ -66,7 +66,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, default=600.0, help="seconds that ranks wait for each other; default 600"
     )
+    parser.add_argument("--shared", action="store_true", help="let the group of the folder of runs read the results")
     arguments = parser.parse_args(words)
+    os.umask(SHARED if arguments.shared else PRIVATE)
     try:
         place = read_place(os.environ)
         case = read_case(arguments.case)
@@ -166,7 +168,7 @@ def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
     os.environ.update(ours)  # torch reads them when a process group is made.
     if place.rank == 0:  # The folder stays locked until this process ends: the run is running.
         run_dir.begin(replace(case, trials=1), machine.read(), folder.parent, purpose=PURPOSE, name=folder.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     log = SampleLog(path)
     store = None
     if place.rank == 0 and not place.has_store:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from collectors.files import try_lock
+from collectors.files import holder_of, is_ours, try_lock
 
 Stage = Literal["not begun", "running", "ended"]
 
@@ -23,14 +23,15 @@ AGAIN_S = 30.0
 """How long a listing may be reused at most: network file systems may report a change late, or never."""
 
 
-def ended_folders(runs: Path) -> Iterator[Path]:
-    """Return the folders of runs that no process works on any more, oldest first."""
-    return (folder for folder in run_folders(runs) if not is_running(folder))
+def ended_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
+    """Return the folders of runs that no process works on any more, oldest first; see `run_folders`."""
+    return (folder for folder in run_folders(runs, of_all_users=of_all_users) if not is_running(folder))
 
 
-def running_folders(runs: Path) -> Iterator[Path]:
-    """Return the folders of runs that a process works on, oldest first."""
-    return (folder for folder in run_folders(runs) if stage_of(folder) == "running")
+def running_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
+    """Return the folders of runs that a process works on, oldest first; see `run_folders`."""
+    found = run_folders(runs, of_all_users=of_all_users)
+    return (folder for folder in found if stage_of(folder) == "running")
 
 
 def stage_of(folder: Path) -> Stage:
@@ -51,17 +52,19 @@ class FollowedFolders:
     A poll therefore costs what the running runs cost, however many were kept. The folder is listed anew when its mtime
     has changed, and when its mtime cannot be relied on; see SETTLED_S and AGAIN_S.
 
-    stage: returns the stage of a run's folder. clock_ns: a monotonic clock.
+    of_all_users: also follow runs of other users. stage: returns the stage of a run's folder. clock_ns: a monotonic
+        clock.
     """
 
     def __init__(
         self,
         runs: Path,
         *,
+        of_all_users: bool = False,
         stage: Callable[[Path], Stage] = stage_of,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._runs = runs
+        self._runs, self._of_all_users = runs, of_all_users
         self._stage, self._clock_ns = stage, clock_ns
         self._names: list[str] = []
         self._ended: set[str] = set()
@@ -106,7 +109,12 @@ class FollowedFolders:
             found = {
                 entry.name
                 for entry in entries
-                if entry.name in self._ended or (entry.is_dir() and not entry.name.startswith(PRUNED))
+                if entry.name in self._ended
+                or (
+                    entry.is_dir(follow_symlinks=False)
+                    and not entry.name.startswith(PRUNED)
+                    and (self._of_all_users or is_ours(self._runs / entry.name))
+                )
             }
         self._ended &= found
         self._names = sorted(found - self._ended)
@@ -130,19 +138,36 @@ def is_running(folder: Path) -> bool:
 
 def lock_folder(folder: Path, kind: int = fcntl.LOCK_EX) -> int | None:
     """Lock the folder; return the lock's file descriptor, None where it is held already. It ends with its process."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(folder, _TO_LOCK)
     if try_lock(fd, kind):
         return fd
     os.close(fd)
     return None
 
 
-def run_folders(runs: Path) -> Iterator[Path]:
-    """Return the folders of all runs that we may read, oldest first."""
+_TO_LOCK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def lock_holder(folder: Path) -> str:
+    """Return who holds the folder's lock; see `collectors.files.holder_of`."""
+    fd = os.open(folder, _TO_LOCK)
+    try:
+        return holder_of(fd)
+    finally:
+        os.close(fd)
+
+
+def run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
+    """Return the folders of this user's runs, oldest first; of_all_users: also those of others that we may read.
+
+    A run of another user is not ours to judge, to keep in a history or to delete: anyone could put one here. A link is
+    no run's folder.
+    """
     if not runs.is_dir():
         return
     for folder in sorted(runs.iterdir()):
+        if folder.is_symlink() or folder.name.startswith(PRUNED) or not (of_all_users or is_ours(folder)):
+            continue
         with contextlib.suppress(PermissionError):  # Another user's.
-            if folder.name.startswith(PRUNED) or not (folder / "case.json").is_file():
-                continue
-            yield folder
+            if (folder / "case.json").is_file():
+                yield folder

@@ -18,6 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.files import data_folder
+from collectors.files import is_ours, make_folder, user_name
 
 _LOCK_WAIT_S = 30
 _CONNECT_WAIT_S = 10
@@ -141,7 +142,7 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
     folder = path.absolute().parent
     try:
         if writable and folder == data_folder():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         if not writable and folder == data_folder() and not folder.exists():
             raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
         if not folder.is_dir():
@@ -151,6 +152,15 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
             )
         if path.is_dir():
             raise InfrastructureFailed(f"store {shown(url)}: {path} is a folder; name a file in it")
+        if path.is_symlink() and path.lstat().st_uid not in (0, os.geteuid()):
+            raise InfrastructureFailed(
+                f"store {shown(url)}: {path} is a link of {user_name(path.lstat().st_uid)}; name the file itself"
+            )
+        if writable and path.exists() and not is_ours(path.resolve()):
+            raise InfrastructureFailed(
+                f"store {shown(url)}: the file belongs to {user_name(path.stat().st_uid)}, and we write only into what"
+                " is our own; choose another file, or a PostgreSQL database for several users, with --store"
+            )
         if path.exists() and not path.is_file():
             raise InfrastructureFailed(f"store {shown(url)}: {path} is a device and no file; choose another --store")
         if not writable and not path.exists():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 
 from bench.errors import Misuse
+from collectors.files import is_open_to_others, user_name
 
 APPLICATION = "parallel-observatory"
 RUNS_VARIABLE = "OBSERVATORY_RUNS"
@@ -15,8 +18,27 @@ STORE_VARIABLE = "OBSERVATORY_STORE"
 
 
 def data_folder() -> Path:
-    """Return the folder of everything that we keep."""
-    return Path(platformdirs.user_data_dir(APPLICATION))
+    """Return the folder of everything that we keep. It need not exist.
+
+    Raises:
+        Misuse: it is another user's, or others may replace it.
+    """
+    folder, home = Path(platformdirs.user_data_dir(APPLICATION)), Path(os.environ.get("HOME") or "/")
+    for place in (folder, *(one for one in folder.parents if one == folder.parent or one.is_relative_to(home))):
+        with suppress(OSError):  # What cannot be looked at is said by what needs it.
+            found = place.stat()
+            name = "HOME" if place == home else "the data folder" if place == folder else "the data folder's parent"
+            if is_open_to_others(found):
+                raise Misuse(
+                    f"{name} {place} may be written by others (mode {found.st_mode & 0o7777:o}), who could put anything"
+                    f" in place of your results; chmod go-w {place}"
+                )
+            if place == folder and found.st_uid != os.geteuid():
+                raise Misuse(
+                    f"{name} {place} belongs to {user_name(found.st_uid)} and not to you; set HOME or XDG_DATA_HOME to"
+                    " a folder of your own"
+                )
+    return folder
 
 
 MOST_BYTES = 64 << 20

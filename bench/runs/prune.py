@@ -7,6 +7,7 @@ runs, which are counted over all time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -25,6 +26,7 @@ from bench.runs.run_dir import case_file
 from bench.runs.suite_record import SuiteRecord
 from bench.runs.summary import Summary
 from collectors.errors import in_words
+from collectors.files import NotOurs, is_ours, open_folder
 
 SUITES = "suites"
 """The folder of suite runs, in the folder of runs."""
@@ -173,7 +175,7 @@ def plan(runs: Path, history: History | None, limits: Limits, *, now_ns: int) ->
     try:
         found = {path.name: _run(path, by_run) for path in run_folders(runs)}
         suites = {path.name: _suite(path, unfinished, {one.id: one for one in records}) for path in _suite_runs(runs)}
-        leftovers = tuple(path for place in (runs, runs / SUITES) for path in sorted(place.glob(f"{PRUNED}*")))
+        leftovers = tuple(path for place in (runs, runs / SUITES) for path in _leftovers(place))
     except OSError as error:
         raise InfrastructureFailed(f"{error.filename or runs} cannot be read: {error.strerror}") from None
     newest = _newest_of_series(summaries)
@@ -311,7 +313,16 @@ def _suite_runs(runs: Path) -> list[Path]:
     place = runs / SUITES
     if not place.is_dir():
         return []
-    return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith(PRUNED))
+    return sorted(path for path in place.iterdir() if _is_own(path) and not path.name.startswith(PRUNED))
+
+
+def _leftovers(place: Path) -> list[Path]:
+    return [path for path in sorted(place.glob(f"{PRUNED}*")) if _is_own(path)]
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is a folder of this user's: what belongs to others is theirs to delete."""
+    return is_ours(path) and path.is_dir()
 
 
 def _size(folder: Path) -> int:
@@ -335,7 +346,7 @@ def carry_out(
     found: PrunePlan,
     *,
     forget: Callable[[str], object] | None = None,
-    remove: Callable[[Path], object] = shutil.rmtree,
+    remove: Callable[[Path], object] = shutil.rmtree,  # It follows no links.
 ) -> tuple[tuple[Folder, ...], tuple[str, ...]]:
     """Delete what the plan says; return what was deleted, and a line for each folder that could not be.
 
@@ -362,8 +373,7 @@ def carry_out(
                 if not _lock(path, stack):
                     problems.append(f"{path} stays: a process works on it now")
                     continue
-                pruned = path.with_name(f"{PRUNED}{path.name}")
-                path.rename(pruned)
+                pruned = _set_aside(path)
                 gone.append(folder)
                 if forget is not None and folder.kind == "run":
                     forget(path.name)
@@ -373,6 +383,19 @@ def carry_out(
         except OSError as error:
             problems.append(f"{path} could not be deleted whole: {in_words(error)}; the next prune tries again")
     return tuple(gone), tuple(problems)
+
+
+def _set_aside(path: Path) -> Path:
+    """Give a folder of ours the name of one that is being deleted; return its new path."""
+    pruned = path.with_name(f"{PRUNED}{path.name}")
+    fd = open_folder(path)
+    try:
+        path.rename(pruned)
+        if not os.path.samestat(os.fstat(fd), pruned.lstat()):  # Another put something else there meanwhile.
+            raise NotOurs(errno.EPERM, "another folder stands there than a moment ago", str(path))
+    finally:
+        os.close(fd)
+    return pruned
 
 
 def _lock(folder: Path, stack: ExitStack) -> bool:

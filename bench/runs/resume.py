@@ -16,8 +16,8 @@ import psutil
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.runs import run_dir
-from bench.runs.active_runs import lock_folder
-from collectors.files import locked
+from bench.runs.active_runs import lock_folder, lock_holder
+from collectors.files import locked, open_folder, open_to_append, open_to_read
 from collectors.sample_log import Ended, Opened
 
 _OPENED, _ENDED = b'{"type":"opened",', b'{"type":"ended",'
@@ -43,9 +43,10 @@ def resume(folder: Path, machine: Machine) -> tuple[run_dir.Run, int]:
     file = run_dir.case_file(folder)
     folder = folder.absolute()
     try:
+        os.close(open_folder(folder))
         lock = lock_folder(folder)
         if lock is None:
-            raise Misuse(f"{folder} is still running; wait for its end")
+            raise Misuse(f"{folder} is still running; wait for its end: {lock_holder(folder)} works on it")
         try:
             check_same_machine(folder, machine)
             logs = [folder / f"rank{rank}.jsonl" for rank in range(file.case.ranks)]
@@ -55,7 +56,8 @@ def resume(folder: Path, machine: Machine) -> tuple[run_dir.Run, int]:
             done = next(trial for trial in count() if any(trial not in trials for trials in ends))
             for log, trials in zip(logs, ends, strict=True):
                 if log.exists():
-                    os.truncate(log, trials[done - 1] if done else 0)
+                    with os.fdopen(open_to_append(log), "ab") as opened:
+                        opened.truncate(trials[done - 1] if done else 0)
             for trial in range(done, file.case.trials):
                 shutil.rmtree(folder / f"trial{trial}", ignore_errors=True)
             (folder / "summary.json").unlink(missing_ok=True)
@@ -114,7 +116,7 @@ def _wait_until_gone(logs: Sequence[Path]) -> None:
 def _last_opened(log: Path) -> Opened | None:
     if not log.exists():
         return None
-    with log.open("rb") as file:
+    with open_to_read(log) as file:
         lines = [line for line in file if line.startswith(_OPENED) and line.endswith(b"\n")]
     return msgspec.json.decode(lines[-1], type=Opened) if lines else None
 
@@ -137,7 +139,7 @@ def _good_ends(log: Path) -> dict[int, int]:
     position = 0
     if not log.exists():
         return found
-    with log.open("rb") as file:
+    with open_to_read(log) as file:
         for line in file:
             position += len(line)
             if line.startswith(_ENDED) and line.endswith(b"\n"):

@@ -24,11 +24,11 @@ from bench.machine.machine import Machine, redact
 from bench.machine.placement import read_placement
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import Cause, Outcome
-from bench.runs.active_runs import is_running, lock_folder, running_folders
+from bench.runs.active_runs import is_running, lock_folder, lock_holder, running_folders
 from bench.runs.files import read_small
 from bench.runs.summary import Summary, decode, encode
 from collectors.errors import in_words
-from collectors.files import locked, replace_file, schema_version_of
+from collectors.files import is_ours, locked, make_folder, open_folder, replace_file, schema_version_of
 from collectors.sample_log import NewerSchema
 from workloads.options import check_of
 from workloads.registry import SPECS
@@ -108,10 +108,11 @@ def begin(
         name = f"{started:%Y%m%d-%H%M%S}-{case.strategy}-{secrets.token_hex(3)}"
     folder = runs.absolute() / name
     try:
-        folder.mkdir(parents=True, exist_ok=not is_new)
+        make_folder(folder, exist_ok=not is_new)
+        os.close(open_folder(folder))
         lock = lock_folder(folder)
         if lock is None:
-            raise Misuse(f"another process works on {folder}; name another folder")
+            raise Misuse(f"{lock_holder(folder)} works on {folder}; name another folder")
         write_json(folder / "machine.json", machine)
         with locked(folder.parent):  # Held by each process that begins a run here, so that no two take the same slot.
             slot = free_slot(folder.parent)
@@ -270,7 +271,7 @@ def found_again(run: str, stored: str, runs: Path) -> Path | None:
     if is_gone(stored):
         with contextlib.suppress(Misuse):
             folder = runs.absolute() / run
-            return folder if case_file(folder).run == run else None
+            return folder if is_ours(folder) and case_file(folder).run == run else None
     return None
 
 
@@ -316,7 +317,7 @@ def free_slot(runs: Path) -> int:
     The caller holds the lock of the folder of runs, and writes the slot into case.json before it lets go.
     """
     taken = set()
-    for folder in running_folders(runs):
+    for folder in running_folders(runs, of_all_users=True):
         with contextlib.suppress(Misuse):  # A run that cannot be read has no live series to be confused with ours.
             taken.add(case_file(folder).slot)
     return next(slot for slot in count() if slot not in taken)
@@ -332,7 +333,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    replace_file(path, msgspec.json.format(data, indent=2) + b"\n", draft=path.with_suffix(".part"))
+    replace_file(path, msgspec.json.format(data, indent=2) + b"\n")
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -22,7 +22,7 @@ from bench.rank.messages import Cause, Outcome
 from bench.runs.files import read_small
 from bench.runs.suite_record import FAILED, CaseOutcome
 from bench.suites.suite_file import SuiteCase
-from collectors.files import schema_version_of, try_lock
+from collectors.files import holder_of, open_to_append, schema_version_of, try_lock
 
 SCHEMA_VERSION = 2
 LEDGER = "ledger.jsonl"
@@ -323,13 +323,14 @@ class LedgerWriter:
         self.folder = folder
         self.path = folder / LEDGER
         try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = open_to_append(self.path)
         except OSError as error:
             raise self._unwritable(error) from None
         try:
             if not try_lock(self._fd):
                 raise Misuse(
-                    f"suite run {folder.name} is being run by another process; wait for its end, or leave --resume out"
+                    f"suite run {folder.name} is being run by {holder_of(self._fd)}; wait for its end, or leave"
+                    " --resume out"
                 )
             contents = read_ledger(self.path)
             self._records = list(contents.records)
@@ -395,7 +396,7 @@ def _sync_folder(folder: Path) -> None:
 def is_written(folder: Path) -> bool:
     """Whether a process works on the suite run in this folder."""
     try:
-        fd = os.open(folder / LEDGER, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(folder / LEDGER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

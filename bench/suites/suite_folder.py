@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from bench.suites.ledger import LEDGER, Begun, LedgerWriter, SuiteState, fold, r
 from bench.suites.plan import chosen
 from bench.suites.suite_file import Suite
 from collectors.errors import in_words
-from collectors.files import replace_file
+from collectors.files import is_ours, make_folder, replace_file
 
 SCHEMA_VERSION = 1
 SUITE_RUNS = "suites"
@@ -27,12 +28,16 @@ SUITE = "suite.json"
 CANDIDATES_SHOWN = 6
 
 
-def suite_run_folders(runs: Path) -> Iterator[Path]:
-    """Yield the folders of suite runs that have a ledger, newest first."""
+def suite_run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
+    """Yield the folders of this user's suite runs that have a ledger, newest first.
+
+    of_all_users: also those of others that we may read.
+    """
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         for folder in sorted((runs / SUITE_RUNS).iterdir(), reverse=True):
             with suppress(PermissionError):  # Another user's.
-                if (folder / LEDGER).is_file():
+                is_wanted = is_ours(folder) or (of_all_users and not folder.is_symlink())
+                if is_wanted and (folder / LEDGER).is_file():
                     yield folder
 
 
@@ -48,10 +53,11 @@ def begin(suite: Suite, runs: Path, tags: Sequence[str] = ()) -> LedgerWriter:
     name = f"{datetime.fromtimestamp(now_ns / 1e9, tz=UTC):%Y%m%d-%H%M%S}-{suite.name}-{secrets.token_hex(3)}"
     folder = (runs / SUITE_RUNS / name).absolute()
     try:
-        folder.mkdir(parents=True)
+        _make_place(folder.parent)
+        make_folder(folder, exist_ok=False)
         document = {"schema_version": SCHEMA_VERSION, **_as_document(suite)}
         content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-        replace_file(folder / SUITE, content, draft=folder / f"{SUITE}.part")
+        replace_file(folder / SUITE, content)
     except OSError as error:
         raise InfrastructureFailed(
             f"suite run {folder} cannot be written: {error.strerror}; choose another place with --runs"
@@ -59,6 +65,16 @@ def begin(suite: Suite, runs: Path, tags: Sequence[str] = ()) -> LedgerWriter:
     ledger = LedgerWriter(folder)
     ledger.write(Begun(suite=suite.name, suite_run=name, digest=suite.digest, time_ns=now_ns, tags=tuple(tags)))
     return ledger
+
+
+def _make_place(suites: Path) -> None:
+    """Make the folder of all suite runs, unless it is there: where others may add runs, they may add suite runs."""
+    make_folder(suites.parent)
+    with suppress(FileExistsError):
+        suites.mkdir(0o750)
+        mode = suites.parent.stat().st_mode
+        if mode & stat.S_IWGRP and mode & stat.S_ISVTX:
+            suites.chmod(stat.S_IMODE(mode))
 
 
 def resume(suite: Suite, runs: Path, suite_run: str | None) -> LedgerWriter:

@@ -87,9 +87,8 @@ def read_result(folder: Path, *, has_summaries: bool = True) -> SuiteResult:
         raise Misuse(f"{folder} holds no suite run: its ledger is empty; it may be deleted")
     declared = _declared(folder)
     names = dict.fromkeys(case.name for case in declared.cases) | dict.fromkeys(state.cases)
-    cases = tuple(
-        _case_result(name, state.case(name), folder.parent.parent if has_summaries else None) for name in names
-    )
+    runs, owner = folder.parent.parent if has_summaries else None, folder.stat().st_uid
+    cases = tuple(_case_result(name, state.case(name), runs, owner) for name in names)
     is_running = state.outcome is None and is_written(folder)
     last_ns = state.sessions[-1][1]
     counts: dict[CaseOutcome, int] = {}
@@ -182,9 +181,11 @@ def _declared(folder: Path) -> _Declared:
     return _Declared()
 
 
-def _case_result(name: str, state: CaseState, runs: Path | None) -> CaseResult:
+def _case_result(name: str, state: CaseState, runs: Path | None, owner: int) -> CaseResult:
     summary = None
     if runs is not None and state.run is not None and state.outcome is not None:
-        with suppress(Misuse):  # Its folder was removed.
+        with suppress(Misuse, FileNotFoundError):  # Its folder was removed.
+            if (runs / state.run).lstat().st_uid != owner:
+                raise Misuse(f"{runs / state.run} is another user's than the suite run")
             summary = run_dir.load(runs / state.run)
     return CaseResult(name=name, outcome=state.outcome, reason=state.reason, run=state.run, summary=summary)

@@ -28,6 +28,7 @@ from bench.suites.choice import Choice, blocks_of, why_left_out
 from bench.suites.ledger import EndOutcome, Judgement, LedgerWriter, SuiteState, judge
 from bench.suites.plan import PlannedCase, SuitePlan, within_budget
 from bench.suites.reruns import Reruns, Suspects
+from collectors.files import is_ours
 
 SAVED_S = 10.0
 """Least time between two records of a suite run in the history while a case goes on."""
@@ -427,8 +428,11 @@ class SuiteRunner(Listener):
             how = "was not measured" if known.outcome is None else f"was {known.outcome.replace('_', ' ')}"
             return Absent(reason=f"its baseline {name} {how}{'' if known.reason is None else f' ({known.reason})'}")
         try:
-            changes = changes_since(self.setup.runs / known.run, machine)
-            summary = run_dir.load(self.setup.runs / known.run)
+            folder = self.setup.runs / known.run
+            if folder.exists() and not is_ours(folder):
+                raise Misuse(f"{folder} belongs to another user")
+            changes = changes_since(folder, machine)
+            summary = run_dir.load(folder)
         except Misuse as error:
             return Absent(reason=f"its baseline {name} cannot be read: {error}")
         return Absent(reason=f"its baseline {name} was measured with {changes}") if changes else summary

@@ -13,6 +13,7 @@ from bench.analysis.trials import read_trials
 from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.run_dir import case_file
+from collectors.files import replace_file
 from collectors.sample_log import NewerSchema
 from collectors.traces.perfetto import Flow, TraceSpan, Track, encode
 
@@ -70,7 +71,7 @@ def write_trace(case: Case, steps: Sequence[TimedStep], folder: Path) -> Path:
     flows = [flow for step in steps for ranks in groups for flow in _flows(step, ranks, drawn)]
     path = folder / FILE
     try:
-        path.write_bytes(encode([span for _, _, span in drawn], flows))
+        replace_file(path, encode([span for _, _, span in drawn], flows))
     except OSError as error:
         raise InfrastructureFailed(f"{path} cannot be written: {error.strerror}") from None
     return path

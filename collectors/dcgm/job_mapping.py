@@ -11,13 +11,14 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from collectors.background import BackgroundTask
 from collectors.errors import in_words
-from collectors.files import locked, replace_file, schema_version_of, try_lock
+from collectors.files import drafted, locked, open_to_read, schema_version_of, try_lock
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Sample
 from collectors.prometheus.exposition import Owned
@@ -77,7 +78,7 @@ class Claims:
 def inherit(folder: Path, claims: Claims) -> set[Claim]:
     """Take over the claims of processes that died without removing their lines; call it while the folder is `locked`.
 
-    Claims files of another user that cannot be opened are left to that user, and those of a newer program to it.
+    Claims files of another user are left to that user, and those of a newer program to it.
 
     Raises:
         OSError: the folder cannot be read or written.
@@ -98,13 +99,14 @@ def inherit(folder: Path, claims: Claims) -> set[Claim]:
 def _left_by_the_dead(path: Path) -> set[Claim] | None:
     """Return the claims of a dead process; None if it lives, or the file is not one that we can read."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        if not try_lock(fd):
+        if os.fstat(fd).st_uid != os.geteuid() or not try_lock(fd):
             return None
-        head, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
+        with open(fd, "rb", closefd=False) as file:
+            head, *lines = file.read().splitlines(keepends=True) or [b""]
         if not head:
             return set()
         if schema_version_of(head) > SCHEMA_VERSION:
@@ -152,7 +154,9 @@ def add_line(path: Path, line: str, draft: Path) -> bool:
         return True
     content = _content(path)
     begin = "\n" if content and not content.endswith(b"\n") else ""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _READABLE)
+    # Not `open_to_append`: the file and its folder are dcgm-exporter's and the schedulers'.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, _READABLE)
     try:
         os.write(fd, f"{begin}{line}\n".encode())
     finally:
@@ -160,7 +164,7 @@ def add_line(path: Path, line: str, draft: Path) -> bool:
     return True
 
 
-def remove_line(path: Path, line: str, draft: Path) -> None:
+def remove_line(path: Path, line: str) -> None:
     """Remove the line, and with the last line the file: an older dcgm-exporter drops a GPU whose file is empty.
 
     Raises:
@@ -174,13 +178,18 @@ def remove_line(path: Path, line: str, draft: Path) -> None:
     if not kept:
         path.unlink(missing_ok=True)
         return
-    replace_file(path, b"".join(kept), draft=draft, mode=path.stat().st_mode & 0o777)
+    with drafted(path, mode=path.stat().st_mode & 0o777, is_any_folder=True) as file:
+        file.write(b"".join(kept))
 
 
 def _create(path: Path, line: str, draft: Path) -> bool:
     """Create the file with the line; return False if another program created it meanwhile."""
-    draft.write_text(f"{line}\n", encoding="utf-8")
-    draft.chmod(_READABLE)
+    with suppress(FileNotFoundError):
+        draft.unlink()  # Of a process of ours that died.
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _READABLE)
+    with os.fdopen(fd, "wb") as file:
+        file.write(f"{line}\n".encode())
+        os.fchmod(fd, _READABLE)
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -192,7 +201,8 @@ def _create(path: Path, line: str, draft: Path) -> bool:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_to_read(path) as file:
+            return file.read()
     except FileNotFoundError:
         return b""
 
@@ -288,7 +298,7 @@ class JobMapping:
     def _remove(self, claim: Claim) -> None:
         path = self._folder / claim.file
         try:
-            remove_line(path, claim.line, self._claims.draft)
+            remove_line(path, claim.line)
         except OSError as error:
             self._say(path, error)
             return

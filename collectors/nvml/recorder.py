@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 from pynvml import NVML_SUCCESS
 
+from collectors.files import write_named
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.fields import fields_of, raw_of
 from collectors.nvml.library import Nvml, NVMLError, code_of, installed_nvml, key_of, says_lost, says_nothing_yet
@@ -118,13 +119,18 @@ def field_question(number: int, scope: int) -> str:
     return question_of("field", number, scope) if scope else question_of("field", number)
 
 
+def encode(recording: Recording) -> bytes:
+    """Return the recording as the content of a JSON file."""
+    return msgspec.json.encode(recording) + b"\n"
+
+
 def save(recording: Recording, path: Path) -> None:
     """Write the recording as a JSON file.
 
     Raises:
         OSError: it cannot be written.
     """
-    path.write_bytes(msgspec.json.encode(recording) + b"\n")
+    write_named(path, encode(recording))
 
 
 def load(path: Path) -> Recording:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch._C._profiler import _EventType, _ExtraFields_Allocation
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from collectors.files import replace_file
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
 from collectors.rank.memory import StateTensors, local_storage
@@ -81,7 +82,7 @@ class MemoryCurve:
         ]
         trace = {"displayTimeUnit": "ns", "otherData": {"begins_ns": str(begins_ns)}, "traceEvents": events}
         try:
-            path.write_bytes(gzip.compress(msgspec.json.encode(trace)))
+            replace_file(path, gzip.compress(msgspec.json.encode(trace)))
         except OSError as error:
             raise CannotSave(f"{path} cannot be written: {error.strerror}") from error
 

@@ -14,6 +14,7 @@ from torch._C._autograd import _KinetoEvent
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from collectors.files import replace_file
 from collectors.traces.event_names import STEP
 from collectors.traces.reading.profiler_events import read_events
 from collectors.traces.reading.reader import read_trace
@@ -85,7 +86,7 @@ class Window:
     def export(self, path: Path) -> None:
         """Write the trace as kineto's JSON, compressed; works once, after `timeline`. path: ends in .json.gz."""
         if self._saved is not None:
-            path.write_bytes(self._saved)
+            replace_file(path, self._saved)
         else:
             self._profile.export_chrome_trace(str(path))
 

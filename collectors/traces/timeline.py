@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from collectors.files import drafted, open_to_read
 from collectors.traces.intervals import Times, intersection, length_ns, union
 
 
@@ -217,7 +218,7 @@ def save(timeline: Timeline, path: Path) -> None:
     """Write the Timeline into one file."""
     columns = {name: getattr(timeline, name) for name in COLUMNS}
     columns |= {f"allocations_{name}": getattr(timeline.allocations, name) for name in ALLOCATION_COLUMNS}
-    with path.open("wb") as file:
+    with drafted(path) as file:
         np.savez_compressed(
             file,
             schema_version=np.int64(SCHEMA_VERSION),
@@ -238,7 +239,7 @@ def load(path: Path) -> Timeline:
         ValueError: a newer version wrote it.
     """
     # Opened here, since numpy leaves a file open that is not an archive.
-    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+    with open_to_read(path) as opened, np.load(opened, allow_pickle=False) as file:
         version = int(file["schema_version"])
         if version > SCHEMA_VERSION:
             raise ValueError(

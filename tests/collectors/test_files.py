@@ -12,7 +12,7 @@ from collectors.files import locked, replace_file, schema_version_of, try_lock
 def test_a_file_is_replaced_whole_with_nothing_left_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "list.json"
     path.write_text("old")
-    replace_file(path, b"new", draft=tmp_path / "draft", mode=0o640)
+    replace_file(path, b"new", mode=0o640)
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [path]
@@ -22,7 +22,7 @@ def test_what_cannot_be_replaced_stays_and_leaves_no_draft(tmp_path: Path) -> No
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(IsADirectoryError):
-        replace_file(folder, b"new", draft=tmp_path / "draft")
+        replace_file(folder, b"new")
     assert list(tmp_path.iterdir()) == [folder]
 
 

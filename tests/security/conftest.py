@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +28,9 @@ def victim(users: tuple[User, User]) -> User:
 def attacker(users: tuple[User, User]) -> User:
     """The user who attacks."""
     return users[1]
+
+
+def hand_over(path: Path, user: User) -> None:
+    """Give a file, or a folder with all that is in it, to a user."""
+    for one in (path, *path.rglob("*")):
+        os.chown(one, user.uid, user.uid, follow_symlinks=False)

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy, complete_suite
 from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
-from bench.cli.options import FORMAT, RUNS, STORE, NamedText
+from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedText
 from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options
 from bench.cli.suite.plan import ONLY, SETTINGS
 from bench.errors import InfrastructureFailed, Misuse, say
@@ -88,6 +88,7 @@ _DIFFERENCES_SHOWN = 6
 @ONLY
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
 @RUNS
+@SHARING
 @STORE
 @FORMAT
 def command(**parameters: Any) -> int:

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy
-from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedText, engine_options
+from bench.cli.options import DETAILS, FORMAT, RUNS, SHARING, STORE, NamedText, engine_options
 from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options, named_option
 from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import MISTAKES
@@ -23,7 +23,7 @@ GROUPS = {
     "How it is measured": ("trials", "steps", "warm_up", "limit_s"),
     "What is watched": ("trace_steps", "keep_traces", "trace_every", "memory_snapshot", "with_timeline", "port"),
     "Where it is kept, and what is said": (
-        *("runs_folder", "store_url", "format_name", "has_details", "quiet", "verbose", "note", "is_nightly"),
+        *("runs_folder", "shared", "store_url", "format_name", "has_details", "quiet", "verbose", "note", "is_nightly"),
     ),
     "Fire drills": ("fault_text", "mistakes"),
 }
@@ -84,6 +84,7 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what is about to run, and when each trial ends.")
 @RUNS
+@SHARING
 @STORE
 @FORMAT
 @DETAILS

@@ -78,7 +78,7 @@ def render(
     from bench.suites.form.document import find_suite, shipped_suites
     from bench.suites.plan import chosen, plan_suite
     from bench.suites.suite_file import read_suite
-    from collectors.files import replace_file
+    from collectors.files import drafted
 
     path = find_suite(suite_name)
     suite = read_suite(path, settings)
@@ -113,10 +113,9 @@ def render(
         with to_reader():
             click.echo(text, nl=False)
         return
-    draft = output.with_name(f"{output.name}.part")
     try:
-        draft.touch(mode=0o600)
-        replace_file(output, text.encode(), draft=draft, mode=0o600)
+        with drafted(output, mode=0o600, is_any_folder=True) as file:
+            file.write(text.encode())
     except OSError as error:
         raise InfrastructureFailed(
             f"{output} cannot be written: {error.strerror}; name another with --output"

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from bench.cli.completion import complete_suite
-from bench.cli.options import FORMAT, RUNS, STORE, NamedText, engine_options
+from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedText, engine_options
 from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, read_plan
 from bench.errors import InfrastructureFailed, Misuse, say
 
@@ -66,6 +66,7 @@ NEWEST = "the newest"
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
 @click.option("-v", "--verbose", is_flag=True, help="Say when each trial ends.")
 @RUNS
+@SHARING
 @STORE
 @FORMAT
 def run(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bench.cli.options import FORMAT, RUNS, STORE, NamedText
+from bench.cli.options import FORMAT, OF_ALL_USERS, RUNS, STORE, NamedText
 from bench.errors import Misuse, say
 
 if TYPE_CHECKING:
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="[SUITE|ID]", required=False, type=NamedText())
 @click.option("--limit", "count", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Most listed.")
 @RUNS
+@OF_ALL_USERS
 @STORE
 @FORMAT
-def show(name: str | None, count: int, runs_folder: Path, store_url: str | None, format_name: str) -> None:
+def show(
+    name: str | None, count: int, runs_folder: Path, of_all_users: bool, store_url: str | None, format_name: str
+) -> None:
     """Suite runs and how they ended, or all of one of them.
 
     ID is that of a suite run, or the beginning of it.
@@ -33,7 +36,7 @@ def show(name: str | None, count: int, runs_folder: Path, store_url: str | None,
     from bench.reports.format import to_reader
     from bench.reports.suites.results import print_suite, print_suite_runs
 
-    results = suite_runs(runs_folder, store_url)
+    results = suite_runs(runs_folder, store_url, of_all_users=of_all_users)
     wanted = results
     if name is not None:
         found = [one for one in results if one.id == name] or [one for one in results if one.id.startswith(name)]
@@ -53,14 +56,14 @@ def show(name: str | None, count: int, runs_folder: Path, store_url: str | None,
             print_suite_runs(wanted[:count], format_name)
 
 
-def suite_runs(runs_folder: Path, store_url: str | None) -> list[SuiteResult]:
+def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> list[SuiteResult]:
     """Return the suite runs of the folder and of the history, newest first, without what their cases measured."""
     from bench.runs.history import History, NoStoreYet
     from bench.suites.suite_folder import suite_run_folders
     from bench.suites.suite_results import read_result, result_of_record
 
     found: dict[str, SuiteResult] = {}
-    for folder in suite_run_folders(runs_folder):
+    for folder in suite_run_folders(runs_folder, of_all_users=of_all_users):
         try:
             found[folder.name] = read_result(folder, has_summaries=False)
         except Misuse as error:  # One that cannot be read must not keep people from the others.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from bench.cli.options import RUNS, STORE, NamedPath, NamedText, seconds_within
+from bench.cli.options import OF_ALL_USERS, RUNS, STORE, NamedPath, NamedText, seconds_within
 from bench.errors import Misuse, say
 from collectors.dcgm.job_mapping import JobMapping, NoMapping
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _HEAR_S = 1.0
 """Longest time until a signal is heard that the kernel gave to another thread, as it may after a stop."""
-_OF_DEMO = ("runs_folder", "store_url", "mapping_folder", "results")
+_OF_DEMO = ("runs_folder", "of_all_users", "store_url", "mapping_folder", "results")
 """Options that name the user's own data, of which the demonstration shows nothing."""
-_OF_NODE = ("beat_s", "mapping_folder", "is_per_nvlink", "has_read_costs", "runs_folder")
+_OF_NODE = ("beat_s", "mapping_folder", "is_per_nvlink", "has_read_costs", "runs_folder", "of_all_users")
 """Options of the node and its runs, of which an exporter of results shows nothing."""
 LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
 """Below, NVML's averages say nothing new; above, the values would be too old to be called live."""
@@ -85,6 +85,7 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
 )
 @click.option("--demo", "is_demo", is_flag=True, help="Show recorded GPUs and a made-up run, to look at dashboards.")
 @RUNS
+@OF_ALL_USERS
 @STORE
 def command(
     host: str,
@@ -97,6 +98,7 @@ def command(
     store_url: str | None,
     results: Results,
     *,
+    of_all_users: bool,
     is_per_nvlink: bool,
     has_read_costs: bool,
     is_demo: bool,
@@ -145,7 +147,7 @@ def command(
                     mapping = stack.enter_context(closing(JobMapping(mapping_folder)))
                 except NoMapping as error:
                     raise Misuse(str(error)) from None
-            node = NodePlan(polling=polling, mapping=mapping)
+            node = NodePlan(polling=polling, mapping=mapping, of_all_users=of_all_users)
             opening = open_server(
                 runs_folder, store_url, host=host, port=port, on_notice=say, config=config, node=node, results=results
             )

@@ -24,6 +24,7 @@ from bench.engines.node.agent import UNREACHED
 from bench.engines.wire.frames import Refused, read_key
 from bench.engines.wire.tcp import address_of
 from bench.errors import Misuse, say
+from collectors.files import PRIVATE, drafted, is_ours, make_folder, replace_file, write_named
 
 FINE, MISUSE, INFRASTRUCTURE, ENDED = 0, 2, 4, 143
 """Exit codes: of `observatory`, whose second makes the JobSet fail at once, and that of a process ended by SIGTERM."""
@@ -50,6 +51,7 @@ def main() -> NoReturn:
     parser.add_argument("--job", default="", help="identity of the JobSet, by which a suite is gone on with")
     parser.add_argument("words", nargs="+", help="of `observatory suite run`")
     options = parser.parse_args()
+    os.umask(PRIVATE)
     host, port = options.connect
     try:
         key_file = own_key(options.secret, options.own)
@@ -60,7 +62,7 @@ def main() -> NoReturn:
         pods = host.partition(".")[0].removesuffix("-0")
         settings = PodSettings(key_file=str(key_file), address=options.address, port=port, pods=pods)
         file = options.own / SETTINGS
-        file.write_text(settings.as_toml(), encoding="utf-8")
+        write_named(file, settings.as_toml().encode())
         words = [*options.words, "--runs", str(options.runs), "--engine", "kubernetes", "--engine-file", str(file)]
         if (begun := suite_run_to_resume(options.runs, options.suite, options.job)) is not None:
             words += ["--resume", begun]
@@ -96,8 +98,7 @@ def own_key(secret: Path, own: Path) -> Path:
             " the pod's user must be able to read it"
         ) from None
     path = own / KEY
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with drafted(path, mode=0o600, is_any_folder=True) as file:
         file.write(content)
     try:
         read_key(path)
@@ -155,11 +156,12 @@ def suite_run_to_resume(runs: Path, suite: str, job: str, *, now_s: float | None
         return None
     path = runs.parent / "jobsets" / job
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(time.strftime(_STAMP, time.gmtime(now_s)), encoding="ascii")
+        make_folder(path.parent)
+        replace_file(path, time.strftime(_STAMP, time.gmtime(now_s)).encode())
         return None
     since = path.read_text(encoding="ascii")
-    begun = (ledger for ledger in (runs / "suites").glob(f"*-{suite}-*/ledger.jsonl") if ledger.stat().st_size)
+    ledgers = (runs / "suites").glob(f"*-{suite}-*/ledger.jsonl")
+    begun = (ledger for ledger in ledgers if is_ours(ledger.parent) and ledger.stat().st_size)
     names = sorted(ledger.parent.name for ledger in begun)
     own = [name for name in names if name >= since and name[len(since) + 1 :].rpartition("-")[0] == suite]
     return own[-1] if own else None

@@ -64,6 +64,7 @@ from bench.rank.messages import (
     TrialOrder,
     WatchFiles,
 )
+from collectors.files import PRIVATE
 from workloads.options import check_of
 from workloads.registry import SPECS
 
@@ -102,6 +103,7 @@ def main() -> int:
         "--host", help="address at which ranks reach this node  [default: the one that reaches the runner]"
     )
     arguments = parser.parse_args()
+    os.umask(PRIVATE)
     limit = threading.Timer(MEET_S, _give_up)
     limit.daemon = True
     limit.start()

@@ -83,6 +83,8 @@ class TrialStore:
 
 
 def _tell_machine(pipe: Connection) -> NoReturn:
+    import torch.distributed  # noqa: F401  # A torch that cannot be loaded ends this process: no rank could start.
+
     pipe.send(machine.read())
     os._exit(0)  # Unloading torch would take seconds.
 

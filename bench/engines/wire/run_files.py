@@ -6,11 +6,10 @@ import hashlib
 import os
 import queue
 import re
-import stat
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -21,7 +20,8 @@ from bench.engines.wire.frames import Refused
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import FILE_NAME, FilePiece, FileSent, FilesSent, SendFiles, TrialOrder, WatchFiles
-from bench.runs.active_runs import lock_folder
+from bench.runs.active_runs import lock_folder, lock_holder
+from collectors.files import drafted, make_subfolder, open_to_append, open_to_read
 
 PIECE_BYTES = 1 << 18
 """Bytes of a piece before it is compressed. A slow link of 1 Mbit/s takes 2 s for one: as long as a beat."""
@@ -74,7 +74,8 @@ class FileSender:
         lock = lock_folder(folder)
         if lock is None:
             raise InfrastructureFailed(
-                f"{folder} is in use: it is the runner's own, or another agent's; give each agent its own --runs"
+                f"{folder} is in use: it is the runner's own, or another agent's ({lock_holder(folder)}); give each"
+                " agent its own --runs"
             )
         self._locks[order.run] = lock
         if (
@@ -137,7 +138,7 @@ class FileSender:
     def _send_file(self, run: str, name: str, path: Path) -> None:
         start = self._starts[run].get(name, 0)
         digest, sent = hashlib.sha256(), 0
-        with _open_regular(path) as file:
+        with open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size - start
             file.seek(start)
             while data := file.read(min(PIECE_BYTES, size - sent)):  # A file that grows meanwhile is sent up to there.
@@ -159,7 +160,7 @@ class FileSender:
 
     def _send_tail(self, run: str, name: str, path: Path, position: int) -> int:
         """Send what was appended since; return up to where the log is sent now."""
-        with _open_regular(path) as file:
+        with open_to_read(path) as file:
             file.seek(self._starts[run].get(name, 0) + position)
             while data := file.read(PIECE_BYTES):
                 piece = FilePiece(run=run, name=name, start=position, data=zlib.compress(data, _FAST), is_tail=True)
@@ -178,28 +179,19 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield name, path
 
 
-def _open_regular(path: Path) -> IO[bytes]:
-    """Open a file to read it; a link or a device is none of a rank's.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(0, "it is no regular file", str(path))
-    return os.fdopen(fd, "rb")
-
-
 # At the runner.
+
+
+class _GivenUp(Exception):
+    """Ends a draft without keeping it."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A file that is being received. size, digest: of what has come."""
+    """A file that is being received. ends: closing it puts the file in its place. size, digest: of what has come."""
 
-    path: Path
     file: IO[bytes]
+    ends: ExitStack
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
@@ -259,8 +251,7 @@ class FileReceiver:
     def _append(self, piece: FilePiece) -> None:
         path = self._runs / piece.run / piece.name
         position = self._bases[piece.run].get(piece.name, 0) + piece.start
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        with os.fdopen(fd, "ab") as file:
+        with os.fdopen(open_to_append(path), "ab") as file:
             if file.tell() == position:  # Otherwise a piece was lost: all of the log comes at the case's end.
                 file.write(_decompressed(piece.data))
 
@@ -280,16 +271,17 @@ class FileReceiver:
     def _begin(self, run: str, name: str) -> _Draft:
         """Return a new draft, which begins with what the runner had of a log before."""
         path = self._runs / run / name
-        path.parent.mkdir(exist_ok=True)
-        draft = path.with_name(f".{path.name}.part")
-        file = draft.open("wb")
+        if path.parent != self._runs / run:
+            make_subfolder(path.parent)
         base = self._bases[run].get(name, 0)
-        if base:
-            with path.open("rb") as before:
-                while base and (data := before.read(min(PIECE_BYTES, base))):
-                    file.write(data)
-                    base -= len(data)
-        return _Draft(path=draft, file=file)
+        with ExitStack() as ends:
+            file = ends.enter_context(drafted(path))
+            if base:
+                with open_to_read(path) as before:
+                    while base and (data := before.read(min(PIECE_BYTES, base))):
+                        file.write(data)
+                        base -= len(data)
+            return _Draft(file=file, ends=ends.pop_all())
 
     def _keep(self, sent: FileSent) -> None:
         key = sent.run, sent.name
@@ -303,18 +295,15 @@ class FileReceiver:
                 *key, f"{sent.name} came damaged: {draft.size} of {sent.size} bytes, or others than were sent"
             )
             return
-        draft.file.flush()
-        os.fsync(draft.file.fileno())
-        draft.file.close()
-        draft.path.replace(self._runs / sent.run / sent.name)
         del self._drafts[key]
+        draft.ends.close()
 
     def _give_up(self, run: str, name: str, *problem: str) -> None:
         draft = self._drafts.pop((run, name), None)
         if draft is not None:
-            with suppress(OSError):  # What is buffered still finds no place.
-                draft.file.close()
-            draft.path.unlink(missing_ok=True)
+            # What is buffered may still find no place.
+            with suppress(OSError, _GivenUp), draft.ends:
+                raise _GivenUp
         self._note(run, *problem)
 
     def _note(self, run: str, *problems: str) -> None:

@@ -32,7 +32,7 @@ from bench.exporter.stack.processes import (
 )
 from bench.exporter.stack.settings import StackSettings
 from bench.runs.files import read_small
-from collectors.files import replace_file, schema_version_of, try_lock
+from collectors.files import READABLE, make_folder, replace_file, schema_version_of, try_lock
 from dashboards.publishing.publish import RENDERED
 
 SCHEMA_VERSION = 1
@@ -167,7 +167,10 @@ def up(plan: StackPlan, programs: Programs, *, tell: Callable[[str], None]) -> S
         urls={name: f"http://{LOOPBACK}:{port}" for name, port in ports.items()},
         is_compose=uses_compose,
     )
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder.parent)
+    if uses_compose:
+        os.umask(READABLE)  # Containers read these files as other users.
+    plan.folder.mkdir(exist_ok=True)
     with _alone(plan.folder):
         _check_folder(plan.folder)  # Once more: another `up` may have been faster.
         had_data = (plan.folder / DATA).is_dir()
@@ -299,15 +302,15 @@ def _write(folder: Path, state: StackState, texts: Mapping[Path, str]) -> None:
     for name in (LOGS, TARGETS, f"{DATA}/prometheus", f"{DATA}/alertmanager"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     if not state.is_compose:  # Else the data is in Docker's volumes.
-        (folder / DATA / DATA_MARK).touch()
+        replace_file(folder / DATA / DATA_MARK, b"")
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
+        replace_file(folder / path, text.encode())
 
 
 def _keep(folder: Path, state: StackState) -> None:
     document = msgspec.json.format(msgspec.json.encode(state))
-    replace_file(folder / STATE, document, draft=folder / f"{STATE}.new", mode=0o600)
+    replace_file(folder / STATE, document, mode=0o600)
 
 
 def read_state(folder: Path) -> StackState | None:

@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from bench.errors import InfrastructureFailed
+from collectors.files import open_to_append
 
 READY_S = 60.0
 """How long a server may take until it answers."""
@@ -61,7 +62,7 @@ def start(
         InfrastructureFailed: the program cannot be run.
     """
     try:
-        with log.open("ab") as output:
+        with os.fdopen(open_to_append(log), "ab") as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

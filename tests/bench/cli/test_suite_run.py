@@ -331,7 +331,7 @@ def test_a_suite_run_of_a_newer_version_or_one_that_is_being_run_is_refused(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = suite_file(tmp_path, TINY)
     with begin(read_suite(Path(path)), runs_of(tmp_path)) as ledger:
-        says = f"suite run {ledger.folder.name} is being run by another process"
+        says = f"suite run {ledger.folder.name} is being run by process"
         _refused(tmp_path, path, "--resume", says=says, capsys=capsys)
         begun = ledger.state.begun
     assert isinstance(begun, Begun)

@@ -193,7 +193,7 @@ def test_a_ledger_that_is_being_written_is_refused(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as ledger:
         ledger.write(BEGUN)
         assert is_written(tmp_path)
-        with pytest.raises(Misuse, match="is being run by another process"):
+        with pytest.raises(Misuse, match="is being run by process"):
             LedgerWriter(tmp_path)
     assert not is_written(tmp_path)
 

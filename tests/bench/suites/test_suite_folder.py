@@ -159,7 +159,7 @@ def test_a_suite_run_that_is_being_run_is_refused(tmp_path: Path) -> None:
     smoke = suite(tmp_path)
     with (
         begin(smoke, tmp_path / "runs") as ledger,
-        pytest.raises(Misuse, match=f"suite run {ledger.folder.name} is being run by another process"),
+        pytest.raises(Misuse, match=f"suite run {ledger.folder.name} is being run by process"),
     ):
         resume(smoke, tmp_path / "runs", ledger.folder.name)
     assert fold(read_ledger(ledger.path).records).begun is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from bench.cli.watching.serve import command
 from tests.support.servers import absent_server
+from tests.support.users import two_users
 
 UNIT = Path(__file__).parents[3] / "dashboards" / "stack" / "observatory.service"
 MOST_EXPOSED = 25
@@ -49,9 +51,34 @@ def test_it_starts_what_the_command_line_knows() -> None:
     assert verb == "serve"
     asked = command.make_context(verb, options).params
     assert (asked["host"], asked["port"]) == ("0.0.0.0", 9464)
-    (state, runs) = _settings("StateDirectory")[0].split()
-    assert asked["runs_folder"] == Path("/var/lib") / runs
+    (state,) = _settings("StateDirectory")
+    assert asked["runs_folder"] == Path("/var/lib") / state / "runs"
+    assert asked["of_all_users"]
     assert asked["store_url"] == f"sqlite:////var/lib/{state}/history.sqlite"
+
+
+def test_the_group_writes_in_the_folder_of_runs_alone() -> None:
+    """By the commands in the unit's head, as a member of the group that is not the service's user."""
+    assert _settings("StateDirectoryMode") == ["0750"]
+    with two_users() as (service, member):
+        commands = re.findall(r"^#   (install -d .*)$", UNIT.read_text(), re.MULTILINE)
+        assert len(commands) == 2
+        home = service.home.parent / "state"
+        for command in commands:
+            words = command.replace("-o observatory -g observatory", f"-o {service.uid} -g {service.uid}")
+            words = words.replace("/var/lib/parallel-observatory", str(home))
+            subprocess.run(shlex.split(words), check=True)
+
+        def may(*words: str) -> bool:
+            who = ["--reuid", str(member.uid), "--regid", str(member.uid), "--groups", str(service.uid)]
+            return subprocess.run(["setpriv", *who, "--", *words], capture_output=True).returncode == 0
+
+        service.owns(home / "runs" / "of the service", 0o770)
+        assert may("mkdir", str(home / "runs" / "own"))
+        assert (home / "runs" / "own").stat().st_gid == service.uid  # So that the service reads what is --shared.
+        assert not may("touch", str(home / ".nccl.conf"))
+        assert not may("mv", str(home / "runs" / "of the service"), str(home / "runs" / "gone"))
+        assert not may("mv", str(home / "runs"), str(home / "gone"))
 
 
 def test_it_is_neither_root_nor_has_a_capability() -> None:

@@ -81,7 +81,7 @@ def test_what_ranks_and_nodes_wrote_arrives_and_nothing_else(node: Node) -> None
     node.write(rank0_jsonl=b"{}\n" * 1000, rank0_err=b"", node0_jsonl=b"{}\n", trial0__rank0_timeline_npz=large)
     node.write(secrets_txt=b"not a rank's")
     (node.folder / "rank1.jsonl").symlink_to("/etc/passwd")
-    assert node.collect() == ("rank1.jsonl cannot be read: Too many levels of symbolic links",)
+    assert node.collect() == ("rank1.jsonl cannot be read: it is a link, and must be a file itself",)
     assert node.received() == {
         "rank0.jsonl": b"{}\n" * 1000,
         "rank0.err": b"",
@@ -199,8 +199,8 @@ def test_a_file_that_comes_damaged_is_named_and_the_old_one_stays(
 
 
 def test_a_file_that_finds_no_place_is_named_with_the_reason(node: Node) -> None:
+    (node.kept / "rank0.jsonl").mkdir()
     node.receiver.expect(RUN)
-    (node.kept / ".rank0.jsonl.part").mkdir()
     for piece in (_piece(), SENT):
         node.receiver.take(piece)
     assert node.receiver.problems(RUN) == ("rank0.jsonl cannot be kept: Is a directory",)

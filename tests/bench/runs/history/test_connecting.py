@@ -92,7 +92,7 @@ def test_a_store_that_may_only_be_read_is_refused_before_a_run(
     with History(url) as history:
         history.add(make_summary(), make_machine())
     with without_right_to_write:
-        assert "check who may write the file and its folder" in _refusal(url)
+        assert "the file belongs to user root (uid 0), and we write only into what is our own" in _refusal(url)
 
 
 def test_a_store_that_may_only_be_read_can_be_read(
