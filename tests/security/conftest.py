@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.users import User, two_users
+from tests.security.users import User, two_users
 
 
 @pytest.fixture(scope="module")

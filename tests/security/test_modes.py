@@ -12,7 +12,7 @@ import pytest
 
 from tests.bench.made.fake_runs import ddp_summary
 from tests.security.conftest import hand_over
-from tests.support.users import User
+from tests.security.users import User
 
 DATA = Path(".local/share/parallel-observatory")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
-from tests.support.users import User
+from tests.security.users import User
 
 WITHIN_S = 120.0
 SMALL = ("--device", "cpu", "--ranks", "2", "--shape", "tiny", "--trials", "1", "--trace-steps", "0", "--port", "0")

@@ -18,8 +18,8 @@ from bench.runs.prune import Limits, plan
 from bench.suites.suite_folder import suite_run_folders
 from tests.bench.made.fake_runs import ddp_summary
 from tests.security.conftest import hand_over
+from tests.security.users import User
 from tests.support.timelines import timeline_of
-from tests.support.users import User
 
 TITLE = "echo this is the profile of the one who measures\n"
 

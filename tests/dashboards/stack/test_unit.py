@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.cli.watching.serve import command
+from tests.security.users import two_users
 from tests.support.servers import absent_server
-from tests.support.users import two_users
 
 UNIT = Path(__file__).parents[3] / "dashboards" / "stack" / "observatory.service"
 MOST_EXPOSED = 25

@@ -7,7 +7,7 @@ import subprocess
 
 import psutil
 
-from tests.support.users import two_users
+from tests.security.users import two_users
 
 
 def test_each_user_reaches_the_project_and_not_the_home_of_the_other() -> None:
