@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import NoReturn
 
 from bench.machine import machine
+from collectors.sockets import listen
 
 
 class NodeStore:
@@ -49,7 +49,7 @@ def _serve(pipe: Connection, host: str) -> NoReturn:
     """Run the store in its process until the pipe is closed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
-    listener = socket.create_server((host, 0))  # By itself, the store would listen on every network of the node.
+    listener = listen(host, 0)  # By itself, the store would listen on every network of the node.
     port = listener.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     pipe.send((port, machine.read()))

@@ -5,10 +5,8 @@ What is started is in the state file before the next is, so that `down` finds al
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +31,7 @@ from bench.exporter.stack.processes import (
 from bench.exporter.stack.settings import StackSettings
 from bench.runs.files import read_small
 from collectors.files import replace_file, schema_version_of, try_lock
+from collectors.sockets import CannotListen, listen
 from dashboards.publishing.publish import RENDERED
 
 SCHEMA_VERSION = 1
@@ -281,17 +280,12 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_port(name: str, port: int) -> None:
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((LOOPBACK, port))
-        except OSError as error:
-            why = (
-                "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
-            )
-            raise InfrastructureFailed(
-                f"port {port}, of {name}, {why}; end that, or give another: {name}.port in a file for --config"
-            ) from None
+    try:
+        listen(LOOPBACK, port).close()
+    except CannotListen as error:
+        raise InfrastructureFailed(
+            f"{name}: {error}; end that, or give another: {name}.port in a file for --config"
+        ) from None
 
 
 def _write(folder: Path, state: StackState, texts: Mapping[Path, str]) -> None:

@@ -17,12 +17,14 @@ from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
 import msgspec
 import psutil
 
 from bench.errors import InfrastructureFailed
+from collectors.sockets import holder_of, uids_at
 
 READY_S = 60.0
 """How long a server may take until it answers."""
@@ -153,6 +155,11 @@ def wait_until_ready(process: ServerProcess, path: str, *, limit_s: float = READ
     while time.monotonic() < until_s:
         if not is_running(process):
             raise InfrastructureFailed(f"{process.name} ended at its start: {last_lines(Path(process.log))}")
+        where = urlsplit(process.url)
+        if uids_at(where.hostname or "", where.port or 0) - {os.getuid()}:  # Faster than ours, since the port was free.
+            raise InfrastructureFailed(
+                f"{process.name}: port {where.port} is taken by {holder_of(where.hostname or '', where.port or 0)}"
+            )
         try:
             with open_here(f"{process.url}{path}", timeout=5):
                 return
