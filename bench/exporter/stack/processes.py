@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 import psutil
@@ -145,11 +145,16 @@ def _reap(pid: int) -> None:
         return
 
 
-def wait_until_ready(process: ServerProcess, path: str, *, limit_s: float = READY_S) -> None:
+def wait_until_ready(
+    process: ServerProcess, path: str, *, authorization: str | None = None, limit_s: float = READY_S
+) -> None:
     """Wait until the server answers at the path.
 
+    authorization: the value of that header, for a server that asks for a password.
+
     Raises:
-        InfrastructureFailed: it ended, or does not answer in time; the message has its last lines.
+        InfrastructureFailed: it ended, or does not answer in time; the message has its last lines. Or another user's
+            program has its port.
     """
     until_s = time.monotonic() + limit_s
     while time.monotonic() < until_s:
@@ -161,7 +166,8 @@ def wait_until_ready(process: ServerProcess, path: str, *, limit_s: float = READ
                 f"{process.name}: port {where.port} is taken by {holder_of(where.hostname or '', where.port or 0)}"
             )
         try:
-            with open_here(f"{process.url}{path}", timeout=5):
+            asked = Request(f"{process.url}{path}", headers={"Authorization": authorization} if authorization else {})
+            with open_here(asked, timeout=5):
                 return
         except HTTPError as error:  # It listens, and is not ready.
             error.close()
