@@ -43,6 +43,8 @@ _LONGEST_WORD = 32
 _USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET_QUERY = re.compile(rf"([?&][^=&\s]*(?:{_SECRET})[^=&\s]*=)[^&\s]*", re.IGNORECASE)
 REDACTED = "(redacted)"
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
+"""Variables for folders of compiled code, and what each is called in ours. Where it lies changes no measurement."""
 
 
 def relevant(environment: Mapping[str, str]) -> dict[str, str]:
@@ -54,7 +56,7 @@ def relevant(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: REDACTED if _SECRET_NAME.search(name) or not _is_setting(redacted := redact(value)) else redacted
         for name, value in sorted(environment.items())
-        if name.startswith(_RELEVANT)
+        if name.startswith(_RELEVANT) and name not in CACHES
     }
 
 
