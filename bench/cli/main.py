@@ -235,6 +235,6 @@ def _crash(arguments: Sequence[str], trace: str) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="backslashreplace")  # An argument may hold any bytes.
     except OSError as error:
-        say(text)
+        say(text, is_page=True)
         return f"this is our own bug: {last}; no crash file could be written ({error.strerror}), so it stands above"
     return f"this is our own bug: {last}; please report it with {path}"
