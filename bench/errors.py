@@ -25,17 +25,22 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 change the writing direction, and surrogates (bytes that are no text)."""
 
 
-def say(text: str) -> None:
+def say(text: str, *, is_page: bool = False) -> None:
     """Print the text to standard error in one write. If standard error is closed or full, nothing happens.
 
     Names in the text may come from anywhere, so control characters, which could move the cursor or change colours, are
-    written as escapes.
+    written as escapes; so are newlines, which could begin a line that nobody said, but in a page.
     """
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{printable(text)}\n")
+        sys.stderr.write(f"{printable(text) if is_page else on_one_line(text)}\n")
         sys.stderr.flush()
+
+
+def on_one_line(text: str) -> str:
+    """Return the text with control characters, newlines included, replaced by Python's escapes."""
+    return printable(text).replace("\n", "\\n")
 
 
 def printable(text: str) -> str:

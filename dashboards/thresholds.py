@@ -7,12 +7,13 @@ Knows no alert.
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from collectors.toml import BadToml, TomlLimit, read_toml
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).with_suffix(".toml")
@@ -180,10 +181,12 @@ def changed_by(data: bytes, file: str) -> Thresholds:
     Raises:
         BadThresholds: it is no TOML, or a key is unknown, of another type or out of range.
     """
-    values = tomllib.loads(SHIPPED.read_text())
+    values = read_toml(SHIPPED.read_bytes())
     try:
-        changes = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        changes = read_toml(data)
+    except TomlLimit as error:
+        raise BadThresholds(f"{file}: {error}; a file of thresholds needs no more") from None
+    except BadToml as error:
         raise BadThresholds(f"{file} is no TOML: {error}") from None
     if isinstance(version := changes.get("schema_version"), int) and version > SCHEMA_VERSION:
         raise BadThresholds(
@@ -221,6 +224,6 @@ def _refusal(file: str, text: str, values: dict[str, Any]) -> str:
     if (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL)) is not None:
         table = re.match(r"\w*", place)
         form = {"": Thresholds, "accepted_efficiency": AcceptedEfficiency}.get(table[0] if table else "")
-        known = form.__struct_fields__ if form else tuple(tomllib.loads(SHIPPED.read_text())[place])
+        known = form.__struct_fields__ if form else tuple(read_toml(SHIPPED.read_bytes())[place])
         return f"{file}: {place + ': ' if place else ''}{unknown[1]} is unknown; it may be {', '.join(known)}"
     return f"{file}: {place}: {what[0].lower()}{what[1:].replace('`', '')}"

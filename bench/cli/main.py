@@ -238,7 +238,7 @@ def _crash(arguments: Sequence[str], trace: str) -> str:
         make_folder(folder)
         replace_file(path, text.encode(errors="backslashreplace"))  # An argument may hold any bytes.
     except (OSError, Misuse) as error:
-        say(text)
+        say(text, is_page=True)
         why = error.strerror if isinstance(error, OSError) else str(error)
         return f"this is our own bug: {last}; no crash file could be written ({why}), so it stands above"
     return f"this is our own bug: {last}; please report it with {path}"

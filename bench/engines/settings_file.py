@@ -7,7 +7,6 @@ import difflib
 import ipaddress
 import operator
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -19,6 +18,7 @@ import msgspec
 from bench.engines.wire.tcp import address_of
 from bench.errors import Misuse
 from bench.runs.files import read_small
+from collectors.toml import BadToml, TomlLimit, read_toml
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,11 +45,13 @@ def read_settings(path: Path | None, form: type[Settings], of: str) -> Settings:
     given: dict[str, Any] = {}
     try:
         if path is not None:
-            given = tomllib.loads(read_small(path).decode())
+            given = read_toml(read_small(path))
         settings = msgspec.convert(given, form)
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}; name a file of {of}'s settings, in TOML") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except TomlLimit as error:
+        raise Misuse(f"{path}: {error}; a file of {of}'s settings needs no more") from None
+    except BadToml as error:
         raise Misuse(f"{path} is no TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise _refusal(path, given, str(error), form, of) from None

@@ -23,7 +23,8 @@ from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
 from collectors.prometheus.exposition import Owned, Source
 from collectors.prometheus.histogram import Exemplar, Histogram, Observations, histogram_of
-from collectors.prometheus.http_server import CannotListen, Server, ServerConfig
+from collectors.prometheus.http_server import Server, ServerConfig
+from collectors.sockets import CannotListen
 
 # Collectors of a node whose GPUs are a recording that never ends, and whose host is this machine.
 

@@ -30,7 +30,8 @@ from collectors.node.registry import NodeCollector, PollingConfig, open_collecto
 from collectors.node.watch import NodeWatch
 from collectors.prometheus.exposition import Exporter, Owned, Source
 from collectors.prometheus.http_answers import landing_page
-from collectors.prometheus.http_server import CannotListen, PortTaken, Server, ServerConfig
+from collectors.prometheus.http_server import Server, ServerConfig
+from collectors.sockets import CannotListen, PortTaken
 
 HOST = "127.0.0.1"
 PORT = 9464
@@ -106,7 +107,10 @@ def serving(
                 _open(runs_folder, store_url, host, port, once(on_notice), ServerConfig, None, "all")
             )
         except CannotListen as error:
-            on_notice(f"this run serves no /metrics of its own: {error}; an `observatory serve` there shows it, too")
+            advice = "choose another --port, as what is shown there need not be this run"
+            if isinstance(error, PortTaken) and error.is_ours:
+                advice = "an `observatory serve` there also shows it"
+            on_notice(f"this run serves no /metrics of its own: {error}; {advice}")
         yield server
 
 
@@ -154,10 +158,12 @@ def named(sources: Sequence[Source]) -> Source:
 
 def refusal(error: CannotListen) -> InfrastructureFailed:
     """Return the error for a user who asked for that address."""
-    if isinstance(error, PortTaken):
+    if isinstance(error, PortTaken) and error.is_ours:
         return InfrastructureFailed(
-            f"{error}, perhaps by another `observatory serve`; use that one, or choose another with --port"
+            f"{error}, perhaps an `observatory serve`; use that one, or choose another port with --port"
         )
+    if isinstance(error, PortTaken):
+        return InfrastructureFailed(f"{error}; choose another port with --port")
     return InfrastructureFailed(f"{error}; choose another --host or --port")
 
 

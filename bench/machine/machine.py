@@ -27,24 +27,49 @@ _RELEVANT = (
     *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_CPUS_PER_TASK"),
     "SLURM_TOPOLOGY_ADDR",
 )
-_SECRET = r"token|secret|password|passwd|key|credential"
+# PAT is a personal access token as a word of its own, and else a part of PATH.
+_SECRET = (
+    r"token|secret|key|cred|cookie|pass(?![a-z])|passw|passphrase|passcode|pwd"
+    r"|(?<![a-z])auth|(?<![a-z])pats?(?![a-z])|(?<![a-z])sig(?:nature)?(?![a-z])"
+)
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
+# What values of settings are made of; whatever else stands in a value, nobody has said that it may be shown.
+_PLAIN = re.compile(r"[A-Za-z0-9_ ,;:=./+^@%~\[\]{}()<>*&?|#-]*")
+_BETWEEN_PARTS = re.compile(r"[ ,;:=]+")
+# Numbers, words (ring, NVLS, CollnetDirect) and short names (mlx5, LL128): a token is longer, with digits or at random.
+_WORD = re.compile(r"[A-Za-z0-9]{1,16}|[0-9]{1,20}|[a-z]+|[A-Z]+|(?:[A-Z]?[a-z]{2,}+|[A-Z]{2,4}+)+")
+_LONGEST_WORD = 32
 # Up to the last @ of the word: a password may contain an unescaped @, and hiding too much does no harm.
 _USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET_QUERY = re.compile(rf"([?&][^=&\s]*(?:{_SECRET})[^=&\s]*=)[^&\s]*", re.IGNORECASE)
 REDACTED = "(redacted)"
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
+"""Variables for folders of compiled code, and what each is called in ours. Where it lies changes no measurement."""
 
 
 def relevant(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that can change a measurement, in order of name.
 
-    The value of a variable whose name suggests a secret is replaced; URLs in other values are redacted.
+    A value is replaced where the variable's name suggests a secret, and where it does not have the form of a setting:
+    numbers, words, short names, paths. URLs in other values are redacted.
     """
     return {
-        name: REDACTED if _SECRET_NAME.search(name) else redact(value)
+        name: REDACTED if _SECRET_NAME.search(name) or not _is_setting(redacted := redact(value)) else redacted
         for name, value in sorted(environment.items())
-        if name.startswith(_RELEVANT)
+        if name.startswith(_RELEVANT) and name not in CACHES
     }
+
+
+def _is_setting(value: str) -> bool:
+    """Return whether the value is made of paths, numbers and words: `mlx5_0:1`, `/opt/cuda`, `max_split_size_mb:64`."""
+    return _PLAIN.fullmatch(value) is not None and all(
+        part.startswith(("/", "~/", "./")) or all(map(_is_word, re.findall(r"[A-Za-z0-9]+", part)))
+        for part in _BETWEEN_PARTS.split(value)
+    )
+
+
+def _is_word(text: str) -> bool:
+    return len(text) <= _LONGEST_WORD and _WORD.fullmatch(text) is not None
 
 
 def redact(text: str) -> str:

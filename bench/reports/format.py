@@ -14,12 +14,14 @@ from typing import Any, Literal, TextIO, TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from bench.analysis.estimate import Estimate, Ratio
 from bench.errors import CONTROL
+from bench.errors import on_one_line as escaped
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics import results
 from collectors.metrics.registry import METRICS
@@ -32,7 +34,8 @@ _NO_EDGE = 10_000
 class PlainConsole(Console):
     """Prints texts as they are, without markup, emoji codes or control characters.
 
-    Names of runs, hosts, folders and events may come from anywhere; a "?" replaces each control character.
+    Names of runs, hosts, folders and events may come from anywhere; a "?" replaces each control character, and in what
+    is printed as a line or as a table's cell also each newline, which could begin a line that nobody wrote.
     """
 
     def __init__(
@@ -41,6 +44,9 @@ class PlainConsole(Console):
         super().__init__(
             file=file, width=width, force_terminal=force_terminal, highlight=False, markup=False, emoji=False
         )
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*map(_without_breaks, objects), **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         # A table measures its cells before it renders them, so control characters are replaced here already.
@@ -52,6 +58,20 @@ class PlainConsole(Console):
                 yield segment
             else:
                 yield Segment(CONTROL.sub("?", segment.text), segment.style)
+
+
+def _without_breaks(printed: Any) -> Any:
+    """Return a line, or what holds lines, with a "?" for each newline within one; headings may have several lines."""
+    if isinstance(printed, str):
+        return printed.replace("\n", "?")
+    if isinstance(printed, Text) and "\n" in printed.plain:
+        return Text(printed.plain.replace("\n", "?"), style=printed.style)
+    if isinstance(printed, Padding):
+        printed.renderable = _without_breaks(printed.renderable)
+    if isinstance(printed, Table):
+        for column in printed.columns:
+            column._cells = [_without_breaks(cell) for cell in column.cells]
+    return printed
 
 
 def open_console(file: TextIO | None = None) -> Console:
@@ -66,6 +86,7 @@ def print_figures(console: Console, table: Table, *, keys: int = 0) -> None:
     keys: how many first columns say what a row is of. On a narrow terminal the others continue below, after these
     again; with no keys, and where one column alone is too wide, cells are folded.
     """
+    _without_breaks(table)  # Before it is measured.
     if not console.is_terminal:
         table.width = widest(console, table)
     is_split = console.is_terminal and keys and widest(console, table) > console.width
@@ -315,7 +336,8 @@ def print_csv(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> N
     """Print the rows under the columns' names."""
     writer = csv.DictWriter(sys.stdout, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: escaped(value) if isinstance(value, str) else value for name, value in row.items()})
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
 from bench.case import Case, Purpose, check, find_spec
+from bench.engines.caches import private_caches
 from bench.engines.environment import environment
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine import machine
@@ -162,7 +163,10 @@ def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
     for made in (path, folder / "case.json") if place.rank == 0 else (path,):
         if made.exists():
             raise Misuse(f"{made} exists already, and a folder holds one run; name a new --folder")
-    ours = environment(os.environ)
+    caches, notices = private_caches(os.environ)
+    for text in notices if place.rank == 0 else ():
+        say(text)
+    ours = environment(os.environ) | caches
     if not place.is_one_node and "GLOO_SOCKET_IFNAME" not in os.environ:
         del ours["GLOO_SOCKET_IFNAME"]  # The loopback, by which other nodes are not reached.
     os.environ.update(ours)  # torch reads them when a process group is made.

@@ -22,34 +22,29 @@ from typing import Any
 
 from collectors.errors import in_words
 from collectors.prometheus.http_answers import Answer, MetricsPage, Pages, answer, refusal
+from collectors.sockets import listen, network_of
 
 IDLE_S = 5.0
 """How long a client may send nothing of its request, or read nothing of the answer, before it is disconnected."""
+SLOW_S = 5.0
+"""How long a client may take to send a request with the right password, or to read its answer, byte by byte or not."""
 REQUEST_S = 30.0
 """How long a client is served at a stretch, however active it is; Prometheus itself waits 10 s."""
 MOST_CLIENTS = 64
 """How many clients are served at once; more are turned away, so that they cost no thread."""
+SHARE = 4
+"""An address has this part of these places at most."""
 KEPT_S = 310.0
 """How long a connection is kept without a request. Prometheus closes its own after 5 minutes, so that it is first."""
 MOST_KEPT = 64
 """How many idle connections are kept; beyond, the one that has been idle longest is closed."""
 
-_BACKLOG = 128
-"""Connections waiting to be accepted; after a restart more come than socketserver's 5."""
 _NO_FILES_S = 0.1
 """Pause before clients are accepted again, where this process may open no more files."""
 
 _TURNED_AWAY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\n\r\ntoo many clients at once\n"
 
 _PLAIN_ON_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nthis port speaks https\n"
-
-
-class CannotListen(RuntimeError):
-    """The server cannot listen at the address; the message says why."""
-
-
-class PortTaken(CannotListen):
-    """Another program listens at the port already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +81,13 @@ class Server:
         landing: str | None = None,
         config: Callable[[], ServerConfig] = ServerConfig,
         on_notice: Callable[[str], None],
+        slow_s: float = SLOW_S,
         request_s: float = REQUEST_S,
         most_clients: int = MOST_CLIENTS,
         kept_s: float = KEPT_S,
         most_kept: int = MOST_KEPT,
     ) -> None:
-        listener = _listen(host, port)
+        listener = listen(host, port)
         self.port: int = listener.getsockname()[1]
         scheme = "http" if config().tls is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
@@ -100,6 +96,7 @@ class Server:
             Pages(metrics=page, landing=landing),
             config,
             on_notice,
+            slow_s=slow_s,
             request_s=request_s,
             most_clients=most_clients,
             kept_s=kept_s,
@@ -115,38 +112,20 @@ class Server:
         self._connections.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    where = f"port {port} of {host}"
-    try:
-        (family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with contextlib.ExitStack() as undo:
-            listener = undo.enter_context(socket.socket(family))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address[:2])
-            listener.listen(_BACKLOG)
-            undo.pop_all()
-        return listener
-    except UnicodeError:  # A name with an empty part, a part of over 63 letters, or letters that no name may have.
-        raise CannotListen(f"host {host!r} is no name of a machine and no address") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortTaken(f"{where} is taken by another program") from None
-        raise CannotListen(f"{where} cannot be served: {error.strerror or error}") from None
-    except OverflowError:
-        raise CannotListen(f"port {port} is none; it may be 0 to 65535") from None
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Connection:
     """A connected client.
 
-    tls: the context that its TLS was made by; None before, or without. since_s: since when it is served, or kept.
-    is_over: it is not to be read from any more. thread: what serves it; None while it is kept.
+    network: see `network_of`. tls: the context that its TLS was made by; None before, or without. since_s: since when
+    it is served, or kept. slow_since_s: since when the client sends a request or reads an answer; None while the answer
+    is made. is_over: it is not to be read from any more. thread: what serves it; None while it is kept.
     """
 
     socket: socket.socket
     address: Any
+    network: str
     since_s: float
+    slow_since_s: float | None = None
     tls: ssl.SSLContext | None = None
     is_begun: bool = False
     is_over: bool = False
@@ -163,6 +142,7 @@ class _Connections:
         config: Callable[[], ServerConfig],
         on_notice: Callable[[str], None],
         *,
+        slow_s: float,
         request_s: float,
         most_clients: int,
         kept_s: float,
@@ -171,7 +151,8 @@ class _Connections:
         self.pages, self.config, self.on_notice = pages, config, on_notice
         self.is_closing = False
         self._listener = listener
-        self._request_s, self._most_clients = request_s, most_clients
+        self._slow_s, self._request_s = slow_s, request_s
+        self._most_clients = most_clients
         self._kept_s, self._most_kept = kept_s, most_kept
         self._lock = threading.Lock()  # Of what serving threads change: `_served`, `_answered`, and what is in them.
         self._served: set[_Connection] = set()
@@ -226,7 +207,7 @@ class _Connections:
     def _until_next_end_s(self) -> float | None:
         """Return how long nobody's time is over; None where nobody is there."""
         with self._lock:
-            ends_s = [one.since_s + self._request_s for one in self._served if not one.is_over]
+            ends_s = [self._ends_s(one) for one in self._served if not one.is_over]
         ends_s += [one.since_s + self._kept_s for one in self._kept]
         return max(0.0, min(ends_s) - time.monotonic()) if ends_s else None
 
@@ -244,7 +225,7 @@ class _Connections:
                     time.sleep(_NO_FILES_S)  # The client waits at the door, and the selector would tell so at once.
             return  # Otherwise the client has gone again.
         client.setblocking(True)
-        self._begin(_Connection(socket=client, address=address, since_s=0.0))
+        self._begin(_Connection(socket=client, address=address, network=network_of(address[0]), since_s=0.0))
 
     def _take_up(self, connection: _Connection) -> None:
         """Have a kept connection served that has something to read. Its end alone costs no thread."""
@@ -257,14 +238,14 @@ class _Connections:
 
     def _begin(self, connection: _Connection) -> None:
         """Give the client a thread, or turn it away if too many are served."""
-        connection.since_s = time.monotonic()
+        connection.since_s = connection.slow_since_s = time.monotonic()
         connection.thread = threading.Thread(target=self._serve_client, args=(connection,), name="scrape")
         with self._lock:
-            has_place = len(self._served) < self._most_clients
-            if has_place:
+            full = self._make_place(connection.network)
+            if full is None:
                 self._served.add(connection)
-        if not has_place:
-            self.on_notice(f"{self._most_clients} clients are served at once; those beyond are turned away")
+        if full is not None:
+            self.on_notice(f"{full} are served at once; those beyond are turned away")
             _turn_away(connection.socket)
             return
         try:
@@ -274,6 +255,27 @@ class _Connections:
             with self._lock:
                 self._served.discard(connection)
             _turn_away(connection.socket)
+
+    def _make_place(self, network: str) -> str | None:
+        """Return None where one more client of this network can be served; else of whom too many are.
+
+        Who has been sending or reading for longest makes place: a scraper does both at once, so that clients who hold
+        connections open only displace each other.
+        """
+        served = [one for one in self._served if not one.is_over]
+        same = [one for one in served if one.network == network]
+        share = max(1, self._most_clients // SHARE)
+        if len(same) >= share:
+            rivals, full = same, f"{share} clients of {network}"
+        elif len(served) >= self._most_clients:
+            rivals, full = served, f"{self._most_clients} clients"
+        else:
+            return None
+        slow = [(one.slow_since_s, one) for one in rivals if one.slow_since_s is not None]
+        if not slow:
+            return full
+        _hear_no_more(min(slow, key=lambda pair: pair[0])[1], socket.SHUT_RDWR)
+        return None
 
     def _keep_answered(self) -> None:
         """Wait for the next request of those whose last one is answered."""
@@ -295,12 +297,28 @@ class _Connections:
         now_s = time.monotonic()
         with self._lock:
             for connection in self._served:
-                if not connection.is_over and now_s - connection.since_s >= self._request_s:
+                if not connection.is_over and now_s >= self._ends_s(connection):
                     _hear_no_more(connection, socket.SHUT_RDWR)
         while self._kept and now_s - (oldest := next(iter(self._kept))).since_s >= self._kept_s:
             self._drop(oldest)
 
+    def _ends_s(self, connection: _Connection) -> float:
+        """Return when the client's time is over."""
+        ends_s = connection.since_s + self._request_s
+        return ends_s if connection.slow_since_s is None else min(ends_s, connection.slow_since_s + self._slow_s)
+
     # In the thread of a client.
+
+    def await_client(self, connection: _Connection) -> None:
+        """Note that the client is to send another request, or to read its answer, from now on."""
+        with self._lock:
+            connection.slow_since_s = time.monotonic()
+        self._wake()
+
+    def begin_answer(self, connection: _Connection) -> None:
+        """Note that the client has sent a request that is answered."""
+        with self._lock:
+            connection.slow_since_s = None
 
     def _serve_client(self, connection: _Connection) -> None:
         """Answer what the client asks now; keep the connection where it may ask again."""
@@ -426,6 +444,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.handle_one_request()
         while not self.close_connection and self._has_more():
+            self._connections.await_client(self._client)
             self.handle_one_request()
 
     def do_GET(self) -> None:
@@ -437,13 +456,21 @@ class _Handler(BaseHTTPRequestHandler):
         has_body = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
         if has_body or self.request_version == "HTTP/1.0":
             self.close_connection = True
-        self._send(answer(self._connections.pages, config.admits, self.path, self.headers), config.headers)
+        self._send(answer(self._connections.pages, self._admits, self.path, self.headers), config.headers)
 
     do_HEAD = do_GET  # noqa: N815  # The name that http.server calls.
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what http.server finds to be no request."""
         self._send(refusal(code, message or self.responses[code][0]), self._connections.config().headers)
+
+    def _admits(self, authorization: str) -> bool:
+        """Return whether the request is answered. Until then others may take the client's place: it may be guessing."""
+        admits = self._connections.config().admits
+        if admits is not None and not admits(authorization):
+            return False
+        self._connections.begin_answer(self._client)
+        return True
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # The name is http.server's.
         """Log no requests."""
@@ -469,4 +496,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
+            self._connections.await_client(self._client)
             self.wfile.write(response.body)

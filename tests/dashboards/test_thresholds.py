@@ -56,7 +56,7 @@ ratio = 0.9
     ("text", "said"),
     [
         ("[gpus", "mine.toml is no TOML: "),
-        ("x = " + "[" * 5000, "mine.toml is no TOML: "),
+        ("x = " + "[" * 5000, "mine.toml: lists and tables are nested more than 16 deep (at line 1)"),
         ("schema_version = 9", "mine.toml: schema_version is 9, and this program knows 1; use the program"),
         ("[gpu]\nbraked_ratio = 1", "mine.toml: gpu is unknown; it may be schema_version, links, "),
         ("gpus = 1", "mine.toml: gpus: expected object, got int"),

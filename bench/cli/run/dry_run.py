@@ -42,8 +42,8 @@ def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) 
         for line in _step_lines(case):
             print_words(console, line)
     for line in cluster_lines(plan.cluster):
-        print_words(console, f"\n{line}")
-    print_words(console, "\nnothing was started, and nothing written")
+        print_words(console, "", line)
+    print_words(console, "", "nothing was started, and nothing written")
 
 
 def plan_lines(plan: Plan, options: RunOptions) -> list[str]:

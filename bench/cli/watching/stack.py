@@ -127,6 +127,7 @@ def up(
 
 def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
     """Print the servers, and the targets once each was asked."""
+    from bench.exporter.stack import lifecycle, passwords
     from bench.exporter.stack.coverage import targets_once_asked
     from bench.exporter.stack.files import LOOPBACK
 
@@ -137,6 +138,10 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
             " send them to another with `observatory dashboards push --url URL`"
         )
     click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/watching.md")
+    click.echo(
+        f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, of Grafana admin, who can look"
+        " without one"
+    )
     click.echo(f"files: {plan.folder}; `observatory stack down` ends and deletes all of it")
     if not (plan.has_agent or plan.has_demo or plan.lists):
         say("nothing is watched yet: --agent watches this node, --demo shows made-up data, --targets FILE other nodes")
@@ -144,7 +149,8 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
     asked_s = _DISCOVERY_S + plan.settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
     say(f"waiting until each target was asked, {asked_s} s at most")
     own = [f"{LOOPBACK}:{port}" for port in plan.agents.values()]
-    targets = targets_once_asked(state.prometheus_url, own, limit_s=asked_s)
+    password = lifecycle.prometheus_password(plan.folder, state)
+    targets = targets_once_asked(state.prometheus_url, own, password=password, limit_s=asked_s)
     _print_targets(targets, "table")
     for target in targets:
         if target.missing is not None:
@@ -216,19 +222,24 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
     from bench.exporter.stack import lifecycle
     from bench.exporter.stack.coverage import left_out, of_ours, targets_of
 
+    folder = folder.absolute()
+    own = lifecycle.read_state(folder)
     state = None
     problems: list[str] = []
     if prometheus_url is None:
-        state = lifecycle.read_state(folder.absolute())
+        state = own
         if state is None:
-            raise Misuse(lifecycle.nothing_is_up(folder.absolute()))
+            raise Misuse(lifecycle.nothing_is_up(folder))
         problems = [
             f"{one.name} (process {one.pid}) has ended; its last lines are in {one.log}"
             for one in lifecycle.ended(state)
         ]
         prometheus_url = state.prometheus_url
     is_asked = not any(one.startswith("prometheus ") for one in problems)
-    every = targets_of(prometheus_url) if is_asked else []
+    password = None
+    if is_asked and own is not None and prometheus_url.rstrip("/") == own.prometheus_url:
+        password = lifecycle.prometheus_password(folder, own)
+    every = targets_of(prometheus_url, password) if is_asked else []
     targets = of_ours(every)
     if is_asked and not targets:
         problems.append(

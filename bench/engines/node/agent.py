@@ -29,6 +29,7 @@ from typing import NoReturn
 
 import msgspec
 
+from bench.engines.caches import private_caches
 from bench.engines.environment import LOOPBACK, environment
 from bench.engines.node.node_exporter import NodeExporter
 from bench.engines.node.supervisor import Supervisor
@@ -46,7 +47,7 @@ from bench.engines.wire.frames import (
 )
 from bench.engines.wire.run_files import FileSender
 from bench.engines.wire.tcp import CONNECT_S, Unreached, address_of, connect
-from bench.errors import say
+from bench.errors import InfrastructureFailed, say
 from bench.machine.node_now import read_now
 from bench.rank.messages import (
     AgentFailed,
@@ -114,8 +115,9 @@ def main() -> int:
         if arguments.connect is not None:
             stream = connect(*arguments.connect, within_s=arguments.within)
         host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
-        os.environ.update(environment(os.environ, host))
-    except (Refused, StreamEnded, OSError) as error:
+        caches, notices = private_caches(os.environ)
+        os.environ.update(environment(os.environ, host) | caches)
+    except (Refused, StreamEnded, InfrastructureFailed, OSError) as error:
         say(f"agent: {error}")
         return UNREACHED if isinstance(error, Unreached) else 1
     own = None if arguments.runs is not None else tempfile.mkdtemp(prefix="observatory-node-")
@@ -123,6 +125,8 @@ def main() -> int:
     agent = Agent(
         stream, key, node=arguments.node, sent_from=runs if arguments.sends_files else None, on_met=limit.cancel
     )
+    for text in notices:
+        agent.notice(text)
     forkserver.set_forkserver_preload(["bench.engines.node.forkserver_preload"])
     try:
         forkserver.ensure_running()

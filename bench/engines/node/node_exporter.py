@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.errors import say
+from collectors.sockets import holder_of, is_held_by_us
 
 ASK_S = 2.0
 """How long the port may take to answer."""
@@ -41,7 +42,7 @@ class NodeExporter:
     ) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         if _is_served(host, port):
-            tell(f"{host}:{port} is served already, so that no exporter is started")
+            tell(f"no exporter is started: port {port} of {host} is taken by {_holder(host, port)}")
             return
         self._process = subprocess.Popen(
             [
@@ -74,6 +75,12 @@ def _is_served(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _holder(host: str, port: int) -> str:
+    """Return whose program serves there; that of another user may be the site's exporter, or pass for it."""
+    holder = holder_of(host, port)
+    return holder if is_held_by_us(host, port) else f"{holder}; choose another port unless you trust that program"
 
 
 def _pass_on(said: IO[bytes], tell: Callable[[str], None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from contextlib import closing
 from importlib import import_module
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 
 from bench.machine import machine
 from bench.rank.messages import GROUPS_MADE
+from collectors.sockets import CannotListen, listen
 
 LOOK_S = 0.05
 """How often a store is asked whether all ranks have made their groups."""
@@ -74,7 +74,7 @@ class TrialStore:
         self._process = _TorchProcess(context, _hold_store, host, prefix, ranks)
         if isinstance(self._process.answer, str):
             self.close()
-            raise RuntimeError(f"the ranks' store cannot listen at {host}: {self._process.answer}")
+            raise RuntimeError(f"the ranks' store cannot be opened: {self._process.answer}")
         self.port = int(self._process.answer)
 
     def close(self) -> None:
@@ -94,9 +94,9 @@ def _hold_store(pipe: Connection, host: str, prefix: str, ranks: int) -> NoRetur
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
     try:
-        listener = socket.create_server((host, 0))  # By itself, the store would listen on every network of the node.
-    except OSError as error:
-        pipe.send(error.strerror or str(error))
+        listener = listen(host, 0)  # By itself, the store would listen on every network of the node.
+    except CannotListen as error:
+        pipe.send(str(error))
         os._exit(0)
     port = listener.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

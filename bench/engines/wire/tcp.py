@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from bench.engines.wire.frames import Refused, SocketStream, StreamEnded, Wire, meet
 from bench.errors import InfrastructureFailed, say
+from collectors import sockets
 
 CONNECT_S = 30.0
 """How long an agent tries to reach its runner, which may still be starting."""
@@ -65,12 +66,10 @@ def listen(host: str, port: int, *, expected: int) -> socket.socket:
     Raises:
         InfrastructureFailed: the address is none of this machine, or the port is taken.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=expected + MOST_UNKNOWN)
-    except OSError as error:
-        where = host if port == 0 else f"{host}, port {port}"
-        raise InfrastructureFailed(f"agents cannot be awaited at {where}: {error.strerror or error}") from None
+        return sockets.listen(host, port, backlog=expected + MOST_UNKNOWN)
+    except sockets.CannotListen as error:
+        raise InfrastructureFailed(f"agents cannot be awaited: {error}") from None
 
 
 class AgentListener:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.exporter.stack.files import SHIPPED
+from bench.exporter.stack.files import SHIPPED, client_file, web_file
+from bench.exporter.stack.passwords import FOLDER as PASSWORDS
 from bench.exporter.stack.settings import StackSettings
 from dashboards.publishing.publish import RENDERED
 
@@ -56,6 +57,9 @@ def environment(settings: StackSettings, folder: Path) -> str:
         "OBSERVATORY_STACK": folder,
         "OBSERVATORY_RULES": folder / "observatory-rules.yaml",
         "OBSERVATORY_DASHBOARDS": RENDERED,
+        **{f"OBSERVATORY_{name.upper()}_WEB": folder / web_file(name) for name in ("prometheus", "alertmanager")},
+        **{f"OBSERVATORY_{name.upper()}_CLIENT": folder / client_file(name) for name in ("prometheus", "alertmanager")},
+        "OBSERVATORY_GRAFANA_PASSWORD": folder / PASSWORDS / "grafana",
         "RETENTION_DAYS": settings.prometheus.retention_days,
         **{f"{name.upper()}_PORT": port for name, port in ports(settings).items()},
     }

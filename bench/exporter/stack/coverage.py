@@ -11,10 +11,11 @@ from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
-from urllib.request import build_opener
+from urllib.request import Request, build_opener
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.stack.files import JOB
+from bench.exporter.stack.passwords import authorization
 from dashboards.promql import jobs_of_ours, series_by_target
 
 _ANSWER_S = 30.0
@@ -49,19 +50,22 @@ class Target:
         return f"{name} is missing: {why}; is `observatory serve` running there?"
 
 
-def targets_of(url: str) -> list[Target]:
+def targets_of(url: str, password: str | None = None) -> list[Target]:
     """Return the targets of the Prometheus at this address, by job and address.
+
+    password: of the stack's own Prometheus.
 
     Raises:
         Misuse: it is no http or https address.
         InfrastructureFailed: nothing answers there, or no Prometheus.
     """
-    active = _ask(url, "/api/v1/targets", {"state": "active"})["activeTargets"]
+    active = _ask(url, password, "/api/v1/targets", {"state": "active"})["activeTargets"]
     counted = {
         (one["metric"].get("job", ""), one["metric"].get("instance", "")): int(one["value"][1])
-        for one in _ask(url, "/api/v1/query", {"query": series_by_target()})["result"]
+        for one in _ask(url, password, "/api/v1/query", {"query": series_by_target()})["result"]
     }
-    jobs = {one["metric"].get("job", "") for one in _ask(url, "/api/v1/query", {"query": jobs_of_ours()})["result"]}
+    known = _ask(url, password, "/api/v1/query", {"query": jobs_of_ours()})["result"]
+    jobs = {one["metric"].get("job", "") for one in known}
     found = [
         Target(
             job=(job := one["labels"].get("job", "")),
@@ -97,19 +101,22 @@ def left_out(targets: Sequence[Target]) -> list[str]:
     ]
 
 
-def targets_once_asked(url: str, expected: Collection[str], *, limit_s: float) -> list[Target]:
+def targets_once_asked(url: str, expected: Collection[str], *, password: str, limit_s: float) -> list[Target]:
     """Return the targets when each was asked once, and answered with series of ours or not at all, or after this time.
 
-    expected: addresses that must be among them; those that are not come back as targets that nobody asks.
+    password: see `targets_of`. expected: addresses that must be among them; those that are not come back as targets
+    that nobody asks.
 
     Raises: as `targets_of`.
     """
     until_s = time.monotonic() + limit_s
     while True:
-        found = targets_of(url)
+        found = targets_of(url, password)
         unknown = set(expected) - {target.address for target in found}
         is_whole = bool(found) and not unknown
-        if time.monotonic() >= until_s or (is_whole and all(one.series or one.health == "down" for one in found)):
+        # Those that are expected answer by now; a scrape may have come before they did.
+        is_asked = all(one.series or (one.health == "down" and one.address not in expected) for one in found)
+        if time.monotonic() >= until_s or (is_whole and is_asked):
             absent = "Prometheus does not know it"
             return [
                 *found,
@@ -118,7 +125,7 @@ def targets_once_asked(url: str, expected: Collection[str], *, limit_s: float) -
         time.sleep(_LOOK_S)
 
 
-def _ask(url: str, path: str, fields: dict[str, str]) -> Any:
+def _ask(url: str, password: str | None, path: str, fields: dict[str, str]) -> Any:
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -127,13 +134,19 @@ def _ask(url: str, path: str, fields: dict[str, str]) -> Any:
         is_address = False
     if not is_address or parts.username is not None or parts.query or parts.fragment:
         raise Misuse(f"the Prometheus's address cannot be used; it looks like {_LOOKS}")
-    whole = f"{url.rstrip('/')}{path}?{urlencode(fields)}"
+    asked = Request(f"{url.rstrip('/')}{path}?{urlencode(fields)}")
+    if password is not None:
+        asked.add_unredirected_header("Authorization", authorization(password))
     try:
-        with build_opener().open(whole, timeout=_ANSWER_S) as answer:
+        with build_opener().open(asked, timeout=_ANSWER_S) as answer:
             document = json.load(answer)
         return document["data"]
     except HTTPError as error:
         error.close()
+        if error.code == 401:
+            raise InfrastructureFailed(
+                f"{url} asks for a password; `observatory stack status` knows only that of its own stack (--folder)"
+            ) from None
         raise InfrastructureFailed(f"{url} answers {path} with status {error.code}; is it a Prometheus?") from None
     except (HTTPException, ValueError, KeyError, TypeError):
         raise InfrastructureFailed(f"{url} gives no Prometheus's answer to {path}; is it one?") from None

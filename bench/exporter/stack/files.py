@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from bench.exporter.stack.passwords import USER, Passwords, hashed
 from bench.exporter.stack.settings import StackSettings
 from dashboards.publishing.publish import RENDERED
 
@@ -28,7 +29,12 @@ _DASHBOARD_PROVIDER = Path("dashboards", "observatory.yaml")
 
 
 def files(
-    settings: StackSettings, targets: Mapping[str, str], lists: Sequence[Path], *, dashboards: Path = RENDERED
+    settings: StackSettings,
+    targets: Mapping[str, str],
+    lists: Sequence[Path],
+    passwords: Passwords,
+    *,
+    dashboards: Path = RENDERED,
 ) -> dict[Path, str]:
     """Return the text of each file, by its path in the stack's folder.
 
@@ -36,17 +42,40 @@ def files(
     of the rendered dashboards, as Grafana finds it.
     """
     return {
-        Path("prometheus.yml"): _prometheus(settings, lists),
+        Path("prometheus.yml"): _prometheus(settings, lists, passwords),
         Path(RULES): (RENDERED / "rules.yaml").read_text(),
         Path("alertmanager.yml"): _alertmanager(),
         Path(TARGETS, "stack.json"): json.dumps(
             [{"targets": [address], "labels": {"__meta_observatory": name}} for name, address in targets.items()]
         ),
-        **_grafana(settings, dashboards),
+        **_web_files("prometheus", passwords.prometheus),
+        **_web_files("alertmanager", passwords.alertmanager),
+        **_grafana(settings, dashboards, passwords),
     }
 
 
-def _prometheus(settings: StackSettings, lists: Sequence[Path]) -> str:
+def web_file(server: str) -> Path:
+    """Return the path of the server's web configuration."""
+    return Path(f"{server}-web.yml")
+
+
+def client_file(server: str) -> Path:
+    """Return the path of what promtool and amtool ask the server with, by --http.config.file."""
+    return Path(f"{server}-client.yml")
+
+
+def _web_files(server: str, password: str) -> dict[Path, str]:
+    return {
+        web_file(server): _as_yaml({"basic_auth_users": {USER: hashed(password)}}),
+        client_file(server): _as_yaml({"basic_auth": _credentials(password)}),
+    }
+
+
+def _credentials(password: str) -> dict[str, str]:
+    return {"username": USER, "password": password}
+
+
+def _prometheus(settings: StackSettings, lists: Sequence[Path], passwords: Passwords) -> str:
     document = _shipped("prometheus.yml")
     document["global"] |= {
         "scrape_interval": f"{settings.prometheus.scrape_seconds}s",
@@ -54,7 +83,12 @@ def _prometheus(settings: StackSettings, lists: Sequence[Path]) -> str:
         "scrape_timeout": f"{min(settings.prometheus.scrape_seconds, 10)}s",
     }
     document["alerting"] = {
-        "alertmanagers": [{"static_configs": [{"targets": [f"{LOOPBACK}:{settings.alertmanager.port}"]}]}]
+        "alertmanagers": [
+            {
+                "basic_auth": _credentials(passwords.alertmanager),
+                "static_configs": [{"targets": [f"{LOOPBACK}:{settings.alertmanager.port}"]}],
+            }
+        ]
     }
     (job,) = document["scrape_configs"]
     del job["static_configs"]
@@ -69,10 +103,15 @@ def _alertmanager() -> str:
     return _as_yaml(document)
 
 
-def _grafana(settings: StackSettings, folder: Path) -> dict[Path, str]:
+def _grafana(settings: StackSettings, folder: Path, passwords: Passwords) -> dict[Path, str]:
     """Return Grafana's provisioning, by path. folder: of the rendered dashboards, as Grafana finds it."""
     source = _shipped(str(PROVISIONING / _DATA_SOURCE))
     provider = _shipped(str(PROVISIONING / _DASHBOARD_PROVIDER))
+    source["datasources"][0] |= {
+        "basicAuth": True,
+        "basicAuthUser": USER,
+        "secureJsonData": {"basicAuthPassword": passwords.prometheus},
+    }
     source["datasources"][0]["url"] = f"http://{LOOPBACK}:{settings.prometheus.port}"
     source["datasources"][0]["jsonData"]["timeInterval"] = f"{settings.prometheus.scrape_seconds}s"
     provider["providers"][0]["options"]["path"] = str(folder)
@@ -82,7 +121,7 @@ def _grafana(settings: StackSettings, folder: Path) -> dict[Path, str]:
     }
 
 
-def grafana_ini(settings: StackSettings, folder: Path) -> str:
+def grafana_ini(settings: StackSettings, folder: Path, passwords: Passwords) -> str:
     """Return Grafana's own settings: everybody on this machine may look, and nothing is sent elsewhere.
 
     folder: of the stack.
@@ -95,6 +134,7 @@ def grafana_ini(settings: StackSettings, folder: Path) -> str:
             "provisioning": folder / PROVISIONING,
         },
         "server": {"http_addr": LOOPBACK, "http_port": settings.grafana.port},
+        "security": {"admin_password": passwords.grafana},
         "auth.anonymous": {"enabled": "true", "org_role": "Viewer"},
         "analytics": {"reporting_enabled": "false", "check_for_updates": "false", "check_for_plugin_updates": "false"},
         "news": {"news_feed_enabled": "false"},

@@ -5,22 +5,23 @@ What is started is in the state file before the next is, so that `down` finds al
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.stack import compose
-from bench.exporter.stack.files import LOOPBACK, TARGETS, files, grafana_ini, top_level
+from bench.exporter.stack.files import LOOPBACK, TARGETS, files, grafana_ini, top_level, web_file
+from bench.exporter.stack.passwords import FOLDER as PASSWORDS
+from bench.exporter.stack.passwords import Passwords, authorization, kept_or_new, read, write
 from bench.exporter.stack.processes import (
     ServerProcess,
     end,
@@ -33,14 +34,16 @@ from bench.exporter.stack.processes import (
 from bench.exporter.stack.settings import StackSettings
 from bench.runs.files import read_small
 from collectors.files import READABLE, make_folder, replace_file, schema_version_of, try_lock
+from collectors.sockets import CannotListen, holder_of, listen, uids_at
 from dashboards.publishing.publish import RENDERED
 
 SCHEMA_VERSION = 1
 STATE = "state.json"
+_DRAFT = f"{STATE}.new"
 DATA, LOGS = "data", "logs"
 DATA_MARK = "made-by-observatory-stack"
 """A file beside the servers' data that says whose it is, after the state file is gone."""
-_IN_DATA = ("prometheus", "alertmanager", "grafana", DATA_MARK)
+_IN_DATA = ("prometheus", "alertmanager", "grafana", PASSWORDS.name, DATA_MARK)
 _GRAFANA_INI = "grafana.ini"
 FEATURES = "native-histograms,exemplar-storage"
 """What Prometheus keeps of ours only where it is told to: a newer one knows the first by itself, and says so."""
@@ -119,13 +122,14 @@ class StackPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
-    """A server that is to be started. ready: the path at which it says that it is."""
+    """A server that is to be started. ready: the path at which it says that it is. has_password: whether it asks."""
 
     name: str
     port: int
     ready: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    has_password: bool = False
 
     @property
     def url(self) -> str:
@@ -150,33 +154,27 @@ def up(plan: StackPlan, programs: Programs, *, tell: Callable[[str], None]) -> S
     ports = {server.name: server.port for server in servers} | (compose.ports(plan.settings) if uses_compose else {})
     for name, port in ports.items():
         _check_port(name, port)
-    texts = files(
-        plan.settings,
-        {name: f"{LOOPBACK}:{port}" for name, port in plan.agents.items()},
-        plan.lists,
-        dashboards=compose.DASHBOARDS_WITHIN if uses_compose else RENDERED,
-    )
-    if programs.grafana is not None and not uses_compose:
-        texts[Path(_GRAFANA_INI)] = grafana_ini(plan.settings, plan.folder)
-    if uses_compose:
-        texts[Path(compose.ENVIRONMENT)] = compose.environment(plan.settings, plan.folder)
-    state = StackState(
-        begun_ns=time.time_ns(),
-        made=(*top_level(texts), LOGS),
-        made_folders=tuple(str(path) for path in (plan.folder, *plan.folder.parents) if not path.exists()),
-        urls={name: f"http://{LOOPBACK}:{port}" for name, port in ports.items()},
-        is_compose=uses_compose,
-    )
+    made_folders = tuple(str(path) for path in (plan.folder, *plan.folder.parents) if not path.exists())
     make_folder(plan.folder.parent)
+    plan.folder.mkdir(mode=0o700, exist_ok=True)
+    plan.folder.chmod(0o700)  # What is in it has passwords.
     if uses_compose:
-        os.umask(READABLE)  # Containers read these files as other users.
-    plan.folder.mkdir(exist_ok=True)
+        os.umask(READABLE)  # Containers read what is in it as other users.
     with _alone(plan.folder):
         _check_folder(plan.folder)  # Once more: another `up` may have been faster.
         had_data = (plan.folder / DATA).is_dir()
+        passwords = kept_or_new(plan.folder)
+        texts = _texts(plan, passwords, uses_compose=uses_compose, has_grafana=programs.grafana is not None)
+        state = StackState(
+            begun_ns=time.time_ns(),
+            made=(*top_level(texts), LOGS),
+            made_folders=made_folders,
+            urls={name: f"http://{LOOPBACK}:{port}" for name, port in ports.items()},
+            is_compose=uses_compose,
+        )
         try:
             with uninterrupted():
-                _write(plan.folder, state, texts)
+                _write(plan.folder, state, texts, passwords)
             for server in servers:
                 with uninterrupted():
                     begun = start(
@@ -193,13 +191,30 @@ def up(plan: StackPlan, programs: Programs, *, tell: Callable[[str], None]) -> S
             if uses_compose:
                 compose.up(plan.folder, tell=tell)
             for server, process in zip(servers, state.processes, strict=True):
-                wait_until_ready(process, server.ready)
+                asked_by = authorization(getattr(passwords, server.name)) if server.has_password else None
+                wait_until_ready(process, server.ready, authorization=asked_by)
         except BaseException:
             with uninterrupted():
                 tell("it does not start as a whole, and is taken down again")
                 _take_down(plan.folder, state, keeps_data=had_data)
             raise
     return state
+
+
+def _texts(plan: StackPlan, passwords: Passwords, *, uses_compose: bool, has_grafana: bool) -> dict[Path, str]:
+    """Return the text of each file that the servers read."""
+    texts = files(
+        plan.settings,
+        {name: f"{LOOPBACK}:{port}" for name, port in plan.agents.items()},
+        plan.lists,
+        passwords,
+        dashboards=compose.DASHBOARDS_WITHIN if uses_compose else RENDERED,
+    )
+    if has_grafana and not uses_compose:
+        texts[Path(_GRAFANA_INI)] = grafana_ini(plan.settings, plan.folder, passwords)
+    if uses_compose:
+        texts[Path(compose.ENVIRONMENT)] = compose.environment(plan.settings, plan.folder)
+    return texts
 
 
 def _own_servers(plan: StackPlan, programs: Programs) -> list[_Server]:
@@ -215,9 +230,11 @@ def _own_servers(plan: StackPlan, programs: Programs) -> list[_Server]:
                 programs.alertmanager,
                 f"--config.file={folder / 'alertmanager.yml'}",
                 f"--storage.path={folder / DATA / 'alertmanager'}",
+                f"--web.config.file={folder / web_file('alertmanager')}",
                 f"--web.listen-address={LOOPBACK}:{settings.alertmanager.port}",
                 "--cluster.listen-address=",  # It is alone, and else listens on all addresses.
             ),
+            has_password=True,
         ),
         _Server(
             name="prometheus",
@@ -228,9 +245,11 @@ def _own_servers(plan: StackPlan, programs: Programs) -> list[_Server]:
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / DATA / 'prometheus'}",
                 f"--storage.tsdb.retention.time={settings.prometheus.retention_days}d",
+                f"--web.config.file={folder / web_file('prometheus')}",
                 f"--web.listen-address={LOOPBACK}:{settings.prometheus.port}",
                 f"--enable-feature={FEATURES}",
             ),
+            has_password=True,
         ),
     ]
     if programs.grafana is not None:
@@ -260,6 +279,8 @@ def _agents(plan: StackPlan) -> list[_Server]:
 
 
 def _check_folder(folder: Path) -> None:
+    if folder.exists() and folder.stat().st_uid != os.geteuid():
+        raise Misuse(f"{folder} belongs to another user; name a folder of yours, or a new one, with --folder")
     state = read_state(folder)
     if state is not None:
         gone = [one.name for one in ended(state)]
@@ -284,28 +305,25 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_port(name: str, port: int) -> None:
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((LOOPBACK, port))
-        except OSError as error:
-            why = (
-                "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
-            )
-            raise InfrastructureFailed(
-                f"port {port}, of {name}, {why}; end that, or give another: {name}.port in a file for --config"
-            ) from None
+    try:
+        listen(LOOPBACK, port).close()
+    except CannotListen as error:
+        raise InfrastructureFailed(
+            f"{name}: {error}; end that, or give another: {name}.port in a file for --config"
+        ) from None
 
 
-def _write(folder: Path, state: StackState, texts: Mapping[Path, str]) -> None:
+def _write(folder: Path, state: StackState, texts: Mapping[Path, str], passwords: Passwords) -> None:
     _keep(folder, state)
     for name in (LOGS, TARGETS, f"{DATA}/prometheus", f"{DATA}/alertmanager"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     if not state.is_compose:  # Else the data is in Docker's volumes.
         replace_file(folder / DATA / DATA_MARK, b"")
+    mode = 0o644 if state.is_compose else 0o600
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / path, text.encode())
+        replace_file(folder / path, text.encode(), mode=mode)
+    write(folder, passwords, mode=mode)
 
 
 def _keep(folder: Path, state: StackState) -> None:
@@ -333,6 +351,20 @@ def read_state(folder: Path) -> StackState | None:
             f"{path} is damaged; end the servers that still run by hand (their logs are in {folder / LOGS}), then"
             f" delete {folder}"
         ) from None
+
+
+def prometheus_password(folder: Path, state: StackState) -> str:
+    """Return the password of the folder's Prometheus, after a look at who would be shown it.
+
+    Raises:
+        Misuse: it is not there, or others can change it.
+        InfrastructureFailed: another user's program has the port.
+    """
+    port = urlsplit(state.prometheus_url).port or 0
+    # A container's Prometheus is another user's process.
+    if not state.is_compose and uids_at(LOOPBACK, port) - {os.geteuid()}:
+        raise InfrastructureFailed(f"port {port} of the stack's prometheus is taken by {holder_of(LOOPBACK, port)}")
+    return read(folder, "prometheus")
 
 
 def data_bytes(folder: Path) -> int:
@@ -402,7 +434,8 @@ def _take_down(folder: Path, state: StackState, *, keeps_data: bool) -> None:
         _delete(folder / name)
     if not keeps_data:
         _delete_data(folder)
-    (folder / STATE).unlink(missing_ok=True)
+    for name in (STATE, _DRAFT):  # The draft is there where an `up` was killed while it wrote.
+        (folder / name).unlink(missing_ok=True)
     for made in dict.fromkeys((str(folder), *state.made_folders)):
         with suppress(OSError):  # It holds data that is kept, or somebody else's.
             Path(made).rmdir()

@@ -17,13 +17,15 @@ from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from urllib.error import HTTPError
-from urllib.request import ProxyHandler, build_opener
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 import psutil
 
 from bench.errors import InfrastructureFailed
 from collectors.files import open_to_append
+from collectors.sockets import holder_of, uids_at
 
 READY_S = 60.0
 """How long a server may take until it answers."""
@@ -144,18 +146,29 @@ def _reap(pid: int) -> None:
         return
 
 
-def wait_until_ready(process: ServerProcess, path: str, *, limit_s: float = READY_S) -> None:
+def wait_until_ready(
+    process: ServerProcess, path: str, *, authorization: str | None = None, limit_s: float = READY_S
+) -> None:
     """Wait until the server answers at the path.
 
+    authorization: the value of that header, for a server that asks for a password.
+
     Raises:
-        InfrastructureFailed: it ended, or does not answer in time; the message has its last lines.
+        InfrastructureFailed: it ended, or does not answer in time; the message has its last lines. Or another user's
+            program has its port.
     """
     until_s = time.monotonic() + limit_s
     while time.monotonic() < until_s:
         if not is_running(process):
             raise InfrastructureFailed(f"{process.name} ended at its start: {last_lines(Path(process.log))}")
+        where = urlsplit(process.url)
+        if uids_at(where.hostname or "", where.port or 0) - {os.getuid()}:  # Faster than ours, since the port was free.
+            raise InfrastructureFailed(
+                f"{process.name}: port {where.port} is taken by {holder_of(where.hostname or '', where.port or 0)}"
+            )
         try:
-            with open_here(f"{process.url}{path}", timeout=5):
+            asked = Request(f"{process.url}{path}", headers={"Authorization": authorization} if authorization else {})
+            with open_here(asked, timeout=5):
                 return
         except HTTPError as error:  # It listens, and is not ready.
             error.close()

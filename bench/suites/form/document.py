@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.errors import Misuse, printable
 from bench.suites.form.key_types import nearest, shown
+from collectors.toml import MOST_BYTES, BadToml, TomlLimit, read_toml
 
-MOST_BYTES = 1_000_000
-_WHERE = re.compile(r"(.*) \(at (?:(line \d+), column \d+|(end of document))\)", re.DOTALL)
+_WHERE = re.compile(r"(.*) \(at (?:(line \d+)(?:, column \d+)?|(end of document))\)", re.DOTALL)
 """How Python's messages of TOML's grammar end."""
 _TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 _TABLES = ("defaults", "case", "lever")
@@ -63,12 +62,10 @@ def read_document(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     if len(data) > MOST_BYTES:
         raise Misuse(f"{path} has more than {MOST_BYTES:,} bytes; a suite file has fewer")
     try:
-        document = tomllib.loads(data.decode())
-    except UnicodeDecodeError:
-        raise Misuse(f"{path} is no text in UTF-8; name a suite file, which is TOML") from None
-    except RecursionError:
-        raise Misuse(f"{path} is no suite file: its lists are nested too deeply") from None
-    except ValueError as error:  # Against TOML's grammar, or a number or date that Python cannot hold.
+        document = read_toml(data)
+    except TomlLimit as error:
+        raise Misuse(f"{path}: {printable(str(error))}; a suite file needs no more") from None
+    except BadToml as error:
         raise Misuse(f"{path}: {_wrong_toml(str(error))}") from None
     if not document:
         raise Misuse(f"{path} is empty; a suite has a line schema_version = 1 and a table for each case, as [case.ddp]")
@@ -127,8 +124,8 @@ def _set_value(document: dict[str, Any], text: str, path: Path) -> str:
     if len(words) == 2 and words[0] != "defaults":
         raise Misuse(f"--set {key} is a whole table; name a key of it, such as {key}.trials")
     try:
-        parsed = tomllib.loads(f"value = {value}")
-    except (ValueError, RecursionError):
+        parsed = read_toml(f"value = {value}".encode())
+    except ValueError:  # No TOML, or an argument that is no text.
         parsed = {}
     table[words[-1]] = parsed["value"] if list(parsed) == ["value"] else value
     return key

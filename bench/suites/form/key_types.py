@@ -276,10 +276,7 @@ def is_same(one: object, other: object) -> bool:
 
 def shown(value: object) -> str:
     """Return the value for a message: as TOML has it, and not too long."""
-    try:
-        text = json.dumps(value, default=str)
-    except ValueError:  # Python writes no number of more than 4300 digits, which TOML can give in hexadecimal.
-        return "a number of thousands of digits"
+    text = json.dumps(value, default=str)
     return text if len(text) <= _VALUE_SHOWN else f"{text[: _VALUE_SHOWN - 3]}..."
 
 

@@ -25,3 +25,10 @@ def test_control_characters_are_written_and_not_obeyed(text: str, shown: str) ->
 def test_what_is_said_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
     say("rank\x1b]0;title\x07 0")
     assert capsys.readouterr().err == "rank\\x1b]0;title\\x07 0\n"
+
+
+def test_no_name_begins_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    say("run a\nobservatory: all is well")
+    assert capsys.readouterr().err == "run a\\nobservatory: all is well\n"
+    say("a page\nof two lines", is_page=True)
+    assert capsys.readouterr().err == "a page\nof two lines\n"

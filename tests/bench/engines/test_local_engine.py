@@ -187,9 +187,7 @@ def test_a_run_leaves_no_temporary_file(tmp_path: Path, short_path: Path, monkey
         own.machine()
         assert list(folder.iterdir())  # The socket of its forkserver.
         assert _run(own, tmp_path / "run", small_case(ranks=2)).outcome == "done"
-    assert [
-        path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_")
-    ] == []  # torch's cache.
+    assert list(folder.iterdir()) == []  # Nor torch's cache, which another user could have made first.
 
 
 def test_torch_writes_no_record_of_its_own_and_no_rank_waits_for_it() -> None:

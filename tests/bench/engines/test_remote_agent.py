@@ -279,14 +279,19 @@ def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: py
     with socket.create_server(("127.0.0.1", 0)) as served:
         port: int = served.getsockname()[1]
         NodeExporter("127.0.0.1", port, tmp_path).close()
-    assert capfd.readouterr().err == f"127.0.0.1:{port} is served already, so that no exporter is started\n"
+    assert capfd.readouterr().err == (
+        f"no exporter is started: port {port} of 127.0.0.1 is taken by another program of yours\n"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--exporter", "192.0.2.1:9464"), "port 9464 of 192.0.2.1 cannot be served: Cannot assign requested address"),
+        (
+            ("--exporter", "192.0.2.1:9464"),
+            "port 9464 of 192.0.2.1 cannot be listened at: Cannot assign requested address",
+        ),
         (("--exporter", "127.0.0.1:0", "--targets", "/proc/nodes.json"), "/proc/nodes.json"),
     ],
 )

@@ -16,7 +16,7 @@ LINES = (
     Line("suite run nothing", 2, f'suite "nothing" is neither a file nor shipped; {_SHIPPED}'),
     Line("suite run smke", 2, 'did you mean "smoke"?'),
     Line("suite run empty.json", 2, "empty.json is empty; a suite has"),
-    Line("suite run garbage.json", 2, "garbage.json is no text in UTF-8"),
+    Line("suite run garbage.json", 2, "garbage.json: it is no text in UTF-8"),
     Line("suite run ./zero.json", 2, "zero.json is no file; name a suite file"),
     Line("suite run ./folder", 2, "folder is a folder; name a suite file"),
     Line("suite run smoke smoke", 2, "unexpected extra argument (smoke)"),

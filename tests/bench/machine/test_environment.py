@@ -13,7 +13,12 @@ def test_only_what_can_change_a_measurement_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["TORCH_HUB_TOKEN", "NCCL_SECRET", "CUDA_PASSWORD", "MKL_API_KEY", "NVIDIA_CREDENTIALS", "TORCH_token"]
+    "name",
+    [
+        *("TORCH_HUB_TOKEN", "NCCL_SECRET", "CUDA_PASSWORD", "MKL_API_KEY", "NVIDIA_CREDENTIALS", "TORCH_token"),
+        *("NCCL_AUTH", "NCCL_AUTHORIZATION", "UCX_PASS", "UCX_PASSPHRASE", "FI_PWD", "TORCH_HUB_PAT", "TORCH_PATS_2"),
+        *("GLOO_CRED", "NVIDIA_COOKIE", "TORCH_SIG", "TORCH_SIGNATURE"),
+    ],
 )
 def test_a_secret_keeps_its_name_only(name: str) -> None:
     assert relevant({name: "hunter2"}) == {name: REDACTED}
@@ -26,6 +31,8 @@ def test_a_secret_keeps_its_name_only(name: str) -> None:
         "https://hunter2@host/path",
         "tcp://user:p@hunter2@host",
         "https://host/?token=hunter2&x=1",
+        "https://host/?x=1&auth=hunter2",
+        "https://host/?sig=hunter2",
         "socks5://a:b@c,http://d:hunter2@e",
     ],
 )
@@ -33,6 +40,48 @@ def test_an_address_loses_who_and_by_which_password(value: str) -> None:
     kept = relevant({"TORCH_MIRROR": value})["TORCH_MIRROR"]
     assert "hunter2" not in kept
     assert REDACTED in kept
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+        "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.TVA",
+        "0123456789abcdef0123456789abcdef",
+        "it$a!secret",
+        "two\nlines",
+        "\x1b[31mred",
+        "x" * 33,
+        "-----BEGIN PRIVATE KEY----- MIIEvQIBADANBgkqhkiG9w0BAQEFAASC",
+    ],
+)
+def test_a_value_that_has_no_form_of_a_setting_is_hidden(value: str) -> None:
+    assert relevant({"TORCH_EXTRA": value}) == {"TORCH_EXTRA": REDACTED}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_TOPO_FILE_PATH", "/opt/spack/cuda-12.4-abcdefghijklmnopqrstuvwxyz123456/topo.xml"),
+        ("NCCL_SOCKET_IFNAME", "^lo,docker0,enp175s0f0np0"),
+        ("NCCL_ALGO", "allreduce:ring,CollnetDirect;broadcast:ring"),
+        ("NCCL_PROTO", "LL,LL128,Simple"),
+        ("NCCL_DEBUG_FILE", "/tmp/nccl.%h.%p"),
+        ("UCX_NET_DEVICES", "mlx5_0:1,mlx5_bond_0:1"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,MIG-6ef8ad14-2b2f-5f6f-8d76-6f2a3ea4d5d6"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:128,garbage_collection_threshold:0.6"),
+        ("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX"),
+        ("TORCH_LOGS", "+dynamo,-inductor"),
+        ("NVIDIA_REQUIRE_CUDA", "cuda>=12.4 brand=tesla,driver>=470,driver<471"),
+        ("OMP_PLACES", "{0:4}:4:1"),
+        ("KMP_AFFINITY", "granularity=fine,compact,1,0"),
+        ("SLURM_JOB_NODELIST", "ip-10-0-1-7,gpu-a100-[001-128]"),
+        ("TORCH_DISTRIBUTED_DEBUG", ""),
+    ],
+)
+def test_a_setting_is_kept_whole(name: str, value: str) -> None:
+    assert relevant({name: value}) == {name: value}
 
 
 def test_an_address_without_secrets_is_kept_whole() -> None:

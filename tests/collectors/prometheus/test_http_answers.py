@@ -67,7 +67,7 @@ def _ask(
 def _answered(body: bytes, accept_encoding: str) -> Answer:
     headers = Message()
     headers["Accept-Encoding"] = accept_encoding
-    return answer(Pages(metrics=LargePage(body)), None, "/metrics", headers)
+    return answer(Pages(metrics=LargePage(body)), lambda given: True, "/metrics", headers)
 
 
 @pytest.mark.parametrize(
@@ -150,5 +150,5 @@ def test_what_stands_in_the_landing_page_is_text_and_no_html() -> None:
 
 
 def test_without_a_landing_page_the_others_are_named() -> None:
-    found = answer(Pages(metrics=LargePage()), None, "/", Message())
+    found = answer(Pages(metrics=LargePage()), lambda given: True, "/", Message())
     assert (found.status, found.body) == (404, b"there is no such page; there are /metrics and /healthz\n")

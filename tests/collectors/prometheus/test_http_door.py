@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from collectors.prometheus.http_server import CannotListen, PortTaken, Server, ServerConfig
+from collectors.prometheus.http_server import Server, ServerConfig
+from collectors.sockets import CannotListen, PortTaken
 from tests.collectors.knocking import FakePage, Notices, get, serving
 from tests.support.certificates import Certificate, make_authority, make_certificate
 
@@ -79,7 +80,7 @@ def test_a_port_is_free_again_at_once() -> None:
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(CannotListen, match=r"port 0 of 192\.0\.2\.1 cannot be served"):
+    with pytest.raises(CannotListen, match=r"192\.0\.2\.1 cannot be listened at"):
         Server(FakePage(), "192.0.2.1", 0, on_notice=Notices())
 
 
@@ -160,12 +161,17 @@ def test_a_client_that_is_only_just_taken_up_does_not_keep_the_server_from_endin
 
 def test_only_who_is_admitted_sees_anything() -> None:
     with serving(config=ServerConfig(admits=lambda given: given == "Basic right")) as (server, _):
-        for path in ("/metrics", "/healthz", "/"):
+        for path in ("/metrics", "/", "/nowhere"):
             for wrong in ("", "Basic wrong"):
                 status, headers, body = get(server.port, path, authorization=wrong)
                 assert (status, headers["WWW-Authenticate"]) == (401, "Basic")
                 assert "page" not in body
         assert get(server.port, authorization="Basic right")[::2] == (200, "page for \n")
+
+
+def test_whether_the_server_lives_is_answered_without_a_password() -> None:
+    with serving(config=ServerConfig(admits=lambda given: False)) as (server, _):
+        assert get(server.port, "/healthz")[::2] == (200, "ok\n")
 
 
 def test_headers_of_the_terms_are_in_every_answer() -> None:
@@ -212,7 +218,7 @@ def test_a_client_that_never_comes_to_an_end_is_let_go() -> None:
 def test_clients_beyond_the_most_are_turned_away_and_those_before_are_served() -> None:
     page, notices = FakePage(), Notices()
     page.may_go_on.clear()
-    server = Server(page, "127.0.0.1", 0, on_notice=notices, most_clients=2)
+    server = Server(page, "127.0.0.1", 0, on_notice=notices, most_clients=8)
     answers: list[int] = []
     early = [threading.Thread(target=lambda: answers.append(get(server.port)[0])) for _ in range(2)]
     try:
@@ -227,7 +233,7 @@ def test_clients_beyond_the_most_are_turned_away_and_those_before_are_served() -
             thread.join()
         assert answers == [200, 200]
         assert any(get(server.port)[0] == 200 for _ in range(100))  # Their threads may take a moment to end.
-        assert set(notices) == {"2 clients are served at once; those beyond are turned away"}
+        assert set(notices) == {"2 clients of this machine are served at once; those beyond are turned away"}
     finally:
         page.may_go_on.set()
         server.close()

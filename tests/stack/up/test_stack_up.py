@@ -20,6 +20,7 @@ import psutil
 import pytest
 import yaml
 
+from bench.exporter.stack import passwords
 from bench.exporter.stack.lifecycle import FEATURES
 from dashboards.publishing.publish import RENDERED
 from tests.support.servers import program
@@ -59,7 +60,10 @@ class User:
 
     def ask(self, server: str, path: str) -> Any:
         """What a server answers."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[server]}{path}", timeout=30) as answer:
+        password = passwords.read(self.folder, server)
+        headers = {"Authorization": passwords.authorization(password)}
+        asked = urllib.request.Request(f"http://127.0.0.1:{self.ports[server]}{path}", headers=headers)
+        with urllib.request.urlopen(asked, timeout=30) as answer:
             return json.load(answer)
 
     def processes(self) -> list[psutil.Process]:
@@ -136,6 +140,17 @@ def test_up_says_plainly_that_grafana_is_not_there(begun: Begun) -> None:
     assert "grafana is not installed, so that nobody draws the dashboards" in begun.said.stdout
 
 
+def test_up_says_where_the_passwords_are_and_nothing_shows_them(begun: Begun) -> None:
+    folder = begun.user.folder / "data" / "passwords"
+    assert f"passwords: in {folder}; the user is observatory, of Grafana admin" in begun.said.stdout
+    said = begun.said.stdout + begun.said.stderr
+    lines = [" ".join(process.cmdline()) for process in begun.user.processes()]
+    logs = [path.read_text() for path in (begun.user.folder / "logs").iterdir()]
+    for server in ("prometheus", "alertmanager", "grafana"):
+        assert (folder / server).stat().st_mode & 0o777 == 0o600
+        assert not any(passwords.read(begun.user.folder, server) in text for text in (said, *lines, *logs))
+
+
 def test_prometheus_stores_our_series_of_each_target(begun: Begun) -> None:
     assert begun.said.stderr.splitlines()[-1].startswith("waiting until each target was asked")
     said = begun.user.call("status", "--format", "json")
@@ -179,7 +194,7 @@ def test_a_taken_port_is_named_with_the_key_that_changes_it(begun: Begun, tmp_pa
     config = begun.user.home.parent / "stack.toml"
     said = begun.user.call("up", "--config", str(config), "--folder", str(tmp_path / "other"))
     assert said.returncode == 4
-    assert "is taken by another program; end that, or give another: alertmanager.port" in said.stderr
+    assert "is taken by another program of yours; end that, or give another: alertmanager.port" in said.stderr
     assert not (tmp_path / "other").exists()
 
 
@@ -243,7 +258,9 @@ def test_data_is_kept_where_that_is_asked_for(user: User, tmp_path: Path) -> Non
     assert user.call("up", "--config", config).returncode == 0
     assert user.call("down", "--keep-data").returncode == 0
     assert sorted(path.name for path in user.folder.iterdir()) == ["data"]
+    kept = passwords.read(user.folder, "grafana")
     assert user.call("up", "--config", config).returncode == 0
+    assert passwords.read(user.folder, "grafana") == kept
     said = user.call("down")
     assert f"deleting {user.folder} with" in said.stderr
     assert not user.folder.exists()

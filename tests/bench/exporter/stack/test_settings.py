@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import bcrypt
 import msgspec
 import pytest
 import yaml
@@ -14,6 +15,7 @@ import yaml
 from bench.engines.settings_file import read_settings
 from bench.errors import Misuse
 from bench.exporter.stack.files import SHIPPED, files, grafana_ini
+from bench.exporter.stack.passwords import Passwords
 from bench.exporter.stack.settings import MOST_SCRAPE_S, PrometheusSettings, StackSettings, check, looks_back_days
 from dashboards.grafana.looks import DATA_SOURCE_UID
 from dashboards.publishing.plan import FOLDER_UID
@@ -21,6 +23,7 @@ from dashboards.publishing.publish import RENDERED
 from tests.dashboards.promtool import promtool
 
 USUAL = StackSettings()
+PASSWORDS = Passwords(prometheus="p-1", alertmanager="a-2", grafana="g-3")
 
 
 def test_the_shipped_file_says_all_settings_at_their_defaults() -> None:
@@ -74,7 +77,7 @@ def test_no_rule_looks_further_back_than_the_least_retention() -> None:
 
 
 def _written(folder: Path, settings: StackSettings, lists: tuple[Path, ...] = ()) -> None:
-    for path, text in files(settings, {"demo": "127.0.0.1:9465"}, lists).items():
+    for path, text in files(settings, {"demo": "127.0.0.1:9465"}, lists, PASSWORDS).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
 
@@ -86,23 +89,45 @@ def test_prometheus_takes_its_settings_and_the_rules(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.stack
+@pytest.mark.parametrize("server", ["prometheus", "alertmanager"])
+def test_the_servers_take_their_web_configuration(tmp_path: Path, server: str) -> None:
+    _written(tmp_path, USUAL)
+    checked = promtool("check", "web-config", tmp_path / f"{server}-web.yml")
+    assert checked.returncode == 0, checked.stderr
+    hashed = yaml.safe_load((tmp_path / f"{server}-web.yml").read_text())["basic_auth_users"]["observatory"]
+    assert bcrypt.checkpw(getattr(PASSWORDS, server).encode(), hashed.encode())
+    client = yaml.safe_load((tmp_path / f"{server}-client.yml").read_text())
+    assert client == {"basic_auth": {"username": "observatory", "password": getattr(PASSWORDS, server)}}
+
+
+def test_who_asks_another_server_has_its_password(tmp_path: Path) -> None:
+    texts = files(USUAL, {}, (), PASSWORDS)
+    (manager,) = yaml.safe_load(texts[Path("prometheus.yml")])["alerting"]["alertmanagers"]
+    assert manager["basic_auth"] == {"username": "observatory", "password": "a-2"}
+    (source,) = yaml.safe_load(texts[Path("grafana/provisioning/datasources/observatory.yaml")])["datasources"]
+    assert (source["basicAuth"], source["basicAuthUser"]) == (True, "observatory")
+    assert source["secureJsonData"] == {"basicAuthPassword": "p-1"}
+    assert "[security]\nadmin_password = g-3\n" in grafana_ini(USUAL, tmp_path, PASSWORDS)
+
+
 def test_a_scrape_may_take_no_longer_than_the_interval() -> None:
     for scrape_seconds, timeout in ((2, "2s"), (60, "10s")):
         settings = StackSettings(prometheus=PrometheusSettings(scrape_seconds=scrape_seconds))
-        document = yaml.safe_load(files(settings, {}, ())[Path("prometheus.yml")])
+        document = yaml.safe_load(files(settings, {}, (), PASSWORDS)[Path("prometheus.yml")])
         assert document["global"]["scrape_timeout"] == timeout
 
 
 def test_alertmanager_keeps_the_shipped_routes_and_sends_nothing() -> None:
     shipped = yaml.safe_load((SHIPPED / "alertmanager.yml").read_text())
-    document = yaml.safe_load(files(USUAL, {}, ())[Path("alertmanager.yml")])
+    document = yaml.safe_load(files(USUAL, {}, (), PASSWORDS)[Path("alertmanager.yml")])
     assert document["route"] == shipped["route"]
     assert document["inhibit_rules"] == shipped["inhibit_rules"]
     assert document["receivers"] == [{"name": "warnings"}, {"name": "criticals"}]
 
 
 def test_grafana_is_given_the_data_source_that_the_dashboards_ask_for() -> None:
-    texts = files(USUAL, {}, ())
+    texts = files(USUAL, {}, (), PASSWORDS)
     (source,) = yaml.safe_load(texts[Path("grafana/provisioning/datasources/observatory.yaml")])["datasources"]
     assert source["uid"] == DATA_SOURCE_UID
     assert source["url"] == "http://127.0.0.1:9090"
@@ -114,20 +139,20 @@ def test_grafana_is_given_the_data_source_that_the_dashboards_ask_for() -> None:
 
 def test_grafana_takes_rates_over_what_prometheus_scrapes() -> None:
     settings = StackSettings(prometheus=PrometheusSettings(scrape_seconds=60))
-    texts = files(settings, {}, ())
+    texts = files(settings, {}, (), PASSWORDS)
     (source,) = yaml.safe_load(texts[Path("grafana/provisioning/datasources/observatory.yaml")])["datasources"]
     assert source["jsonData"] == {"httpMethod": "POST", "timeInterval": "60s"}
 
 
 def test_grafana_is_given_the_rendered_dashboards() -> None:
-    texts = files(USUAL, {}, ())
+    texts = files(USUAL, {}, (), PASSWORDS)
     (provider,) = yaml.safe_load(texts[Path("grafana/provisioning/dashboards/observatory.yaml")])["providers"]
     assert provider["folderUid"] == FOLDER_UID
     assert list(Path(provider["options"]["path"]).glob("*.json"))
 
 
 def test_grafana_listens_where_the_settings_say_and_tells_nobody(tmp_path: Path) -> None:
-    text = grafana_ini(USUAL, tmp_path)
+    text = grafana_ini(USUAL, tmp_path, PASSWORDS)
     assert "http_addr = 127.0.0.1\nhttp_port = 3000\n" in text
     assert f"provisioning = {tmp_path}/grafana/provisioning\n" in text
     assert "reporting_enabled = false" in text

@@ -5,11 +5,12 @@ import re
 
 import pytest
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from bench.errors import printable
-from bench.reports.format import PlainConsole, print_figures
+from bench.reports.format import PlainConsole, print_csv, print_figures, print_words, table_of
 
 WORDS = ("algorithm", "123 [100, 150]", "456 [400, 500]")
 
@@ -65,6 +66,24 @@ def test_no_name_moves_the_cursor_or_colours_what_follows(name: str, *, is_termi
     assert len(shown_names) == 3
     assert all(printable(one) == one and one.startswith("a") and one.endswith("b") for one in shown_names)
     assert "\x1b[31m" not in text.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_no_name_begins_a_line_or_a_row_of_its_own(*, is_terminal: bool) -> None:
+    text = io.StringIO()
+    console = PlainConsole(text, width=60, force_terminal=is_terminal)
+    forged = "ddp\nfsdp on 8   12.3 ms"
+    print_figures(console, table_of(("run", "step"), [(forged, "1 ms")]))
+    for shown in (forged, Text(forged), Padding(Text(forged)), table_of(("run",), [(forged,)])):
+        console.print(shown)
+    print_words(console, forged)
+    assert not any(line.strip().startswith("fsdp") for line in text.getvalue().splitlines())
+    assert text.getvalue().count("ddp?fsdp on 8   12.3 ms") == 6
+
+
+def test_a_field_of_csv_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_csv([{"run": "a\nb,1", "step": 2}], ("run", "step"))
+    assert capsys.readouterr().out.splitlines() == ["run,step", '"a\\nb,1",2']
 
 
 @pytest.mark.parametrize("name", ["[red]a", "a[/b]", ":smile:", "[link=x]"])

@@ -1,0 +1,100 @@
+"""Passwords of the stack's servers: made at random, in files of their owner alone, never on a command line.
+
+They lie with the data, since Grafana's is in its data and both are kept or deleted together.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import bcrypt
+
+from bench.errors import Misuse
+from collectors.files import replace_file
+
+USER = "observatory"
+"""Who asks Prometheus and Alertmanager; Grafana's is admin."""
+FOLDER = Path("data", "passwords")
+"""In the stack's folder; one file for each server."""
+_BYTES = 24
+_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passwords:
+    """One for each server. They consist of letters, digits, "-" and "_", and need no quotes anywhere."""
+
+    prometheus: str
+    alertmanager: str
+    grafana: str
+
+
+def kept_or_new(folder: Path) -> Passwords:
+    """Return the passwords that the stack's folder has, and new ones for servers without; nothing is written.
+
+    Raises:
+        Misuse: one that is there belongs to another user, or others can change it.
+    """
+
+    def of(server: str) -> str:
+        try:
+            return _read(folder / FOLDER / server)
+        except FileNotFoundError:
+            return secrets.token_urlsafe(_BYTES)
+
+    return Passwords(prometheus=of("prometheus"), alertmanager=of("alertmanager"), grafana=of("grafana"))
+
+
+def write(folder: Path, passwords: Passwords, *, mode: int = 0o600) -> None:
+    """Write those that the stack's folder does not have yet."""
+    (folder / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for server in ("prometheus", "alertmanager", "grafana"):
+        path = folder / FOLDER / server
+        if not path.exists():
+            replace_file(path, getattr(passwords, server).encode(), mode=mode)
+
+
+def read(folder: Path, server: str) -> str:
+    """Return the password of a server; it ends with an error where nobody made one.
+
+    Raises:
+        Misuse: it is not there, belongs to another user, or others can change it.
+    """
+    path = folder / FOLDER / server
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        raise Misuse(
+            f"{path} is not there, and {server} asks for it; `observatory stack down` and `up` make it"
+        ) from None
+
+
+def _read(path: Path) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Misuse(f"{path}: {error.strerror}; delete it, and the next `up` makes another") from None
+    with os.fdopen(fd) as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise Misuse(
+                f"{path} is another user's, or others can change it; delete it, and the next `up` makes another"
+            )
+        return file.read(1000)
+
+
+def authorization(password: str) -> str:
+    """Return the value of an Authorization header. Source: RFC 7617."""
+    return f"Basic {base64.b64encode(f'{USER}:{password}'.encode()).decode()}"
+
+
+def hashed(password: str) -> str:
+    """Return bcrypt's hash of the password, as servers' web configurations have it."""
+    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS)).decode()

@@ -1,0 +1,101 @@
+"""Reading TOML that somebody else may have written: Python's parser behind limits on what it can take.
+
+Within the limits a file of a megabyte takes a second and a hundred megabytes at most. Without them a dotted key of
+120 kB takes gigabytes, lists nested a thousand deep end the parser, and a number of any length cannot be shown.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+MOST_BYTES = 1_000_000
+MOST_PARTS = 16
+"""Parts of a key, as `a.b.c` has three."""
+MOST_DEPTH = 16
+"""Lists and inline tables within each other."""
+_WHOLE = range(-(2**63), 2**63)
+"""Whole numbers that each reader of TOML must know."""
+
+_OPENING = re.compile("\"\"\"|'''|[\"'#]")
+_ENDS = {
+    '"""': re.compile(r'(?:[^"\\]|\\.|"{1,2}+(?!"))*+"{3,5}', re.DOTALL),
+    "'''": re.compile("(?:[^']|'{1,2}+(?!'))*+'{3,5}"),
+    '"': re.compile(r'(?:[^"\\\n]|\\.)*+"'),
+    "'": re.compile("[^'\n]*+'"),
+    "#": re.compile("[^\n]*+"),
+}
+"""What is left of each kind of text, and of a comment, behind its beginning."""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}")
+_BRACKET = re.compile(r"[\[\]{}]")
+
+
+class BadToml(ValueError):
+    """The text is no TOML; the message says why, and where it is known the line."""
+
+
+class TomlLimit(BadToml):
+    """The text may be TOML, and is beyond a limit."""
+
+
+def read_toml(data: bytes) -> dict[str, Any]:
+    """Return the document.
+
+    Raises:
+        TomlLimit: it is beyond a limit.
+        BadToml: it is no text in UTF-8, against TOML's grammar, or has a value that Python cannot hold.
+    """
+    if len(data) > MOST_BYTES:
+        raise TomlLimit(f"it has more than {MOST_BYTES:,} bytes")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise BadToml("it is no text in UTF-8") from None
+    _check(text)
+    try:
+        document = tomllib.loads(text)
+    except ValueError as error:
+        raise BadToml(str(error)) from None
+    _check_numbers(document, ())
+    return document
+
+
+def _check(text: str) -> None:
+    """Refuse what the parser could not take, by what is left of the text without its texts and comments."""
+    left = _without_texts(text)
+    if (found := _LONG_KEY.search(left)) is not None:
+        raise TomlLimit(f"a key has more than {MOST_PARTS} parts (at line {left.count(chr(10), 0, found.start()) + 1})")
+    depth = 0
+    for bracket in _BRACKET.finditer(left):
+        depth = depth + 1 if bracket[0] in "[{" else max(depth - 1, 0)
+        if depth > MOST_DEPTH:
+            line = left.count("\n", 0, bracket.start()) + 1
+            raise TomlLimit(f"lists and tables are nested more than {MOST_DEPTH} deep (at line {line})")
+
+
+def _without_texts(text: str) -> str:
+    """Return the document with a letter for each text, which may be a part of a key, and without comments.
+
+    The lines stay, to be counted. At a text without an end it ends, as the parser does.
+    """
+    parts, place = [], 0
+    while (opening := _OPENING.search(text, place)) is not None:
+        parts.append(text[place : opening.start()])
+        end = _ENDS[opening[0]].match(text, opening.end())
+        if end is None:
+            return "".join(parts)
+        parts.append("" if opening[0] == "#" else "s" + "\n" * end[0].count("\n"))
+        place = end.end()
+    return "".join((*parts, text[place:]))
+
+
+def _check_numbers(value: Any, key: tuple[str, ...]) -> None:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_numbers(item, (*key, name))
+    elif isinstance(value, list):
+        for item in value:
+            _check_numbers(item, key)
+    elif isinstance(value, int) and value not in _WHOLE:
+        raise TomlLimit(f"{'.'.join(key)} is a whole number beyond 64 bits")

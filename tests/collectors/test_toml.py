@@ -1,0 +1,103 @@
+"""TOML of others is read within limits, and what is within them is read as Python's parser reads it."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectors.toml import MOST_DEPTH, MOST_PARTS, BadToml, TomlLimit, read_toml
+
+_MEMORY_BYTES = 1 << 30
+
+
+def _keys(parts: int) -> str:
+    return ".".join(["a"] * parts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{_keys(MOST_PARTS)} = 1",
+        f"[{_keys(MOST_PARTS)}]",
+        f"x = {'[' * MOST_DEPTH}{']' * MOST_DEPTH}",
+        f"x = '{_keys(99)}'",
+        f'x = "{_keys(99)} \\" {"[" * 99}"',
+        f"x = 1 # {_keys(99)} {'[' * 99}",
+        f'x = """\n{_keys(99)}\n\\""" {"{" * 99} """""',
+        f"x = '''\n{_keys(99)} '' {'[' * 99}'''''",
+        f"x = [{', '.join(['1.5'] * 999)}]",
+        "x = [[1], [2]]\n" + "[[y]]\n" * 99,
+        "x = 0x7fff_ffff_ffff_ffff\ny = -9223372036854775808",
+    ],
+)
+def test_what_is_within_the_limits_is_read_as_python_reads_it(text: str) -> None:
+    assert read_toml(text.encode()) == tomllib.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"x = 1\n{_keys(MOST_PARTS + 1)} = 1", "a key has more than 16 parts (at line 2)"),
+        (f"x = '''\n\n'''\n[{_keys(MOST_PARTS + 1)}]", "a key has more than 16 parts (at line 4)"),
+        (" . ".join(['"a"', "'b'"] * 9) + " = 1", "a key has more than 16 parts (at line 1)"),
+        (f"x = {{ {_keys(MOST_PARTS + 1)} = 1 }}", "a key has more than 16 parts (at line 1)"),
+        (f"x = {'[' * (MOST_DEPTH + 1)}", "lists and tables are nested more than 16 deep (at line 1)"),
+        (f"x = {'{a=' * (MOST_DEPTH + 1)}", "lists and tables are nested more than 16 deep (at line 1)"),
+        (f"x = ['''\n'''\n,{'[' * MOST_DEPTH}", "lists and tables are nested more than 16 deep (at line 3)"),
+        ("[t]\nx = [1, 0x8000000000000000]", "t.x is a whole number beyond 64 bits"),
+        (f"x = 0o{'7' * 9999}", "x is a whole number beyond 64 bits"),
+        ("#" * 1_000_001, "it has more than 1,000,000 bytes"),
+    ],
+)
+def test_what_is_beyond_a_limit_is_refused_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(TomlLimit) as caught:
+        read_toml(text.encode())
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    "text", [b"x = ", b"\xff", b"x = 1\nx = 2", b"x = " + b"9" * 5000, b"x = 2024-99-99", b'x = "']
+)
+def test_what_is_no_toml_is_refused(text: bytes) -> None:
+    with pytest.raises(BadToml):
+        read_toml(text)
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=st.text(st.sampled_from("ab_[]{}=.,'\"\n#0x9-\\ \u2028"), max_size=60))
+def test_any_text_is_read_as_python_reads_it_or_refused(text: str) -> None:
+    try:
+        found = read_toml(text.encode())
+    except TomlLimit:
+        return
+    except BadToml:
+        with pytest.raises(tomllib.TOMLDecodeError):
+            tomllib.loads(text)
+        return
+    assert found == tomllib.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'a.' * 60_000 + 'b = 1'",
+        "'[' + 'a.' * 60_000 + 'b]'",
+        r"'x = \"' + '\\\\n' * 400_000 + '\"'",
+        r"'x = \"\"\"' + 'a\"' * 400_000 + '\"\"\"'",
+        "'a.' * 15 + 'b' + '.b = 1\\n' * 60_000",
+        r"'\"' * 900_000",
+    ],
+)
+def test_no_text_takes_more_than_a_little_memory(text: str) -> None:
+    program = f"from collectors.toml import *\ntry: read_toml(({text}).encode())\nexcept BadToml as error: print(error)"
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))  # noqa: E731
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program], preexec_fn=limit, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
