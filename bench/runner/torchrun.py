@@ -13,7 +13,6 @@ import argparse
 import faulthandler
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from bench.runs.files import read_small
 from collectors.files import PRIVATE, SHARED, make_folder, schema_version_of
 from collectors.rank import profiler
 from collectors.sample_log import LogUnwritable, SampleLog
+from collectors.sockets import CannotListen, listen
 
 USAGE = "torchrun --nproc-per-node {ranks} -m bench.runner.torchrun CASE.json --folder FOLDER"
 PURPOSE = Purpose(note="started by torchrun")
@@ -202,12 +202,9 @@ def _own_store(place: Place) -> TCPStore:
         InfrastructureFailed: it cannot listen there.
     """
     try:
-        listener = socket.create_server((place.host, place.port))
-    except OSError as error:
-        raise InfrastructureFailed(
-            f"the ranks' store cannot listen at {place.host}:{place.port}: {error.strerror or error}; choose another"
-            " MASTER_PORT"
-        ) from None
+        listener = listen(place.host, place.port)
+    except CannotListen as error:
+        raise InfrastructureFailed(f"the ranks' store cannot be opened: {error}; choose another MASTER_PORT") from None
     return TCPStore(place.host, place.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 

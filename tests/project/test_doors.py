@@ -20,8 +20,6 @@ _SERVERS = {"create_server", "start_server", "HTTPServer", "ThreadingHTTPServer"
 _UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 _SAFE_LOADERS = {"SafeLoader", "CSafeLoader"}
 
-_NOT_YET = {("an object collective", "workloads/pipeline_parallel/stages.py")}
-
 
 @cache
 def _trees() -> list[tuple[Path, ast.Module]]:
@@ -74,6 +72,16 @@ def _passes_objects(tree: ast.Module) -> bool:
     return bool(names & _OBJECT_COLLECTIVES)
 
 
+def _calls_remotely(tree: ast.Module) -> bool:
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return any(module.startswith("torch.distributed.rpc") for module in modules) or any(
+        _name(call.func) == "init_rpc" for call in _calls(tree)
+    )
+
+
 def _unpickles(tree: ast.Module) -> bool:
     return bool(_imported(tree) & _UNPICKLERS) or any(
         (_name(call.func) == "load" and _of(call.func) == "torch" and not _is_true(call, "weights_only"))
@@ -112,6 +120,7 @@ def _reads_toml(tree: ast.Module) -> bool:
 FINDERS: dict[str, tuple[Callable[[ast.Module], bool], set[str]]] = {
     "a listening socket": (_listens, {"collectors/sockets.py"}),
     "an object collective": (_passes_objects, set()),
+    "torch's RPC": (_calls_remotely, set()),
     "unpickling": (_unpickles, set()),
     "an unsafe loader of YAML": (_loads_yaml_unsafely, set()),
     "a shell or text that is run": (_runs_text, set()),
@@ -124,7 +133,7 @@ FINDERS: dict[str, tuple[Callable[[ast.Module], bool], set[str]]] = {
 def test_it_stands_in_its_one_place_or_nowhere(what: str) -> None:
     finder, places = FINDERS[what]
     found = {str(path.relative_to(ROOT)) for path, tree in _trees() if finder(tree)}
-    assert found - {place for kind, place in _NOT_YET if kind == what} == places
+    assert found == places
 
 
 @pytest.mark.parametrize(
@@ -136,6 +145,10 @@ def test_it_stands_in_its_one_place_or_nowhere(what: str) -> None:
         ("a listening socket", "http.server.ThreadingHTTPServer(('', 0), Handler)"),
         ("an object collective", "dist.all_gather_object(all, one)"),
         ("an object collective", "from torch.distributed import broadcast_object_list as send"),
+        ("torch's RPC", "from torch.distributed import rpc"),
+        ("torch's RPC", "import torch.distributed.rpc as rpc"),
+        ("torch's RPC", "from torch.distributed.rpc import rpc_sync"),
+        ("torch's RPC", "torch.distributed.rpc.init_rpc('a')"),
         ("unpickling", "import pickle"),
         ("unpickling", "from multiprocessing import x\nfrom pickle import loads"),
         ("unpickling", "torch.load(path)"),
@@ -163,6 +176,7 @@ def test_it_is_found(what: str, code: str) -> None:
             "event.listen(engine, 'connect', prepare)\nlisten('127.0.0.1', 0)\nwire.bind('agent', n)",
         ),
         ("a listening socket", "'socket.create_server'  # door.listen()"),
+        ("torch's RPC", "from torch.distributed import PrefixStore\nimport torch.distributed as dist"),
         ("unpickling", "torch.load(path, weights_only=True)\njson.load(file)"),
         ("an unsafe loader of YAML", "class Mine(yaml.SafeLoader): ...\nyaml.load(text, Mine)\nyaml.safe_load(text)"),
         ("a shell or text that is run", "subprocess.run(words, shell=False)\nmodel.eval()"),
