@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -88,7 +88,8 @@ class Capacity:
     """What each of an engine's nodes has at least, as its cluster tells before they are ours; None where it does not.
 
     whose: what the cluster calls such a node. asks: what the cluster would be asked for, as a sentence. cores: logical.
-    memory_bytes: of the host. gpus: the name of each GPU.
+    memory_bytes: of the host. gpus: the name of each GPU. notes: what to tell people: nodes that get no job, and
+    answers that cannot be. implausible: how many of these there were, by question.
     """
 
     whose: str
@@ -96,6 +97,8 @@ class Capacity:
     cores: int | None = None
     memory_bytes: int | None = None
     gpus: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    implausible: Mapping[str, int] = field(default_factory=dict)
 
 
 class Placement(Protocol):

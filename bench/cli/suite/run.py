@@ -150,7 +150,7 @@ def run(
             tags = only or (() if state.begun is None else state.begun.tags)
         choice = choose(planned, state, tags=tags, budget_s=budget_s, is_failed_repeated=repeat_failed)
         if (asked := asked_for(choice)) != nodes:
-            node = read_node(asked, ranks_per_node, engine=engine_name, engine_file=engine_file)
+            node = read_node(asked, ranks_per_node, engine=engine_name, engine_file=engine_file, tell=lambda text: None)
         with to_reader():
             print_plan(*as_chosen(planned, choice, state), format_name, node.cluster)
             if format_name == "table":
