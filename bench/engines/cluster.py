@@ -30,8 +30,7 @@ from bench.machine.placement import PLACEMENT, Place, read_placement, write_plac
 from bench.rank.messages import Cause, Outcome, Progress, Ready, Store, TrialEnded, TrialOrder
 
 PEERS_S = 5.0
-"""How long other nodes may take to end their part of a trial by themselves after the first node's has failed. Their
-ranks lose their peers at once on gloo, and their agents then wait 1.5 s; on NCCL they wait until they are ended."""
+"""How long other nodes may take to end a trial that failed on one: on gloo they take 1.5 s, on NCCL they never do."""
 SPARE_S = 60.0
 """How long before the end of an allocation the last trial must have ended: Slurm may signal that early."""
 LEAST_S = 5.0
@@ -87,9 +86,8 @@ PLACES_TOLD = 8
 class Capacity:
     """What each of an engine's nodes has at least, as its cluster tells before they are ours; None where it does not.
 
-    whose: what the cluster calls such a node. asks: what the cluster would be asked for, as a sentence. cores: logical.
-    memory_bytes: of the host. gpus: the name of each GPU. notes: what to tell people: nodes that get no job, and
-    answers that cannot be. implausible: how many of these there were, by question.
+    whose: the cluster's name for a node. asks: what it would be asked for, a sentence. cores: logical. memory_bytes: of
+    the host. gpus: the name of each GPU. notes: for people. implausible: number of answers that cannot be, by question.
     """
 
     whose: str
@@ -493,11 +491,10 @@ def _joined(order: TrialOrder, parts: Mapping[int, TrialEnded], folder: str) -> 
     ended = [parts[place] for place in sorted(parts)]
     if len(ended) == 1 and not ended[0].ends:
         return ended[0]
-    cause = joint_cause(ended, folder, order.limit_s)
-    if cause is None:
+    if (cause := joint_cause(ended, folder, order.limit_s)) is None:
         return TrialEnded(run=order.run, trial=order.trial, outcome="done")
-    outcomes = {one.outcome for one in ended}
-    outcome: Outcome = next(one for one in ("failed", "timed_out", "interrupted") if one in outcomes)
+    worst: tuple[Outcome, ...] = ("failed", "timed_out", "interrupted")
+    outcome = next(one for one in worst if one in {end.outcome for end in ended})
     if outcome == "interrupted":
         cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
     return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause)

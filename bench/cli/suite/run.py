@@ -181,7 +181,7 @@ def run(
         engine_name, request = "local", Request()
     with (
         History(store_url) as history,
-        serving(runs_folder, store_url, port=port, on_notice=progress.tell),
+        serving(runs_folder, store_url, port=port, on_notice=progress.tell, cluster=node.cluster),
         ENGINES[engine_name](request) as allocation,
         Preflight(allocation, runs_folder, ranks_per_node=ranks_per_node, tell=progress.tell) as preflight,
     ):
