@@ -112,8 +112,6 @@ def _check_nodes(
 
 
 def _print_page(store_url: str | None, format_name: str) -> None:
-    import pynvml
-
     from bench.analysis.mfu import Absent
     from bench.doctor.collect import DEADLINE_S, gather, gpu_fields, machine_of_ranks
     from bench.engines.local import LocalEngine
@@ -122,6 +120,7 @@ def _print_page(store_url: str | None, format_name: str) -> None:
     from bench.runs.files import data_folder
     from bench.runs.history import History
     from collectors.nvml.collector import NvmlCollector
+    from collectors.nvml.library import installed_nvml
 
     say("doctor: starting ranks, to see the machine as they do (torch is loaded)")
     read, ranks = machine_of_ranks(partial(LocalEngine, data_folder() / "runs"), machine.read)
@@ -134,5 +133,5 @@ def _print_page(store_url: str | None, format_name: str) -> None:
             history = stack.enter_context(History(store_url, writable=False))
         except InfrastructureFailed as error:
             history = Absent(reason=str(error))
-        page = gather(read, ranks, history, nvml=pynvml, fields=fields)
+        page = gather(read, ranks, history, nvml=installed_nvml(), fields=fields)
     print_page(page, format_name)

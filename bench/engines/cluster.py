@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -31,8 +31,7 @@ from bench.rank.messages import Cause, Outcome, Progress, Ready, TrialEnded, Tri
 from collectors.files import replace_file
 
 PEERS_S = 5.0
-"""How long other nodes may take to end their part of a trial by themselves after the first node's has failed. Their
-ranks lose their peers at once on gloo, and their agents then wait 1.5 s; on NCCL they wait until they are ended."""
+"""How long other nodes may take to end a trial that failed on one: on gloo they take 1.5 s, on NCCL they never do."""
 SPARE_S = 60.0
 """How long before the end of an allocation the last trial must have ended: Slurm may signal that early."""
 LEAST_S = 5.0
@@ -88,8 +87,8 @@ PLACES_TOLD = 8
 class Capacity:
     """What each of an engine's nodes has at least, as its cluster tells before they are ours; None where it does not.
 
-    whose: what the cluster calls such a node. asks: what the cluster would be asked for, as a sentence. cores: logical.
-    memory_bytes: of the host. gpus: the name of each GPU.
+    whose: the cluster's name for a node. asks: what it would be asked for, a sentence. cores: logical. memory_bytes: of
+    the host. gpus: the name of each GPU. notes: for people. implausible: number of answers that cannot be, by question.
     """
 
     whose: str
@@ -97,6 +96,8 @@ class Capacity:
     cores: int | None = None
     memory_bytes: int | None = None
     gpus: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+    implausible: Mapping[str, int] = field(default_factory=dict)
 
 
 class Placement(Protocol):
@@ -487,11 +488,10 @@ def _joined(order: TrialOrder, parts: Mapping[int, TrialEnded], folder: str) -> 
     ended = [parts[place] for place in sorted(parts)]
     if len(ended) == 1 and not ended[0].ends:
         return ended[0]
-    cause = joint_cause(ended, folder, order.limit_s)
-    if cause is None:
+    if (cause := joint_cause(ended, folder, order.limit_s)) is None:
         return TrialEnded(run=order.run, trial=order.trial, outcome="done")
-    outcomes = {one.outcome for one in ended}
-    outcome: Outcome = next(one for one in ("failed", "timed_out", "interrupted") if one in outcomes)
+    worst: tuple[Outcome, ...] = ("failed", "timed_out", "interrupted")
+    outcome = next(one for one in worst if one in {end.outcome for end in ended})
     if outcome == "interrupted":
         cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
     return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,16 +16,46 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from bench.engines.agent_link import SILENT_S, AgentLink
 from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
 from bench.engines.environment import LOOPBACK
 from bench.engines.wire.frames import PipeStream, key_line, meet, new_key
-from bench.errors import Misuse
+from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
 
 PROFILERS = "USDT:"
 """Beginning of the lines that torch's profiler (kineto) prints in the forkserver, which tell nothing of the agent."""
+
+
+LOOPBACK_S = 2.0
+"""How long this machine may take to reach itself."""
+
+
+def check_loopback() -> None:
+    """Refuse a machine that does not reach itself, as in a container without a network: its ranks would wait in vain.
+
+    Raises:
+        InfrastructureFailed: the loopback interface is down, lacks its address, or a firewall holds what it carries.
+    """
+    try:
+        with (
+            socket.create_server((LOOPBACK, 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_S),
+        ):
+            return
+    except OSError as error:
+        interfaces = psutil.net_if_stats().items()
+        down = [name for name, stats in interfaces if "loopback" in stats.flags.split(",") and not stats.isup]
+        if down:
+            reason, move = f"the loopback interface {down[0]} is down", f"bring it up: `ip link set {down[0]} up`"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            reason, move = "no interface has that address", f"give it one: `ip address add {LOOPBACK}/8 dev lo`"
+        else:  # A firewall, perhaps.
+            reason, move = error.strerror or str(error), "see what holds traffic on `lo`"
+    raise InfrastructureFailed(f"ranks cannot reach each other at {LOOPBACK} of this machine: {reason}; {move}")
 
 
 class LocalEngine:
@@ -35,7 +67,11 @@ class LocalEngine:
         """runs: where the folders of runs are. silent_s: see `AgentLink`.
 
         source: the source tree that the agent and its ranks run from, in place of this program's.
+
+        Raises:
+            InfrastructureFailed: this machine does not reach itself.
         """
+        check_loopback()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the engine.
         self._agent = subprocess.Popen(
             [sys.executable, "-P", "-m", "bench.engines.node.agent", "--runs", str(runs.absolute())],
@@ -112,6 +148,7 @@ class LocalNodes:
     address = LOOPBACK
 
     def __init__(self, nodes: int) -> None:
+        check_loopback()
         self.nodes = tuple(f"node {number}" for number in range(nodes))
         self._agents: list[subprocess.Popen[bytes]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="observatory-nodes-")

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from bench.engines.cluster import Capacity
 from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.exporter.gpu_placement import Placement
@@ -23,6 +24,7 @@ from bench.exporter.suite_status import SuiteStatus
 from bench.exporter.verdicts import StandingVerdicts
 from collectors.background import BackgroundThread
 from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
+from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.deprecated import DEPRECATED, by_old_name
 from collectors.metrics.registry import SHOWN, as_shown
 from collectors.node.poller import HOLD_S
@@ -98,13 +100,19 @@ def serving(
     host: str = HOST,
     port: int = PORT,
     on_notice: Callable[[str], None],
+    cluster: Capacity | None = None,
 ) -> Iterator[Server | None]:
-    """Serve as `open_server` does, for a run; where the address cannot be served, tell so and yield None."""
+    """Serve as `open_server` does, for a run; where the address cannot be served, tell so and yield None.
+
+    cluster: by which the run was planned, whose implausible answers are shown, too.
+    """
+    counts = {} if cluster is None else cluster.implausible
+    doubts: list[Owned] = [(IMPLAUSIBLE.at(count, source="slurm", question=name), {}) for name, count in counts.items()]
     with ExitStack() as stack:
         server = None
         try:
             server = stack.enter_context(
-                _open(runs_folder, store_url, host, port, once(on_notice), ServerConfig, None, "all")
+                _open(runs_folder, store_url, host, port, once(on_notice), ServerConfig, None, "all", lambda: doubts)
             )
         except CannotListen as error:
             advice = "choose another --port, as what is shown there need not be this run"
@@ -203,6 +211,7 @@ def _open(
     config: Callable[[], ServerConfig],
     node: NodePlan | None,
     results: Results,
+    further: Source = tuple,
 ) -> Iterator[Server]:
     of_history = _of_history(store_url, on_notice) if results != "none" else ()
 
@@ -229,7 +238,11 @@ def _open(
             shown = [watch.samples, runs.samples]
         server = stack.enter_context(
             answering(
-                [*shown, *(one.samples for one in of_history)], host=host, port=port, config=config, on_notice=on_notice
+                [*shown, further, *(one.samples for one in of_history)],
+                host=host,
+                port=port,
+                config=config,
+                on_notice=on_notice,
             )
         )
         if of_history:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal, TypeAlias, TypeVar
 
-import pynvml
+from pynvml import NVML_ERROR_TIMEOUT
 
 from collectors.background import BackgroundTask
 from collectors.nvml import library
 from collectors.nvml.mig import find_instances
+from collectors.nvml.plausible import CheckedNvml, Implausible
+from collectors.nvml.queries import memory_of
 
 Answer = TypeVar("Answer")
 LATE_S = 5.0
@@ -137,8 +139,9 @@ def read_gpus(
 
     within_s: how long to wait for NVML. on_late: is called with a notice if NVML has not answered after late_s.
     """
-    found = answer_within(within_s, lambda: _read_gpus(nvml or pynvml, environment), late_s, on_late)
-    return found or _unknown(f"NVML: no answer within {within_s:g} s", pynvml.NVML_ERROR_TIMEOUT)
+    checked = library.installed_nvml() if nvml is None else CheckedNvml(nvml)
+    found = answer_within(within_s, lambda: _read_gpus(checked, environment), late_s, on_late)
+    return found or _unknown(f"NVML: no answer within {within_s:g} s", NVML_ERROR_TIMEOUT)
 
 
 def answer_within(
@@ -212,7 +215,8 @@ def read_memory(gpus: Sequence[Gpu], nvml: Nvml | None = None, *, within_s: floa
     if not gpus:
         return ()
     late = f"NVML: no answer within {within_s:g} s"
-    found = answer_within(within_s, lambda: _read_memory(gpus, nvml or pynvml))
+    checked = library.installed_nvml() if nvml is None else CheckedNvml(nvml)
+    found = answer_within(within_s, lambda: _read_memory(gpus, checked))
     return found or tuple(GpuMemory(index=gpu.index, reason=late) for gpu in gpus)
 
 
@@ -237,7 +241,7 @@ def _memory(nvml: Nvml, gpu: Gpu) -> GpuMemory:
     for ask in (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3):
         with contextlib.suppress(nvml.NVMLError):  # May be refused for a MIG instance, or without root.
             for one in ask(handle):
-                holders[one.pid] = Holder(pid=one.pid, memory_bytes=one.usedGpuMemory)
+                holders[one.pid] = Holder(pid=one.pid, memory_bytes=memory_of(one))
     return GpuMemory(index=gpu.index, free_bytes=free_bytes, holders=tuple(holders.values()))
 
 
@@ -370,4 +374,7 @@ def _link(nvml: Nvml, handle: Any, other: Any) -> LinkKind:
         status = nvml.nvmlDeviceGetP2PStatus(handle, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
         if status == nvml.NVML_P2P_STATUS_OK:
             return "nvlink"
-    return _LEVELS[nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)]
+    level = nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
+    if level not in _LEVELS:
+        raise Implausible(f"topology level {level} is implausible: {', '.join(map(str, _LEVELS))}")
+    return _LEVELS[level]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from bench.machine.gpus import Gpu, Nvml, answer_within
 from bench.machine.preflight import available_bytes
+from collectors.nvml.library import installed_nvml
+from collectors.nvml.plausible import CheckedNvml
 
 ANSWER_S = 10.0
 """How long the driver may take for all GPUs together."""
@@ -59,7 +59,8 @@ def read_now(gpus: Sequence[Gpu], runs: Path, *, nvml: Nvml | None = None, root:
     absent: dict[str, str] = {}
     found: tuple[GpuNow, ...] = ()
     if gpus:
-        answered = answer_within(ANSWER_S, lambda: _read_gpus(gpus, nvml or pynvml))
+        checked = installed_nvml() if nvml is None else CheckedNvml(nvml)
+        answered = answer_within(ANSWER_S, lambda: _read_gpus(gpus, checked))
         if answered is None:
             found = tuple(GpuNow(index=gpu.index, uuid=gpu.uuid) for gpu in gpus)
             absent["gpus"] = f"NVML: no answer within {ANSWER_S:g} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -93,9 +93,16 @@ class Node:
 
 
 def read_node(
-    nodes: int = 1, ranks_per_node: int | None = None, *, engine: str = "local", engine_file: Path | None = None
+    nodes: int = 1,
+    ranks_per_node: int | None = None,
+    *,
+    engine: str = "local",
+    engine_file: Path | None = None,
+    tell: Callable[[str], None] = say,
 ) -> Node:
-    """Return the node by which cases of an engine are planned; a slow driver is told on standard error.
+    """Return the node by which cases of an engine are planned.
+
+    tell: hears of a slow driver, of a cluster's nodes that get no job, and of answers that cannot be.
 
     This machine, of which all nodes are copies as far as is known, or what a cluster tells of its nodes. What that does
     not tell refuses no case: it is seen when the agents are there.
@@ -109,13 +116,15 @@ def read_node(
     capacity = CAPACITIES[engine](request) if engine in CAPACITIES else None
     if capacity is None:
         return Node(
-            gpus=read_gpus(on_late=say),
+            gpus=read_gpus(on_late=tell),
             torch=torch_build(),
             cores=len(os.sched_getaffinity(0)),
             host_bytes=available_bytes(),
             nodes=nodes,
             ranks_per_node=ranks_per_node,
         )
+    for note in capacity.notes:
+        tell(note)
     return node_of(capacity, nodes, ranks_per_node)
 
 

@@ -29,8 +29,18 @@ class NoStoreYet(InfrastructureFailed):
 
 
 def default_url() -> str:
-    """Return the URL of the default store: SQLite in the platform's folder for a user's data."""
-    return f"sqlite:///{data_folder() / 'history.sqlite'}"
+    """Return the URL of the default store: SQLite in the platform's folder for a user's data.
+
+    Raises:
+        Misuse: the folder's name is not UTF-8, which a URL is.
+    """
+    folder = str(data_folder())
+    if (readable := os.fsencode(folder).decode(errors="backslashreplace")) != folder:
+        raise Misuse(
+            f"the data folder {readable} is not UTF-8, so that no store can be in it; set XDG_DATA_HOME to another"
+            " folder, or name them with --store and --runs"
+        )
+    return f"sqlite:///{folder}/history.sqlite"
 
 
 def parse_url(text: str) -> URL:
@@ -40,8 +50,11 @@ def parse_url(text: str) -> URL:
         Misuse: it is not a URL, is of another kind of database, or is SQLite without a file.
     """
     try:
-        text.encode()  # Fails on surrogates, which stand for argument bytes that are not UTF-8. A NUL would end a name.
-        if "\0" in text:
+        text.encode()  # Fails on surrogates, which stand for argument bytes that are not UTF-8.
+    except UnicodeEncodeError:  # The URL is not shown: unparsed, its password cannot be removed.
+        raise Misuse("the store's URL is not UTF-8; take a folder whose name is") from None
+    try:
+        if "\0" in text:  # It would end a name.
             raise ValueError
         url = make_url(text)
     except (exc.ArgumentError, ValueError):  # The URL is not shown: unparsed, its password cannot be removed.

@@ -138,7 +138,13 @@ def check_place(runs: Path) -> None:
 
     Raises:
         InfrastructureFailed: with the reason.
+        Misuse: its name is not UTF-8, as messages between the runner and its ranks are.
     """
+    if (readable := os.fsencode(runs.absolute()).decode(errors="backslashreplace")) != str(runs.absolute()):
+        raise Misuse(
+            f"the folder of runs {readable} is not UTF-8; choose another with --runs, or another data folder with"
+            " XDG_DATA_HOME"
+        )
     try:
         with contextlib.suppress(FileNotFoundError):
             runs.lstat()

@@ -50,6 +50,13 @@ AGENT_FIELDS = NODE.counter(
     " host each figure that was read, and not what is repeated from an earlier answer.",
 )
 
+IMPLAUSIBLE = NODE.counter(
+    "observatory_implausible_total{source, question}",
+    "Answers that cannot be (a utilization of 627618 %, 65534 CPUs) and are left out, by who gave them (nvml, or slurm"
+    " of the nodes by which a run was planned) and the question; the first of each is in the log, with its range.",
+    unit="errors",
+)
+
 
 # Info series to join the others to: which run, which rank, which result.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from collectors.background import BackgroundTask
 from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.metric import Sample
 from collectors.nvml.events import EventWatch
 from collectors.nvml.gpu import Gpu, WatchedGpu
@@ -155,6 +157,7 @@ class NvmlCollector:
         return [
             *(sample for watched in opened.watched for sample in watched.samples()),
             *(sample for events in opened.events for sample in events.samples()),
+            *self._implausible(opened),
             *(self._costs(opened) if self._tells_costs else ()),
         ]
 
@@ -254,6 +257,16 @@ class NvmlCollector:
             names_processes=self._names_processes,
             clock_ns=self._clock_ns,
         )
+
+    def _implausible(self, opened: _Opened) -> list[Sample]:
+        counts = Counter[str]()
+        for one in opened.watched:
+            if one.gpu is not None:
+                counts.update(one.gpu.support.implausible)
+        counts["XID"] += sum(events.implausible for events in opened.events)
+        return [
+            IMPLAUSIBLE.at(count, source=self.name, question=name) for name, count in sorted(counts.items()) if count
+        ]
 
     def _costs(self, opened: _Opened) -> list[Sample]:
         seconds: dict[str, float] = {}

@@ -23,6 +23,8 @@ from collectors.nvml.library import (
 from collectors.nvml.mig import label_of_ids
 
 XID = 0x8
+_MOST_XID = 9999
+"""NVIDIA's list goes to some hundreds."""
 _KINDS = {
     0x1: "single_bit_ecc",
     0x2: "double_bit_ecc",
@@ -49,7 +51,8 @@ class EventWatch:
     affected. Counts survive a loss; a GPU that is found again is listened to again. An XID belongs to the GPU, or to
     the MIG slice that the driver names.
 
-    index: NVML's. reason: why nothing is counted, None where all is well. timed: cost of its calls, without the waits.
+    index: NVML's. reason: why nothing is counted, None where all is well. implausible: XIDs whose number cannot be, and
+    which count as events only. doubt: the first of them. timed: cost of its calls, without the waits.
     now_s: the time that a sample bears, in seconds since 1970. pause: waits that many seconds or until told to end.
     """
 
@@ -63,6 +66,8 @@ class EventWatch:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.reason: str | None = None
+        self.implausible = 0
+        self.doubt: str | None = None
         self.timed = Timed(nvml, clock_ns=clock_ns)
         self._index, self._label = index, str(index)
         self._untimed = nvml
@@ -196,7 +201,11 @@ class EventWatch:
         with self._lock:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._times[kind] = at_s
-            if event.eventType == XID:
+            if event.eventType == XID and not 0 <= event.eventData <= _MOST_XID:
+                self.implausible += 1
+                doubt = f"GPU {self._label}: XID {event.eventData} is implausible; it is counted without its number"
+                self.doubt = self.doubt or doubt
+            elif event.eventType == XID:
                 xid = (label_of_ids(event.gpuInstanceId, event.computeInstanceId), str(event.eventData))
                 self._xid_counts[xid] = self._xid_counts.get(xid, 0) + 1
                 self._xid_times[xid] = at_s

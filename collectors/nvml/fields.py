@@ -19,6 +19,7 @@ from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.nvml.gpm import MONITORS, pcie_rate
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError
+from collectors.nvml.plausible import MOST_STATES, Growth, Implausible, check_value
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope that asks an NVLink counter for its sum over all links. Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
@@ -343,6 +344,7 @@ class FieldBatch:
         self._support = support
         self._clock_ns = clock_ns
         self._counters = {field: WholeCounter() for field in fields if field.is_wrapping}
+        self._growths = {field: Growth(field.metric) for field in fields if not field.is_wrapping}
         self._begun_ns: int | None = None
 
     def read(
@@ -394,6 +396,18 @@ class FieldBatch:
             return None
         self._support.answered(field.name, value.latencyUsec / 1e6)
         raw = raw_of(value)
+        try:
+            if field.states is None:
+                check_value(field.metric, raw * field.scale)
+            elif not 0 <= raw <= MOST_STATES:
+                raise Implausible(f"state {raw:.10g} is implausible: 0 to {MOST_STATES}")
+            if field in self._growths:
+                self._growths[field].check(raw * field.scale, self._clock_ns())
+        except Implausible as error:
+            self._support.refused(field.name, error)
+            if field in self._counters:
+                self._counters[field] = WholeCounter()
+            return None
         if field not in self._counters:
             return field.sample(self._gpu, raw)
         direction = field.labels["direction"]

@@ -14,6 +14,7 @@ from pynvml import NVML_ERROR_NOT_SUPPORTED, NVML_GPM_METRICS_GET_VERSION, NVML_
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError
+from collectors.nvml.plausible import Implausible, check_value
 
 _APART_NS = 150_000_000
 """Two samples must be more than 100 ms apart, the period of the monitors. Source: NVML's page of GPM functions."""
@@ -152,6 +153,11 @@ class Profile:
                     self._monitored.remove(monitored)
             elif math.isfinite(answer.value):
                 value = answer.value * monitored.scale
+                try:
+                    check_value(monitored.metric, value)
+                except Implausible as error:
+                    self._support.refused(monitored.name, error)
+                    continue
                 samples.append(monitored.metric.at(value, gpu=self._gpu, **monitored.labels))
                 if monitored.metric is _PCIE_RATE:
                     rates[monitored.labels["direction"]] = value

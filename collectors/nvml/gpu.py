@@ -28,6 +28,7 @@ from collectors.nvml.library import (
     says_lost,
 )
 from collectors.nvml.mig import Instance, find_instances, read_instance
+from collectors.nvml.plausible import related
 from collectors.nvml.queries import QUESTIONS, UNKNOWN, GpuProcess, Identity, nvlinks, processes_on
 
 SLOW_S = 10.0
@@ -132,14 +133,15 @@ class Gpu:
             found = self.support.ask("MIG instances", partial(find_instances, self._nvml, self.handle))
             self._instances = self._instances if found is None else found
             info = self._identity.read()
-            self._slow = [info, *slow, *slow_fields]
+            self._slow = related([info, *slow, *slow_fields], (), self.support.refused)
             mig = (info.labels["mig"], frozenset(instance.uuid for instance in self._instances))
             if mig[0] != UNKNOWN:
                 self.is_changed = self.is_changed or self._mig not in {None, mig}
                 self._mig = mig
             self._slow_due_ns = now_ns + round(SLOW_S * 1e9)
         tasks, processes = self._processes()
-        return [*self._slow, *quick, *quick_fields, *gpm.samples, *tasks], processes
+        quick = related([*quick, *quick_fields, *gpm.samples], self._slow, self.support.refused)
+        return [*self._slow, *quick, *tasks], processes
 
     def _processes(self) -> tuple[list[Sample], tuple[GpuProcess, ...]]:
         """Return the samples and the list of processes; a split GPU has those of its instances.
@@ -298,6 +300,7 @@ class WatchedGpu:
         elif isinstance(outcome, Gpu):
             if self.gpu is not None:
                 outcome.timed.go_on_from(self.gpu.timed)
+                outcome.support.implausible.update(self.gpu.support.implausible)
             self.gpu = outcome
             self._is_waited_for, self._due_ns = True, None
         else:

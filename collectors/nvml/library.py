@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -25,6 +26,8 @@ from pynvml import (
     NVML_ERROR_UNINITIALIZED,
     NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
 )
+
+from collectors.nvml.plausible import CheckedNvml, Implausible, checked
 
 NVMLError = cast(type[Exception], pynvml.NVMLError)
 """The exception of every refusal by NVML."""
@@ -113,12 +116,12 @@ class Nvml(Protocol):
 
 
 def installed_nvml() -> Nvml:
-    """Return the module `pynvml` itself."""
-    return cast(Nvml, pynvml)
+    """Return the module `pynvml`, whose answers are checked."""
+    return cast(Nvml, CheckedNvml(pynvml))
 
 
 class Timed:
-    """A wrapper of NVML that times and counts its calls; for one thread.
+    """A wrapper of NVML that checks its answers, and times and counts its calls; for one thread.
 
     seconds, calls: by function. asked: number of things asked for: each field and each GPM metric counts, of which one
     call asks for many; any other call counts once.
@@ -146,6 +149,7 @@ class Timed:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._nvml, name, None)
+        function = None if function is None else checked(name, function)
 
         def timed(*arguments: Any, **named: Any) -> Any:
             if function is None:
@@ -238,6 +242,8 @@ class FieldSupportTable:
 
     "Not supported" is not for good where the question was answered before: a feature may be switched off and on again,
     such as MIG and what it takes from a GPU.
+
+    implausible: how many answers could not be, by question.
     """
 
     def __init__(self, gpu: str, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -245,6 +251,7 @@ class FieldSupportTable:
         self._clock_ns = clock_ns
         self._by_question: dict[str, FieldSupport] = {}
         self._answering: set[str] = set()
+        self.implausible: Counter[str] = Counter()
 
     def ask(self, question: str, read: Callable[[], Value]) -> Value | None:
         """Return what `read` gives; None where it is refused now, or was refused for good before.
@@ -280,6 +287,11 @@ class FieldSupportTable:
         """
         if says_lost(error):
             raise GpuLost(str(error)) from error
+        if isinstance(error, Implausible):
+            self.implausible[question] += 1
+            if self.implausible[question] == 1:  # The first stands for all, which differ.
+                self._put(question, "not always", str(error), None)
+            return True
         if says_unsupported(error) and question not in self._answering:
             self._put(question, "not supported", str(error), None)
             return False

@@ -162,6 +162,9 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The host's own PID namespace. Source: include/linux/proc_ns.h, PROC_PID_INIT_INO (0xEFFFFFFC)."""
 
 
+_MOST_BYTES = 1 << 48
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
     """A process with a compute context on a GPU.
@@ -190,9 +193,15 @@ def processes_on(
 ) -> tuple[GpuProcess, ...]:
     """Return the processes that compute on a GPU or on a MIG instance."""
     return tuple(
-        GpuProcess(pid=one.pid, gpu=gpu, uuid=uuid, instance=instance, memory_bytes=one.usedGpuMemory)
+        GpuProcess(pid=one.pid, gpu=gpu, uuid=uuid, instance=instance, memory_bytes=memory_of(one))
         for one in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     )
+
+
+def memory_of(process: Any) -> int | None:
+    """Return the memory that a process holds on a GPU; None where the driver does not tell, or tells what cannot be."""
+    held: int | None = process.usedGpuMemory
+    return held if held is not None and 0 <= held <= _MOST_BYTES else None
 
 
 Read = Callable[[Nvml, Any, str], list[Sample]]

@@ -58,7 +58,7 @@ def execute(plan: Plan, options: RunOptions) -> Results:
     is_drawn = False if options.quiet or options.verbose else None  # Bars would hide the lines of --verbose.
     with (
         History(store) as history,
-        serving(folder, store, port=options.port, on_notice=options.tell),
+        serving(folder, store, port=options.port, on_notice=options.tell, cluster=plan.cluster),
         ENGINES[options.engine_name](request) as allocation,
     ):
         for notice in recover_runs(folder, history, store).notices():

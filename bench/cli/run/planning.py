@@ -168,7 +168,9 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     cluster = node.cluster
     asked = nodes_to_ask(options.engine_name, options.nodes, (case for case, _ in cases))
     if options.is_dry and asked != options.nodes:  # Which then says what would be asked for.
-        cluster = read_node(asked, engine=options.engine_name, engine_file=options.engine_file).cluster
+        cluster = read_node(
+            asked, engine=options.engine_name, engine_file=options.engine_file, tell=lambda text: None
+        ).cluster
     return Plan(
         cases=tuple(cases),
         is_curve=is_curve,

@@ -151,7 +151,7 @@ def run(
             tags = only or (() if state.begun is None else state.begun.tags)
         choice = choose(planned, state, tags=tags, budget_s=budget_s, is_failed_repeated=repeat_failed)
         if (asked := asked_for(choice)) != nodes:
-            node = read_node(asked, ranks_per_node, engine=engine_name, engine_file=engine_file)
+            node = read_node(asked, ranks_per_node, engine=engine_name, engine_file=engine_file, tell=lambda text: None)
         with to_reader():
             print_plan(*as_chosen(planned, choice, state), format_name, node.cluster)
             if format_name == "table":
@@ -182,7 +182,7 @@ def run(
         engine_name, request = "local", Request()
     with (
         History(store_url) as history,
-        serving(runs_folder, store_url, port=port, on_notice=progress.tell),
+        serving(runs_folder, store_url, port=port, on_notice=progress.tell, cluster=node.cluster),
         ENGINES[engine_name](request) as allocation,
         Preflight(allocation, runs_folder, ranks_per_node=ranks_per_node, tell=progress.tell) as preflight,
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -182,9 +183,16 @@ def check_name(text: str, what: str, *, longest: int = 63) -> str:
 
 
 def name_after(suite: str) -> str:
-    """Return the name of a suite's JobSet."""
+    """Return the name of a suite's JobSet; no two suites share one.
+
+    A suite's name that is too long, or has a letter that Kubernetes does not take, ends in a hash of the whole name.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", suite.lower()).strip("-")
-    return f"observatory-{words}"[:LONGEST_NAME].strip("-")
+    name = f"observatory-{words}"
+    if words == suite and len(name) <= LONGEST_NAME:
+        return name
+    ending = f"-{hashlib.sha256(suite.encode()).hexdigest()[:8]}"
+    return name[: LONGEST_NAME - len(ending)].rstrip("-") + ending
 
 
 class PodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,16 +27,14 @@ import msgspec
 from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, Request
 from bench.engines.local import PROFILERS
 from bench.engines.settings_file import exporter_words, last_words, read_settings, setup_lines
+from bench.engines.slurm.node_list import call, fields, job_line, last_line, read_nodes
 from bench.engines.slurm.nodes import (
-    call,
     capacity_of_job,
     capacity_of_partition,
     check_count,
     check_job,
-    fields,
     find_partitions,
-    last_line,
-    node_state,
+    host_names,
 )
 from bench.errors import InfrastructureFailed, Misuse
 
@@ -172,11 +170,12 @@ class SlurmAllocation:
         Raises:
             InfrastructureFailed: so many of the job's nodes are down that too few are left.
         """
-        names = call("scontrol", "show", "hostnames", self.state()["NodeList"]).split()
+        names = host_names(self.state()["NodeList"])
         self._names += [
             name for name in names if name not in self._names
         ]  # Slurm takes those that are lost off its list.
-        states = {name: node_state(name) for name in self._names if name not in dropped}
+        asked = [name for name in self._names if name not in dropped]
+        states = {node.name: node.why_gone for node in read_nodes(asked)} if asked else {}
         well = [name for name in names if name in states and states[name] is None]
         wanted = self._request.nodes - len(dropped)
         if len(well) < wanted:
@@ -194,14 +193,16 @@ class SlurmAllocation:
         """
         assert self.job is not None, "it is entered"
         try:
-            line = call("scontrol", "--oneliner", "show", "job", self.job)
+            text = call("scontrol", "--oneliner", "show", "job", self.job)
         except InfrastructureFailed:
             with suppress(InfrastructureFailed):
-                found = call("sacct", "--noheader", "--allocations", "--format=State", f"--jobs={self.job}").split()
-                if found:
-                    return {"JobState": found[0]}
+                words = ("sacct", "--noheader", "--allocations", "--format=State", f"--jobs={self.job}")
+                if said := last_line(call(*words)):
+                    return {"JobState": said.split()[0]}
             raise
-        return fields(line)
+        if "JobState" not in (found := fields(job_line(text))):
+            raise InfrastructureFailed(f"scontrol describes job {self.job} without a state: {last_line(text)[:80]!r}")
+        return found
 
     def why_ended(self) -> str | None:
         """Return why the job is no longer there; None as long as it runs."""

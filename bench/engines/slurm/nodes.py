@@ -3,52 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.engines.cluster import Capacity
-from bench.errors import InfrastructureFailed, Misuse
+from bench.engines.cluster import PLACES_TOLD, Capacity
+from bench.engines.slurm.node_list import MEGABYTE, Implausible, SlurmNode, call, fields, job_line, read_nodes
+from bench.errors import Misuse
 
-CALL_S = 60.0
-"""How long a command of Slurm may take that only asks."""
-MEGABYTE = 1 << 20
-"""What Slurm counts memory in."""
-_AWAY = ("DOWN", "DRAIN", "FAIL", "FUTURE", "UNKNOWN", "NOT_RESPONDING", "POWERED_DOWN")
-"""States of nodes that get no job now."""
-_GONE = ("DOWN", "FAIL", "FAILING", "ERROR", "NOT_RESPONDING", "POWERED_DOWN")
-"""States in which a node of a job runs nothing any more; one that is drained goes on to the job's end."""
-
-
-def call(*words: str) -> str:
-    """Run a command of Slurm that only asks; return what it prints.
-
-    Raises:
-        InfrastructureFailed: it is not here, does not answer, or fails.
-    """
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=CALL_S, check=False)
-    except FileNotFoundError:
-        raise InfrastructureFailed(
-            f"the engine slurm needs {words[0]}, which is not on the PATH; run this where Slurm's commands are"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise InfrastructureFailed(f"{words[0]} has not answered within {CALL_S:g} s; is slurmctld there?") from None
-    if done.returncode:
-        raise InfrastructureFailed(f"{shlex.join(words)}: {last_line(done.stderr) or f'code {done.returncode}'}")
-    return done.stdout
-
-
-def last_line(text: str) -> str:
-    """Return the last line that is not empty; an empty text where there is none."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
-
-
-def fields(line: str) -> dict[str, str]:
-    """Return the fields of a line of `scontrol`: `CPUTot=8 State=IDLE` has two."""
-    return dict(word.split("=", 1) for word in line.split() if "=" in word)
+MOST_GPUS = 1024
+"""Of a node; Slurm counts generic resources with files in bitmaps of that size."""
 
 
 def find_partitions(names: str | None) -> tuple[str, int]:
@@ -61,9 +24,11 @@ def find_partitions(names: str | None) -> tuple[str, int]:
         Misuse: there is no such partition.
     """
     found: dict[str, int] = {}
-    for line in call("sinfo", "--noheader", "--format=%P %D").splitlines():
-        words = line.split()  # The default partition ends with a star; a line for each state of its nodes.
-        found[words[0]] = found.get(words[0], 0) + int(words[1])
+    # The default partition ends with a star. Other lines are a banner of the site's.
+    for name, count in re.findall(
+        r"^partition=(\S+) nodes=(\d+) *$", call("sinfo", "--noheader", "--format=partition=%P nodes=%D"), re.MULTILINE
+    ):
+        found[name] = found.get(name, 0) + int(count)
     usual = [partition.removesuffix("*") for partition in found if partition.endswith("*")]
     wanted = usual if names is None else names.split(",")
     counts = {partition.removesuffix("*"): nodes for partition, nodes in found.items()}
@@ -75,14 +40,10 @@ def find_partitions(names: str | None) -> tuple[str, int]:
     raise Misuse(f'{what}; name one in the engine\'s file: partition = "...", which may be {known}')
 
 
-def node_state(name: str) -> str | None:
-    """Return why a node cannot be used, such as "DOWN* (Not responding)"; None where it can."""
-    node = call("scontrol", "--oneliner", "show", "node", name)
-    state = fields(node).get("State", "")
-    if not any(part.rstrip("*") in _GONE for part in state.split("+")) and not state.endswith("*"):
-        return None
-    reason = re.search(r" Reason=(.*?)(?: \[|$)", node.strip())
-    return f"{state} ({reason[1]})" if reason else state
+def host_names(listed: str) -> list[str]:
+    """Return the names in Slurm's list of nodes: "a[0-1]" has a0 and a1."""
+    lines = call("scontrol", "show", "hostnames", listed).splitlines()
+    return [line.strip() for line in lines if re.fullmatch(r"\s*[\w.-]+\s*", line)]
 
 
 def check_count(wanted: int, partitions: str, there: int) -> None:
@@ -104,10 +65,10 @@ def _partitions(names: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Has:
-    """What one node has for us. gpus: the type of each; None where Slurm does not tell."""
+    """What one node has for us; None where Slurm does not tell. gpus: the type of each."""
 
-    cores: int
-    memory_bytes: int
+    cores: int | None
+    memory_bytes: int | None
     gpus: tuple[str, ...] | None
 
 
@@ -128,19 +89,25 @@ def capacity_of_partition(
     wanted_partitions = set(partitions.split(","))
     counts_gpus = _counts_gpus()
     wanted = None if gres is None else gpus_of(gres)
-    every = [fields(line) for line in call("scontrol", "--oneliner", "show", "node").splitlines() if line.strip()]
-    every = [one for one in every if wanted_partitions & set(one.get("Partitions", "").split(","))]
-    fitting = [one for one in every if _has_feature(one, constraint)] or every
+    doubts = Implausible()
+    every = [node for node in read_nodes(implausible=doubts) if wanted_partitions & set(node.partitions)]
+    fitting = [node for node in every if _has_feature(node, constraint)] or every
     if wanted:  # Others than those with so many are not given.
-        fitting = [one for one in fitting if len(gpus_of(one.get("Gres", ""))) >= len(wanted)] or fitting
-    fitting = [one for one in fitting if not any(state in one.get("State", "") for state in _AWAY)] or fitting
-    of_nodes = [_node_has(one, counts_gpus) for one in fitting]
+        fitting = [node for node in fitting if len(gpus_of(node.gres)) >= len(wanted)] or fitting
+    away = [
+        f"{node.name} is {node.state}{f' ({node.reason})' if node.reason else ''}"
+        for node in fitting
+        if not node.gets_jobs
+    ]
+    fitting = [node for node in fitting if node.gets_jobs] or fitting
+    of_nodes = [_node_has(node, counts_gpus, doubts) for node in fitting]
     if not is_exclusive:  # Of a shared node, a job has the GPUs that it asked for.
         of_nodes = [
             _Has(cores=one.cores, memory_bytes=one.memory_bytes, gpus=wanted or (() if counts_gpus else None))
             for one in of_nodes
         ]
-    return _least(of_nodes, f"a node of the {_partitions(partitions)}", asks)
+    notes = [f"{len(away)} node(s) of the {_partitions(partitions)} get no job now: {_some(away)}"] if away else []
+    return _least(of_nodes, f"a node of the {_partitions(partitions)}", asks, doubts, notes)
 
 
 def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
@@ -150,23 +117,31 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
         InfrastructureFailed: Slurm does not answer, or knows no such job.
         Misuse: it has fewer nodes.
     """
-    text = call("scontrol", "--details", "--oneliner", "show", "job", job)
-    check_job(nodes, job, int(fields(text).get("NumNodes", "1").partition("-")[0]))
-    counts_gpus = _counts_gpus()
+    line = job_line(call("scontrol", "--details", "--oneliner", "show", "job", job))
+    check_job(nodes, job, int(fields(line).get("NumNodes", "1").partition("-")[0]))
+    counts_gpus, doubts = _counts_gpus(), Implausible()
     found = []
     # A part for each kind of nodes: "Nodes=node[0-1] CPU_IDs=0-7 Mem=1000 GRES=gpu:a100:2(IDX:0-1)".
-    for part in re.findall(r"\bNodes=\S+ CPU_IDs=\S* Mem=\S* GRES=\S*", text):
-        one = fields(part)
-        first = call("scontrol", "show", "hostnames", one["Nodes"]).split()[0]
-        whole = _node_has(fields(call("scontrol", "--oneliner", "show", "node", first)), counts_gpus)
+    for part in re.findall(r"\bNodes=\S+ CPU_IDs=\S* Mem=\S* GRES=\S*", line.partition(" MinCPUsNode=")[0]):
+        given = fields(part)
+        (node,) = read_nodes(host_names(given["Nodes"])[:1], doubts)
+        whole = _node_has(node, counts_gpus, doubts)
+        # Nothing and 0 are all that the node has; a job has no more than that.
+        cores, memory_bytes = _count(given["CPU_IDs"]), int(given["Mem"] or 0) * MEGABYTE
+        if whole.cores is not None and cores > whole.cores:
+            doubts.add("CPU_IDs", f"CPU_IDs {given['CPU_IDs']} of job {job} (node {node.name} has {whole.cores})")
+            cores = 0
+        if whole.memory_bytes is not None and memory_bytes > whole.memory_bytes:
+            doubts.add("Mem", f"Mem {given['Mem']} of job {job} (node {node.name} has less)")
+            memory_bytes = 0
         found.append(
             _Has(
-                cores=_count(one["CPU_IDs"]) or whole.cores,
-                memory_bytes=int(one["Mem"] or 0) * MEGABYTE or whole.memory_bytes,  # 0 is all of it.
-                gpus=gpus_of(one["GRES"]) if counts_gpus else None,
+                cores=cores or whole.cores,
+                memory_bytes=memory_bytes or whole.memory_bytes,
+                gpus=gpus_of(given["GRES"]) if counts_gpus else None,
             )
         )
-    return _least(found, f"a node of job {job}", asks)
+    return _least(found, f"a node of job {job}", asks, doubts)
 
 
 def check_job(wanted: int, job: str, there: int) -> None:
@@ -186,7 +161,7 @@ def gpus_of(text: str) -> tuple[str, ...]:
         name, *rest = resource.removeprefix("gres/").removeprefix("gres:").replace("=", ":").split(":")
         if name == "gpu":
             count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
-            found += [rest[0] if rest else "GPU"] * count
+            found += [rest[0] if rest else "GPU"] * (count if count <= MOST_GPUS else 0)
     return tuple(found)
 
 
@@ -199,18 +174,14 @@ def _counts_gpus() -> bool:
     return False
 
 
-def _has_feature(node: Mapping[str, str], constraint: str | None) -> bool:
-    if constraint is None or not re.fullmatch(r"[\w.-]+", constraint):
-        return True
-    return constraint in node.get("ActiveFeatures", "").split(",")
+def _has_feature(node: SlurmNode, constraint: str | None) -> bool:
+    return constraint is None or re.fullmatch(r"[\w.-]+", constraint) is None or constraint in node.features
 
 
-def _node_has(node: Mapping[str, str], counts_gpus: bool) -> _Has:
-    return _Has(
-        cores=int(node["CPUTot"]),
-        memory_bytes=int(node["RealMemory"]) * MEGABYTE,
-        gpus=gpus_of(node.get("Gres", "")) if counts_gpus else None,
-    )
+def _node_has(node: SlurmNode, counts_gpus: bool, doubts: Implausible) -> _Has:
+    for count in map(int, re.findall(r"\bgpu(?::[^:,(]+)*:(\d+)", node.gres)):
+        doubts.number("Gres", count, 0, MOST_GPUS, node.name)
+    return _Has(cores=node.cores, memory_bytes=node.memory_bytes, gpus=gpus_of(node.gres) if counts_gpus else None)
 
 
 def _count(ranges: str) -> int:
@@ -219,18 +190,21 @@ def _count(ranges: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def _least(found: Sequence[_Has], whose: str, asks: str) -> Capacity:
-    if not found:
-        return Capacity(whose=whose, asks=asks)
+def _some(texts: Sequence[str]) -> str:
+    return "; ".join([*texts[:PLACES_TOLD], *(["..."] if len(texts) > PLACES_TOLD else [])])
+
+
+def _least(found: Sequence[_Has], whose: str, asks: str, doubts: Implausible, notes: Sequence[str] = ()) -> Capacity:
     return Capacity(
         whose=whose,
         asks=asks,
-        cores=min(one.cores for one in found),
-        memory_bytes=min(one.memory_bytes for one in found),
-        gpus=_fewest(one.gpus for one in found),
+        cores=min((has.cores for has in found if has.cores is not None), default=None),
+        memory_bytes=min((has.memory_bytes for has in found if has.memory_bytes is not None), default=None),
+        gpus=_fewest(has.gpus for has in found),
+        implausible=dict(doubts.counts),
+        notes=(*notes, *doubts.lines()),
     )
 
 
 def _fewest(found: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    told = [gpus for gpus in found if gpus is not None]
-    return min(told, key=len) if told else None
+    return min((gpus for gpus in found if gpus is not None), key=len, default=None)

@@ -23,7 +23,7 @@ NodeName=a1 CPUTot=64 ActiveFeatures=ib Gres=gpu:h100:4 RealMemory=2000000 State
 NodeName=a2 CPUTot=8 ActiveFeatures=ib Gres=gpu:h100:1 RealMemory=1000 State=DOWN*+DRAIN Partitions=gpu,all
 NodeName=c0 CPUTot=32 ActiveFeatures=(null) Gres=(null) RealMemory=500000 State=IDLE Partitions=all,cpu
 """
-PARTITIONS = "all* 3\nall* 1\ngpu 3\ncpu 1\n"
+PARTITIONS = "partition=all* nodes=3\npartition=all* nodes=1\npartition=gpu nodes=3\npartition=cpu nodes=1\n"
 JOB = (
     "JobId=7 NumNodes=2 NodeList=a[0-1] Features=(null)   Nodes=a0 CPU_IDs=0-15,32 Mem=64000 GRES=gpu:h100:2(IDX:0-1)"
     "   Nodes=a1 CPU_IDs=0-31 Mem=0 GRES=gpu:h100:4(IDX:0-3) MinCPUsNode=1"
@@ -151,6 +151,46 @@ def test_more_nodes_than_there_are_is_refused() -> None:
         capacity_of_job("7", nodes=3, asks="")
 
 
+def test_what_a_site_prints_before_the_answer_is_not_read(slurm: Recorded) -> None:
+    job = (
+        "JobId=7 JobName=a JobState=FAILED NumNodes=9 UserId=u(1) JobState=RUNNING NodeList=a0 Comment=JobState=FAILED"
+    )
+    for name, answer in (("sinfo", PARTITIONS), ("scontrol", f"{NODES.strip()}\n{job}\na0\n")):
+        slurm.write(name, f"** Welcome to cluster 7 **\nState: quiet, 3 users = all {{\n\n{answer}")
+    assert _capacity("gpu", nodes=2).cores == 64
+    allocation = _allocation(1)
+    assert allocation.state()["JobState"] == "RUNNING"
+    assert allocation.nodes() == ("a0",)
+
+
+def test_answers_that_cannot_be_are_left_out_and_said_once(slurm: Recorded) -> None:
+    wrong = "NodeName=a0 CPUTot=65534 Gres=gpu:h100:4294967294 RealMemory=1 State=IDLE Partitions=gpu"
+    slurm.write("scontrol", f"{wrong}\n{wrong.replace('a0', 'a1')}\nGresTypes = gpu\n")
+    found = _capacity("gpu", nodes=2)
+    assert (found.cores, found.memory_bytes, found.gpus) == (None, None, ())
+    assert found.implausible == {"CPUTot": 2, "RealMemory": 2, "Gres": 2}
+    assert "Slurm: RealMemory 1 of node a0 (plausible: 64 to 1073741824) is left out, 2 time(s)" in found.notes
+
+
+def test_a_job_has_no_more_than_its_node(slurm: Recorded) -> None:
+    job = JOB.replace("CPU_IDs=0-31 Mem=0", "CPU_IDs=0-4294967294 Mem=99999999")
+    node = "NodeName=a0 CPUTot=64 RealMemory=500000 State=ALLOCATED Partitions=gpu"
+    slurm.write("scontrol", f"{job}\n{node}\na0\nGresTypes = gpu\n")
+    found = capacity_of_job("7", nodes=2, asks="")
+    assert (found.cores, found.memory_bytes) == (17, 64000 * MIB)
+    assert found.implausible == {"CPU_IDs": 1, "Mem": 1}
+
+
+def test_nodes_that_get_no_job_are_named_with_slurms_reason(slurm: Recorded) -> None:
+    node = (
+        "NodeName=a0 CPUTot=4 RealMemory=1000 State=IDLE+DRAIN Partitions=gpu Reason=bad fan [root@2026-11-25T21:33:17]"
+    )
+    slurm.write("scontrol", f"{node}\nNodeName=a1 CPUTot=8 RealMemory=1000 State=IDLE Partitions=gpu\n")
+    found = _capacity("gpu")
+    assert found.cores == 8
+    assert found.notes == ("1 node(s) of the partition gpu get no job now: a0 is IDLE+DRAIN (bad fan)",)
+
+
 def test_a_slurm_that_fails_is_told_in_its_words(slurm: Recorded) -> None:
     slurm.write("sinfo", "echo 'sinfo: error: Unable to contact controller' >&2; exit 1", is_script=True)
     with pytest.raises(InfrastructureFailed, match=r"sinfo --noheader .*: sinfo: error: Unable to contact controller"):
@@ -159,13 +199,15 @@ def test_a_slurm_that_fails_is_told_in_its_words(slurm: Recorded) -> None:
 
 def _job_of(slurm: Recorded, *names: str, down: Collection[str] = ()) -> None:
     """Say that the job has these nodes, some of which are lost: Slurm takes them off its list."""
-    nodes = "\n".join(
-        f"*'show node {name}') echo 'NodeName={name} State={'DOWN Reason=gone' if name in down else 'ALLOCATED'}';;"
+    nodes = "\\n".join(
+        f"NodeName={name} CPUTot=1 RealMemory=64 State={'DOWN Reason=gone' if name in down else 'ALLOCATED'}"
         for name in names
     )
     there = "\\n".join(name for name in names if name not in down)
-    rest = f"*'show job'*) echo 'JobState=RUNNING NodeList=n EndTime=Unknown';; *hostnames*) printf '{there}\\n';;"
-    slurm.write("scontrol", f'case "$*" in\n{nodes}\n{rest}\nesac', is_script=True)
+    job = (
+        f"*'show job'*) echo 'JobId=7 JobState=RUNNING NodeList=n EndTime=Unknown';; *hostnames*) printf '{there}\\n';;"
+    )
+    slurm.write("scontrol", f"case \"$*\" in {job}\n*'show node '*) printf '{nodes}\\n';; esac", is_script=True)
 
 
 def _allocation(nodes: int) -> SlurmAllocation:

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Shown
 
+from bench.engines.cluster import Capacity
 from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.exporter.demo import NOTICE, open_demonstration
@@ -111,6 +112,15 @@ def test_live_steps_and_results_are_shown_together_and_only_results_stay(tmp_pat
         assert STEP_SECONDS.name not in _names(server)
         assert RUN_STEP_SECONDS.name in _names(server)
     assert notices == [f"serving {server.url}"]
+
+
+def test_a_run_shows_what_its_cluster_answered_that_cannot_be(tmp_path: Path, url: str) -> None:
+    cluster = Capacity(whose="a node", asks="", implausible={"CPUTot": 2})
+    with serving(tmp_path / "runs", url, port=0, on_notice=Notices(), cluster=cluster) as server:
+        assert server is not None
+        with urllib.request.urlopen(server.url, timeout=30) as answer:
+            page = answer.read().decode()
+    assert 'observatory_implausible_total{question="CPUTot",source="slurm"} 2.0' in page.splitlines()
 
 
 def test_the_landing_page_names_the_version_and_the_documentation_beside_the_runbooks(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ LINES = (
     Line("show --store notaurl", 2, _KNOWN),
     Line("show --store ''", 2, "it is empty; leave it out, or name one"),
     Line("show --store \x1b[31m", 2, _KNOWN),
-    Line(f"show --store sqlite:///{BYTES}", 2, _KNOWN),
+    Line(f"show --store sqlite:///{BYTES}", 2, "the store's URL is not UTF-8; take a folder whose name is"),
     Line("show --store postgresql://host:port/name", 2, _KNOWN),
     Line("show --store sqlite:///folder", 4, "folder is a folder; name a file in it"),
     Line("show --store sqlite:///missing/x", 4, "missing does not exist; make it, or choose another --store"),

@@ -120,6 +120,17 @@ def test_events_are_counted_by_kind_and_xids_by_number_with_their_last_time() ->
         _until(lambda: all(sample in watch.samples() for sample in wanted))
 
 
+def test_an_xid_whose_number_cannot_be_counts_as_an_event_without_it_and_is_said() -> None:
+    fake = FakeEvents()
+    fake.happen(0, XID, 2**64 - 1)
+    fake.happen(0, XID, 2**32 - 1)
+    with _watching(fake) as watch:
+        _until(lambda: gpu_health_metrics.GPU_EVENTS.at(2, gpu="0", event="xid") in watch.samples())
+        assert not [sample for sample in watch.samples() if sample.metric == gpu_health_metrics.GPU_XIDS.name]
+        _until(lambda: watch.implausible == 2)
+        assert watch.doubt == "GPU 0: XID 18446744073709551615 is implausible; it is counted without its number"
+
+
 def test_an_xid_is_that_of_the_slice_to_which_the_driver_puts_it_down() -> None:
     fake = FakeEvents()
     fake.happen(0, XID, 94, instances=(2, 1))

@@ -18,7 +18,12 @@ import yaml
 from bench.cli import main
 from bench.cli.suite.command import command
 from bench.engines.kubernetes.manifests import SuiteJob, as_yaml, manifests
-from bench.engines.kubernetes.settings import KubernetesSettings, read_kubernetes_settings
+from bench.engines.kubernetes.settings import (
+    LONGEST_NAME,
+    KubernetesSettings,
+    check_name,
+    read_kubernetes_settings,
+)
 from bench.engines.wire.frames import write_key
 from tests.bench.engines.kubernetes.schemas import schema_of
 
@@ -233,6 +238,25 @@ def test_a_shipped_suite_is_named_and_a_file_goes_with_it(
         "command"
     ]
     assert "-- /etc/parallel-observatory/suite/my_own.toml --only all --budget 7200s --nodes 2" in lines[2]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["nightly-llama-70b-h200-fsdp-tp8-pp4-a", "nightly-llama-70b-h200-fsdp-tp8-pp4-b"],  # They share 36 letters.
+        ["night_a", "night-a", "Night-a", "night--a", "_night-a", "night-a-"],
+        ["a" * 28, "a" * 29, "a" * 60],
+        ["_", "__", "-"],  # No letter that Kubernetes takes.
+    ],
+)
+def test_no_two_suites_render_to_the_same_objects(names: list[str], jobset_schema: dict[str, Any]) -> None:
+    objects: set[tuple[str, str]] = set()
+    for name in names:
+        kinds = _kinds(dataclasses.replace(PLAIN, suite=name))
+        jsonschema.validate(kinds["JobSet"], jobset_schema)
+        objects |= {(kind, document["metadata"]["name"]) for kind, document in kinds.items()}
+        assert check_name(kinds["JobSet"]["metadata"]["name"], "the JobSet", longest=LONGEST_NAME)
+    assert len(objects) == 3 * len(names)
 
 
 def test_the_examples_of_help_and_of_the_page_render(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:

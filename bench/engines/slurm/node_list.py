@@ -1,0 +1,273 @@
+"""Slurm's nodes as Slurm describes them, in JSON where it has that, else in text, and which of their states get a job.
+
+Checked against Slurm 21.08 to 25.11: slurm.h, slurm_protocol_defs.c, and the man pages of sinfo and scontrol.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.errors import InfrastructureFailed
+
+CALL_S = 60.0
+"""How long a command of Slurm may take that only asks."""
+MEGABYTE = 1 << 20
+"""What Slurm counts memory in."""
+
+
+def call(*words: str) -> str:
+    """Run a command of Slurm that only asks; return what it prints.
+
+    Raises:
+        InfrastructureFailed: it is not here, does not answer, or fails.
+    """
+    done = _run(words)
+    if done.returncode:
+        raise InfrastructureFailed(f"{shlex.join(words)}: {last_line(done.stderr) or f'code {done.returncode}'}")
+    return done.stdout
+
+
+def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        # People write comments and reasons in any encoding.
+        return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=CALL_S, check=False)
+    except FileNotFoundError:
+        raise InfrastructureFailed(
+            f"the engine slurm needs {words[0]}, which is not on the PATH; run this where Slurm's commands are"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise InfrastructureFailed(f"{words[0]} has not answered within {CALL_S:g} s; is slurmctld there?") from None
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not empty; an empty text where there is none."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def fields(line: str) -> dict[str, str]:
+    """Return the fields of a line of `scontrol`: `CPUTot=8 State=IDLE` has two.
+
+    The first of a name counts: what users write, such as a comment that holds "State=DOWN", comes last.
+    """
+    found: dict[str, str] = {}
+    for word in line.split():
+        name, sign, value = word.partition("=")
+        if sign:
+            found.setdefault(name, value)
+    return found
+
+
+def job_line(text: str) -> str:
+    """Return the line that describes a job, without its name, which users write; an empty text where there is none."""
+    line = next((line for line in text.splitlines() if line.startswith("JobId=")), "")
+    return re.sub(r" JobName=.*? (?=UserId=)", " ", line, count=1)
+
+
+# States
+
+_SUFFIXES = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+"""What the letter after a state means. Source: sinfo(1), NODE STATE CODES."""
+_UP = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
+"""States of nodes that get a job, now or when the one that they have has ended."""
+_HARMLESS = frozenset({"CLOUD", "DYNAMIC", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "RESUME", "UNDRAIN", "REBOOT_CANCELED"})
+"""Flags that keep no job from a node: where it comes from, and that it was taken back into service."""
+_AWAY = frozenset(
+    {
+        *("DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVALID", "INVAL", "INVALID_REG", "NOT_RESPONDING", "EXTERNAL"),
+        *("DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"),
+        *("MAINT", "MAINTENANCE", "RESERVED", "PLANNED", "BLOCKED", "PERFCTRS", "NPC"),
+        *("REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED"),
+        *("POWER_DOWN", "POWER_UP", "POWER_DRAIN", "POWER_DOWN_ASAP", "POWER_DOWN_FORCE"),
+        *("POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"),
+    }
+)
+"""States and flags of nodes that get no job of ours now."""
+_GONE = frozenset(
+    {
+        *("DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_RESPONDING"),
+        *("POWERED_DOWN", "POWERING_DOWN", "REBOOT", "REBOOT_ISSUED"),
+    }
+)
+"""States in which a node of a job runs nothing any more; one that is drained goes on to the job's end."""
+
+
+def states_of(text: str) -> frozenset[str]:
+    """Return the state and the flags: "IDLE*+DRAIN" is IDLE, NOT_RESPONDING and DRAIN."""
+    found: set[str] = set()
+    for word in filter(None, text.upper().split("+")):
+        state = word.rstrip("".join(_SUFFIXES))
+        found |= {state, *(_SUFFIXES[letter] for letter in word[len(state) :])}
+    return frozenset(found)
+
+
+# Descriptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmNode:
+    """What Slurm says of a node. state: in Slurm's words, for people. cores, memory_bytes: None where implausible."""
+
+    name: str
+    state: str
+    states: frozenset[str]
+    partitions: tuple[str, ...]
+    features: tuple[str, ...]
+    gres: str
+    reason: str
+    cores: int | None
+    memory_bytes: int | None
+
+    @property
+    def gets_jobs(self) -> bool:
+        """Whether the node gets a job, now or when the one that it has has ended; not so in a state unknown here."""
+        return bool(self.states & _UP) and self.states <= _UP | _HARMLESS
+
+    @property
+    def why_gone(self) -> str | None:
+        """Why a node of a job runs nothing any more, such as "DOWN* (Not responding)"; None where it may."""
+        if not self.states & _GONE:
+            return None
+        return f"{self.state} ({self.reason})" if self.reason else self.state
+
+
+class Implausible:
+    """What Slurm gave that cannot be: how often, by question, and an example of each, for people."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+
+    def add(self, question: str, example: str) -> None:
+        """Count an answer."""
+        self.counts[question] += 1
+        self._examples.setdefault(question, example)
+
+    def number(self, question: str, value: object, least: int, most: int, node: str) -> int | None:
+        """Return a number that is in its range; else count it, and return None."""
+        text = str(value)
+        if text.isdecimal() and least <= int(text) <= most:
+            return int(text)
+        self.add(question, f"{question} {text} of node {node} (plausible: {least} to {most})")
+        return None
+
+    def lines(self) -> list[str]:
+        """Return a line for each question that was answered implausibly."""
+        return [f"Slurm: {text} is left out, {self.counts[name]} time(s)" for name, text in self._examples.items()]
+
+
+_CORES = (1, 65533)
+"""What Slurm gives as a node's CPUs; 65534 and 65535 are its words for "no value" and "infinite"."""
+_MEGABYTES = (64, 1 << 30)
+"""RealMemory is 1 where nobody has set it."""
+
+
+def read_nodes(names: Iterable[str] = (), implausible: Implausible | None = None) -> list[SlurmNode]:
+    """Return the nodes of these names, all without any, in Slurm's order.
+
+    In JSON from Slurm 23.02 on by scontrol, from 21.08 on by sinfo; in text where these have no plugin for it.
+
+    Raises:
+        InfrastructureFailed: Slurm does not answer, or knows no such node.
+    """
+    doubts = Implausible() if implausible is None else implausible
+    wanted = tuple(names)
+    listed = (",".join(wanted),) if wanted else ()
+    for words in (("scontrol", "show", "nodes", *listed, "--json"), ("sinfo", "--json")):
+        done = _run(words)
+        described = _json_nodes(done.stdout) if done.returncode == 0 else None
+        if described is not None:
+            break
+    else:
+        described = _text_nodes(call("scontrol", "--oneliner", "show", "node", *listed))
+    found = [_node(described[name], doubts) for name in wanted or described if name in described]
+    if missing := [name for name in wanted if name not in described]:
+        raise InfrastructureFailed(f"Slurm knows no node {missing[0]}")
+    return found
+
+
+def _json_nodes(text: str) -> dict[str, Mapping[str, Any]] | None:
+    """Return the nodes of a document of JSON, by name, whatever stands before it; None where there is no document."""
+    for begin in re.finditer(r"^\s*\{", text, re.MULTILINE):
+        try:
+            document, _ = json.JSONDecoder(strict=False).raw_decode(text, begin.end() - 1)
+        except ValueError:
+            continue
+        nodes = document.get("nodes")
+        if isinstance(nodes, list) and all(
+            isinstance(node, dict) and isinstance(node.get("name"), str) for node in nodes
+        ):
+            return {node["name"]: node for node in nodes}
+    return None
+
+
+_WRITTEN_BY_PEOPLE = re.compile(r" (?:Reason|Comment|Extra)=")
+
+
+def _text_nodes(text: str) -> dict[str, Mapping[str, Any]]:
+    """Return the nodes of what `scontrol --oneliner show node` prints, by name, with the keys that JSON has.
+
+    What begins otherwise is a banner, or a further line of a comment; one in a comment may even begin like a node's.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for line in text.splitlines():
+        known = fields(_WRITTEN_BY_PEOPLE.split(line, maxsplit=1)[0])
+        if line.startswith("NodeName=") and {"CPUTot", "RealMemory", "State"} <= known.keys():
+            reason = re.search(r" Reason=(.*?)(?: \[|  | Comment=| Extra=|$)", line)
+            keys = {"active_features": "ActiveFeatures", "gres": "Gres", "partitions": "Partitions", "state": "State"}
+            keys |= {"cpus": "CPUTot", "real_memory": "RealMemory", "name": "NodeName"}
+            node = {key: known[name] for key, name in keys.items() if known.get(name, "(null)") != "(null)"}
+            found.setdefault(node["name"], {**node, "reason": reason[1].strip() if reason else ""})
+    return found
+
+
+def _node(described: Mapping[str, Any], implausible: Implausible) -> SlurmNode:
+    """Return a node by the keys of JSON. A list of words is one text in some versions."""
+    name = described["name"]
+    state = described.get("state", "")
+    flags = described.get("state_flags", [])  # Apart until 22.05.
+    words = "+".join(map(str, [*(state if isinstance(state, list) else [str(state).upper()]), *flags]))
+    states = states_of(words)
+    for unknown in sorted(states - _UP - _HARMLESS - _AWAY):
+        implausible.add("State", f'State "{unknown}" of node {name} (unknown here, so that it counts as away)')
+    memory = implausible.number("RealMemory", _number(described.get("real_memory")), *_MEGABYTES, name)
+    return SlurmNode(
+        name=name,
+        state=words,
+        states=states,
+        partitions=_words(described.get("partitions")),
+        features=_words(described.get("active_features")),
+        gres=str(described.get("gres") or ""),
+        reason=" ".join(str(described.get("reason") or "").split()),
+        cores=implausible.number("CPUTot", _number(described.get("cpus")), *_CORES, name),
+        memory_bytes=None if memory is None else memory * MEGABYTE,
+    )
+
+
+def _words(value: object) -> tuple[str, ...]:
+    parts = value if isinstance(value, list) else str(value or "").split(",")
+    return tuple(str(part) for part in parts if part)
+
+
+def _number(value: object) -> object:
+    """Return the number, which some versions wrap: {"set": true, "infinite": false, "number": 8}."""
+    if isinstance(value, dict):
+        return value.get("number") if value.get("set") and not value.get("infinite") else "not set"
+    return value

@@ -1,0 +1,305 @@
+"""What NVML can answer: a range for each number, relations between numbers, and texts that may not be UTF-8.
+
+Some drivers give 2^32 - 1 where they do not know, a utilization of 627618 %, or a name in no encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pynvml
+
+from collectors.metrics import gpu as gpu_metrics
+from collectors.metrics import gpu_health as gpu_health_metrics
+from collectors.metrics.metric import Metric, Sample
+
+
+class Implausible(pynvml.NVMLError):  # type: ignore[misc]  # pynvml has no types.
+    """NVML gave what cannot be; whoever asks takes it as a refusal, for now."""
+
+    def __new__(cls, text: str) -> Implausible:
+        """Return the error, with NVML's code for an unknown one."""
+        return cast(Implausible, super().__new__(cls, pynvml.NVML_ERROR_UNKNOWN))
+
+    def __init__(self, text: str) -> None:
+        Exception.__init__(self, text)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The least and the most that can be. unit: as NVML counts."""
+
+    least: float
+    most: float
+    unit: str = ""
+
+    def check(self, value: float) -> None:
+        """Refuse a value outside; NaN is outside.
+
+        Raises:
+            Implausible: it is.
+        """
+        if not self.least <= value <= self.most:
+            unit = f" {self.unit}" if self.unit else ""
+            raise Implausible(f"{value:.10g}{unit} is implausible: {self.least:.10g} to {self.most:.10g}")
+
+
+# Answers of functions, in NVML's own units.
+
+_BYTES = _Range(0, 1 << 48, "bytes")
+_PERCENT = _Range(0, 100, "%")
+_POWER = _Range(0, 10_000_000, "mW")
+_CLOCK = _Range(0, 20_000, "MHz")
+_GENERATION, _LANES = _Range(0, 16), _Range(0, 64)
+_ONE_NUMBER = {
+    "nvmlSystemGetCudaDriverVersion": _Range(1000, 99_999),
+    "nvmlDeviceGetCount": _Range(0, 1024, "GPUs"),
+    "nvmlDeviceGetMaxMigDeviceCount": _Range(0, 64, "slices"),
+    "nvmlDeviceGetNumaNodeId": _Range(0, 4095),
+    "nvmlDeviceGetPowerUsage": _POWER,
+    "nvmlDeviceGetEnforcedPowerLimit": _Range(1, _POWER.most, _POWER.unit),
+    "nvmlDeviceGetTemperature": _Range(-60, 200, "C"),
+    "nvmlDeviceGetMarginTemperature": _Range(-200, 250, "C"),
+    "nvmlDeviceGetClockInfo": _CLOCK,
+    "nvmlDeviceGetMaxClockInfo": _Range(1, _CLOCK.most, _CLOCK.unit),
+    "nvmlDeviceGetCurrPcieLinkGeneration": _GENERATION,
+    "nvmlDeviceGetMaxPcieLinkGeneration": _GENERATION,
+    "nvmlDeviceGetCurrPcieLinkWidth": _LANES,
+    "nvmlDeviceGetMaxPcieLinkWidth": _LANES,
+    "nvmlDeviceGetTotalEccErrors": _Range(0, (1 << 32) - 2),
+}
+
+
+def _check_memory(memory: Any) -> None:
+    """Refuse memory of which more is free or reserved than there is."""
+    _BYTES.check(memory.total)
+    taken = memory.free + getattr(memory, "reserved", 0)
+    if not 0 <= taken <= memory.total:
+        raise Implausible(f"{taken} bytes free and reserved of {memory.total} are implausible")
+
+
+def _check_window(window: Any) -> None:
+    _BYTES.check(window.bar1Total)
+    _Range(0, window.bar1Total, "bytes mapped").check(window.bar1Used)
+
+
+def _check_utilization(rates: Any) -> None:
+    _PERCENT.check(rates.gpu)
+    _PERCENT.check(rates.memory)
+
+
+_CHECKS: Mapping[str, Callable[[Any], None]] = {
+    **{name: limits.check for name, limits in _ONE_NUMBER.items()},
+    "nvmlDeviceGetUtilizationRates": _check_utilization,
+    "nvmlDeviceGetEncoderUtilization": lambda answer: _PERCENT.check(answer[0]),
+    "nvmlDeviceGetDecoderUtilization": lambda answer: _PERCENT.check(answer[0]),
+    "nvmlDeviceGetMemoryInfo": _check_memory,
+    "nvmlDeviceGetBAR1MemoryInfo": _check_window,
+}
+
+
+def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of NVML that refuses what cannot be, and gives bytes that are no UTF-8 as "\\xff".
+
+    Raises:
+        Implausible: from each call whose answer cannot be.
+    """
+    check = _CHECKS.get(name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            answer = function(*arguments, **named)
+        except UnicodeDecodeError as error:
+            return error.object.decode(errors="backslashreplace")
+        if check is not None:
+            check(answer)
+        return answer
+
+    return call
+
+
+class CheckedNvml:
+    """The module `pynvml`, or what takes its place, with checked functions."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._nvml, name)
+        return checked(name, found) if name.startswith("nvml") and callable(found) else found
+
+
+# Values of fields and of performance monitors, and all that is shown: in the units of metrics.
+
+_RATIO = _Range(0, 1.01)
+"""Monitors count a little beyond the whole."""
+_COUNT = _Range(0, (1 << 32) - 2)
+_TOTAL_BYTES = _Range(0, 1 << 63, "bytes")
+_WATTS = _Range(0, 10_000, "W")
+_BYTES_PER_SECOND = _Range(0, 1e13, "bytes/s")
+_RANGES: Mapping[str, _Range] = {
+    metric.name: limits
+    for limits, metrics in (
+        (_WATTS, (gpu_metrics.GPU_POWER_INSTANT_WATTS,)),
+        (_Range(1, _WATTS.most, "W"), (gpu_metrics.GPU_POWER_LIMIT_WATTS,)),
+        (_Range(0, 1e13, "J"), (gpu_metrics.GPU_ENERGY_JOULES,)),
+        (_Range(0, 1e10, "s"), (gpu_metrics.GPU_CLOCK_HELD_SECONDS,)),
+        (_Range(-60, 200, "C"), (gpu_metrics.GPU_MEMORY_TEMPERATURE_CELSIUS,)),
+        (_Range(0, 1), (gpu_health_metrics.GPU_MEMORY_REPAIR,)),
+        (
+            _TOTAL_BYTES,
+            (
+                gpu_health_metrics.GPU_PCIE_BYTES,
+                gpu_health_metrics.GPU_NVLINK_BYTES,
+                gpu_health_metrics.GPU_NVLINK_LINK_BYTES,
+            ),
+        ),
+        (_BYTES_PER_SECOND, (gpu_health_metrics.GPU_PCIE_RATE, gpu_health_metrics.GPU_NVLINK_RATE)),
+        (
+            _COUNT,
+            (
+                gpu_health_metrics.GPU_PCIE_RETRIES,
+                gpu_health_metrics.GPU_PCIE_ERRORS,
+                gpu_health_metrics.GPU_NVLINK_ERRORS,
+                gpu_health_metrics.GPU_ECC_VOLATILE_ERRORS,
+                gpu_health_metrics.GPU_ECC_AGGREGATE_ERRORS,
+                gpu_health_metrics.GPU_REMAPPED_ROWS,
+                gpu_health_metrics.GPU_RETIRED_PAGES,
+            ),
+        ),
+        (
+            _RATIO,
+            (
+                gpu_health_metrics.GPU_GRAPHICS_ACTIVITY,
+                gpu_health_metrics.GPU_SM_ACTIVITY,
+                gpu_health_metrics.GPU_SM_OCCUPANCY,
+                gpu_health_metrics.GPU_TENSOR_ACTIVITY,
+                gpu_health_metrics.GPU_PIPE_ACTIVITY,
+                gpu_health_metrics.GPU_DRAM_ACTIVITY,
+            ),
+        ),
+    )
+    for metric in metrics
+}
+MOST_STATES = 255
+"""Codes of states are smaller."""
+
+
+def check_value(metric: Metric, value: float) -> None:
+    """Refuse a value of a field or a monitor that cannot be.
+
+    Raises:
+        Implausible: it is outside of the metric's range.
+    """
+    if (limits := _RANGES.get(metric.name)) is not None:
+        limits.check(value)
+
+
+_FASTEST = {gpu_metrics.GPU_ENERGY_JOULES.name: 20e3, gpu_health_metrics.GPU_NVLINK_BYTES.name: 1e13}
+"""How much a counter can grow in a second: watts of the largest boards, bytes of all links."""
+_SLACK_S = 1.0
+"""Drivers renew counters in steps."""
+
+
+class Growth:
+    """Holds a counter of a GPU to what it can grow by: it never falls as long as the GPU is not lost.
+
+    A value that breaks this is left out, and the next one is held against it: a wrong one costs two readings, and a
+    counter that was set back goes on after one.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._most_per_s = _FASTEST.get(metric.name)
+        self._before: tuple[int, float] | None = None
+
+    def check(self, value: float, now_ns: int) -> None:
+        """Refuse a value to which the counter cannot have grown.
+
+        Raises:
+            Implausible: it fell, or grew faster than can be.
+        """
+        before, self._before = self._before, (now_ns, value)
+        if self._most_per_s is None or before is None:
+            return
+        most = self._most_per_s * ((now_ns - before[0]) / 1e9 + _SLACK_S)
+        if not 0 <= value - before[1] <= most:
+            raise Implausible(f"a change by {value - before[1]:.10g} since the last reading is implausible")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Relation:
+    """A value is at most so many times another one of the same GPU. question: that is doubted where it is not."""
+
+    question: str
+    metric: Metric
+    labels: Mapping[str, str] = field(default_factory=dict)
+    times: float
+    of: Metric
+    of_labels: Mapping[str, str]
+
+
+_MOST_POWER = {"limit": "maximum"}
+_RELATIONS = (
+    # Peaks of a moment exceed the limit, which is of an average.
+    _Relation(
+        question="power sensor",
+        metric=gpu_metrics.GPU_POWER_WATTS,
+        times=2,
+        of=gpu_metrics.GPU_POWER_LIMIT_WATTS,
+        of_labels=_MOST_POWER,
+    ),
+    _Relation(
+        question="instant power",
+        metric=gpu_metrics.GPU_POWER_INSTANT_WATTS,
+        times=4,
+        of=gpu_metrics.GPU_POWER_LIMIT_WATTS,
+        of_labels=_MOST_POWER,
+    ),
+    _Relation(
+        question="minimum power limit",
+        metric=gpu_metrics.GPU_POWER_LIMIT_WATTS,
+        labels={"limit": "minimum"},
+        times=1,
+        of=gpu_metrics.GPU_POWER_LIMIT_WATTS,
+        of_labels=_MOST_POWER,
+    ),
+    # Owners may raise clocks beyond the limit.
+    *(
+        _Relation(
+            question=f"{clock} clock",
+            metric=gpu_metrics.GPU_CLOCK_HERTZ,
+            labels={"clock": clock},
+            times=1.5,
+            of=gpu_metrics.GPU_CLOCK_LIMIT_HERTZ,
+            of_labels={"clock": clock},
+        )
+        for clock in ("sm", "memory", "video")
+    ),
+)
+
+
+def related(
+    samples: Iterable[Sample], known: Iterable[Sample], on_doubt: Callable[[str, Implausible], object]
+) -> list[Sample]:
+    """Return a GPU's samples without those that are too large for another one. known: further samples of the GPU.
+
+    on_doubt: is called with the question that was answered so, and why that cannot be.
+    """
+    kept = list(samples)
+    for relation in _RELATIONS:
+        of = _found([*kept, *known], relation.of, relation.of_labels)
+        value = _found(kept, relation.metric, relation.labels)
+        if of is not None and value is not None and value.value > relation.times * of.value:
+            kept = [sample for sample in kept if sample is not value]
+            words = f"{value.value:.10g} is implausible where {of.value:.10g} is the limit"
+            on_doubt(relation.question, Implausible(words))
+    return kept
+
+
+def _found(samples: Iterable[Sample], metric: Metric, labels: Mapping[str, str]) -> Sample | None:
+    return next((one for one in samples if one.metric == metric.name and labels.items() <= one.labels.items()), None)
