@@ -20,7 +20,7 @@ import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.stack import compose
-from bench.exporter.stack.files import LOOPBACK, TARGETS, files, grafana_ini, top_level
+from bench.exporter.stack.files import ALERTMANAGER, LOOPBACK, TARGETS, files, grafana_ini, top_level
 from bench.exporter.stack.processes import (
     ServerProcess,
     end,
@@ -210,7 +210,7 @@ def _own_servers(plan: StackPlan, programs: Programs) -> list[_Server]:
             ready="/-/ready",
             command=(
                 programs.alertmanager,
-                f"--config.file={folder / 'alertmanager.yml'}",
+                f"--config.file={folder / ALERTMANAGER}",
                 f"--storage.path={folder / DATA / 'alertmanager'}",
                 f"--web.listen-address={LOOPBACK}:{settings.alertmanager.port}",
                 "--cluster.listen-address=",  # It is alone, and else listens on all addresses.
