@@ -187,7 +187,9 @@ def test_an_improvement_that_is_lost_within_two_weeks_is_a_regression_and_no_rec
     assert outcomes[first:] == ["confirmed"] * (45 - first)
     paged = found[first]
     assert paged.is_new
-    assert paged.reason == f"an improvement is lost: the level is back where it was before {day_of(found[25].started_ns)}"
+    assert (
+        paged.reason == f"an improvement is lost: the level is back where it was before {day_of(found[25].started_ns)}"
+    )
     assert paged.since_ns == found[36].started_ns
     assert paged.low is not None
     assert paged.high is not None
