@@ -303,7 +303,7 @@ def _nightly(ended_s: float) -> Iterator[Sample]:
         yield suites.SUITE_LAST_CASES.at(number, suite=SUITE, run=SUITE_RUN, outcome=outcome)
         yield suites.SUITE_CASES.at(number, suite=SUITE, outcome=outcome)
     yield suites.SUITE_RUNS.at(1, suite=SUITE, outcome="failed")
-    failed = {"case": FAILED_STRATEGY, "case_run": RUN, "outcome": "failed", "rank": "2", "cause": "killed by signal 9"}
+    failed = {"case": FAILED_STRATEGY, "case_run": RUN, "outcome": "failed", "rank": "2", "cause": "rank 2 was killed"}
     yield suites.SUITE_CASE_FAILURE.at(1, suite=SUITE, run=SUITE_RUN, **failed)
 
 

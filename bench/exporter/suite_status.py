@@ -140,8 +140,13 @@ def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
             case_run=run.run,
             outcome=run.outcome if run.outcome in FAILED else "failed",
             rank="" if cause is None or cause.rank is None else str(cause.rank),
-            cause="" if cause is None else " ".join(cause.text.split())[:_MOST_LETTERS],
+            cause="" if cause is None else _in_short(cause.text),
         )
+
+
+def _in_short(text: str) -> str:
+    """Return what happened without where the last lines are, which is of use on the node alone."""
+    return " ".join(text.partition("; its last lines are in ")[0].split())[:_MOST_LETTERS]
 
 
 def _is_failed(case: str, outcome: Outcome, record: SuiteRecord) -> bool:

@@ -39,8 +39,7 @@ _FAILED_BRIEFLY = _each_failed(
     "{{ if $place }},{{ else }}:{{ end }} {{ .case }}{{ with .rank }} (rank {{ . }}){{ end }}"
 )
 _FAILED_CASES = _each_failed(
-    " {{ .case }}{{ with .rank }}, rank {{ . }}{{ end }}: {{ with .cause }}{{ . }}{{ else }}cause unknown{{ end }}"
-    " (`observatory show {{ .case_run }}`)."
+    " {{ .case }}: {{ with .cause }}{{ . }}{{ else }}cause unknown{{ end }} (`observatory show {{ .case_run }}`)."
 )
 
 

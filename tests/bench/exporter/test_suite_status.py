@@ -112,7 +112,9 @@ def test_each_case_that_failed_is_shown_with_its_run_its_rank_and_its_cause(url:
         member = SuiteMember(suite="nightly", id="a", case=case)
         return make_summary(name, purpose=Purpose(member=member), **changes)
 
-    killed = Cause(kind="killed", rank=1, step=3, text="killed by signal 9\nafter step 3")
+    killed = Cause(
+        kind="killed", rank=1, step=3, text="rank 1 was killed\nby SIGKILL; its last lines are in /r/rank1.err"
+    )
     with History(url) as history:
         for one in (
             run("r1", "ddp", outcome="failed", cause=killed),
@@ -128,7 +130,7 @@ def test_each_case_that_failed_is_shown_with_its_run_its_rank_and_its_cause(url:
     status.ask()
     of_run = ("nightly", "a")
     assert _shown(status, SUITE_CASE_FAILURE) == {
-        (*of_run, "ddp", "r1", "failed", "1", "killed by signal 9 after step 3"): 1,
+        (*of_run, "ddp", "r1", "failed", "1", "rank 1 was killed by SIGKILL"): 1,
         (*of_run, "fsdp", "r2", "timed_out", "", ""): 1,
         (*of_run, "drill", "r4", "failed", "", ""): 1,
     }

@@ -240,12 +240,12 @@ _FAILED = (
 def test_a_failed_case_is_told_with_its_rank_its_cause_and_its_run(tmp_path: Path) -> None:
     annotations = {
         "summary": "2 case(s) of the suite nightly: failed: ddp (rank 1), fsdp",
-        "description": f"{_FAILED} ddp, rank 1: killed by signal 9 (`observatory show r1`). fsdp: cause unknown"
+        "description": f"{_FAILED} ddp: rank 1 was killed by SIGKILL (`observatory show r1`). fsdp: cause unknown"
         " (`observatory show r2`).",
     }
     labels = {"suite": "nightly", "run": "a", "outcome": "failed"}
     series = _joined(_ended("a", 1, done=5, failed=2))
-    for case, run, rank, cause in (("ddp", "r1", "1", "killed by signal 9"), ("fsdp", "r2", "", "")):
+    for case, run, rank, cause in (("ddp", "r1", "1", "rank 1 was killed by SIGKILL"), ("fsdp", "r2", "", "")):
         for instance in ("node1:9464", "node2:9464"):  # Two exporters of one history.
             shown = {"case": case, "case_run": run, "rank": rank, "cause": cause, "instance": instance}
             series[promql.select(SUITE_CASE_FAILURE, **labels, **shown)] = "1x20"
