@@ -35,7 +35,9 @@ class Alert:
     hold_minutes: how long the expression must be true before the alert fires.
     keep_minutes: how long it goes on firing when the expression is true no more; Prometheus 2.42 or later.
     summary, description: Prometheus fills in `{{ $labels.x }}` and `{{ $value }}`.
-    dashboard: the name of the one to look at first.
+    asked_summary, asked_description: what follows them where Prometheus evaluates the alert; they ask for further
+    series, which Grafana's own rules cannot.
+    dashboard: the name of the one to look at first. since_hours: how long ago what it is about may have happened.
     """
 
     name: str
@@ -46,6 +48,9 @@ class Alert:
     summary: str
     description: str
     dashboard: str
+    asked_summary: str = ""
+    asked_description: str = ""
+    since_hours: int = 1
     keep_minutes: int = 0
 
     @property
@@ -304,6 +309,7 @@ class Variable:
 
     is_single: exactly one thing is chosen: the first of the list, until somebody chooses.
     begins_with_last: the list is sorted from its end on, as names of runs begin with a time.
+    ranked_label: the query's series are in their order, and this label of theirs is what may be chosen.
     """
 
     name: str
@@ -311,6 +317,7 @@ class Variable:
     query: str
     is_single: bool = False
     begins_with_last: bool = False
+    ranked_label: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

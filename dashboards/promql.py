@@ -281,6 +281,11 @@ def choices(metric: Metric, label: str, *others: Metric, **labels: str | Match) 
     return f"label_values({selected[0]}, {label})"
 
 
+def ranked_choices(expression: str) -> str:
+    """Return the choices of a dashboard's variable: the expression's series, that with the largest value first."""
+    return f"query_result(sort_desc({expression}))"
+
+
 def legend(metric: Metric, *extra: str) -> str:
     """Return Grafana's name for the metric's series: the labels of their owner, then the metric's own."""
     owner = {

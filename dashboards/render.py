@@ -14,6 +14,7 @@ from typing import Any
 
 from collectors.files import drafted
 from collectors.metrics import registry
+from collectors.metrics.agent import RESULT_INFO
 from collectors.metrics.deprecated import RENAMED
 from collectors.metrics.metric import Metric
 from dashboards import kubernetes, promql
@@ -30,7 +31,7 @@ from dashboards.boards import (
 )
 from dashboards.boards.nodes import fleet, one_gpu, one_host
 from dashboards.grafana.document import to_json
-from dashboards.grafana.looks import TAG
+from dashboards.grafana.looks import TAG, UID_PREFIX
 from dashboards.model import Alert, Dashboard, Group, Variable
 from dashboards.promql import OWNER_LABELS
 from dashboards.thresholds import Links, Thresholds, shipped
@@ -290,7 +291,8 @@ def _group(group: Group, links: Links) -> dict[str, Any]:
     }
 
 
-def alert_rule(alert: Alert, links: Links) -> dict[str, Any]:
+def alert_rule(alert: Alert, links: Links, *, can_ask: bool = True) -> dict[str, Any]:
+    """Return the alert as Prometheus reads it. can_ask: whether its texts may ask for further series."""
     return {
         "alert": alert.name,
         "expr": alert.expression,
@@ -298,21 +300,53 @@ def alert_rule(alert: Alert, links: Links) -> dict[str, Any]:
         **({"keep_firing_for": f"{alert.keep_minutes}m"} if alert.keep_minutes else {}),
         "labels": {"severity": alert.severity, "component": alert.component},
         "annotations": {
-            "summary": alert.summary,
-            "description": alert.description,
-            "runbook_url": f"{links.runbooks}/{alert.runbook}",
-            "dashboard_url": f"{links.grafana}/d/{alert.dashboard}?from=now-6h&to=now{_choices(alert)}",
+            "summary": alert.summary + (alert.asked_summary if can_ask else ""),
+            "description": alert.description + (alert.asked_description if can_ask else ""),
+            "runbook": f"observatory runbook {alert.name}",
+            **({} if links.runbooks is None else {"runbook_url": f"{links.runbooks}/{alert.runbook}"}),
+            "dashboard_url": (
+                f"{links.grafana}/d/{UID_PREFIX}{alert.dashboard}?from=now-{window_hours(alert)}h&to=now"
+                f"{_choices(alert, can_ask=can_ask)}"
+            ),
         },
     }
 
 
-def _choices(alert: Alert) -> str:
-    """Return the address' part that chooses on the dashboard what the alert is about, as far as its labels tell."""
+LEAST_WINDOW_HOURS = 6
+"""How far back an alert's dashboard looks at least: what came before it is part of the story."""
+
+
+def window_hours(alert: Alert) -> int:
+    """Return how far back the alert's dashboard is opened: the whole of what it is about lies within."""
+    return max(LEAST_WINDOW_HOURS, alert.since_hours + 1, _dashboard_of(alert).hours)
+
+
+def _dashboard_of(alert: Alert) -> Dashboard:
     (dashboard,) = (one for one in DASHBOARDS if one.name == alert.dashboard)
-    return "".join(
-        f"{{{{ with $labels.{label_of(variable)} }}}}&var-{variable.name}={{{{ . | urlquery }}}}{{{{ end }}}}"
-        for variable in dashboard.variables
-    )
+    return dashboard
+
+
+def _choices(alert: Alert, *, can_ask: bool) -> str:
+    """Return the address' part that chooses on the dashboard what the alert is about, as far as its labels tell."""
+    return "".join(_choice(variable, can_ask=can_ask) for variable in _dashboard_of(alert).variables)
+
+
+def _choice(variable: Variable, *, can_ask: bool) -> str:
+    """Return the part that chooses for one variable; the name of a series is asked for where only its id is known."""
+    label, is_named = label_of(variable), f"&var-{variable.name}="
+    chosen = f"{{{{ with $labels.{label} }}}}{is_named}{{{{ . | urlquery }}}}"
+    if label == "name" and can_ask:
+        info = promql.seen(RESULT_INFO, over_hours=_NAME_HOURS, series="%s")
+        query = promql.largest(info, by=("name",)).replace('"%s"', "%q")
+        chosen += (
+            f"{{{{ else }}}}{{{{ with $labels.series }}}}{{{{ with query (printf `topk(1, {query})` .) }}}}"
+            f"{is_named}{{{{ (. | first).Labels.name | urlquery }}}}{{{{ end }}}}{{{{ end }}}}"
+        )
+    return chosen + "{{ end }}"
+
+
+_NAME_HOURS = 36
+"""How long the name of a series is known that no exporter shows any more: as long as its verdict stands."""
 
 
 def label_of(variable: Variable) -> str:
@@ -320,4 +354,6 @@ def label_of(variable: Variable) -> str:
 
     Its query says so at its end: `label_values(metric, label)`.
     """
+    if variable.ranked_label is not None:
+        return variable.ranked_label
     return variable.query.rpartition(", ")[2].removesuffix(")")

@@ -43,10 +43,10 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Links(_Table, frozen=True):
-    """Where alerts lead people to: the folder of runbooks, and Grafana."""
+    """Where alerts lead people to: Grafana, and the folder of runbooks, None where nobody serves it."""
 
-    runbooks: Url
     grafana: Url
+    runbooks: Url | None = None
 
 
 class Gate(_Table, frozen=True):

@@ -49,8 +49,8 @@ def command() -> None:
     "--into",
     "root",
     type=NamedPath(is_folder=True, exists=True),
-    show_default="the repository",
-    help="Folder of a checkout: dashboards/rendered/ and docs/metrics.md are in it.",
+    show_default="the checkout, where this program runs from one",
+    help="Folder to write into: dashboards/rendered/ and docs/metrics.md are in it.",
 )
 @click.option(
     "--thresholds",
@@ -92,6 +92,11 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
         raise Misuse("--as kubernetes prints manifests and writes no file; leave out --check and --into")
     if form == "files" and labels:
         raise Misuse("--label is of manifests; add --as kubernetes")
+    if form == "files" and root is None and not (rendering.CHECKOUT / "pyproject.toml").is_file():
+        raise Misuse(
+            "there is no checkout of the repository to write into, as this program is installed; name a folder with"
+            " --into: the rules become dashboards/rendered/rules.yaml in it"
+        )
     root = root or rendering.CHECKOUT
     thresholds = None if thresholds_file is None else _read_thresholds(thresholds_file)
     if form == "kubernetes":

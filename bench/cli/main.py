@@ -41,6 +41,7 @@ COMMANDS = {
     "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
     "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
     "stack": "Prometheus, Alertmanager and Grafana with our alerts and dashboards, and what a fleet needs.",
+    "runbook": "What an alert means, what to look at and what to do.",
     "completion": "The script with which a shell completes strategies, options and runs.",
 }
 """Each command and its one line of help, so that `--help` imports none of their modules."""
@@ -48,6 +49,7 @@ COMMANDS = {
 _IN_FOLDERS = {
     "compare": "compare.command",
     "run": "run.command",
+    "runbook": "watching.runbook",
     "serve": "watching.serve",
     "stack": "watching.stack",
     "suite": "suite.command",

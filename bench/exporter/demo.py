@@ -244,7 +244,8 @@ def made_results(completed_s: float) -> Iterator[Owned]:
         for outcome, number in ends.items():
             yield run_counts.RUNS.at(number, strategy=strategy, outcome=outcome), {}
     failed = {"strategy": FAILED_STRATEGY, **shape, "series": f"demonstration-{FAILED_STRATEGY}"}
-    yield agent.RUN_LAST_FAILURE.at(completed_s, **failed, run=RUN, outcome="failed"), {}
+    name = _case_labels(FAILED_STRATEGY, RANKS)["name"]
+    yield agent.RUN_LAST_FAILURE.at(completed_s, **failed, name=name, run=RUN, outcome="failed"), {}
     for result in results_of(ranks=RANKS, step_s=STEP_S, step_tokens=STEP_TOKENS):
         shape = {"ranks": str(result.ranks), "device": result.device, "precision": "bf16"}
         owner = {"strategy": result.strategy, **shape, "series": result.series}
@@ -303,6 +304,8 @@ def _nightly(ended_s: float) -> Iterator[Sample]:
         yield suites.SUITE_LAST_CASES.at(number, suite=SUITE, run=SUITE_RUN, outcome=outcome)
         yield suites.SUITE_CASES.at(number, suite=SUITE, outcome=outcome)
     yield suites.SUITE_RUNS.at(1, suite=SUITE, outcome="failed")
+    failed = {"case": FAILED_STRATEGY, "case_run": RUN, "outcome": "failed", "rank": "2", "cause": "rank 2 was killed"}
+    yield suites.SUITE_CASE_FAILURE.at(1, suite=SUITE, run=SUITE_RUN, **failed)
 
 
 def _verdicts(night_s: float) -> Iterator[Sample]:

@@ -139,7 +139,9 @@ def _end(summary: Summary) -> Iterator[Owned]:
     yield SERIES_NEWEST_RUN.at(1, **_owner(summary), run=summary.run, outcome=summary.outcome), {}
     if summary.outcome != "done" and summary.purpose.member is None:
         ended_s = summary.ended_ns / 1e9
-        yield RUN_LAST_FAILURE.at(ended_s, **_owner(summary), run=summary.run, outcome=summary.outcome), {}
+        name = case_labels(summary.case)["name"]
+        failed = RUN_LAST_FAILURE.at(ended_s, **_owner(summary), name=name, run=summary.run, outcome=summary.outcome)
+        yield failed, {}
 
 
 def _info(summary: Summary, series: str, machine: Machine | None) -> Sample:

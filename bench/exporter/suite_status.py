@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import get_args
 
 from bench.errors import InfrastructureFailed, Misuse
+from bench.rank.messages import Outcome
 from bench.runs.history import History
-from bench.runs.suite_record import CaseOutcome, SuiteOutcome, SuiteRecord
+from bench.runs.suite_record import FAILED, CaseOutcome, SuiteOutcome, SuiteRecord
+from bench.suites.gate.missing import runs_by_case
 from collectors.errors import in_words
 from collectors.metrics.metric import Sample
 from collectors.metrics.suites import (
+    SUITE_CASE_FAILURE,
     SUITE_CASE_INFO,
     SUITE_CASES,
     SUITE_LAST_CASES,
@@ -30,6 +34,10 @@ ALL_READ_S = 600.0
 MOST_RUNS = 1_000_000
 LEFT_OUT_S = 300.0
 """How long after the last read what runs is shown as running: nobody knows whether it still does."""
+
+MOST_FAILURES = 20
+"""Failed cases of a run that are shown one by one; what fails in hundreds fails for one reason."""
+_MOST_LETTERS = 160
 
 ENDED_OUTCOMES: tuple[SuiteOutcome, ...] = tuple(one for one in get_args(SuiteOutcome) if one != "running")
 CASE_OUTCOMES: tuple[CaseOutcome, ...] = get_args(CaseOutcome)
@@ -54,6 +62,7 @@ class SuiteStatus:
         self._store_url = store_url
         self._on_notice, self._clock_s = on_notice, clock_s
         self._records: dict[str, SuiteRecord] = {}
+        self._failures: dict[str, _Failures] = {}
         self._ends = _Ends()
         self._all_read_s: float | None = None
         self._read_s = clock_s()
@@ -76,18 +85,73 @@ class SuiteStatus:
             self._on_notice(f"suites are no longer brought up to date: {in_words(error)}")
         is_fresh = now_s - self._read_s < LEFT_OUT_S
         newest = _newest(self._records.values(), has_active=is_fresh)
-        self._samples = tuple((sample, {}) for sample in (*self._ends.samples(), *newest))
+        failures = [
+            sample
+            for run in _shown_runs(self._records.values(), has_active=is_fresh)
+            if (found := self._failures.get(run.id)) is not None
+            for sample in found.samples
+        ]
+        self._samples = tuple((sample, {}) for sample in (*self._ends.samples(), *newest, *failures))
 
     def _read(self, now_s: float) -> None:
         is_all = self._all_read_s is None or now_s - self._all_read_s >= ALL_READ_S
         with History(self._store_url, writable=False) as history:
             read = history.suite_runs(MOST_RUNS if is_all else NEWEST_READ)
-        self._read_s = now_s
-        if is_all:
-            self._all_read_s = now_s
-        for record in read:
-            self._records[record.id] = record
-            self._ends.count(record)
+            self._read_s = now_s
+            if is_all:
+                self._all_read_s = now_s
+            for record in read:
+                self._records[record.id] = record
+                self._ends.count(record)
+            self._failures = {
+                run.id: self._failures_of(run, history)
+                for run in _shown_runs(self._records.values(), has_active=True)
+                if any(run.cases.get(outcome) for outcome in FAILED)
+            }
+
+    def _failures_of(self, run: SuiteRecord, history: History) -> _Failures:
+        """Return what failed in a run; as read before, where nothing more has ended in it since."""
+        known = self._failures.get(run.id)
+        if known is not None and known.cases == run.cases:
+            return known
+        return _Failures(cases=run.cases, samples=tuple(_failed_cases(run, history)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failures:
+    """What failed in a run of a suite when so many of its cases had ended."""
+
+    cases: Mapping[CaseOutcome, int]
+    samples: tuple[Sample, ...]
+
+
+def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
+    """Yield each case that failed with its run, the rank that was first, and what happened to it."""
+    failed = [
+        (case, run) for case, run in runs_by_case(history, record).items() if _is_failed(case, run.outcome, record)
+    ]
+    for case, run in failed[:MOST_FAILURES]:
+        cause = run.cause
+        yield SUITE_CASE_FAILURE.at(
+            1,
+            suite=record.suite,
+            run=record.id,
+            case=case,
+            case_run=run.run,
+            outcome=run.outcome if run.outcome in FAILED else "failed",
+            rank="" if cause is None or cause.rank is None else str(cause.rank),
+            cause="" if cause is None else _in_short(cause.text),
+        )
+
+
+def _in_short(text: str) -> str:
+    """Return what happened without where the last lines are, which is of use on the node alone."""
+    return " ".join(text.partition("; its last lines are in ")[0].split())[:_MOST_LETTERS]
+
+
+def _is_failed(case: str, outcome: Outcome, record: SuiteRecord) -> bool:
+    """Whether a case failed in its suite: a fire drill that goes on to its end has failed with a run that is done."""
+    return case in record.failed if record.failed is not None else outcome in FAILED
 
 
 class _Ends:
@@ -126,23 +190,34 @@ class _Ends:
             yield SUITE_CASES.at(number, suite=suite, outcome=outcome)
 
 
-def _newest(records: Iterable[SuiteRecord], *, has_active: bool) -> Iterator[Sample]:
-    """Yield what is shown of the newest runs of each suite. has_active: of those that go on, too."""
+def _shown_runs(records: Iterable[SuiteRecord], *, has_active: bool) -> list[SuiteRecord]:
+    """Return of each suite the newest run that has ended, and where has_active those that go on."""
+    by_suite = _by_suite(records)
+    ended = [next((run for run in reversed(runs) if run.outcome != "running"), None) for runs in by_suite.values()]
+    active = [run for runs in by_suite.values() for run in runs if has_active and _goes_on(run, runs[-1])]
+    return [*(run for run in ended if run is not None), *active]
+
+
+def _by_suite(records: Iterable[SuiteRecord]) -> dict[str, list[SuiteRecord]]:
+    """Return the runs of each suite, oldest first."""
     by_suite: dict[str, list[SuiteRecord]] = {}
     for record in sorted(records, key=lambda record: (record.started_ns, record.id)):
         by_suite.setdefault(record.suite, []).append(record)
-    for suite, runs in by_suite.items():
+    return by_suite
+
+
+def _newest(records: Iterable[SuiteRecord], *, has_active: bool) -> Iterator[Sample]:
+    """Yield what is shown of the newest runs of each suite. has_active: of those that go on, too."""
+    for run in _shown_runs(records, has_active=has_active):
+        yield from _run_samples(run)
+    for suite, runs in _by_suite(records).items():
         newest = runs[-1]
         yield SUITE_LAST_START.at(newest.started_ns / 1e9, suite=suite)
         if newest.period_s is not None:
             yield SUITE_PERIOD.at(newest.period_s, suite=suite)
         ended = [run for run in runs if run.outcome != "running"]
         if ended:
-            yield from _run_samples(ended[-1])
             yield SUITE_LAST_END.at(_end_ns(ended[-1]) / 1e9, suite=suite)
-        for run in runs:
-            if has_active and _goes_on(run, newest):
-                yield from _run_samples(run)
 
 
 def _goes_on(run: SuiteRecord, newest: SuiteRecord) -> bool:

@@ -88,7 +88,7 @@ RUN_LAST_COMPLETION = NODE.gauge(
     "Unix time at which the newest run of a series that is not ad hoc ended well.",
 )
 RUN_LAST_FAILURE = NODE.gauge(
-    "observatory_run_last_failure_timestamp_seconds{strategy, ranks, device, precision, series, run, outcome}",
+    "observatory_run_last_failure_timestamp_seconds{strategy, ranks, device, precision, series, name, run, outcome}",
     "Unix time at which the newest run of a series ended without a result: failed, timed_out or interrupted; absent"
     " where it ended well. Neither ad hoc runs nor cases of suites, which are told of with their suite.",
 )

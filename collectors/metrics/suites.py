@@ -45,5 +45,11 @@ SUITE_CASE_INFO = NODE.info(
     "observatory_suite_case_info{suite, run, case}",
     "A case that runs now, of a run of a suite that goes on; the value is always 1.",
 )
+SUITE_CASE_FAILURE = NODE.info(
+    "observatory_suite_case_failure_info{suite, run, case, case_run, outcome, rank, cause}",
+    "A case that failed or timed out in the newest run of a suite that has ended, or in one that goes on: the run of"
+    " the case, the rank that was first (empty where it cannot be known) and what happened to it; at most 20 of each"
+    " run; the value is always 1.",
+)
 
 METRICS = metrics_in(globals())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collectors.metrics import agent
 from dashboards import promql
+from dashboards.alerts.told import ranks_when_last
 from dashboards.model import Alert, Group
 from dashboards.promql import Match
 from dashboards.thresholds import Agents, Thresholds
@@ -44,6 +45,8 @@ def rules(thresholds: Thresholds) -> Group:
                     " it off the list of targets. The node, its network or the agent is down, and no other alert"
                     " speaks for it."
                 ),
+                asked_description=ranks_when_last(agent.RANK_INFO, agent.AGENT_BEATS, *promql.SCRAPE_LABELS),
+                since_hours=limits.remembered_hours,
                 dashboard="one-host",
             ),
             Alert(

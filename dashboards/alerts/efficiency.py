@@ -15,7 +15,7 @@ the one whose run was completed last counts. Results are compared only with thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.metric import Statistic
@@ -99,15 +99,33 @@ def _completions(limits: Efficiency) -> str:
     return promql.largest(promql.either(promql.past(RUN_LAST_COMPLETION), shown_before), by=_SERIES)
 
 
-def _alert(name: str, severity: Severity, expression: str, verdict: str, reason: str) -> Alert:
-    """Return the alert on results of this severity; its value is the efficiency."""
+def accepted_level(entries: tuple[AcceptedEfficiency, ...]) -> str:
+    """Return a template with the accepted level, as ` (accepted: 80%)`; that of the result's ranks goes first."""
+    records: list[tuple[str, Sequence[str]]] = []
+    if any(entry.ranks is not None for entry in entries):
+        records.append((ACCEPTED_OF_RANKS, (*ACCEPTED_FOR, "ranks")))
+    if any(entry.ranks is None for entry in entries):
+        records.append((ACCEPTED, ACCEPTED_FOR))
+    asked = []
+    for record, by in records:
+        selected, values = ",".join(f"{label}=%q" for label in by), " ".join(f"$labels.{label}" for label in by)
+        asked.append(f'(query (printf "{record}{{{selected}}}" {values}))')
+    if not asked:
+        return ""
+    return (
+        f"{{{{ with or {' '.join(asked)} }}}} (accepted: {{{{ . | first | value | humanizePercentage }}}}){{{{ end }}}}"
+    )
+
+
+def _alert(name: str, severity: Severity, expression: str, verdict: str, reason: str, accepted: str) -> Alert:
+    """Return the alert on results of this severity; its value is the efficiency. accepted: see `accepted_level`."""
     return Alert(
         name=name,
         expression=expression,
         hold_minutes=20,
         severity=severity,
         component="result",
-        summary=f"{_RUN} {verdict}: {EFFICIENCY}{INTERVAL}",
+        summary=f"{_RUN} {verdict}: {EFFICIENCY}{INTERVAL}{accepted}",
         description=f"{_RESULT} is {EFFICIENCY}{INTERVAL}: {reason}.{_NEXT}",
         dashboard="does-it-scale",
     )
@@ -159,6 +177,7 @@ def rules(thresholds: Thresholds) -> Group:
                 "scales worse than it should",
                 f"its whole interval lies below the accepted level, or below the median of {days} nights by more than"
                 " their noise",
+                accepted_level(entries),
             ),
             _alert(
                 "ScalingEfficiencyCritical",
@@ -167,6 +186,7 @@ def rules(thresholds: Thresholds) -> Group:
                 "scales far worse than it should",
                 f"its whole interval lies more than {limits.critical_drop_ratio:.0%} below the accepted level, or below"
                 f" the median of {days} nights",
+                accepted_level(entries),
             ),
         ),
     )

@@ -99,6 +99,7 @@ def _alert(name: str, verdict: str, severity: Severity, sentence: str, limits: G
         component="result",
         summary=_summary(told),
         description=f"{told.begin}{sentence}{told.newest(gate.VERDICT_CAUSE, _CAUSE)}",
+        since_hours=limits.remembered_hours,
         dashboard=_DASHBOARD,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collectors.metrics import agent, gpu, gpu_health
 from dashboards import promql
+from dashboards.alerts.told import ranks_when_last
 from dashboards.model import Alert, Group, Severity
 from dashboards.promql import GPU, Match, at_work, with_work
 from dashboards.thresholds import Gpus, Thresholds
@@ -13,6 +14,7 @@ POWER_BRAKE, SLOWDOWN = "hardware_power_brake", "hardware_slowdown"
 """Reasons that should hold no GPU back, beside heat: the power supply's own signal, and one that tells heat or that
 signal without saying which."""
 
+_LOST_MINUTES = 1
 _WHERE = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
 
 _asks = promql.select(gpu_health.GPU_RECOVERY, action=promql.none_of("none"))
@@ -66,12 +68,12 @@ def _held_back(limits: Gpus) -> str:
     return with_work(promql.either(at_work(_braked(limits, POWER_BRAKE)), at_work(f"({unexplained})"), at_work(capped)))
 
 
-def _xid(name: str, limits: Gpus, xids: Match, *, severity: Severity, what_to_do: str) -> Alert:
+def _xid(name: str, limits: Gpus, xids: Match, *, severity: Severity, what_to_do: str, hold_minutes: int = 0) -> Alert:
     """Return the alert on XIDs of one tier."""
     return Alert(
         name=name,
         expression=promql.age_below(gpu_health.GPU_XID_TIME, limits.news_hours, xid=xids),
-        hold_minutes=0,
+        hold_minutes=hold_minutes,
         severity=severity,
         component="gpu",
         summary=f"{_WHERE} reported XID {{{{ $labels.xid }}}} {{{{ $value | humanizeDuration }}}} ago",
@@ -80,6 +82,7 @@ def _xid(name: str, limits: Gpus, xids: Match, *, severity: Severity, what_to_do
             f"{{{{ with $labels.slice }}}} on its slice {{{{ . }}}}{{{{ end }}}} {{{{ $value | humanizeDuration }}}}"
             f" ago. {what_to_do}"
         ),
+        since_hours=limits.news_hours,
         dashboard="one-gpu",
     )
 
@@ -95,7 +98,7 @@ def rules(thresholds: Thresholds) -> Group:
             Alert(
                 name="GpuLost",
                 expression=lost(limits),
-                hold_minutes=1,
+                hold_minutes=_LOST_MINUTES,
                 severity="critical",
                 component="gpu",
                 summary=f"{_WHERE} is lost",
@@ -103,6 +106,8 @@ def rules(thresholds: Thresholds) -> Group:
                     f"{_WHERE} answers nothing more, or is not there any more, though the node's agent answers. What"
                     " ran on it has failed or will."
                 ),
+                asked_description=ranks_when_last(gpu.RANK_GPU, gpu.GPU_STATE, *GPU, state="answering"),
+                since_hours=limits.remembered_hours,
                 dashboard="one-gpu",
             ),
             Alert(
@@ -136,6 +141,8 @@ def rules(thresholds: Thresholds) -> Group:
                 limits,
                 promql.one_of(*map(str, limits.node_xids)),
                 severity="critical",
+                # As long as GpuLost: a GPU that is lost after its XID is told of by that alone.
+                hold_minutes=_LOST_MINUTES,
                 what_to_do="What ran on it has failed or will. Give the node no work before somebody has looked.",
             ),
             Alert(
@@ -151,6 +158,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f"ECC found errors in the memory of {_WHERE} that it could not correct, within the last"
                     f" {limits.news_hours} h. Results of what ran on it then are not to be trusted."
                 ),
+                since_hours=limits.news_hours,
                 dashboard="one-gpu",
             ),
             Alert(

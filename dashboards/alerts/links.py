@@ -136,6 +136,7 @@ def rules(thresholds: Thresholds) -> Group:
                     f"The {_OF_PORT} was active within the last {ports.remembered_hours} hours, and is not any more."
                     " Runs over it fail or take another way, which is slower: look at the cable and the switch's port."
                 ),
+                since_hours=ports.remembered_hours,
                 dashboard="one-host",
             ),
             Alert(

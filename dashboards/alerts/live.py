@@ -20,6 +20,7 @@ _FAILED = ("failed", "timed_out")
 _KEEP_MINUTES = 15
 """How long an alert on a result outlives its series: an exporter that is started again tells nothing anew."""
 _WHICH = "{{ $labels.strategy }} on {{ $labels.ranks }} ranks (run {{ $labels.run }})"
+_SERIES_OF_RUN = "{{ $labels.name }} (run {{ $labels.run }}, series {{ $labels.series }})"
 _SHARE = "{{ $value | humanizePercentage }}"
 
 
@@ -179,6 +180,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " traced time, by {{ $labels.cause }}. Look at its GPU and its host; if the rank moves with the"
                     " node, it is the node."
                 ),
+                since_hours=limits.fresh_hours,
                 dashboard="who-waits-for-whom",
             ),
             Alert(
@@ -188,13 +190,13 @@ def rules(thresholds: Thresholds) -> Group:
                 keep_minutes=_KEEP_MINUTES,
                 severity="warning",
                 component="run",
-                summary=f"{_WHICH}: {{{{ $labels.outcome }}}} {{{{ $value | humanizeDuration }}}} ago",
+                summary=f"{_SERIES_OF_RUN}: {{{{ $labels.outcome }}}} {{{{ $value | humanizeDuration }}}} ago",
                 description=(
-                    f"The newest run of the series {{{{ $labels.series }}}}, {_WHICH}, ended as"
-                    f" {{{{ $labels.outcome }}}}"
+                    f"The newest run of {_SERIES_OF_RUN} ended as {{{{ $labels.outcome }}}}"
                     " {{ $value | humanizeDuration }} ago. `observatory show {{ $labels.run }}` says why and which rank"
                     " was first; the alert ends a quarter of an hour after a run of the series ends well."
                 ),
+                since_hours=limits.fresh_hours,
                 dashboard="nightly",
             ),
             Alert(

@@ -20,6 +20,28 @@ _started = promql.recorded(suites.SUITE_LAST_START, "newest")
 _period = promql.recorded(suites.SUITE_PERIOD, "newest")
 _progress = promql.largest(promql.select(suites.SUITE_LAST_PROGRESS), by=_SUITE_RUN)
 
+_SHOWN = 3
+"""Failed cases that a text names; `observatory suite show` names all."""
+
+
+def _each_failed(shown: str) -> str:
+    """Return a template for each of the first cases that failed, with the text of it; its dot has the case's labels."""
+    one_each = promql.largest(f"{suites.SUITE_CASE_FAILURE.name}%s", by=("case", "case_run", "rank", "cause"))
+    return (
+        '{{ $of := printf "{suite=%q,run=%q,outcome=%q}" $labels.suite $labels.run $labels.outcome }}'
+        f'{{{{ with query (printf "{one_each}" $of) }}}}{{{{ range $place, $one := . | sortByLabel "case" }}}}'
+        f"{{{{ if lt $place {_SHOWN} }}}}{{{{ with $one.Labels }}}}{shown}{{{{ end }}}}{{{{ end }}}}{{{{ end }}}}"
+        f"{{{{ if gt (len .) {_SHOWN} }}}} ...{{{{ end }}}}{{{{ end }}}}"
+    )
+
+
+_FAILED_BRIEFLY = _each_failed(
+    "{{ if $place }},{{ else }}:{{ end }} {{ .case }}{{ with .rank }} (rank {{ . }}){{ end }}"
+)
+_FAILED_CASES = _each_failed(
+    " {{ .case }}: {{ with .cause }}{{ . }}{{ else }}cause unknown{{ end }} (`observatory show {{ .case_run }}`)."
+)
+
 
 def rules(thresholds: Thresholds) -> Group:
     """Return the alerts on suites, and what they remember of suites that nobody shows any more."""
@@ -73,6 +95,7 @@ def rules(thresholds: Thresholds) -> Group:
                     " and"
                     f" {limits.late_ratio:.0%} of it, or more. Nothing else is told of what it would have measured."
                 ),
+                since_hours=24 * limits.missed_days,
                 dashboard="nightly",
             ),
             Alert(
@@ -94,8 +117,13 @@ def rules(thresholds: Thresholds) -> Group:
                 summary="{{ $value }} case(s) of the suite {{ $labels.suite }}: {{ $labels.outcome }}",
                 description=(
                     "In the run {{ $labels.run }} of the suite {{ $labels.suite }}, {{ $value }} case(s) ended as"
-                    " {{ $labels.outcome }}. The others of the run are not touched by that."
+                    " {{ $labels.outcome }}. The others of the run are not touched by that. Next:"
+                    " `observatory suite show {{ $labels.run }}`, then"
+                    " `observatory suite run {{ $labels.suite }} --resume {{ $labels.run }} --repeat-failed`."
                 ),
+                asked_summary=_FAILED_BRIEFLY,
+                asked_description=_FAILED_CASES,
+                since_hours=max(limits.news_hours, 24 * limits.missed_days),
                 dashboard="nightly",
             ),
             Alert(
@@ -115,6 +143,7 @@ def rules(thresholds: Thresholds) -> Group:
                     "The run {{ $labels.run }} of the suite {{ $labels.suite }} has not ended, and no rank of it"
                     " finished a step for {{ $value | humanizeDuration }}. It hangs, or what ran it has died."
                 ),
+                since_hours=limits.given_up_hours,
                 dashboard="nightly",
             ),
         ),

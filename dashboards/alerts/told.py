@@ -49,11 +49,46 @@ class Told:
         return f'{{{{ with query (printf "{query}" $of) }}}}{{{{ with . | first }}}}{shown}{{{{ end }}}}{{{{ end }}}}'
 
     def of(self, metric: Metric, shown: str, *, factor: str = "") -> str:
-        """Show a template whose dot is the metric's present samples; nothing where there is none.
+        """Show a template whose dot is the metric's newest samples; nothing where there is none.
 
-        Only what is shown now counts: what was shown last may be of an older night. factor: of the values.
+        Where no exporter shows the newest night any more, what was shown last with it counts: what was shown last of
+        all may be of an older night. factor: of the values.
         """
         on = ", ".join(SCRAPE_LABELS)
-        newest = f"scalar(max(last_over_time({self.time_of.name}%[1]s[{self.remembered_hours}h])))"
-        query = f"{factor}({metric.name}%[1]s and on ({on}) ({self.time_of.name}%[1]s == {newest}))"
-        return f'{{{{ with query (printf "{query}" $of) }}}}{shown}{{{{ end }}}}'
+        hours = self.remembered_hours
+        newest = f"scalar(max(last_over_time({self.time_of.name}%[1]s[{hours}h] @ end())))"
+        now = f"{metric.name}%[1]s and on ({on}) ({self.time_of.name}%[1]s == {newest})"
+        shown_now, shown_last = f"{factor}({now})", f"{factor}last_over_time(({now})[{hours}h:{_MOMENTS}])"
+        # The second query, which costs more, is asked only where the first has no answer.
+        asked = " ".join(f'(query (printf "{query}" $of))' for query in (shown_now, shown_last))
+        return f"{{{{ with or {asked} }}}}{shown}{{{{ end }}}}"
+
+
+_MOMENTS = "5m"
+"""How often what is remembered is looked for: a verdict is shown for longer."""
+
+
+def ranks_when_last(info: Metric, alive: Metric, *labels: str, **alive_labels: str) -> str:
+    """Return a sentence on the runs and ranks that were there when something was last seen; nothing where none was.
+
+    info: has the labels run and rank. alive: is shown as long as the thing is. labels: those of the alert by which both
+    are found. alive_labels: further ones of `alive`.
+    """
+    names = ",".join(f"{label}=%q" for label in labels)
+    values = " ".join(f"$labels.{label}" for label in labels)
+    only = "".join(f',{name}=\\"{value}\\"' for name, value in alive_labels.items())
+    # A scrape gives all that an agent shows one time: the last of a rank is no older where it was there to the end.
+    ranks = f"max_over_time(timestamp({info.name}{{%[1]s%[2]s}})[{_SEEN_HOURS}h:1m])"
+    last = f"scalar(max(max_over_time(timestamp({alive.name}{{%[1]s{only}}})[{_SEEN_HOURS}h:1m])))"
+    return (
+        f'{{{{ $of := printf "{names}" {values} }}}}'
+        f'{{{{ range $run := query (printf "count by (run) ({ranks} >= {last})" $of "") | sortByLabel "run" }}}}'
+        f' On it then: run {{{{ $run.Labels.run }}}}, rank(s){{{{ $is := printf ",run=%q" $run.Labels.run }}}}'
+        f'{{{{ range $place, $rank := query (printf "count by (rank) ({ranks} >= {last})" $of $is)'
+        ' | sortByLabel "rank" }}{{ if $place }},{{ end }} {{ $rank.Labels.rank }}{{ end }}.'
+        " Next: `observatory show {{ $run.Labels.run }}`.{{ end }}"
+    )
+
+
+_SEEN_HOURS = 24
+"""How long a node or a GPU is missed, and what was on it known."""

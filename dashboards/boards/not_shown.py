@@ -33,6 +33,7 @@ NOT_SHOWN: dict[Metric, str] = {
         ),
         _OF_CALLS,
     ),
+    suites.SUITE_CASE_FAILURE: "The alert on failed cases names them; `observatory suite show` has all of them.",
 }
 
 # Live series of ranks.

@@ -7,10 +7,11 @@ by its series, as two kinds of GPU may have the same case.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION
+from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION, USUAL_STEP_SECONDS
+from collectors.metrics.gate import VERDICT, VERDICT_CHANGE
 from collectors.metrics.metric import STATISTICS, Metric
+from collectors.metrics.results import RUN_STEP_SECONDS
 from dashboards import promql
 from dashboards.boards import choices
 from dashboards.model import Column, Query, Steps, Variable
@@ -42,13 +43,41 @@ STRATEGY_OF_SHAPE = Variable(
     query=promql.choices(RESULT_INFO, "strategy", **OF_SUITE, shape="$shape"),
 )
 OF_ONE_SERIES = {**choices.OF_CLUSTER, "name": "$series"}
-ONE_SERIES = replace(
-    choices.SERIES,
+_IN_SUITE: Chosen = {**OF_SUITE, "strategy": "$strategy", "shape": promql.none_of("")}
+
+
+def _badness() -> str:
+    """Return how bad each series is: first what the gate finds worse, then what it suspects, then how long its step is.
+
+    Within each of these the largest change comes first.
+    """
+    figure = tuple(label for label in VERDICT.labels if label != "verdict")
+    change = promql.magnitude(promql.largest(promql.select(VERDICT_CHANGE, **OF_SUITE), by=figure))
+
+    def found(grade: float, *verdicts: str) -> str:
+        judged = promql.select(VERDICT, **OF_SUITE, verdict=promql.one_of(*verdicts))
+        return promql.largest(promql.where(f"{grade:g} + {change}", judged, on=figure), by=("series",))
+
+    step, usual = (
+        promql.largest(promql.select(metric, **choices.OF_CLUSTER), by=("series",))
+        for metric in (RUN_STEP_SECONDS.statistic("median"), USUAL_STEP_SECONDS)
+    )
+    return promql.either(
+        found(20, "confirmed", "regression"),
+        found(10, "creep", "suspicion", "late"),
+        promql.less_one(promql.divide(step, usual)),
+        promql.times(0, promql.largest(promql.select(RESULT_INFO, **_IN_SUITE), by=("series",))),
+    )
+
+
+ONE_SERIES = Variable(
+    name="series",
     label="Series of the lines",
-    begins_with_last=True,
-    query=promql.choices(RESULT_INFO, "name", **OF_SUITE, strategy="$strategy", shape=promql.none_of("")),
+    query=promql.ranked_choices(joins.told_of_results(_badness(), by=("name",), **_IN_SUITE)),
+    ranked_label="name",
     is_single=True,
 )
+"""The worst series stands first, and is the one that is shown until somebody chooses."""
 
 
 # Queries.

@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dashboards.grafana.looks import COLOURS, DATA_SOURCE_NAME, DATA_SOURCE_UID, DATA_SOURCE_VARIABLE, TAG, source
+from dashboards.grafana.looks import (
+    COLOURS,
+    DATA_SOURCE_NAME,
+    DATA_SOURCE_UID,
+    DATA_SOURCE_VARIABLE,
+    TAG,
+    UID_PREFIX,
+    source,
+)
 from dashboards.model import COLUMNS, Annotation, Dashboard, Panel, Variable
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ def to_json(dashboard: Dashboard) -> str:
 
     built = (
         builders.Dashboard(dashboard.title)
-        .uid(dashboard.name)
+        .uid(f"{UID_PREFIX}{dashboard.name}")
         .description(dashboard.summary)
         .tags([TAG])
         .timezone("browser")
@@ -101,6 +109,8 @@ def _variable(variable: Variable) -> QueryVariable:
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.NATURAL_DESC if variable.begins_with_last else VariableSort.NATURAL_ASC)
     )
+    if variable.ranked_label is not None:
+        built = built.sort(VariableSort.DISABLED).regex(f'/{variable.ranked_label}="([^"]*)"/')
     if variable.is_single:
         return built.multi(False).include_all(False)
     return (

@@ -17,7 +17,9 @@ DATA_SOURCE_VARIABLE = "datasource"
 DATA_SOURCE_UID, DATA_SOURCE_NAME = "parallel-observatory", "Parallel Observatory"
 """Of the data source that is provisioned, or that a push makes."""
 TAG = "parallel-observatory"
-"""What all our dashboards have in common, so that each leads to the others."""
+"""What all our dashboards have in common, so that each leads to the others, and a push knows which are ours."""
+UID_PREFIX = "observatory-"
+"""Of the UID of each of our dashboards, which so is no one's of another origin."""
 GRAFANA_UNITS = {
     "seconds": "s",
     "bytes": "bytes",
@@ -102,4 +104,4 @@ def _url(link: Link, *, in_table: bool) -> str:
     place = '${{__data.fields["{}"]}}' if in_table else "${{__field.labels.{}}}"
     chosen = "".join(f"&var-{quote(name)}={place.format(label)}" for name, label in link.choices.items())
     kept = "".join(f"&${{{name}:queryparam}}" for name in (DATA_SOURCE_VARIABLE, *link.kept))
-    return f"/d/{link.dashboard}?${{__url_time_range}}{kept}{chosen}"
+    return f"/d/{UID_PREFIX}{link.dashboard}?${{__url_time_range}}{kept}{chosen}"

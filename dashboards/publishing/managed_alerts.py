@@ -26,7 +26,7 @@ def managed_alerts(
     """Return the alerts that Grafana can evaluate as its rules; it does so each minute, its usual interval."""
     without = left_out(groups, links)
     return [
-        _managed(alert, alert_rule(alert, links), group.name, folder_uid, data_source_uid)
+        _managed(alert, alert_rule(alert, links, can_ask=False), group.name, folder_uid, data_source_uid)
         for group in groups
         for alert in group.alerts
         if alert.name not in without
@@ -40,7 +40,8 @@ def left_out(groups: tuple[Group, ...], links: Links) -> list[str]:
         alert.name
         for group in groups
         for alert in group.alerts
-        if any(name in alert.expression for name in recorded) or _asks(alert_rule(alert, links)["annotations"])
+        if any(name in alert.expression for name in recorded)
+        or _asks(alert_rule(alert, links, can_ask=False)["annotations"])
     ]
 
 

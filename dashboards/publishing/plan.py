@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
-from dashboards.grafana.looks import DATA_SOURCE_NAME, DATA_SOURCE_UID, DATA_SOURCE_VARIABLE
+from dashboards.grafana.looks import DATA_SOURCE_NAME, DATA_SOURCE_UID, DATA_SOURCE_VARIABLE, TAG, UID_PREFIX
 from dashboards.model import Group
 from dashboards.publishing import marks
 from dashboards.publishing.answers import Ask, NotThere, PublishFailed, PushRefused, find
+from dashboards.publishing.boards import Board, Boards, Request, boards_of
 from dashboards.publishing.difference import covers, difference
 from dashboards.publishing.managed_alerts import managed_alerts
 from dashboards.thresholds import Thresholds
@@ -34,7 +35,7 @@ OLDEST_GRAFANA = 9
 _MOST_CHANGES = 4
 _UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
-Change = Literal["created", "updated", "unchanged", "taken as it is"]
+Change = Literal["created", "updated", "moved to its new UID", "unchanged", "taken as it is"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +60,17 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What becomes of one thing. difference: lines, where it is updated. request: what writes it."""
+    """What becomes of one thing. difference: lines, where it is updated. request: what writes it.
+
+    lies_in: UID of a dashboard's folder. cleaning: what is done when it is written, as deleting its older self.
+    """
 
     what: str
     change: Change
     difference: tuple[str, ...] = ()
-    request: tuple[str, str, dict[str, Any]] | None = None
+    request: Request | None = None
+    lies_in: str | None = None
+    cleaning: Request | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +97,16 @@ def plan(ask: Ask, wanted: Wanted) -> Plan:
     folder, folder_uid = _folder(ask, wanted.folder, refusals)
     source, source_uid, source_name = _data_source(ask, wanted, refusals)
     steps = [folder, source]
+    boards = boards_of(ask) if wanted.dashboards else None
     for dashboard in wanted.dashboards:
+        assert boards is not None, "asked for, as there are dashboards"
         pointed = _pointed_at(dashboard, source_uid, source_name)
-        steps.append(_dashboard(ask, pointed, folder_uid, wanted, refusals))
+        steps.append(_dashboard(ask, boards, pointed, folder_uid, wanted, refusals))
     if wanted.alerts is not None:
         groups, thresholds = wanted.alerts
         rules = managed_alerts(groups, thresholds.links, folder_uid=folder_uid, data_source_uid=source_uid)
         steps += [_alert(ask, rule, refusals, is_forced=wanted.is_forced) for rule in rules]
-    elif not any(step.request and step.request[2].get("folderUid") == folder_uid for step in steps):
+    elif not any(step.lies_in == folder_uid for step in steps):
         steps = [step for step in steps if step is not folder or step.request is None]  # Nothing would be in it.
     return Plan(steps=tuple(steps), refusals=tuple(refusals))
 
@@ -272,53 +280,69 @@ def _pointed_at(dashboard: dict[str, Any], source_uid: str, source_name: str) ->
     return pointed
 
 
-def _dashboard(ask: Ask, sent: dict[str, Any], folder_uid: str, wanted: Wanted, refusals: list[str]) -> Step:
+def _dashboard(
+    ask: Ask, boards: Boards, sent: dict[str, Any], folder_uid: str, wanted: Wanted, refusals: list[str]
+) -> Step:
     """Save a dashboard over the version that was read; Grafana refuses it where somebody changed that meanwhile.
 
-    One that lies in another folder was moved there, and stays, unless a folder was named.
+    One that lies in another folder was moved there, and stays, unless a folder was named. One of ours under the UID of
+    older releases gives way to the new one.
     """
     what = f"dashboard {json.dumps(sent['title'])}"
 
-    def save(version: int, folder: str) -> tuple[str, str, dict[str, Any]]:
-        marked = {**sent, marks.DASHBOARD_KEY: marks.of_dashboard(sent, version + 1), "id": None, "version": version}
-        body = {"dashboard": marked, "folderUid": folder, "overwrite": False, "message": MESSAGE}
-        return "POST", "/dashboards/db", body
+    def save(present: Board | None, folder: str) -> Request:
+        version = 1 if present is None else present.version + 1
+        marked = {**sent, marks.DASHBOARD_KEY: marks.of_dashboard(sent, version)}
+        return boards.save(marked, present, folder, MESSAGE)
 
-    present = find(ask, f"/dashboards/uid/{sent['uid']}", "dashboard")
+    present, older = boards.read(sent["uid"]), None
     if present is None:
-        return Step(what=what, change="created", request=save(0, folder_uid))
-    saved, meta = present["dashboard"], present.get("meta") or {}
-    lies_in = str(meta.get("folderUid", folder_uid))
-    where = f"folder {json.dumps(meta.get('folderTitle') or lies_in)}"
+        older = boards.read(sent["uid"].removeprefix(UID_PREFIX))
+        if older is None or not older.has_tag(TAG):  # What has that UID without our tag is somebody else's.
+            return Step(what=what, change="created", request=save(None, folder_uid), lies_in=folder_uid)
+    there = present or older
+    assert there is not None, "one of both is there"
+    if not there.has_tag(TAG):
+        refusals.append(
+            f"{what}: the dashboard {json.dumps(there.document.get('title'))} has its UID {sent['uid']} and lacks the"
+            f' tag "{TAG}", so it is somebody else\'s; delete it, or give it another UID or the tag'
+        )
+        return Step(what=what, change="unchanged")
+    lies_in = there.folder or folder_uid
+    where = f"folder {json.dumps(there.folder_title or lies_in)}"
     is_moved = lies_in != folder_uid and wanted.folder is not None
     if lies_in != folder_uid and not is_moved:
         what += f", in {where}"
-    mark = saved.get(marks.DASHBOARD_KEY)
+    saved, mark = there.document, there.document.get(marks.DASHBOARD_KEY)
     is_as_pushed = isinstance(mark, dict) and mark.get("version") == saved.get("version")
-    is_same = covers(saved, sent) or (is_as_pushed and mark == marks.of_dashboard(sent, saved["version"]))
+    is_same = present is not None and (
+        covers(saved, sent) or (is_as_pushed and mark == marks.of_dashboard(sent, there.version))
+    )
     if is_same and not is_moved:
-        return Step(what=what, change="unchanged")
-    if meta.get("provisioned") is True:
-        file = json.dumps(meta.get("provisionedExternalId") or "a file")
+        return Step(what=what, change="unchanged", lies_in=lies_in)
+    if there.file is not None:
         refusals.append(
-            f"{what} is provisioned from {file} of that Grafana, and differs; put the rendered file there, or take it"
-            " out of the provisioning and push again"
+            f"{what} is provisioned from {json.dumps(there.file)} of that Grafana, and differs; put the rendered file"
+            " there, or take it out of the provisioning and push again"
         )
-    elif meta.get("canSave") is False:
+    elif not there.may_save:
         refusals.append(f"{what}: this token may not save it; give its account the right to edit it")
     elif not wanted.is_forced:
         if is_moved:
             refusals.append(
                 f"{what} lies in {where}; leave out --folder to update it there, or push with --force to move it"
             )
-        if not is_same and not is_as_pushed and (whose := _others_save(ask, sent["uid"])) is not None:
+        if not is_same and not is_as_pushed and (whose := _others_save(ask, str(saved["uid"]))) is not None:
             refusals.append(f"{what} {whose}; look at it there, then push with --force to overwrite it")
+    goes_to = folder_uid if is_moved else lies_in
     moves = (f"-folder {json.dumps(lies_in)}", f"+folder {json.dumps(folder_uid)}") if is_moved else ()
     return Step(
         what=what,
-        change="updated",
+        change="updated" if older is None else "moved to its new UID",
         difference=(*moves, *(() if is_same else difference(saved, sent))),
-        request=save(saved.get("version", 0), folder_uid if is_moved else lies_in),
+        request=save(present, goes_to),
+        cleaning=None if older is None else boards.delete(str(older.document["uid"])),
+        lies_in=goes_to,
     )
 
 

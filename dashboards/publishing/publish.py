@@ -121,6 +121,8 @@ def publish(
         if step.request is not None:
             with _of(step):
                 ask(*step.request)
+                if step.cleaning is not None:
+                    ask(*step.cleaning)
         yield step
 
 
@@ -141,28 +143,33 @@ def _of(step: Step) -> Iterator[None]:
 def _connected(address: Address, token: str, request_s: float) -> Ask:
     from grafana_api.grafana_face import GrafanaFace
 
-    face = GrafanaFace(
-        auth=token,
-        host=address.host,
-        port=address.port,
-        url_path_prefix=address.prefix,
-        protocol=address.protocol,
-        timeout=_TIMEOUT_S,
-    )
+    def client() -> Any:
+        face = GrafanaFace(
+            auth=token,
+            host=address.host,
+            port=address.port,
+            url_path_prefix=address.prefix,
+            protocol=address.protocol,
+            timeout=_TIMEOUT_S,
+        )
+        face.api.s.max_redirects = 0  # Redirected, a POST would become a GET, and look like a success.
+        return face.api
 
-    face.api.s.max_redirects = 0  # Redirected, a POST would become a GET, and look like a success.
+    api, newer = client(), client()
+    newer.url = newer.url.removesuffix("/api")  # The newer APIs stand beside the first one: /apis/...
 
     def send(verb: str, path: str, body: dict[str, Any] | None) -> Any:
-        request = f"{verb} {face.api.url}{path}"
+        at = newer if path.startswith("/apis/") else api
+        request = f"{verb} {at.url}{path}"
         with _told_apart(request, token):
-            answers, is_whole = _within(request_s, lambda: getattr(face.api, verb)(path, json=body))
+            answers, is_whole = _within(request_s, lambda: getattr(at, verb)(path, json=body))
         if not is_whole:
             raise PublishFailed(
                 f"{request}: no complete answer within {request_s:g} s; is it, or a proxy before it, overloaded?"
             )
         return answers
 
-    return Ask(url=face.api.url, send=send)
+    return Ask(url=api.url, send=send)
 
 
 def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import quote_plus
 
 from dashboards.model import Alert
-from dashboards.render import DASHBOARDS, groups, label_of
+from dashboards.render import DASHBOARDS, groups, label_of, window_hours
 from dashboards.thresholds import shipped
 
 THRESHOLDS = shipped()
@@ -17,10 +17,12 @@ VARIABLES = {
 
 
 def links_of(alert: Alert, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return both annotations. labels: of the alert as it fires."""
+    """Return the annotations that lead somewhere. labels: of the alert as it fires."""
     choices = VARIABLES[alert.dashboard].items()
     chosen = [f"&var-{name}={quote_plus(labels[label])}" for name, label in choices if labels.get(label)]
     return {
-        "runbook_url": f"{THRESHOLDS.links.runbooks}/{alert.runbook}",
-        "dashboard_url": f"http://localhost:3000/d/{alert.dashboard}?from=now-6h&to=now{''.join(chosen)}",
+        "runbook": f"observatory runbook {alert.name}",
+        "dashboard_url": (
+            f"http://localhost:3000/d/observatory-{alert.dashboard}?from=now-{window_hours(alert)}h&to=now{''.join(chosen)}"
+        ),
     }

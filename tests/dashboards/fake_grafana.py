@@ -31,6 +31,7 @@ class FakeGrafana:
     additions: keys that it adds to each dashboard that it saves, or sets in it.
     lacks: what it does not know of: "health", "search", "versions".
     is_provisioned: whether it refuses to save any dashboard, as of a file, though it shows none.
+    has_newer_api: whether it has `/apis/dashboard.grafana.app`; without the older one it lacks "dashboards".
     """
 
     port: int = 0
@@ -51,6 +52,7 @@ class FakeGrafana:
     additions: Body = field(default_factory=dict)
     lacks: frozenset[str] = frozenset()
     is_provisioned: bool = False
+    has_newer_api: bool = False
     metas: dict[str, Body] = field(default_factory=dict)
     versions: dict[str, list[Body]] = field(default_factory=dict)
     rules: dict[str, Body] = field(default_factory=dict)
@@ -69,6 +71,10 @@ class FakeGrafana:
         """Save a dashboard as a person does in the browser."""
         self._save(uid, self.dashboards[uid] | changes, message, "ann")
 
+    def save_anew(self, uid: str, dashboard: Body) -> None:
+        """Have a dashboard there that nobody had before."""
+        self._save(uid, dashboard, "", "ann")
+
     def save_older(self, uid: str, **changes: Any) -> None:
         """Save a dashboard as a push of an older release did, which left no mark in it."""
         unmarked = {key: value for key, value in self.dashboards[uid].items() if key != "observatoryPush"}
@@ -79,6 +85,8 @@ class FakeGrafana:
         self.requests.append(f"{verb} {path}")
         if authorization != f"Bearer {TOKEN}":
             return 401, {"message": "Invalid API key", "messageId": "api-key.invalid", "statusCode": 401}
+        if path.startswith(f"{self.prefix}/apis/") and self.has_newer_api:
+            return self._newer(verb, path.removeprefix(f"{self.prefix}/apis/").split("/"), body)
         if not path.startswith(f"{self.prefix}/api/"):
             return 404, {"message": "Not found"}
         path, _, query = path.removeprefix(f"{self.prefix}/api/").partition("?")
@@ -95,9 +103,13 @@ class FakeGrafana:
         match verb, parts:
             case "GET", ["health"]:
                 return 200, {"database": "ok", "version": self.version, "commit": "0"}
+            case "GET", ["dashboards", "home"]:
+                return 200, {"redirectUri": "", "meta": {}, "dashboard": {}}
+            case "DELETE", ["dashboards", "uid", uid] if uid in self.dashboards:
+                return 200, {"title": self._forget(uid), "message": "Dashboard deleted"}
             case "GET", ["frontend", "settings"]:
                 named = {source["name"]: source for source in self.data_sources.values()}
-                return 200, {"datasources": named, "buildInfo": {"version": self.version}}
+                return 200, {"datasources": named, "buildInfo": {"version": self.version}, "namespace": "org-2"}
             case "GET", ["search"]:
                 (title,) = parse_qs(query)["query"]
                 alike = [folder for folder in self.folders.values() if title.lower() in folder["title"].lower()]
@@ -126,6 +138,47 @@ class FakeGrafana:
             case "POST", ["dashboards", "db"]:
                 return self._save_dashboard(body)
         return 404, {"message": "Not found"}
+
+    def _newer(self, verb: str, parts: list[str], body: Body) -> Answer:
+        """What `/apis/dashboard.grafana.app` says: dashboards are resources, in the form of Kubernetes."""
+        if parts == ["dashboard.grafana.app"]:
+            versions = [{"version": name} for name in ("v2alpha1", "v1beta1", "v0alpha1")]
+            return 200, {"kind": "APIGroup", "name": parts[0], "versions": versions}
+        if parts[:5] != ["dashboard.grafana.app", "v1beta1", "namespaces", "org-2", "dashboards"] or len(parts) > 6:
+            return 404, {"kind": "Status", "status": "Failure", "message": "not found", "code": 404}
+        uid = parts[5] if len(parts) == 6 else body["metadata"]["name"]
+        present = self.dashboards.get(uid)
+        if verb != "POST" and present is None:
+            message = f'dashboards.dashboard.grafana.app "{uid}" not found'
+            return 404, {"kind": "Status", "status": "Failure", "message": message, "reason": "NotFound", "code": 404}
+        if verb == "DELETE":
+            self._forget(uid)
+            return 200, {"kind": "Status", "status": "Success"}
+        if verb in ("POST", "PUT"):
+            said = body["metadata"]["annotations"]
+            revision = None if present is None else str(present["version"])
+            if verb == "POST" and present is not None:
+                return 409, {"kind": "Status", "message": "already exists", "reason": "AlreadyExists", "code": 409}
+            if body["metadata"].get("resourceVersion") != revision:
+                message = "the object has been modified; please apply your changes to the latest version and try again"
+                return 409, {"kind": "Status", "message": message, "reason": "Conflict", "code": 409}
+            assert not {"id", "uid", "version"} & body["spec"].keys()
+            self.dashboard_folders[uid] = said["grafana.app/folder"]
+            self._save(uid, {**body["spec"], "uid": uid}, said["grafana.app/message"], "sa-1-observatory")
+        saved = self.dashboards[uid]
+        metadata = {
+            "name": uid,
+            "namespace": "org-2",
+            "generation": saved["version"],
+            "resourceVersion": str(saved["version"]),
+            "annotations": {"grafana.app/folder": self.dashboard_folders[uid], **self.metas.get(uid, {})},
+        }
+        spec = {key: value for key, value in saved.items() if key not in ("id", "uid", "version")}
+        return 200, {"kind": "Dashboard", "apiVersion": "/".join(parts[:2]), "metadata": metadata, "spec": spec}
+
+    def _forget(self, uid: str) -> str:
+        del self.dashboard_folders[uid], self.versions[uid]
+        return str(self.dashboards.pop(uid)["title"])
 
     def _found(self, thing: Body | None, missing: str) -> Answer:
         return (200, thing) if thing is not None else (404, {"message": missing})
@@ -212,7 +265,7 @@ def serve(grafana: FakeGrafana) -> Iterator[FakeGrafana]:
                     return
                 self.wfile.write(bytes([byte]))
 
-        do_GET = do_POST = do_PUT = _respond  # noqa: N815  # The names that http.server calls.
+        do_GET = do_POST = do_PUT = do_DELETE = _respond  # noqa: N815  # The names that http.server calls.
 
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
             """Say nothing."""

@@ -73,8 +73,14 @@ def test_the_rules_have_the_thresholds_of_a_users_file(tmp_path: Path) -> None:
     assert _observatory("render", "--into", tmp_path, "--thresholds", mine) == 0
     rules = (tmp_path / render.RULES).read_text()
     assert "> 0.375" in rules
-    assert "dashboard_url: https://grafana.example/d/one-gpu?" in rules
+    assert "dashboard_url: https://grafana.example/d/observatory-one-gpu?" in rules
     assert "localhost:3000" not in rules
+    assert "runbook_url" not in rules  # Nobody knows where people read them.
+    mine.write_text("[links]\nrunbooks = 'https://git.example/runbooks'\n")
+    assert _observatory("render", "--into", tmp_path, "--thresholds", mine) == 0
+    assert "runbook_url: https://git.example/runbooks/gpu-lost.md" in (tmp_path / render.RULES).read_text()
+    mine.write_text("[gpus]\nbraked_ratio = 0.375\n[links]\ngrafana = 'https://grafana.example'\n")
+    assert _observatory("render", "--into", tmp_path, "--thresholds", mine) == 0
     assert _observatory("render", "--check", "--into", tmp_path, "--thresholds", mine) == 0
     assert _observatory("render", "--check", "--into", tmp_path) == 2
 

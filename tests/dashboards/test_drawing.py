@@ -292,7 +292,7 @@ def test_a_cell_has_the_unit_the_colour_and_the_link_of_its_column() -> None:
     assert looks["State"]["mappings"][0]["options"]["failed"]["color"] == "red"
     (link,) = looks["Run"]["links"]
     kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
-    assert link["url"] == f'/d/one-run?{kept}&var-run=${{__data.fields["run"]}}'
+    assert link["url"] == f'/d/observatory-one-run?{kept}&var-run=${{__data.fields["run"]}}'
 
 
 def test_a_cell_that_is_neither_good_nor_bad_can_be_read() -> None:
@@ -346,11 +346,13 @@ def test_one_thing_is_chosen_or_all_of_them_with_those_that_lack_the_label() -> 
     variables = (
         Variable(name="run", label="Run", query="label_values(a, run)", is_single=True, begins_with_last=True),
         Variable(name="rank", label="Rank", query="label_values(a, rank)"),
+        Variable(name="worst", label="Worst", query="query_result(sort_desc(a))", is_single=True, ranked_label="name"),
     )
     dashboard = Dashboard(name="one", title="One?", summary="", variables=variables, panels=())
-    _, run, rank = json.loads(to_json(dashboard))["templating"]["list"]
+    _, run, rank, worst = json.loads(to_json(dashboard))["templating"]["list"]
     assert (run["multi"], run["includeAll"], run["sort"]) == (False, False, 8)  # Naturally, the last first.
     assert (rank["multi"], rank["includeAll"], rank["allValue"]) == (True, True, ".*")
+    assert (worst["sort"], worst["regex"]) == (0, '/name="([^"]*)"/')  # As Prometheus gives them.
 
 
 def test_all_dashboards_lead_to_each_other_and_share_a_crosshair() -> None:
@@ -379,4 +381,4 @@ def test_a_value_leads_to_the_page_of_what_its_labels_tell() -> None:
     panel = _panel(TimeSeries(title="Step", queries=(_query(),), worst="highest", links=(TO_RUN,)))
     (link,) = panel["fieldConfig"]["defaults"]["links"]
     kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
-    assert link["url"] == f"/d/one-run?{kept}&var-run=${{__field.labels.run}}"
+    assert link["url"] == f"/d/observatory-one-run?{kept}&var-run=${{__field.labels.run}}"

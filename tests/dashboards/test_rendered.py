@@ -232,9 +232,9 @@ def test_an_alert_leads_to_its_runbook_and_chooses_its_dashboard() -> None:
     rules = [rule for group in yaml.safe_load(_rules())["groups"] for rule in group["rules"]]
     (lost,) = (rule for rule in rules if rule.get("alert") == "GpuLost")
     assert lost["labels"] == {"severity": "critical", "component": "gpu"}
-    assert lost["annotations"]["runbook_url"].endswith("/docs/runbooks/gpu-lost.md")
+    assert lost["annotations"]["runbook"] == "observatory runbook GpuLost"
     assert lost["annotations"]["dashboard_url"] == (
-        "http://localhost:3000/d/one-gpu?from=now-6h&to=now"
+        "http://localhost:3000/d/observatory-one-gpu?from=now-25h&to=now"
         "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
         "{{ with $labels.instance }}&var-node={{ . | urlquery }}{{ end }}"
         "{{ with $labels.gpu }}&var-gpu={{ . | urlquery }}{{ end }}"

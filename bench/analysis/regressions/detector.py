@@ -39,6 +39,7 @@ class Judged:
 
     is_new: this call raised the alert or the page. alert: the one that is open, was just raised or has just closed
     itself; where a paged change went back, the change back.
+    reason: in words; `{night}` in it stands for the night of the number reason_night, which only the caller can date.
     score: standard deviations between the night and what its regime expected; p_value: of that, two-sided; both take
     reruns in where there were some. log_value: of the night, placements' offsets removed; expected_log: before it.
     """
@@ -46,6 +47,7 @@ class Judged:
     state: SeriesState
     verdict: Verdict
     reason: str
+    reason_night: int | None = None
     is_new: bool = False
     alert: Alert | None = None
     reruns_wanted: int = 0
@@ -245,10 +247,12 @@ def _page(judged: Judged, weighed: Weighed, settings: Settings) -> Judged | None
             alert=None,
         )
         if is_return:
-            reason = f"the level is back where it was before night {state.regime_starts[-1]}"
-            return replace(judged, state=now, verdict="recovered", reason=reason, alert=alert)
-        reason = f"the level has changed by {math.expm1(best.change):+.1%} since night {best.onset}"
-        return replace(judged, state=now, verdict="page", reason=reason, is_new=True, alert=alert)
+            reason, began = "the level is back where it was before {night}", state.regime_starts[-1]
+            return replace(judged, state=now, verdict="recovered", reason=reason, reason_night=began, alert=alert)
+        reason = f"the level has changed by {math.expm1(best.change):+.1%} since {{night}}"
+        return replace(
+            judged, state=now, verdict="page", reason=reason, reason_night=best.onset, is_new=True, alert=alert
+        )
     return None
 
 
@@ -266,12 +270,12 @@ def _followed(judged: Judged, alert: Alert, weighed: Weighed, settings: Settings
     """Return the verdict on a night after an alert: it stays, or closes itself."""
     probability = sum(found for found, _ in weighed.changes(alert.direction, weighed.before.number))
     if probability < settings.close_probability:
-        reason = f"the change of night {alert.onset} has gone: its probability is {probability:.2f}"
+        reason = f"the change of {{night}} has gone: its probability is {probability:.2f}"
         now = with_fields(judged.state, alert=None)
-        return replace(judged, state=now, verdict="recovered", reason=reason, alert=alert)
-    reason = f"the change of night {alert.onset} has probability {probability:.2f}, and pages at "
+        return replace(judged, state=now, verdict="recovered", reason=reason, reason_night=alert.onset, alert=alert)
+    reason = f"the change of {{night}} has probability {probability:.2f}, and is confirmed at "
     reason += f"{settings.page_probability:.2f}"
-    return replace(judged, verdict="alert", reason=reason, alert=alert)
+    return replace(judged, verdict="alert", reason=reason, reason_night=alert.onset, alert=alert)
 
 
 def _first_night(

@@ -21,6 +21,7 @@ LOOPBACK = "127.0.0.1"
 JOB = "observatory"
 """Name of the scrape job."""
 RULES = "observatory-rules.yaml"
+ALERTMANAGER = Path("alertmanager", "alertmanager.yml")
 TARGETS = "targets"
 """Folder of the lists of targets, which Prometheus reads anew when one changes."""
 PROVISIONING = Path("grafana", "provisioning")
@@ -44,7 +45,7 @@ def files(
     return {
         Path("prometheus.yml"): _prometheus(settings, lists, passwords),
         Path(RULES): (RENDERED / "rules.yaml").read_text(),
-        Path("alertmanager.yml"): _alertmanager(),
+        ALERTMANAGER: _alertmanager(),
         Path(TARGETS, "stack.json"): json.dumps(
             [{"targets": [address], "labels": {"__meta_observatory": name}} for name, address in targets.items()]
         ),
@@ -98,7 +99,8 @@ def _prometheus(settings: StackSettings, lists: Sequence[Path], passwords: Passw
 
 def _alertmanager() -> str:
     """Return the shipped routes and inhibition, with receivers that send nothing: whom to tell nobody has said."""
-    document = _shipped("alertmanager.yml")
+    document = _shipped(str(ALERTMANAGER))
+    del document["templates"]
     document["receivers"] = [{"name": receiver["name"]} for receiver in document["receivers"]]
     return _as_yaml(document)
 

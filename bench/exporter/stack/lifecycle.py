@@ -19,7 +19,7 @@ import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.stack import compose
-from bench.exporter.stack.files import LOOPBACK, TARGETS, files, grafana_ini, top_level, web_file
+from bench.exporter.stack.files import ALERTMANAGER, LOOPBACK, TARGETS, files, grafana_ini, top_level, web_file
 from bench.exporter.stack.passwords import FOLDER as PASSWORDS
 from bench.exporter.stack.passwords import Passwords, authorization, kept_or_new, read, write
 from bench.exporter.stack.processes import (
@@ -228,7 +228,7 @@ def _own_servers(plan: StackPlan, programs: Programs) -> list[_Server]:
             ready="/-/ready",
             command=(
                 programs.alertmanager,
-                f"--config.file={folder / 'alertmanager.yml'}",
+                f"--config.file={folder / ALERTMANAGER}",
                 f"--storage.path={folder / DATA / 'alertmanager'}",
                 f"--web.config.file={folder / web_file('alertmanager')}",
                 f"--web.listen-address={LOOPBACK}:{settings.alertmanager.port}",

@@ -80,7 +80,7 @@ class Figure:
         else:
             reruns = []
         outcome, opened = self._outcome(judged, state.open, nights)
-        reason, said = judged.reason, self._change(judged, outcome, opened, dict(nights))
+        reason, said = _dated(judged, dict(nights)), self._change(judged, outcome, opened, dict(nights))
         # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
         is_lost = judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged)
         if is_lost:
@@ -231,6 +231,15 @@ class Figure:
             commit=self.summary.commit,
             **fields,
         )
+
+
+def _dated(judged: Judged, times: Mapping[int, int]) -> str:
+    """Return the detector's reason with the day of the night that it names; times: of nights by their numbers."""
+    night = judged.reason_night
+    if night is None:
+        return judged.reason
+    # Of a night that is no longer known the number itself counts days since 1970.
+    return judged.reason.replace("{night}", day_of(times.get(night, night * DAY_NS)))
 
 
 def middle_legs(

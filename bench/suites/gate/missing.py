@@ -119,13 +119,13 @@ def _of_night(
         yield Missing(kind=kind, suite=night.suite, what=night.suite, reason=reason)
         return
     before = [one for one in records if one.started_ns < night.started_ns][:NIGHTS_SEEN]
-    runs = _runs_by_case(history, night)
-    yield from _cases(night, runs, set().union(*(_runs_by_case(history, one) for one in before)))
+    runs = runs_by_case(history, night)
+    yield from _cases(night, runs, set().union(*(runs_by_case(history, one) for one in before)))
     since_ns = min((one.started_ns for one in before), default=night.started_ns)
     yield from _figures(history, night, runs, known, since_ns)
 
 
-def _runs_by_case(history: History, night: SuiteRecord) -> dict[str, Summary]:
+def runs_by_case(history: History, night: SuiteRecord) -> dict[str, Summary]:
     """Return the run of each case of the night, without reruns."""
     found = {}
     for summary in reversed(history.runs(1_000_000, suite=night.suite, suite_run=night.id)):

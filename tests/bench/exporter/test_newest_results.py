@@ -356,6 +356,7 @@ def test_a_series_whose_newest_run_has_no_result_says_so_until_one_ends_well(
     newest.ask()
     ((ended_s, labels),) = _shown(newest, RUN_LAST_FAILURE)
     assert (ended_s, labels["run"], labels["outcome"], labels["strategy"]) == (25, "b", outcome, "ddp")
+    assert labels["name"].startswith("ddp on ")
     assert _runs(newest) == ["a"]
     _add(url, _summary("c", 30))
     newest.ask()

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from bench.case import Purpose, SuiteMember
 from bench.exporter.suite_status import ALL_READ_S, LEFT_OUT_S, NEWEST_READ, SuiteStatus
+from bench.rank.messages import Cause
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
+from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import SHOWN
 from collectors.metrics.suites import (
+    SUITE_CASE_FAILURE,
     SUITE_CASE_INFO,
     SUITE_CASES,
     SUITE_LAST_CASES,
@@ -23,6 +27,7 @@ from collectors.metrics.suites import (
     SUITE_RUNS,
 )
 from collectors.prometheus.exposition import Exporter
+from tests.bench.made.examples import make_machine, make_summary
 
 SECOND_NS = 1_000_000_000
 
@@ -100,6 +105,38 @@ def test_an_ended_run_is_shown_with_how_its_cases_ended(url: str, status: SuiteS
     assert _shown(status, SUITE_LAST_END) == {("nightly",): 70}
     assert _shown(status, SUITE_LAST_PROGRESS) == {of_run: 70}
     assert _shown(status, SUITE_CASE_INFO) == {}
+
+
+def test_each_case_that_failed_is_shown_with_its_run_its_rank_and_its_cause(url: str, status: SuiteStatus) -> None:
+    def run(name: str, case: str, **changes: Any) -> Summary:
+        member = SuiteMember(suite="nightly", id="a", case=case)
+        return make_summary(name, purpose=Purpose(member=member), **changes)
+
+    killed = Cause(
+        kind="killed", rank=1, step=3, text="rank 1 was killed\nby SIGKILL; its last lines are in /r/rank1.err"
+    )
+    with History(url) as history:
+        for one in (
+            run("r1", "ddp", outcome="failed", cause=killed),
+            run("r2", "fsdp", outcome="timed_out"),
+            run("r3", "single"),
+            run("r4", "drill"),
+            # This one failed as its suite expects.
+            run("r5", "hung", outcome="timed_out"),
+        ):
+            history.add(one, make_machine())
+    failed = ("ddp", "fsdp", "drill")
+    _save(url, _record(outcome="failed", cases={"done": 2, "failed": 3}, total=5, failed=failed))
+    status.ask()
+    of_run = ("nightly", "a")
+    assert _shown(status, SUITE_CASE_FAILURE) == {
+        (*of_run, "ddp", "r1", "failed", "1", "rank 1 was killed by SIGKILL"): 1,
+        (*of_run, "fsdp", "r2", "timed_out", "", ""): 1,
+        (*of_run, "drill", "r4", "failed", "", ""): 1,
+    }
+    _save(url, _record("b", started_s=200))
+    status.ask()
+    assert _shown(status, SUITE_CASE_FAILURE) == {}
 
 
 def test_cases_that_an_ended_run_never_ended_are_missing(url: str, status: SuiteStatus) -> None:

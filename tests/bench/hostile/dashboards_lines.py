@@ -1,4 +1,4 @@
-"""Hostile command lines of `observatory dashboards`."""
+"""Hostile command lines of `observatory dashboards` and `observatory runbook`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ _PROMETHEUS = "it looks like http://host:9090 or https://host/prometheus"
 _PUSH = "dashboards push --url http://127.0.0.1:1"
 
 LINES = (
+    Line("runbook nope", 2, 'there is no runbook of "nope" (`observatory runbook` lists all)'),
+    Line("runbook ''", 2, 'there is no runbook of ""'),
+    Line("runbook gpu-lots", 2, 'did you mean "GpuLost"?'),
+    Line("runbook ../runbooks/gpu-lost.md", 2, "there is no runbook of"),
+    Line("runbook \x1b[31mGpuLost", 2, "\\x1b[31m"),
+    Line("runbook GpuLost GpuHot", 2, "unexpected extra argument (GpuHot)"),
+    Line("runbook --all", 2, "No such option '--all'"),
     Line("dashboards rendr", 2, "Did you mean 'render'?"),
     Line("dashboards pull", 2, "No such command 'pull'"),
     Line("dashboards --check", 2, "No such option '--check'"),

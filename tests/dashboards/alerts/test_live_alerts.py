@@ -203,6 +203,20 @@ def test_a_run_that_failed_is_told_once_by_two_agents_and_for_a_day_and_a_half(
     drill.fires(series, {30: _told("RunFailed") * is_told, 120: []})
 
 
+def test_a_run_that_failed_is_told_by_the_name_of_its_series(drill: Drill) -> None:
+    of_run = {**OWNER, "name": "ddp on 2, 8b, bf16, cuda", "run": RUN["run"], "outcome": "failed"}
+    drill.says(
+        shown(agent.RUN_LAST_FAILURE, "0x60", **of_run),
+        "RunFailed",
+        30,
+        of_run,
+        summary="ddp on 2, 8b, bf16, cuda (run 8f2c, series 0123456789ab): failed 30m 0s ago",
+        description="The newest run of ddp on 2, 8b, bf16, cuda (run 8f2c, series 0123456789ab) ended as failed 30m 0s"
+        " ago. `observatory show 8f2c` says why and which rank was first; the alert ends a quarter of an hour after a"
+        " run of the series ends well.",
+    )
+
+
 def test_a_failure_after_which_a_run_ended_well_is_told_no_more(drill: Drill) -> None:
     series = shown(agent.RUN_LAST_FAILURE, "0x20 stale", **OWNER, run=RUN["run"], outcome="failed")
     drill.fires(series, {10: _told("RunFailed"), 30: _told("RunFailed"), 37: []})

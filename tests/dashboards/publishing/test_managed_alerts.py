@@ -50,7 +50,7 @@ def test_a_rule_has_prometheus_labels_and_texts_with_grafanas_value() -> None:
         "GPU {{ $labels.gpu }} has {{ $values.A.Value | humanize }}; {{ with $values.A.Value }}{{ . }}{{ end }};"
         " $values stays"
     )
-    assert rule["annotations"]["runbook_url"] == f"{LINKS.runbooks}/gpu-hot.md"
+    assert rule["annotations"]["runbook"] == "observatory runbook GpuHot"
 
 
 def test_a_duration_is_written_as_grafana_writes_it() -> None:

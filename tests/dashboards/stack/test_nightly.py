@@ -127,7 +127,7 @@ def test_prometheus_takes_its_configuration_and_the_rules(tmp_path: Path) -> Non
 
 
 def test_alertmanager_has_a_receiver_for_each_severity() -> None:
-    document = yaml.safe_load((STACK / "alertmanager.yml").read_text())
+    document = yaml.safe_load((STACK / "alertmanager" / "alertmanager.yml").read_text())
     receivers = {one["name"] for one in document["receivers"]}
     route = document["route"]
     assert {route["receiver"], *(one["receiver"] for one in route["routes"])} == receivers

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +21,7 @@ import yaml
 
 from tests.support.servers import program, started_server
 
-SHIPPED = Path(__file__).parents[3] / "dashboards" / "stack" / "alertmanager.yml"
+SHIPPED = Path(__file__).parents[3] / "dashboards" / "stack" / "alertmanager" / "alertmanager.yml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,14 @@ class AlertmanagerServer:
         for labels in alerts:
             self.amtool("alert", "add", *(f"{name}={value}" for name, value in labels.items()))
 
+    def add_at_once(self, alerts: Sequence[Mapping[str, Any]]) -> None:
+        """Have these alerts fire at one moment, as Prometheus sends them: each with its labels and annotations."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v2/alerts", data=json.dumps(alerts).encode(), headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60):
+            pass
+
     def names(self, *state: str) -> list[str]:
         """The names of alerts: those that people are told of, or by amtool's option, such as `--inhibited`."""
         found = json.loads(self.amtool("--output=json", "alert", "query", *state))
@@ -113,6 +123,7 @@ def run_alertmanager(config: dict[str, Any]) -> Iterator[AlertmanagerServer]:
     with tempfile.TemporaryDirectory(prefix="observatory-alertmanager-") as name:
         folder = Path(name)
         (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
+        shutil.copy(SHIPPED.with_name("observatory.tmpl"), folder)
         files = (f"--config.file={folder / 'alertmanager.yml'}", f"--storage.path={folder / 'data'}")
         with started_server(binary, *files, "--cluster.listen-address=", output=folder / "output") as port:
             yield AlertmanagerServer(port=port)

@@ -26,23 +26,40 @@ KIND = {"scaling": "weak", "baseline": "beside"}
 
 
 def alert_of(
-    labels: Mapping[str, str], value: float, alert: Alert = ALERT, *, ends: tuple[float, float] | None = None
+    labels: Mapping[str, str],
+    value: float,
+    alert: Alert = ALERT,
+    *,
+    ends: tuple[float, float] | None = None,
+    name: str = "",
 ) -> dict[str, Any]:
     """The alert as people get it: its labels are the result's, and none of who showed it.
 
-    ends: of the result's interval; 0.01 from the value where they are not given.
+    ends: of the result's interval; 0.01 from the value where they are not given. name: of its series, which the link
+    then chooses.
     """
     low, high = ends or (value - 0.01, value + 0.01)
-    annotations = links_of(alert, labels)
+    annotations = links_of(alert, {**labels, "name": name})
     for name, text in (("summary", alert.summary), ("description", alert.description)):
         for label, one in labels.items():
             text = text.replace(f"{{{{ $labels.{label} }}}}", one)
+        text = text.replace(efficiency.accepted_level(THRESHOLDS.accepted_efficiency), _accepted(labels))
         text = text.replace(efficiency.INTERVAL, f" [{low * 100:.4g}%, {high * 100:.4g}%]")
         annotations[name] = text.replace(efficiency.EFFICIENCY, f"{value * 100:.4g}%")
     return {
         "exp_labels": {**labels, "severity": alert.severity, "component": alert.component},
         "exp_annotations": annotations,
     }
+
+
+def _accepted(labels: Mapping[str, str]) -> str:
+    of_result = (labels["strategy"], labels["device"], labels["scaling"])
+    levels = [
+        entry.ratio
+        for entry in THRESHOLDS.accepted_efficiency
+        if (entry.strategy, entry.device, entry.scaling) == of_result
+    ]
+    return f" (accepted: {levels[0] * 100:.4g}%)" if levels else ""
 
 
 def rehearse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,12 @@ class Rehearsal:
             at_minutes=at_minutes,
         )
 
+    def is_on(self, alert: str, *, at_minutes: int) -> bool:
+        """Whether one alert of this name is on then."""
+        asked = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
+        test = {"promql_expr_test": [_expression_test(asked, {"{}": 1.0}, at_minutes)]}
+        return self._run(test, [str(CHECKOUT / RULES)]).returncode == 0
+
     def says(self, alert: str, annotations: Mapping[str, str], *, at_minutes: int, **labels: str) -> None:
         """Ask whether one alert is on then, with these labels, tells people this, and leads them to its pages."""
         labels = {**SCRAPED, "component": ALERTS[alert].component, **labels}
@@ -55,6 +62,10 @@ class Rehearsal:
         self._check({"alert_rule_test": [{"alertname": alert, "eval_time": f"{at_minutes}m", "exp_alerts": expected}]})
 
     def _check(self, test: dict[str, Any], rule_files: Sequence[str] = (str(CHECKOUT / RULES),)) -> None:
+        ended = self._run(test, rule_files)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    def _run(self, test: dict[str, Any], rule_files: Sequence[str]) -> subprocess.CompletedProcess[str]:
         shown = [{"series": name, "values": values} for name, values in self.series.items()]
         document = {
             "rule_files": list(rule_files),
@@ -63,8 +74,7 @@ class Rehearsal:
         }
         path = self.folder / "rehearsal.yaml"
         path.write_text(yaml.safe_dump(document))
-        ended = promtool("test", "rules", path)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return promtool("test", "rules", path)
 
 
 def shown(metric: Metric, values: str, **labels: str) -> dict[str, str]:

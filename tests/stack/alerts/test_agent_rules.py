@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from collectors.metrics.agent import AGENT_AGE_SECONDS, AGENT_BEATS, AGENT_COLLECTOR, AGENT_MISSED_BEATS
+from collectors.metrics.agent import (
+    AGENT_AGE_SECONDS,
+    AGENT_BEATS,
+    AGENT_COLLECTOR,
+    AGENT_MISSED_BEATS,
+    RANK_INFO,
+)
 from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack
@@ -19,6 +25,31 @@ def test_an_agent_that_answers_no_more_is_told_after_five_minutes(tmp_path: Path
     gone = Rehearsal(series={**BEATS, UP: "1x10 0x20"}, folder=tmp_path)
     gone.fires(at_minutes=14)
     gone.fires(("NodeAgentGone", ""), at_minutes=17)
+
+
+def test_a_node_that_is_gone_is_told_with_the_run_and_the_ranks_that_were_on_it(tmp_path: Path) -> None:
+    of_run = {"run": "8f2c", "host": "node1", "slot": "0"}
+    series = {
+        **BEATS,
+        UP: "1x10 0x20",
+        **shown(RANK_INFO, "1x10 stale", rank="0", **of_run),
+        **shown(RANK_INFO, "1x10 stale", rank="1", **of_run),
+        # This run had ended well before.
+        **shown(RANK_INFO, "1x6 stale", rank="0", **{**of_run, "run": "older"}),
+        # And this rank is of another node.
+        **shown(RANK_INFO, "1x30", rank="2", **of_run, instance="node2:9464"),
+    }
+    Rehearsal(series=series, folder=tmp_path).says(
+        "NodeAgentGone",
+        {
+            "summary": "node1:9464 is watched no more: no answer for 5 minutes or more",
+            "description": "`observatory serve` at node1:9464 has not answered for five minutes, and nobody took it off"
+            " the list of targets. The node, its network or the agent is down, and no other alert speaks for it. On it"
+            " then: run 8f2c, rank(s) 0, 1. Next: `observatory show 8f2c`.",
+        },
+        at_minutes=20,
+        severity="critical",
+    )
 
 
 def test_an_agent_that_was_taken_off_the_list_is_not_missed(tmp_path: Path) -> None:

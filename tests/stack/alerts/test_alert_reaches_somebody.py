@@ -113,4 +113,4 @@ def test_its_text_has_what_how_much_since_when_why_and_what_to_do_next(
     commands = rf"Next: `observatory diagnose {bad}`, `observatory compare \S+-1 {bad}`"
     assert re.search(commands, texts["description"])
     assert "Likely cause: " in texts["description"]
-    assert texts["runbook_url"].endswith("/docs/runbooks/regression-found.md")
+    assert texts["runbook"] == "observatory runbook RegressionFound"

@@ -115,7 +115,8 @@ def test_the_made_up_run_scales_worse_than_is_accepted(tmp_path: Path) -> None:
     labels = {**low[0].labels, **low[1]}
     value = low[0].value
     ends = (value * (1 - INTERVAL_RATIO), value * (1 + INTERVAL_RATIO))
-    rehearse(hours, {3: [alert_of(labels, value, ends=ends)]}, tmp_path)
+    name = f"ddp on {labels['ranks']}, 8b, bf16, cuda"
+    rehearse(hours, {3: [alert_of(labels, value, ends=ends, name=name)]}, tmp_path)
 
 
 def test_of_the_made_up_nightly_a_longer_step_and_a_vanished_case_are_told(tmp_path: Path) -> None:

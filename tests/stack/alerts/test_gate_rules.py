@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from collectors.metrics import gate as metrics
+from collectors.metrics.agent import RESULT_INFO
 from dashboards import promql
 from dashboards.alerts import gate
 from dashboards.render import rules_text
@@ -194,13 +195,23 @@ def test_an_accepted_level_ends_the_alert(tmp_path: Path) -> None:
     _fires(tmp_path, {1.5: "RegressionConfirmed", 2 + (gate.KEEP_MINUTES + BEAT_MINUTES) / 60: None}, node1=shown)
 
 
-def _says(folder: Path, series: Mapping[str, str], name: str, labels: Mapping[str, str], **texts: str) -> None:
-    alert = ALERTS[name]
+def _says(
+    folder: Path,
+    series: Mapping[str, str],
+    alert: str,
+    labels: Mapping[str, str],
+    *,
+    name: str = "",
+    minute: int = 60,
+    **texts: str,
+) -> None:
+    """Ask whether the alert is on then, and tells people this. name: of the series that its link chooses."""
     found = {
-        "exp_labels": {**labels, "severity": alert.severity, "component": alert.component},
-        "exp_annotations": {**texts, **links_of(alert, labels)},
+        "exp_labels": {**labels, "severity": ALERTS[alert].severity, "component": ALERTS[alert].component},
+        "exp_annotations": {**texts, **links_of(ALERTS[alert], {**labels, "name": name})},
     }
-    _rehearse(folder, series, alert_rule_test=[{"alertname": name, "eval_time": "60m", "exp_alerts": [found]}])
+    asked = {"alertname": alert, "eval_time": f"{minute}m", "exp_alerts": [found]}
+    _rehearse(folder, series, alert_rule_test=[asked])
 
 
 def _told_of(**told: str) -> dict[str, str]:
@@ -231,6 +242,36 @@ def test_a_person_is_told_what_how_much_since_when_why_and_what_to_do_next(tmp_p
             " cause: driver 550 -> 560 on the first bad night. Next: `observatory diagnose r2`,"
             " `observatory compare r1 r2`."
         ),
+    )
+
+
+def test_the_figures_stay_in_the_text_when_no_exporter_shows_the_night_any_more(tmp_path: Path) -> None:
+    gone = {name: f"{values}{' stale' * (12 * HOUR)}" for name, values in _told_of(run="r2").items()}
+    _says(
+        tmp_path,
+        gone,
+        "RegressionConfirmed",
+        FIGURE,
+        minute=10 * 60,
+        summary="ddp on 8 ranks: step +5.8 % [+5.3 %, +6.8 %] since 2024-09-29 (suite nightly)",
+        description=(
+            "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first one."
+            " Next: `observatory diagnose r2`."
+        ),
+    )
+
+
+def test_the_link_of_an_alert_chooses_its_series_by_name(tmp_path: Path) -> None:
+    info = promql.select(RESULT_INFO, series=FIGURE["series"], name="ddp on 8, 8b", job="observatory", instance="n")
+    _says(
+        tmp_path,
+        _series(NODES[0], [CONFIRMED] * (2 * HOUR)) | {info: _written([1] * HOUR + [None] * HOUR)},
+        "RegressionConfirmed",
+        FIGURE,
+        name="ddp on 8, 8b",
+        minute=115,
+        summary="ddp on 8 ranks: step +5.8 % (suite nightly)",
+        description="step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first one.",
     )
 
 

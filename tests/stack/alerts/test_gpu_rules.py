@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from collectors.metrics.agent import AGENT_BEATS, AGENT_COLLECTOR
 from collectors.metrics.gpu import (
@@ -15,6 +16,7 @@ from collectors.metrics.gpu import (
     RANK_GPU,
 )
 from collectors.metrics.gpu_health import GPU_ECC_VOLATILE_ERRORS, GPU_MEMORY_REPAIR, GPU_RECOVERY, GPU_XID_TIME
+from tests.stack.alerts.alertmanager import SHIPPED
 from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
 
 pytestmark = pytest.mark.stack
@@ -65,6 +67,47 @@ def test_a_gpu_that_is_not_listed_any_more_is_lost(tmp_path: Path) -> None:
     node = _node(tmp_path, shown(GPU_STATE, "1x10 stale", gpu="6", state="answering"))
     node.fires(at_minutes=9)
     node.fires(("GpuLost", "6"), at_minutes=15)
+
+
+def test_a_lost_gpu_is_told_with_the_run_and_the_rank_that_were_on_it(tmp_path: Path) -> None:
+    of_run = {"run": "8f2c", "slot": "0", "slice": ""}
+    _node(
+        tmp_path,
+        shown(GPU_STATE, "1x10 stale", gpu="6", state="answering"),
+        shown(GPU_STATE, "_x10 1x20", gpu="6", state="lost"),
+        shown(RANK_GPU, "1x12 stale", rank="6", gpu="6", **of_run),
+        shown(RANK_GPU, "1x30", rank="7", gpu="7", **of_run),
+        shown(RANK_GPU, "1x5 stale", rank="0", gpu="6", **{**of_run, "run": "older"}),
+    ).says(
+        "GpuLost",
+        {
+            "summary": "GPU 6 of node1:9464 is lost",
+            "description": "GPU 6 of node1:9464 answers nothing more, or is not there any more, though the node's agent"
+            " answers. What ran on it has failed or will. On it then: run 8f2c, rank(s) 6. Next: `observatory show"
+            " 8f2c`.",
+        },
+        at_minutes=20,
+        severity="critical",
+        gpu="6",
+    )
+
+
+@pytest.mark.parametrize("lost_after_minutes", [0, 1])
+def test_a_gpu_that_is_lost_after_its_xid_holds_that_back_before_anybody_is_sent_it(
+    lost_after_minutes: int, tmp_path: Path
+) -> None:
+    """Alertmanager waits for `group_wait` from the first alert of a group on, then sends what nothing holds back."""
+    lost = 10 + lost_after_minutes
+    node = _node(
+        tmp_path,
+        shown(GPU_XID_TIME, "_x10 600x20", gpu="6", slice="", xid="79"),
+        shown(GPU_STATE, f"1x{lost} stale", gpu="6", state="answering"),
+        shown(GPU_STATE, f"_x{lost} 1x20", gpu="6", state="lost"),
+    )
+    first = next(minute for minute in range(10, 16) if node.is_on("GpuXidOfNode", at_minutes=minute))
+    (critical,) = yaml.safe_load(SHIPPED.read_text())["route"]["routes"]
+    waited_s = int(critical["group_wait"].removesuffix("s"))
+    assert node.is_on("GpuLost", at_minutes=first + waited_s // 60)
 
 
 def test_the_only_gpu_of_a_node_is_lost_where_the_agent_answers_after_a_reboot(tmp_path: Path) -> None:

@@ -12,7 +12,13 @@ import yaml
 
 from bench.exporter.demo import SUITE, SUITE_RUN, made_suites
 from collectors.metrics.metric import Sample
-from collectors.metrics.suites import SUITE_LAST_CASES, SUITE_LAST_PROGRESS, SUITE_LAST_START, SUITE_PERIOD
+from collectors.metrics.suites import (
+    SUITE_CASE_FAILURE,
+    SUITE_LAST_CASES,
+    SUITE_LAST_PROGRESS,
+    SUITE_LAST_START,
+    SUITE_PERIOD,
+)
 from dashboards import promql
 from dashboards.alerts import suites
 from dashboards.render import rules_text
@@ -219,11 +225,31 @@ def test_cases_that_did_not_end_well_are_told_at_once(outcome: str, tmp_path: Pa
 def test_a_failed_case_is_told_in_words(tmp_path: Path) -> None:
     annotations = {
         "summary": "2 case(s) of the suite nightly: failed",
-        "description": "In the run a of the suite nightly, 2 case(s) ended as failed. The others of the run are not"
-        " touched by that.",
+        "description": _FAILED,
     }
     labels = {"suite": "nightly", "run": "a", "outcome": "failed"}
     _rehearse(_says("SuiteCaseFailed", labels, annotations, 0.5), tmp_path, _joined(_ended("a", 1, done=5, failed=2)))
+
+
+_FAILED = (
+    "In the run a of the suite nightly, 2 case(s) ended as failed. The others of the run are not touched by that. Next:"
+    " `observatory suite show a`, then `observatory suite run nightly --resume a --repeat-failed`."
+)
+
+
+def test_a_failed_case_is_told_with_its_rank_its_cause_and_its_run(tmp_path: Path) -> None:
+    annotations = {
+        "summary": "2 case(s) of the suite nightly: failed: ddp (rank 1), fsdp",
+        "description": f"{_FAILED} ddp: rank 1 was killed by SIGKILL (`observatory show r1`). fsdp: cause unknown"
+        " (`observatory show r2`).",
+    }
+    labels = {"suite": "nightly", "run": "a", "outcome": "failed"}
+    series = _joined(_ended("a", 1, done=5, failed=2))
+    for case, run, rank, cause in (("ddp", "r1", "1", "rank 1 was killed by SIGKILL"), ("fsdp", "r2", "", "")):
+        for instance in ("node1:9464", "node2:9464"):  # Two exporters of one history.
+            shown = {"case": case, "case_run": run, "rank": rank, "cause": cause, "instance": instance}
+            series[promql.select(SUITE_CASE_FAILURE, **labels, **shown)] = "1x20"
+    _rehearse(_says("SuiteCaseFailed", labels, annotations, 0.5), tmp_path, series)
 
 
 def test_what_was_done_skipped_or_left_out_is_no_failure(tmp_path: Path) -> None:

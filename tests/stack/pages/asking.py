@@ -20,6 +20,7 @@ from tests.support.servers import PrometheusServer
 
 _SPECIAL = re.compile(r"([\\^$*+?.()|\[\]{}])")
 _LISTED = re.compile(r"label_values\((.*),\s*(\w+)\)", re.DOTALL)
+_RANKED = re.compile(r"query_result\((.*)\)", re.DOTALL)
 _METRIC = re.compile(r"\bobservatory_\w+")
 
 
@@ -113,6 +114,11 @@ class Page:
         if variable.get("includeAll"):
             return str(variable["allValue"])
         asked = variable["query"] if isinstance(variable["query"], str) else variable["query"]["query"]
+        if (ranked := _RANKED.fullmatch(asked)) is not None:
+            first = self._ask("query", query=self._expanded(ranked[1], known, self._step_s), time=self.end_s)["result"]
+            text = ",".join(f'{name}="{value}"' for name, value in first[0]["metric"].items()) if first else ""
+            shown = re.search(variable["regex"].strip("/"), text)
+            return _escaped(shown[1]) if shown else ""
         listed = _LISTED.fullmatch(asked)
         assert listed, asked
         selector, label = listed.groups()

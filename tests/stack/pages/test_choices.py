@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from collectors.metrics.agent import RESULT_INFO
+from collectors.metrics.agent import RESULT_INFO, USUAL_STEP_SECONDS
 from collectors.metrics.gate import VERDICT, VERDICT_CHANGE
-from collectors.metrics.results import RUN_SCALING_EFFICIENCY
+from collectors.metrics.results import RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
 from collectors.metrics.suites import SUITE_CASE_INFO, SUITE_LAST_CASES, SUITE_LAST_PROGRESS
 from dashboards.boards import attention
+from dashboards.boards.results import ONE_SERIES
 from tests.stack.alerts.rehearsal import Rehearsal, shown
 from tests.support.grafana_expressions import with_choices
 
@@ -66,6 +67,36 @@ def test_a_panel_shows_what_is_chosen_and_nothing_else(title: str, other: dict[s
     rehearsal = Rehearsal(series=EAST, folder=tmp_path)
     rehearsal.gives(_is_shown(title, **own), {"{}": 1.0}, at_minutes=5)
     rehearsal.gives(_is_shown(title, **{**own, **other}), {"{}": 0.0}, at_minutes=5)
+
+
+def _result(series: str, name: str, step_s: float) -> dict[str, str]:
+    owner = {**RESULT, "series": series}
+    about = {**ABOUT, "series": series, "name": name, "shape": "8b"}
+    return {
+        **shown(RESULT_INFO, "1x9", **about),
+        **shown(RUN_STEP_SECONDS.statistic("median"), f"{step_s}x9", **owner),
+        **shown(USUAL_STEP_SECONDS, "1x9", **owner),
+    }
+
+
+def _judged(series: str, verdict: str, change: float) -> dict[str, str]:
+    figure = {**FIGURE, "series": series}
+    return {**shown(VERDICT, "1x9", **figure, verdict=verdict), **shown(VERDICT_CHANGE, f"{change}x9", **figure)}
+
+
+def test_the_series_that_a_page_shows_first_is_the_worst_and_not_the_last_of_the_alphabet(tmp_path: Path) -> None:
+    """What the gate finds worse comes first, then what it suspects, then the longest step beside what is usual."""
+    ranked = with_choices(ONE_SERIES.query, cluster="", suite="nightly", strategy="ddp")
+    worst = "topk(1, " + ranked.removeprefix("query_result(sort_desc(").removesuffix("))") + ")"
+    series = {**_result("s1", "a on 2", 1.0), **_result("s2", "z on 2", 1.5), **_result("s3", "b on 2", 1.5)}
+    for judged, name, value in (
+        ({}, "a on 2", 1.0),
+        (_judged("s3", "suspicion", 0.1), "b on 2", 10.1),
+        ({**_judged("s3", "suspicion", 0.3), **_judged("s1", "confirmed", 0.05)}, "a on 2", 20.05),
+        ({**_judged("s3", "regression", -0.3), **_judged("s1", "confirmed", 0.05)}, "b on 2", 20.3),
+    ):
+        given = {**series, **(judged or _result("s1", "a on 2", 2.0))}
+        Rehearsal(series=given, folder=tmp_path).gives(worst, {f'{{name="{name}"}}': value}, at_minutes=5)
 
 
 def test_an_alert_that_has_no_cluster_is_shown_whichever_is_chosen(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from bench.engines.settings_file import read_settings
 from bench.errors import Misuse
-from bench.exporter.stack.files import SHIPPED, files, grafana_ini
+from bench.exporter.stack.files import ALERTMANAGER, SHIPPED, files, grafana_ini
 from bench.exporter.stack.passwords import Passwords
 from bench.exporter.stack.settings import MOST_SCRAPE_S, PrometheusSettings, StackSettings, check, looks_back_days
 from dashboards.grafana.looks import DATA_SOURCE_UID
@@ -119,8 +119,8 @@ def test_a_scrape_may_take_no_longer_than_the_interval() -> None:
 
 
 def test_alertmanager_keeps_the_shipped_routes_and_sends_nothing() -> None:
-    shipped = yaml.safe_load((SHIPPED / "alertmanager.yml").read_text())
-    document = yaml.safe_load(files(USUAL, {}, (), PASSWORDS)[Path("alertmanager.yml")])
+    shipped = yaml.safe_load((SHIPPED / ALERTMANAGER).read_text())
+    document = yaml.safe_load(files(USUAL, {}, (), PASSWORDS)[ALERTMANAGER])
     assert document["route"] == shipped["route"]
     assert document["inhibit_rules"] == shipped["inhibit_rules"]
     assert document["receivers"] == [{"name": "warnings"}, {"name": "criticals"}]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from bench.runs.history import History
+from bench.suites.gate.missing import day_of
 from bench.suites.gate.nightly import judge_nights, suspected_cases
 from bench.suites.gate.verdicts import Verdict, load_states, load_verdicts
 from collectors.metrics.results import RUN_STEP_SECONDS
@@ -154,6 +156,22 @@ def test_a_confirmed_change_that_goes_back_within_two_weeks_is_closed(history: H
     assert outcomes[-1] == "same"
 
 
+def test_reasons_name_nights_by_their_dates(history: History) -> None:
+    nights = FakeNights(history)
+    for number in range(50):
+        level = STEP_S * (1.08 if 30 <= number < 38 else 1.0)
+        nights.add(number, {"ddp": level})
+        if number == 30:
+            nights.add_run(number, "ddp", nights.trials(level), is_rerun=True)
+    found = _steps(judge_nights(history, "nightly"))
+    began = day_of(found[30].started_ns)
+    said = {one.outcome: one.reason for one in reversed(found[31:])}
+    assert said["regression"].startswith(f"the change of {began} has probability ")
+    assert said["confirmed"].endswith(f" since {began}")
+    assert said["recovered"] == f"the level is back where it was before {began}"
+    assert not [one.reason for one in found if re.search(r"night \d|\{night\}", one.reason)]
+
+
 def test_an_improvement_that_is_lost_within_two_weeks_is_a_regression_and_no_recovery(history: History) -> None:
     nights = FakeNights(history)
     for number in range(45):
@@ -169,7 +187,9 @@ def test_an_improvement_that_is_lost_within_two_weeks_is_a_regression_and_no_rec
     assert outcomes[first:] == ["confirmed"] * (45 - first)
     paged = found[first]
     assert paged.is_new
-    assert paged.reason.startswith("an improvement is lost: the level is back where it was before night ")
+    assert (
+        paged.reason == f"an improvement is lost: the level is back where it was before {day_of(found[25].started_ns)}"
+    )
     assert paged.since_ns == found[36].started_ns
     assert paged.low is not None
     assert paged.high is not None
