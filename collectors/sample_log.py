@@ -19,6 +19,7 @@ import msgspec
 from collectors.files import schema_version_of
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ALLOCATED_BYTES, STEP_SECONDS
+from collectors.regular_files import open_regular
 from workloads.cost_models.schedules import ActionKind, MessageEnd
 
 SCHEMA_VERSION = 3
@@ -198,7 +199,7 @@ def _end_broken_line(path: Path, fd: int) -> None:
     """End a half line that a dead writer left, so that the next record does not become part of it."""
     if not path.is_file():
         return
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.seek(0, os.SEEK_END) == 0:
             return
         file.seek(-1, os.SEEK_END)
@@ -323,7 +324,7 @@ class Follower:
         """Return the whole lines that were appended since the last call, with their numbers."""
         if not self._path.is_file():  # Also refuses a device, which may have no end.
             return []
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             if file.seek(0, os.SEEK_END) < self._position:
                 self.left_out.append(f"{self._path.name}: it became shorter, and is read from its beginning")
                 self._position, self._line, self._rest = 0, 0, b""

@@ -24,6 +24,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
+from collectors.regular_files import open_regular
 from collectors.sample_log import Reading, read
 from collectors.traces.timeline import Timeline, save
 
@@ -176,7 +177,7 @@ def _read(path: Path, rank: int | None) -> Answer:
 def _load(path: Path, rank: int | None) -> Timeline:
     from collectors.traces.timeline import load
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         is_whole = zipfile.is_zipfile(file)  # Checked first: numpy leaves a file open that is no zip archive.
     if not is_whole:
         raise Misuse(f"{path} is no timeline of ours, or the first part of one")

@@ -20,6 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from bench.errors import InfrastructureFailed, Misuse, say
+from collectors.regular_files import NotRegular
 
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 5, 70, 130
 
@@ -146,7 +147,7 @@ def run(arguments: Sequence[str]) -> int:
             return _fail(
                 INFRASTRUCTURE, f"the disk is full: {error.filename or 'standard output'}; make room and try again"
             )
-        if error.errno in _NO_NAMES:
+        if error.errno in _NO_NAMES or isinstance(error, (NotRegular, IsADirectoryError, NotADirectoryError)):
             return _fail(MISUSE, f"{_short(error.filename)}: {error.strerror}; name another file or folder")
         if error.errno in _REFUSED:
             what = _short(error.filename) if error.filename else "the system"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from collectors.regular_files import read_regular
+
 PLACEMENT = "placement.json"
 
 
@@ -53,6 +55,6 @@ def write_placement(folder: Path, engine: str, nodes: Sequence[Place]) -> None:
 def read_placement(folder: Path) -> PlacementFile | None:
     """Return where the ranks of a run were; None where nobody wrote it, or not so that it can be read."""
     try:
-        return msgspec.json.decode((folder / PLACEMENT).read_bytes(), type=PlacementFile)
+        return msgspec.json.decode(read_regular(folder / PLACEMENT), type=PlacementFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from collectors.regular_files import read_regular
+
 SCHEMA_VERSION = 1
 
 Sketch = tuple[float, float]
@@ -69,4 +71,4 @@ def read_evidence(folder: Path, rank: int) -> list[StepEvidence]:
         OSError: there is no such file.
         msgspec.DecodeError: a line is incomplete.
     """
-    return msgspec.json.Decoder(StepEvidence).decode_lines(path_of(folder, rank).read_bytes())
+    return msgspec.json.Decoder(StepEvidence).decode_lines(read_regular(path_of(folder, rank)))

@@ -152,7 +152,7 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
         if path.is_dir():
             raise InfrastructureFailed(f"store {shown(url)}: {path} is a folder; name a file in it")
         if path.exists() and not path.is_file():
-            raise InfrastructureFailed(f"store {shown(url)}: {path} is a device and no file; choose another --store")
+            raise InfrastructureFailed(f"store {shown(url)}: {path} is no regular file; choose another --store")
         if not writable and not path.exists():
             raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
     except OSError as error:

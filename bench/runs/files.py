@@ -7,6 +7,7 @@ from pathlib import Path
 import platformdirs
 
 from bench.errors import Misuse
+from collectors.regular_files import open_regular
 
 APPLICATION = "parallel-observatory"
 RUNS_VARIABLE = "OBSERVATORY_RUNS"
@@ -24,13 +25,13 @@ MOST_BYTES = 64 << 20
 
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the file's content, within a limit: a name that a user gives may be that of a device without an end.
+    """Return the content of a regular file, within a limit: a name that a user gives may be that of anything.
 
     Raises:
         Misuse: it is larger than the limit.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is a folder, a pipe, a socket or a device.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise Misuse(f"{path}: it goes on beyond {most_bytes >> 20} MiB, which no such file does; name another")

@@ -18,6 +18,7 @@ from bench.machine.machine import Machine
 from bench.runs import run_dir
 from bench.runs.active_runs import lock_folder
 from collectors.files import locked
+from collectors.regular_files import open_regular
 from collectors.sample_log import Ended, Opened
 
 _OPENED, _ENDED = b'{"type":"opened",', b'{"type":"ended",'
@@ -114,7 +115,7 @@ def _wait_until_gone(logs: Sequence[Path]) -> None:
 def _last_opened(log: Path) -> Opened | None:
     if not log.exists():
         return None
-    with log.open("rb") as file:
+    with open_regular(log) as file:
         lines = [line for line in file if line.startswith(_OPENED) and line.endswith(b"\n")]
     return msgspec.json.decode(lines[-1], type=Opened) if lines else None
 
@@ -137,7 +138,7 @@ def _good_ends(log: Path) -> dict[int, int]:
     position = 0
     if not log.exists():
         return found
-    with log.open("rb") as file:
+    with open_regular(log) as file:
         for line in file:
             position += len(line)
             if line.startswith(_ENDED) and line.endswith(b"\n"):

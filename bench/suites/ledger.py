@@ -395,7 +395,7 @@ def _sync_folder(folder: Path) -> None:
 def is_written(folder: Path) -> bool:
     """Whether a process works on the suite run in this folder."""
     try:
-        fd = os.open(folder / LEDGER, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(folder / LEDGER, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -21,6 +21,7 @@ from collectors.files import locked, replace_file, schema_version_of, try_lock
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Sample
 from collectors.prometheus.exposition import Owned
+from collectors.regular_files import read_regular
 
 # Claims: a file that records which lines of the job files are ours and that survives us, so that a later process can
 # remove them.
@@ -98,13 +99,13 @@ def inherit(folder: Path, claims: Claims) -> set[Claim]:
 def _left_by_the_dead(path: Path) -> set[Claim] | None:
     """Return the claims of a dead process; None if it lives, or the file is not one that we can read."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
         if not try_lock(fd):
             return None
-        head, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
+        head, *lines = read_regular(path).splitlines(keepends=True) or [b""]
         if not head:
             return set()
         if schema_version_of(head) > SCHEMA_VERSION:
@@ -192,7 +193,7 @@ def _create(path: Path, line: str, draft: Path) -> bool:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         return b""
 

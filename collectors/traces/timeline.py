@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from collectors.regular_files import open_regular
 from collectors.traces.intervals import Times, intersection, length_ns, union
 
 
@@ -238,7 +239,7 @@ def load(path: Path) -> Timeline:
         ValueError: a newer version wrote it.
     """
     # Opened here, since numpy leaves a file open that is not an archive.
-    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+    with open_regular(path) as opened, np.load(opened, allow_pickle=False) as file:
         version = int(file["schema_version"])
         if version > SCHEMA_VERSION:
             raise ValueError(

@@ -24,6 +24,7 @@ from bench.engines.node.agent import UNREACHED
 from bench.engines.wire.frames import Refused, read_key
 from bench.engines.wire.tcp import address_of
 from bench.errors import Misuse, say
+from collectors.regular_files import read_regular
 
 FINE, MISUSE, INFRASTRUCTURE, ENDED = 0, 2, 4, 143
 """Exit codes: of `observatory`, whose second makes the JobSet fail at once, and that of a process ended by SIGTERM."""
@@ -89,7 +90,7 @@ def own_key(secret: Path, own: Path) -> Path:
         OSError: it cannot be written.
     """
     try:
-        content = secret.read_bytes()
+        content = read_regular(secret)
     except OSError as error:
         raise Misuse(
             f"the suite's key is not at {secret} ({error.strerror}); the Secret needs an entry named {secret.name}, and"
@@ -158,7 +159,7 @@ def suite_run_to_resume(runs: Path, suite: str, job: str, *, now_s: float | None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(time.strftime(_STAMP, time.gmtime(now_s)), encoding="ascii")
         return None
-    since = path.read_text(encoding="ascii")
+    since = read_regular(path).decode("ascii")
     begun = (ledger for ledger in (runs / "suites").glob(f"*-{suite}-*/ledger.jsonl") if ledger.stat().st_size)
     names = sorted(ledger.parent.name for ledger in begun)
     own = [name for name in names if name >= since and name[len(since) + 1 :].rpartition("-")[0] == suite]

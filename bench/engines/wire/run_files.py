@@ -22,6 +22,7 @@ from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import FILE_NAME, FilePiece, FileSent, FilesSent, SendFiles, TrialOrder, WatchFiles
 from bench.runs.active_runs import lock_folder
+from collectors.regular_files import open_regular
 
 PIECE_BYTES = 1 << 18
 """Bytes of a piece before it is compressed. A slow link of 1 Mbit/s takes 2 s for one: as long as a beat."""
@@ -285,7 +286,7 @@ class FileReceiver:
         file = draft.open("wb")
         base = self._bases[run].get(name, 0)
         if base:
-            with path.open("rb") as before:
+            with open_regular(path) as before:
                 while base and (data := before.read(min(PIECE_BYTES, base))):
                     file.write(data)
                     base -= len(data)

@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from bench.errors import InfrastructureFailed
+from collectors.regular_files import read_regular
 
 READY_S = 60.0
 """How long a server may take until it answers."""
@@ -169,7 +170,7 @@ def wait_until_ready(process: ServerProcess, path: str, *, limit_s: float = READ
 def last_lines(log: Path) -> str:
     """Return the last lines of a log, on one line."""
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = read_regular(log).decode(errors="replace").strip().splitlines()
     except FileNotFoundError:
         lines = []
     return " | ".join(lines[-_LAST_LINES:]) or f"{log} is empty"

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.errors import Misuse, printable
 from bench.suites.form.key_types import nearest, shown
+from collectors.regular_files import open_regular
 
 MOST_BYTES = 1_000_000
 _WHERE = re.compile(r"(.*) \(at (?:(line \d+), column \d+|(end of document))\)", re.DOTALL)
@@ -56,7 +57,7 @@ def read_document(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
         if not path.is_file():
             what = "a folder" if path.is_dir() else "no file" if path.exists() else "not there"
             raise Misuse(f"{path} is {what}; name a suite file, which is TOML")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}; name a suite file that can be read") from None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -40,6 +42,7 @@ def make_files(folder: Path) -> None:
         "newer.toml": "schema_version = 99",
         "by-tag.toml": 'image = "x:1"\nclaim = "results"',
         "pods.toml": f'image = "x@sha256:{"0" * 64}"\nclaim = "results"',
+        "piped.yaml": "tls_server_config: {cert_file: pipe, key_file: pipe}",
         "half.yaml": "tls_server_config: {cert_file: missing.pem, key_file: missing.pem}",
     }
     for name, text in texts.items():
@@ -65,6 +68,16 @@ def make_files(folder: Path) -> None:
     for name in ("prometheus", "alertmanager"):
         (folder / "by-hand" / "data" / name).mkdir(parents=True)
     (folder / "by-hand" / "data" / "mine.csv").write_text("1")
+    for name in ("pipe-run", "device-run", "folder-run", "pipe-stack"):
+        (folder / name).mkdir()
+    for path in ("pipe", "pipe.json", "pipe-run/case.json", "pipe-stack/state.json"):
+        os.mkfifo(folder / path)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.fsencode(folder / "socket"))
+    (folder / "device-run" / "case.json").symlink_to("/dev/zero")
+    (folder / "folder-run" / "case.json").mkdir()
+    with (folder / "long.json").open("wb") as long:
+        long.truncate((64 << 20) + 1)
     (folder / "loop").symlink_to("loop")
     (folder / "zero.json").symlink_to("/dev/zero")
     ledgers = {
