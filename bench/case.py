@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.errors import Misuse
+from bench.errors import Misuse, near_name
 from workloads.cost_models.shape import Shape
 from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of
@@ -99,8 +98,8 @@ def known_options(strategy: str) -> tuple[Option, ...]:
 
 
 def _nearest(name: str, known: Iterable[str], spec: str = "") -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    offer = f'; did you mean "{close[0]}"?' if close else ""
+    near = near_name(name, known)
+    offer = "" if near is None else f'; did you mean "{near}"?'
     return f"{offer} (`{' '.join(['observatory list', *spec.split()])}` shows all)"
 
 

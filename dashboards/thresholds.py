@@ -183,7 +183,9 @@ def changed_by(data: bytes, file: str) -> Thresholds:
     values = tomllib.loads(SHIPPED.read_text())
     try:
         changes = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UnicodeDecodeError:
+        raise BadThresholds(f"{file} is no text in UTF-8; name a file of thresholds, in TOML") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadThresholds(f"{file} is no TOML: {error}") from None
     if isinstance(version := changes.get("schema_version"), int) and version > SCHEMA_VERSION:
         raise BadThresholds(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy
 from bench.cli.options import DETAILS, FORMAT, RUNS, STORE, NamedPath, NamedText
@@ -78,6 +79,15 @@ def command(
         raise Misuse(
             "--rebuild takes all runs of a folder, and neither RUN nor --strategy nor --suite; --runs says which folder"
         )
+    context = click.get_current_context()
+    of_list = [
+        option
+        for name, option in (("strategy", "--strategy"), ("suite", "--suite"), ("count", "--limit"))
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if of_list and (run is not None or import_path is not None or export_folder is not None or with_timeline):
+        what = "a run" if run is not None else "--import" if import_path is not None else "these options"
+        raise Misuse(f"{', '.join(of_list)} choose runs for the list and have no meaning with {what}; leave them out")
     if has_details and (run is None or with_timeline or import_path is not None or export_folder is not None):
         raise Misuse("--details is of one run; `observatory show RUN --details` (`observatory show` lists them)")
     if is_rebuild:
@@ -233,7 +243,7 @@ def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | N
             (folder / name).write_bytes(data)
             click.echo(folder / name)
     except OSError as error:
-        raise InfrastructureFailed(f"{error.filename} cannot be written: {error.strerror}") from None
+        raise InfrastructureFailed(f"{error.filename or folder} cannot be written: {error.strerror}") from None
 
 
 def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:

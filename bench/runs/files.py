@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 import platformdirs
@@ -27,6 +28,8 @@ MOST_BYTES = 64 << 20
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file, within a limit: a name that a user gives may be that of anything.
 
+    A byte order mark, which some editors put in front, is left out: neither TOML nor JSON has one.
+
     Raises:
         Misuse: it is larger than the limit.
         OSError: it cannot be read, or is a folder, a pipe, a socket or a device.
@@ -35,4 +38,4 @@ def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise Misuse(f"{path}: it goes on beyond {most_bytes >> 20} MiB, which no such file does; name another")
-    return data
+    return data.removeprefix(codecs.BOM_UTF8)

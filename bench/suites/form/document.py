@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -35,10 +36,8 @@ def find_suite(name: str) -> Path:
         Misuse: there is neither.
     """
     shipped, path = shipped_suites(), Path(name)
-    if path.is_file() or path.name != name:
-        return path
     found = shipped.get(name.removesuffix(".toml"))
-    if found is None and path.exists():
+    if path.is_file() or (found is None and os.path.lexists(path)):
         return path
     if found is None:
         raise Misuse(
@@ -54,17 +53,14 @@ def read_document(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
         Misuse: there is no such file, it is none, too long or no TOML, or a text sets nothing.
     """
     try:
-        if not path.is_file():
-            what = "a folder" if path.is_dir() else "no file" if path.exists() else "not there"
-            raise Misuse(f"{path} is {what}; name a suite file, which is TOML")
         with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise Misuse(f"{path}: {error.strerror}; name a suite file that can be read") from None
+        raise Misuse(f"{path}: {error.strerror}; name a suite file, which is TOML") from None
     if len(data) > MOST_BYTES:
         raise Misuse(f"{path} has more than {MOST_BYTES:,} bytes; a suite file has fewer")
     try:
-        document = tomllib.loads(data.decode())
+        document = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise Misuse(f"{path} is no text in UTF-8; name a suite file, which is TOML") from None
     except RecursionError:

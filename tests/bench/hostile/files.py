@@ -14,6 +14,16 @@ from tests.bench.made.small_traces import write_kineto, write_timelines
 from tests.bench.reports.nccl_tests.files import document
 
 DEEP = "[" * 100_000
+_CURVE = 'baseline = "single"\nscaling = "weak"\nranks = [2, 4]\n[case.single]\nranks = 1'
+SUITES = {
+    "needs.toml": "[case.ddp]\nneeds.memory_bytes = 1e300",
+    "infinite.toml": "[case.ddp]\nneeds.memory_bytes = inf",
+    "seed.toml": f"[defaults]\nseed = {10**30}\n[case.ddp]",
+    "option.toml": f"[case.ddp]\noptions.accumulate = {10**30}",
+    "blank.toml": '[case.ddp]\nbaseline = "  "',
+    "weak-own.toml": f"[case.ddp]\nbatch = 8\n{_CURVE}",
+    "weak-list.toml": f"[defaults]\nbatch = [8, 16]\n[case.ddp]\n{_CURVE}",
+}
 
 
 def make_files(folder: Path) -> None:
@@ -47,6 +57,18 @@ def make_files(folder: Path) -> None:
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
+    marked = {
+        "marked.toml": 'imag = "x"',
+        "marked-suite.toml": "schema_version = 1\n[case.dpp]\n",
+        "marked.json": '{"a": 1}',
+        "marked.yaml": "tls: {}",
+    }
+    for name, text in marked.items():  # With the byte order mark that some editors put in front.
+        (folder / name).write_text(text, encoding="utf-8-sig")
+    for name in ("wide.toml", "wide.json"):
+        (folder / name).write_text("schema_version = 1\n", encoding="utf-16")
+    for name, table in SUITES.items():
+        (folder / name).write_text(f"schema_version = 1\n{table}\n")
     (folder / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}' * 1000)[:30])
     (folder / "nccl.json").write_bytes(document())
     (folder / "nccl9.json").write_bytes(document(form=9))

@@ -43,6 +43,8 @@ LINES = (
     Line("serve --job-mapping '' --port 0", 2, "it is empty; name a folder"),
     Line(f"serve --job-mapping {LONG} --port 0", 2, "File name too long"),
     Line(f"{_WEB} missing", 2, "--web-config: missing: No such file or directory"),
+    Line(f"{_WEB} marked.yaml", 2, "marked.yaml: tls is not known here"),
+    Line(f"{_TARGETS} marked.json", 2, "marked.json: holds no list of targets"),
     Line(f"{_WEB} pipe", 2, "--web-config: pipe: Is a named pipe"),
     Line(f"{_WEB} piped.yaml", 2, "pipe and pipe cannot be used (is a named pipe)"),
     Line(f"{_WEB} folder", 2, "File 'folder' is a directory"),

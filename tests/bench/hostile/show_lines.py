@@ -16,12 +16,16 @@ LINES = (
     Line("rum", 2, "Did you mean 'run'?"),
     Line("serv", 2, "Did you mean 'serve'?"),
     Line("analyze", 2, "Did you mean 'analyse'?"),
+    Line("nope", 2, "No such command 'nope'. (`observatory --help`)"),
+    Line("a" * 100_000, 2, "No such command"),
     Line("xyz", 2, "No such command 'xyz'"),
     Line("''", 2, "No such command ''"),
     Line("\x1b[31mrun", 2, "\\x1b[31mrun"),
     Line("--bogus", 2, "No such option '--bogus'"),
     # list
     Line("list dpp", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
+    Line("list nope", 2, 'strategy "nope" is unknown (`observatory list` shows all)'),
+    Line(f"list {'a' * 100_000}", 2, "(`observatory list` shows all)"),
     Line("list DDP", 2, 'strategy "DDP" is unknown (`observatory list` shows all)'),
     Line("list ''", 2, 'strategy "" is unknown'),
     Line("list \x1b[31mddp", 2, 'strategy "\\x1b[31mddp" is unknown'),
@@ -79,6 +83,12 @@ LINES = (
     Line("show pipe-run --export new", 2, "pipe-run/case.json cannot be read: Is a named pipe"),
     Line("show device-run", 2, "device-run/case.json cannot be read: Is a device"),
     Line("show folder-run", 2, "folder-run/case.json cannot be read: Is a directory"),
+    Line("show x --strategy ddp", 2, "--strategy choose runs for the list and have no meaning with a run"),
+    Line("show x --suite smoke --limit 3", 2, "--suite, --limit choose runs for the list and have no meaning with"),
+    Line("show strange-run --limit 20", 2, "--limit choose runs for the list and have no meaning with a run"),
+    Line("show --import nccl.json --strategy ddp", 2, "--strategy choose runs for the list and have no meaning with"),
+    Line("show --export new --suite smoke", 2, "--suite choose runs for the list and have no meaning with"),
+    Line(f"show '{'a b ' * 25_000}'", 2, "File name too long"),
     Line("show --details", 2, "--details is of one run; `observatory show RUN --details`"),
     Line("show --details --strategy ddp", 2, "--details is of one run"),
     Line("show x --details --timeline", 2, "--details is of one run"),
@@ -134,6 +144,8 @@ LINES = (
     Line("show --import nccl9.json", 2, '"version" is 9; this program reads'),
     Line("show --import list.json", 2, "is no file of nccl-tests"),
     Line("show --import null.json", 2, "is no file of nccl-tests"),
+    Line("show --import marked.json", 2, "is no file of nccl-tests: Object missing required field"),
+    Line("show --import wide.json", 2, "wide.json: is no JSON"),
     Line("show --import deep.json", 2, "is no file of nccl-tests"),
     Line("show --import trace.json", 2, "is no file of nccl-tests"),
     Line("show --import loop", 2, "Too many levels of symbolic links"),
@@ -153,11 +165,20 @@ LINES = (
     # prune
     Line("prune", 2, "nothing says what to delete; --older-than 30d does, or --keep-bytes 20G"),
     Line("prune --dry-run", 2, "nothing says what to delete"),
+    *(
+        Line(f"prune --older-than {text}", 2, f"'{text}' is too short; it may be above 0 and up to a year, such as 12h")
+        for text in ("0d", "0h", "0.0d", "0d0h0s")
+    ),
+    Line("prune --older-than 400d", 2, "'400d' is too long; it may be above 0 and up to a year, such as 12h or 30d"),
     Line("prune --older-than 30", 2, "'30' has no unit; it may be such as 12h or 30d"),
-    Line("prune --older-than 99999999999999999999d", 2, "is no time"),
+    Line(
+        "prune --older-than 99999999999999999999d",
+        2,
+        "is too long; it may be above 0 and up to a year",
+    ),
     *(
         Line(f"prune --older-than {text}", 2, "is no time; it may be such as")
-        for text in ("''", "-1d", "0d", "nand", "1y", "x", "\x1b[31m", BYTES)
+        for text in ("''", "-1d", "nand", "1y", "x", "\x1b[31m", BYTES)
     ),
     *(
         Line(f"prune --keep-bytes {text}", 2, "is no size; it may be such as 500M, 20G or 1T")
