@@ -150,11 +150,15 @@ class History:
         strategy: str | None = None,
         suite: str | None = None,
         suite_run: str | None = None,
+        skipped: int = 0,
     ) -> tuple[Summary, ...]:
-        """Return the newest runs, newest first: all, or those of a strategy, of a suite, of one suite run."""
+        """Return the newest runs, newest first: all, or those of a strategy, of a suite, of one suite run.
+
+        skipped: how many of the newest are left out.
+        """
         wanted = {RUNS.c.strategy: strategy, RUNS.c.suite: suite, RUNS.c.suite_run: suite_run}
         query = _NEWEST.where(*(column == value for column, value in wanted.items() if value is not None))
-        return self._summaries(query.limit(limit))
+        return self._summaries(query.limit(limit).offset(skipped))
 
     def save_suite(self, record: SuiteRecord) -> None:
         """Keep the record of a suite run, in place of an earlier one of the same id."""
