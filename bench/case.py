@@ -112,7 +112,12 @@ def settings_of(case: Case) -> tuple[str, ...]:
     if case.model is None:
         del usual["trace_steps"]  # Probes trace nothing.
     words += [(name, getattr(case, name), value) for name, value in usual.items()]
-    return tuple(f"{name}={written(value)}" for name, value, default in words if value != default)
+    return tuple(f"{name}={_short(value)}" for name, value, default in words if value != default)
+
+
+def _short(value: OptionValue) -> str:
+    """Return the value as people type it: 1 for 1.0."""
+    return written(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _unlike(shape: Shape, preset: Shape) -> list[str]:

@@ -59,7 +59,7 @@ def test_a_pipe_gets_all_columns_however_narrow_it_says_it_is() -> None:
 
 
 def test_runs_of_one_strategy_are_told_apart_by_their_settings() -> None:
-    case = make_case("ddp", model=PRESETS["tiny"], options={"bucket_mb": 1})
+    case = make_case("ddp", model=PRESETS["tiny"], options={"bucket_mb": 1.0})
     member = SuiteMember(suite="smoke", id="20261122-022743-smoke-aa1c07", case="ddp", is_rerun=True)
     runs = [
         make_summary("a", case=case),
