@@ -13,6 +13,7 @@ TEST_FOLDERS := $(LONGEST) $(filter-out $(LONGEST) tests/__pycache__/,$(wildcard
 # Hundreds of processes of the tests load the same modules; where nothing may be kept, each compiles all of ours again.
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
+GPU_DEVICES := $(wildcard /dev/nvidiactl /dev/dxg)
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-all test-rest test-ray test-torch test-python servers install install-dev check benchmarks clean
@@ -110,18 +111,31 @@ install-dev: $(VENV)/.installed-dev
 
 SCANNER := hatch_build.py $(wildcard collectors/traces/reading/scanner/*)
 
+# torch's own index of builds for a CPU. The other one's, for Linux on x86-64, bring CUDA's libraries.
+CPU_TORCH = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install $(shell grep '^torch==' constraints.txt) \
+	--index-url https://download.pytorch.org/whl/cpu
+
 $(VENV)/.installed: pyproject.toml constraints.txt $(SCANNER)
+	@echo "$(VENV): installing torch, this program and what it needs; this takes 1 to 6 minutes, and pip shows how far it is"
+	@if [ "$$(uname -sm)" = "Linux x86_64" ] && [ -z "$(GPU_DEVICES)" ] \
+		&& ! ls $(VENV)/lib/python*/site-packages/torch >/dev/null 2>&1; then \
+		echo "no NVIDIA GPU is here, and the package index's torch brings CUDA's libraries: 2.8 GB; the CPU build has 0.2 GB"; \
+		echo "to take that build, press Ctrl-C, run this command, then the same make again:"; \
+		echo "    $(CPU_TORCH)"; \
+	fi
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "$(VENV): installing what tests need; this takes some minutes, and pip shows how far it is"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # For `make test-ray` alone.
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	@echo "$(VENV): installing Ray, 80 MB"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[ray]'
 	@touch $@
 
 clean:

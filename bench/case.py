@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from bench.errors import Misuse
-from workloads.cost_models.shape import Shape
+from bench.errors import Misuse, near_name
+from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
 from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of
 from workloads.spec import Backend, Device, Option, OptionValue, Precision, StrategySpec
@@ -98,9 +97,37 @@ def known_options(strategy: str) -> tuple[Option, ...]:
     return next((spec.options for spec in SPECS if spec.name == strategy), ())
 
 
+def settings_of(case: Case) -> tuple[str, ...]:
+    """Return what the case has that is not the default, a word each: "overlap=false", "width=256", "seed=1".
+
+    The number of ranks, the device, the precision and the batch are not among them.
+    """
+    known = {option.name: option.default for option in known_options(case.strategy)}
+    words = [(name, value, known[name]) for name, value in case.options.items() if name in known]
+    if case.model is not None:
+        preset = min(PRESETS, key=lambda name: len(_unlike(case.shape, PRESETS[name])))
+        words.append(("shape", preset, "tiny"))
+        words += [(name, getattr(case.model, name), "") for name in _unlike(case.model, PRESETS[preset])]
+    usual = {"nodes": 1, "threads": 1, **USUAL, "seed": SEED}
+    if case.model is None:
+        del usual["trace_steps"]  # Probes trace nothing.
+    words += [(name, getattr(case, name), value) for name, value in usual.items()]
+    return tuple(f"{name}={_short(value)}" for name, value, default in words if value != default)
+
+
+def _short(value: OptionValue) -> str:
+    """Return the value as people type it: 1 for 1.0."""
+    return written(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _unlike(shape: Shape, preset: Shape) -> list[str]:
+    """Return the dimensions that a shape does not have from the preset; a batch is none of them."""
+    return [name for name in DIMENSIONS if name != "batch" and getattr(shape, name) != getattr(preset, name)]
+
+
 def _nearest(name: str, known: Iterable[str], spec: str = "") -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    offer = f'; did you mean "{close[0]}"?' if close else ""
+    near = near_name(name, known)
+    offer = "" if near is None else f'; did you mean "{near}"?'
     return f"{offer} (`{' '.join(['observatory list', *spec.split()])}` shows all)"
 
 

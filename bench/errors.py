@@ -1,4 +1,4 @@
-"""The two errors of a command that a person can fix, and safe printing to standard error.
+"""The two errors of a command that a person can fix, what their messages quote, and safe printing to standard error.
 
 The command line turns the errors into exit codes.
 """
@@ -6,8 +6,11 @@ The command line turns the errors into exit codes.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
+import resource
 import sys
+from collections.abc import Iterable
 
 
 class Misuse(ValueError):
@@ -16,6 +19,48 @@ class Misuse(ValueError):
 
 class InfrastructureFailed(RuntimeError):
     """An engine, a node, a disk or a store failed, and not the workload. Exit code 4."""
+
+
+def size_limit_words() -> str:
+    """Return why a file cannot grow, where the system says that it is too large."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit_bytes == resource.RLIM_INFINITY:
+        return "its file system holds no larger file"
+    return f"this process may write files of up to {limit_bytes:,} bytes; raise the limit (`ulimit -f`)"
+
+
+# What messages quote: the name that was probably meant, and no more of a user's own words than can be read.
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that this one was probably meant to be; None where none is near.
+
+    A near name shares two letters of three with it, such as ddp with dpp, or begins with it, as ring_attention with
+    ring.
+    """
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
+    longer = [each for each in names if len(name) > 2 and each.startswith(name)]
+    return next(iter(close + longer), None)
+
+
+LONGEST_WORD, LONGEST_LINE = 400, 2000
+"""Letters of a word and of a line on standard error. A path of ours is shorter; an argument may have 128 kB."""
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+
+
+def concise(line: str) -> str:
+    """Return the line without the middle of words, and of the whole, that are too long to be read."""
+    line = _LONG_WORD.sub(lambda found: _without_middle(found[0], LONGEST_WORD), line)
+    return _without_middle(line, LONGEST_LINE)
+
+
+def _without_middle(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    left_out = f"... ({len(text):,} letters) ..."
+    half = (most - len(left_out)) // 2
+    return f"{text[:half]}{left_out}{text[-half:]}"
 
 
 # Printing to standard error, safe from any thread and when standard error is closed or full.
@@ -29,12 +74,14 @@ def say(text: str, *, is_page: bool = False) -> None:
     """Print the text to standard error in one write. If standard error is closed or full, nothing happens.
 
     Names in the text may come from anywhere, so control characters, which could move the cursor or change colours, are
-    written as escapes; so are newlines, which could begin a line that nobody said, but in a page.
+    written as escapes; so are newlines, which could begin a line that nobody said, but in a page. Long lines lose their
+    middle.
     """
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{printable(text) if is_page else on_one_line(text)}\n")
+        lines = printable(text).split("\n") if is_page else [on_one_line(text)]
+        sys.stderr.write("\n".join(map(concise, lines)) + "\n")
         sys.stderr.flush()
 
 

@@ -20,6 +20,8 @@ from typing import IO
 
 import msgspec
 
+from collectors.regular_files import open_regular
+
 
 class _Versioned(msgspec.Struct):
     schema_version: int
@@ -239,7 +241,12 @@ def open_to_read(path: Path) -> IO[bytes]:
         NotOurs: it is a link.
         OSError: it cannot be opened, or is no regular file.
     """
-    return os.fdopen(_open_regular(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        return open_regular(path, follows_link=False)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise NotOurs(errno.EPERM, "it is a link, and must be a file itself", str(path)) from None
+        raise
 
 
 def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:

@@ -35,6 +35,10 @@ class BadToml(ValueError):
     """The text is no TOML; the message says why, and where it is known the line."""
 
 
+class NoText(BadToml):
+    """The file is no text in UTF-8."""
+
+
 class TomlLimit(BadToml):
     """The text may be TOML, and is beyond a limit."""
 
@@ -44,14 +48,15 @@ def read_toml(data: bytes) -> dict[str, Any]:
 
     Raises:
         TomlLimit: it is beyond a limit.
-        BadToml: it is no text in UTF-8, against TOML's grammar, or has a value that Python cannot hold.
+        NoText: it is no text in UTF-8; a byte order mark, which some editors put in front, is left out.
+        BadToml: it is against TOML's grammar, or has a value that Python cannot hold.
     """
     if len(data) > MOST_BYTES:
         raise TomlLimit(f"it has more than {MOST_BYTES:,} bytes")
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise BadToml("it is no text in UTF-8") from None
+        raise NoText("it is no text in UTF-8") from None
     _check(text)
     try:
         document = tomllib.loads(text)

@@ -17,6 +17,7 @@ from collectors.metrics import registry
 from collectors.metrics.agent import RESULT_INFO
 from collectors.metrics.deprecated import RENAMED
 from collectors.metrics.metric import Metric
+from collectors.regular_files import read_regular
 from dashboards import kubernetes, promql
 from dashboards.alerts import agents, efficiency, gate, gpus, hosts, links, live, suites
 from dashboards.boards import (
@@ -230,7 +231,7 @@ def _has_our_tag(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(errors="replace")
+    return read_regular(path).decode(errors="replace")
 
 
 def rules_text(groups: tuple[Group, ...], links: Links) -> str:

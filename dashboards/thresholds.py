@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from collectors.toml import BadToml, TomlLimit, read_toml
+from collectors.toml import BadToml, NoText, TomlLimit, read_toml
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).with_suffix(".toml")
@@ -184,6 +184,8 @@ def changed_by(data: bytes, file: str) -> Thresholds:
     values = read_toml(SHIPPED.read_bytes())
     try:
         changes = read_toml(data)
+    except NoText:
+        raise BadThresholds(f"{file} is no text in UTF-8; name a file of thresholds, in TOML") from None
     except TomlLimit as error:
         raise BadThresholds(f"{file}: {error}; a file of thresholds needs no more") from None
     except BadToml as error:

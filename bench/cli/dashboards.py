@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bench.cli.options import NamedPath
+from bench.cli.options import NamedPath, OfferingGroup
 from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _labels(context: click.Context, option: click.Parameter, words: tuple[str, .
     return found
 
 
-@click.group(name="dashboards")
+@click.group(name="dashboards", cls=OfferingGroup)
 def command() -> None:
     """Grafana's dashboards and Prometheus' rules, as code.
 
@@ -110,7 +110,9 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
     except (SdkMissing, rendering.NotOurs) as error:
         raise Misuse(str(error)) from None
     except OSError as error:
-        raise InfrastructureFailed(f"{error.filename}: {error.strerror}; rendered files cannot be written") from None
+        raise InfrastructureFailed(
+            f"{error.filename or root}: {error.strerror}; rendered files cannot be written"
+        ) from None
     if not check:
         for path in paths:
             click.echo(path if (root / path).is_file() else f"deleted {path}")

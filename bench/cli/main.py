@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Collection, Sequence
@@ -19,8 +19,9 @@ from typing import NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import InfrastructureFailed, Misuse, near_name, say, size_limit_words
 from collectors.files import PRIVATE
+from collectors.regular_files import NotRegular
 
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 5, 70, 130
 
@@ -64,6 +65,11 @@ _REFUSED = (
 )
 """Errors of the machine: permissions, a failing disk, or limits of files, processes and memory."""
 
+_NO_MORE_THREADS = (
+    "no more processes or threads can be started; end others of this user, or raise the limit (`ulimit -u`, or pids.max"
+    " of the container)"
+)
+
 
 def offer_nearest(context: click.Context, args: list[str], names: Collection[str]) -> None:
     """Offer the nearest name where the first word is not a name but is close to one.
@@ -72,9 +78,9 @@ def offer_nearest(context: click.Context, args: list[str], names: Collection[str
         click.UsageError: the message offers the name.
     """
     name = args[0] if args else ""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if name not in names and not name.startswith("-") and close:
-        context.fail(f"No such command '{name}'. Did you mean '{close[0]}'?")
+    near = near_name(name, names)
+    if name not in names and not name.startswith("-") and near is not None:
+        context.fail(f"No such command '{name}'. Did you mean '{near}'?")
 
 
 class _LateGroup(click.Group):
@@ -137,7 +143,8 @@ def run(arguments: Sequence[str]) -> int:
     except InfrastructureFailed as error:
         return _fail(INFRASTRUCTURE, str(error))
     except (KeyboardInterrupt, click.Abort):
-        return _fail(INTERRUPTED, "interrupted")
+        # OpenBLAS interrupts the process where it can start no thread; a person may have done it as well.
+        return _fail(INTERRUPTED, "interrupted") if _starts_threads() else _fail(INFRASTRUCTURE, _NO_MORE_THREADS)
     except (BrokenPipeError, SystemExit):  # The reader closed our output: `observatory show | head` is fine.
         _drop_output()
         return FINE
@@ -149,12 +156,27 @@ def run(arguments: Sequence[str]) -> int:
             return _fail(
                 INFRASTRUCTURE, f"the disk is full: {error.filename or 'standard output'}; make room and try again"
             )
-        if error.errno in _NO_NAMES:
+        if error.errno == errno.ENOENT and error.filename is None and "temporary" in str(error.strerror):
+            return _fail(
+                INFRASTRUCTURE,
+                "no temporary file can be written in TMPDIR or /tmp; make room there, or set TMPDIR to another folder",
+            )
+        if error.errno == errno.EFBIG:
+            return _fail(
+                INFRASTRUCTURE, f"{_short(error.filename or 'a file')} cannot be written: {size_limit_words()}"
+            )
+        if error.errno in _NO_NAMES or isinstance(error, (NotRegular, IsADirectoryError, NotADirectoryError)):
             return _fail(MISUSE, f"{_short(error.filename)}: {error.strerror}; name another file or folder")
+        if error.errno == errno.EAGAIN and not error.filename:
+            return _fail(INFRASTRUCTURE, _NO_MORE_THREADS)
         if error.errno in _REFUSED:
             what = _short(error.filename) if error.filename else "the system"
             return _fail(INFRASTRUCTURE, f"{what}: {error.strerror}; it cannot go on without")
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
+        return _fail(INFRASTRUCTURE, _NO_MORE_THREADS)
     except Exception:  # noqa: BLE001  # The last door: what comes through here is our own mistake.
         if is_completion:  # Only a key press in a shell: write and print nothing.
             return OUR_BUG
@@ -217,6 +239,17 @@ def _drop_unsaid() -> None:
 def _fail(code: int, message: str) -> int:
     say(f"observatory: {' '.join(message.split())}")
     return code
+
+
+def _starts_threads() -> bool:
+    """Whether this process can start a thread."""
+    try:
+        thread = threading.Thread(target=bool)
+        thread.start()
+        thread.join()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _short(name: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -16,6 +17,18 @@ from collectors.files import SHARED
 
 MOST_S = 366 * 86400.0
 """Nothing of ours takes longer than a year."""
+
+
+class OfferingGroup(click.Group):
+    """A group that offers the nearest subcommand."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from bench.cli.main import offer_nearest
+
+        offer_nearest(context, args, self.commands)
+        return super().resolve_command(context, args)
 
 
 class NamedPath(click.Path):
@@ -63,6 +76,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in ne
     """A time as 90s, 45m, 2h or 1h30m, or as a number of seconds; above 0. The value is in seconds."""
 
     name = "duration"
+    examples = "90s, 45m, 2h or 1h30m"
     _FORM = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -72,9 +86,25 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in ne
         sizes_s = (86400, 3600, 60, 1)
         parts = (None,) * 4 if found is None else found.groups()
         elapsed_s = sum(size_s * float(part) for size_s, part in zip(sizes_s, parts, strict=True) if part is not None)
+        if found is None or all(part is None for part in parts):
+            self.fail(f"{value!r} is no time; it may be such as {self.examples}", param, ctx)
         if not 0 < elapsed_s <= MOST_S:
-            self.fail(f"{value!r} is no time; it may be such as 90s, 45m, 2h or 1h30m", param, ctx)
+            what = "too short" if not elapsed_s else "too long"
+            self.fail(f"{value!r} is {what}; it may be above 0 and up to a year, such as {self.examples}", param, ctx)
         return elapsed_s
+
+
+class Ratio(click.FloatRange):
+    """A number above 0 and up to 1. NaN is none, though click takes it for one that is in every range."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"nan is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 def seconds_within(

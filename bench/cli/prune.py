@@ -30,9 +30,11 @@ COLUMNS = ("kind", "name", "action", "reason", "bytes", "ended_ns", "folder")
 class _Age(Duration):
     """A time with its unit: a bare number, which elsewhere is of seconds, might be meant as days."""
 
+    examples = "12h or 30d"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, str) and value.strip()[-1:].isdigit():
-            self.fail(f"{value!r} has no unit; it may be such as 12h or 30d", param, ctx)
+            self.fail(f"{value!r} has no unit; it may be such as {self.examples}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -95,7 +97,7 @@ def command(
       observatory prune --older-than 30d --dry-run
     """
     from bench.cli.main import INFRASTRUCTURE
-    from bench.runs.history import History, NoStoreYet
+    from bench.runs.history import History, NoStoreYet, check_store
     from bench.runs.prune import Limits, carry_out, plan
 
     if older_than_s is None and keep_bytes is None:
@@ -104,6 +106,8 @@ def command(
         raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
     with ExitStack() as stack:
         history: History | None = None
+        if is_dry_run and with_history:
+            check_store(store_url)
         try:
             history = stack.enter_context(History(store_url, writable=with_history and not is_dry_run))
         except NoStoreYet as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy
 from bench.cli.options import DETAILS, FORMAT, OF_ALL_USERS, RUNS, STORE, NamedPath, NamedText
@@ -16,9 +18,14 @@ from bench.errors import InfrastructureFailed, Misuse, say
 if TYPE_CHECKING:
     from bench.machine.machine import Machine
     from bench.runner.recover import RecoveredRuns
+    from bench.runs.history import History
     from bench.runs.summary import Summary
 
 MOST_LISTED = 1_000_000
+_OF_THE_LIST = {"strategy": "--strategy", "suite": "--suite", "settings": "--setting", "count": "--limit"}
+"""Parameters that choose runs for the list, with their options."""
+_PAGE = 500
+"""How many runs are read at a time where --setting looks for some."""
 RUNS_SEARCHED = 200
 """How many runs of `collectives`, newest first, are searched for one to compare with."""
 
@@ -27,6 +34,14 @@ RUNS_SEARCHED = 200
 @click.argument("run", required=False, type=NamedText(), shell_complete=complete_run)
 @click.option("--strategy", shell_complete=complete_strategy, help="Only runs of this strategy.")
 @click.option("--suite", type=NamedText(), help="Only runs of this suite.")
+@click.option(
+    "--setting",
+    "settings",
+    metavar="WORD",
+    multiple=True,
+    type=NamedText(),
+    help="Only runs with this word in the column settings: width=256, check, drill. Repeatable.",
+)
 @click.option(
     "--limit", "count", type=click.IntRange(1, MOST_LISTED), default=20, show_default=True, help="Runs listed."
 )
@@ -55,6 +70,7 @@ def command(
     run: str | None,
     strategy: str | None,
     suite: str | None,
+    settings: tuple[str, ...],
     count: int,
     import_path: Path | None,
     export_folder: Path | None,
@@ -76,10 +92,20 @@ def command(
     """
     if sum((import_path is not None, export_folder is not None, with_timeline, is_rebuild)) > 1:
         raise Misuse("--import, --export, --rebuild and --timeline cannot be together; take one at a time")
-    if is_rebuild and not run is strategy is suite is None:
+    if is_rebuild and (settings or not run is strategy is suite is None):
         raise Misuse(
-            "--rebuild takes all runs of a folder, and neither RUN nor --strategy nor --suite; --runs says which folder"
+            "--rebuild takes all runs of a folder, and neither RUN nor --strategy, --suite or --setting; --runs says"
+            " which folder"
         )
+    context = click.get_current_context()
+    of_list = [
+        option
+        for name, option in _OF_THE_LIST.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    is_list = run is None and import_path is None and export_folder is None and not (with_timeline or is_rebuild)
+    if of_list and not is_list:
+        raise Misuse(f"only the list of runs takes {' and '.join(of_list)}; leave out what is not of the list")
     if has_details and (run is None or with_timeline or import_path is not None or export_folder is not None):
         raise Misuse("--details is of one run; `observatory show RUN --details` (`observatory show` lists them)")
     if is_rebuild:
@@ -95,7 +121,7 @@ def command(
         _print_run(shown, store_url, format_name, has_details=has_details)
     else:
         _take_in(runs_folder, store_url, of_all_users=of_all_users)
-        _list(strategy, suite, count, store_url, format_name)
+        _list(strategy, suite, settings, count, store_url, format_name)
 
 
 def find_shown(run: str, runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> Summary:
@@ -125,16 +151,26 @@ def _say_others(recovered: RecoveredRuns) -> None:
         say(f"{recovered.others} run(s) of other users are left out; --shared takes them into your history")
 
 
-def _list(strategy: str | None, suite: str | None, count: int, store_url: str | None, format_name: str) -> None:
-    """Print the newest runs of the history."""
+def _list(
+    strategy: str | None,
+    suite: str | None,
+    settings: Sequence[str],
+    count: int,
+    store_url: str | None,
+    format_name: str,
+) -> None:
+    """Print the newest runs of the history that have these words among their settings."""
     from bench.case import find_spec
     from bench.reports.summary import print_history
     from bench.runs.history import History, NoStoreYet
 
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
-        summaries = history.runs(limit=count, strategy=strategy, suite=suite)
-    if not summaries and suite is not None:
+        summaries = _with_settings(history, settings, count, strategy, suite)
+    if not summaries and settings:
+        words = " and ".join(settings)
+        say(f"no run with {words} is in the history; `observatory show` lists runs with their settings")
+    elif not summaries and suite is not None:
         of = "" if strategy is None else f" of {strategy}"
         say(f"no run{of} of suite {suite} is in the history yet; `observatory suite show` lists suites that ran")
     elif not summaries and strategy is not None:
@@ -144,6 +180,25 @@ def _list(strategy: str | None, suite: str | None, count: int, store_url: str | 
         say("no run is in the history yet; `observatory run ddp` makes one")
     if summaries or format_name != "table":
         print_history(summaries, format_name)
+
+
+def _with_settings(
+    history: History, settings: Sequence[str], count: int, strategy: str | None, suite: str | None
+) -> tuple[Summary, ...]:
+    """Return the newest runs that have each of these words, or their names: drill finds drill=kill@1:7."""
+    from bench.runs.summary import settings_words
+
+    if not settings:
+        return history.runs(limit=count, strategy=strategy, suite=suite)
+    found: list[Summary] = []
+    skipped = 0
+    while len(found) < count and (page := history.runs(_PAGE, strategy=strategy, suite=suite, skipped=skipped)):
+        skipped += len(page)
+        for summary in page:
+            words = settings_words(summary)
+            if set(settings) <= {*words, *(word.partition("=")[0] for word in words)}:
+                found.append(summary)
+    return tuple(found[:count])
 
 
 def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
@@ -245,7 +300,7 @@ def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | N
             write_named(folder / name, data)
             click.echo(folder / name)
     except OSError as error:
-        raise InfrastructureFailed(f"{error.filename} cannot be written: {error.strerror}") from None
+        raise InfrastructureFailed(f"{error.filename or folder} cannot be written: {error.strerror}") from None
 
 
 def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import ipaddress
 import operator
 import re
@@ -16,9 +15,9 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from bench.engines.wire.tcp import address_of
-from bench.errors import Misuse
+from bench.errors import Misuse, near_name
 from bench.runs.files import read_small
-from collectors.toml import BadToml, TomlLimit, read_toml
+from collectors.toml import BadToml, NoText, TomlLimit, read_toml
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -49,6 +48,8 @@ def read_settings(path: Path | None, form: type[Settings], of: str) -> Settings:
         settings = msgspec.convert(given, form)
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}; name a file of {of}'s settings, in TOML") from None
+    except NoText:
+        raise Misuse(f"{path} is no text in UTF-8; name a file of {of}'s settings, in TOML") from None
     except TomlLimit as error:
         raise Misuse(f"{path}: {error}; a file of {of}'s settings needs no more") from None
     except BadToml as error:
@@ -106,8 +107,8 @@ def _refusal(path: Path | None, given: dict[str, Any], text: str, form: type[msg
         return Misuse(f"{path}: {text}")
     field, table = unknown.groups()
     known = (form if table is None else get_type_hints(form)[table]).__struct_fields__
-    near = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
-    offer = f'; did you mean "{near[0]}"?' if near else ""
+    near = near_name(field, known)
+    offer = "" if near is None else f'; did you mean "{near}"?'
     where = "" if table is None else f"{table}: "
     return Misuse(f'{path}: {where}the field "{field}" is unknown{offer}; it may be {", ".join(known)}')
 

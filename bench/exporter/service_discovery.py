@@ -25,6 +25,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.files import read_small
 from collectors.background import BackgroundThread
 from collectors.files import drafted, holder_of, open_to_append, try_lock
+from collectors.regular_files import NotRegular
 
 STALE_S = 3600.0
 """Age at which a silent node counts as gone: long enough for the alerts on a target that is down to be seen."""
@@ -92,7 +93,7 @@ class Targets:
         page, text = self._page(address), json.dumps(group)
         with self._writing():
             self._pages.mkdir(0o750, exist_ok=True)
-            is_known = page.exists() and page.read_text() == text
+            is_known = page.exists() and read_small(page) == text.encode()
             if is_known:
                 os.utime(page)  # Without a time, so that the file server's is taken.
             else:
@@ -128,13 +129,13 @@ class Targets:
                     if now_s - page.stat().st_mtime > self._stale_s:
                         page.unlink()
                     else:
-                        groups.append(json.loads(page.read_text()))
+                        groups.append(json.loads(read_small(page)))
                 except FileNotFoundError:  # Its node has just removed it.
                     continue
                 except ValueError:
                     self._on_notice(f"{page}: cannot be read, and is left out of {self._path}; delete it")
             text = json.dumps(groups, indent=2) + "\n"
-            if not self._path.exists() or self._path.read_text() != text:
+            if not self._path.exists() or read_small(self._path) != text.encode():
                 self._replace(self._path, text)
 
     def _groups(self) -> list[_Group]:
@@ -143,7 +144,7 @@ class Targets:
             groups = json.loads(read_small(self._path))
         except FileNotFoundError:
             return []
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, NotRegular):
             groups = None
         if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
             raise Misuse(f"{self._path}: holds no list of targets, and is left as it is; name another file")

@@ -26,6 +26,7 @@ import yaml
 from bench.errors import Misuse
 from bench.runs.files import read_small
 from collectors.prometheus.http_server import ServerConfig
+from collectors.regular_files import open_regular
 
 # Checking passwords, of which only the bcrypt hashes are known.
 
@@ -362,6 +363,8 @@ def _context(path: Path, config: TlsConfig) -> ssl.SSLContext:
     context.minimum_version, context.maximum_version = _TLS_VERSIONS[config.oldest], _TLS_VERSIONS[config.newest]
     context.verify_mode = _VERIFY_MODES[config.client_check]
     try:
+        for file in (config.certificate, config.key):  # OpenSSL would wait for who writes to a named pipe.
+            open_regular(file).close()
         # With an empty password an encrypted key is refused; without one OpenSSL would ask at the terminal.
         context.load_cert_chain(config.certificate, config.key, password="")
     except OSError as error:
@@ -371,6 +374,7 @@ def _context(path: Path, config: TlsConfig) -> ssl.SSLContext:
         ) from None
     if config.client_ca is not None:
         try:
+            open_regular(config.client_ca).close()
             context.load_verify_locations(config.client_ca)
         except OSError as error:
             raise Misuse(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -22,7 +23,7 @@ from bench.reports.format import (
     wide_interval_notes,
 )
 from bench.runs.hardware_baselines import PredictedStep
-from bench.runs.summary import Summary
+from bench.runs.summary import Summary, settings_words
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
@@ -64,13 +65,16 @@ def headline_estimate(summary: Summary) -> Estimate | None:
 
 # The history as a list of runs: all columns where they fit, the most useful on a narrow terminal.
 
-_LEFT_OUT_FIRST = ("started", "batch", "precision", "device", "ranks", "outcome")
+_LEFT_OUT_FIRST = ("started", "batch", "precision", "device", "settings", "ranks", "outcome")
 """Columns that a narrow terminal goes without, the least useful first: a run's name already says when it started."""
+_LEAST_SHOWN, _MOST_SHOWN = 12, 60
+"""Letters of what a run has that is not the default; `observatory show RUN` has all."""
 
 
 def print_list(summaries: Sequence[Summary], console: Console | None = None) -> None:
     """Print runs, newest first, one line each; a narrow terminal shows fewer columns, and which are missing."""
     console = console or open_console()
+    most = _MOST_SHOWN if console.is_terminal else sys.maxsize
     columns: dict[str, list[str]] = {
         "run": [summary.run for summary in summaries],
         "started": [f"{datetime.fromtimestamp(summary.started_ns / 1e9):%Y-%m-%d %H:%M}" for summary in summaries],
@@ -80,14 +84,18 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
         "batch": ["-" if summary.case.model is None else str(summary.case.model.batch) for summary in summaries],
         "result": [headline(summary) for summary in summaries],
         "outcome": [summary.outcome.replace("_", " ") for summary in summaries],
+        "settings": [_shortened(" ".join(settings_words(summary)), most) or "-" for summary in summaries],
     }
     left_out: list[str] = []
     for name in _LEFT_OUT_FIRST if console.is_terminal else ():
         if _width(columns) <= console.width:
             break
-        if name == "ranks":  # Drop the headlines' intervals before the last two columns.
-            columns["result"] = [re.sub(r" \[[^]]*\]", "", cell) for cell in columns["result"]]
-            left_out.append("intervals")
+        if name == "settings":  # Drop the headlines' intervals before the last columns, and shorten this one first.
+            if _room(columns, console.width) < _LEAST_SHOWN:
+                columns["result"] = [re.sub(r" \[[^]]*\]", "", cell) for cell in columns["result"]]
+                left_out.append("intervals")
+            if (room := _room(columns, console.width)) >= _LEAST_SHOWN:
+                columns[name] = [_shortened(cell, room) for cell in columns[name]]
         if _width(columns) > console.width:
             del columns[name]
             left_out.append(name)
@@ -102,6 +110,15 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
     if "intervals" not in left_out:
         shown = map(headline_estimate, summaries)
         print_words(console, *wide_interval_notes(estimate for estimate in shown if estimate is not None))
+
+
+def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
+    """Return the letters that the others leave to the column of settings."""
+    return width - _width({name: cells for name, cells in columns.items() if name != "settings"}) - 2
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _width(columns: Mapping[str, Sequence[str]]) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
 
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, size_limit_words
 from bench.runs.files import data_folder
 from collectors.files import is_ours, make_folder, user_name
 
@@ -128,13 +130,14 @@ def _advice(url: URL, reason: str) -> str:
         return "choose another file with --store"
     if "locked" in reason:
         return f"another process has held it for {_LOCK_WAIT_S} s; try again when that is over"
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY and "I/O error" in reason:
+        return size_limit_words()
     return "check who may write the file and its folder, or choose another file with --store"
 
 
 def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
-    name = url.database
-    # In memory, or a file: URI, there is no file to check: a URI has its own options for opening.
-    path = None if not name or name == ":memory:" or name.startswith("file:") else Path(name)
+    create_engine(url)  # Refuses options behind the ? that are none, also where there is no file yet.
+    path = _file_of(url)
     if path is not None:
         _check_file(url, path, writable)
         if not writable:
@@ -149,6 +152,32 @@ def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
         event.listen(engine, "connect", _keep_readers_going)
     event.listen(engine, "begin", _begin_writing if writable else _begin_reading)
     return engine
+
+
+def _file_of(url: URL) -> Path | None:
+    """Return SQLite's file. A URI that begins with file: has its own options for opening, and nothing to check."""
+    name = url.database
+    return None if not name or name == ":memory:" or name.startswith("file:") else Path(name)
+
+
+def check_writable(url: URL) -> None:
+    """Refuse a file of SQLite that this user may not write or make; leave nothing there.
+
+    Raises:
+        InfrastructureFailed: with the reason.
+    """
+    path = _file_of(url) if url.get_backend_name() == "sqlite" else None
+    if path is None or not path.parent.is_dir():  # The folder of this user's data is made with the store.
+        return
+    try:
+        if path.exists():
+            path.open("ab").close()
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"store {shown(url)} cannot be written: {error.strerror}; choose another place with --store"
+        ) from None
 
 
 def _check_file(url: URL, path: Path, writable: bool) -> None:
@@ -175,7 +204,7 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
                 " is our own; choose another file, or a PostgreSQL database for several users, with --store"
             )
         if path.exists() and not path.is_file():
-            raise InfrastructureFailed(f"store {shown(url)}: {path} is a device and no file; choose another --store")
+            raise InfrastructureFailed(f"store {shown(url)}: {path} is no regular file; choose another --store")
         if not writable and not path.exists():
             raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
     except OSError as error:

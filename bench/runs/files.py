@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ import platformdirs
 
 from bench.errors import Misuse
 from collectors.files import is_open_to_others, user_name
+from collectors.regular_files import open_regular
 
 APPLICATION = "parallel-observatory"
 RUNS_VARIABLE = "OBSERVATORY_RUNS"
@@ -46,14 +48,16 @@ MOST_BYTES = 64 << 20
 
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the file's content, within a limit: a name that a user gives may be that of a device without an end.
+    """Return the content of a regular file, within a limit: a name that a user gives may be that of anything.
+
+    A byte order mark, which some editors put in front, is left out: neither TOML nor JSON has one.
 
     Raises:
         Misuse: it is larger than the limit.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is a folder, a pipe, a socket or a device.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise Misuse(f"{path}: it goes on beyond {most_bytes >> 20} MiB, which no such file does; name another")
-    return data
+    return data.removeprefix(codecs.BOM_UTF8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from types import TracebackType
 from typing import Any
@@ -16,13 +16,13 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.fingerprint import fingerprint
 from bench.machine.machine import Machine
 from bench.runs import suite_record
-from bench.runs.database import NoStoreYet, connect, default_url, parse_url, saying, shown
+from bench.runs.database import NoStoreYet, check_writable, connect, default_url, parse_url, saying, shown
 from bench.runs.schema import ESTIMATES, RUNS, SUITE_RUNS, TRIAL_VALUES, OlderStore, check_version, upgrade
 from bench.runs.suite_record import SuiteRecord
 from bench.runs.summary import Summary, decode, encode, series_of
 from collectors.metrics.results import RUN_STEP_SECONDS
 
-__all__ = ["History", "NoStoreYet", "default_url", "find_run"]
+__all__ = ["History", "NoStoreYet", "check_store", "default_url", "find_run"]
 
 _CANDIDATES_SHOWN = 6
 
@@ -150,11 +150,15 @@ class History:
         strategy: str | None = None,
         suite: str | None = None,
         suite_run: str | None = None,
+        skipped: int = 0,
     ) -> tuple[Summary, ...]:
-        """Return the newest runs, newest first: all, or those of a strategy, of a suite, of one suite run."""
+        """Return the newest runs, newest first: all, or those of a strategy, of a suite, of one suite run.
+
+        skipped: how many of the newest are left out.
+        """
         wanted = {RUNS.c.strategy: strategy, RUNS.c.suite: suite, RUNS.c.suite_run: suite_run}
         query = _NEWEST.where(*(column == value for column, value in wanted.items() if value is not None))
-        return self._summaries(query.limit(limit))
+        return self._summaries(query.limit(limit).offset(skipped))
 
     def save_suite(self, record: SuiteRecord) -> None:
         """Keep the record of a suite run, in place of an earlier one of the same id."""
@@ -290,6 +294,17 @@ def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summar
             return history.find(prefix)
     except NoStoreYet:
         raise Misuse(f'run "{prefix}" is unknown; no run is in the history yet, `observatory run` makes one') from None
+
+
+def check_store(url: str | None) -> None:
+    """Refuse a store that a run could not keep its results in; make and change nothing. url: see `History`.
+
+    Raises:
+        Misuse, InfrastructureFailed: as `History`, where it is opened to be written.
+    """
+    with suppress(NoStoreYet, OlderStore), History(url, writable=False, is_glance=True):
+        pass  # One that does not exist yet is made, and an older one is migrated, by the run.
+    check_writable(parse_url(url or default_url()))
 
 
 def _is_finite(*values: float | None) -> bool:

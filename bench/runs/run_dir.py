@@ -215,6 +215,7 @@ def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
         ),
         folder=str(folder),
         purpose=file.purpose,
+        drill=None if file.fault is None else f"{file.fault.kind}@{file.fault.rank}:{file.fault.step}",
     )
 
 

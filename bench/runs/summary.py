@@ -10,10 +10,11 @@ import msgspec
 from bench.analysis.estimate import Estimate
 from bench.analysis.mfu import Peak
 from bench.analysis.scaling.efficiency import ScalingEfficiency
-from bench.case import ONE_RUN, Case, Purpose
+from bench.case import ONE_RUN, Case, Purpose, settings_of
 from bench.errors import Misuse
 from bench.rank.messages import Cause, Outcome
 from collectors.files import schema_version_of
+from workloads.options import check_of
 
 
 def series_of(case: Case, hardware: str) -> str:
@@ -46,6 +47,7 @@ class Summary:
     purpose: what the run was for; see `bench.case.why_ad_hoc`.
     in_turn_with: ids of the runs whose trials took turns with this one's, so that trial i of each was measured beside
         trial i of the others; empty for a run that went on after an interruption, and from older versions.
+    drill: the fault that was injected, as `--inject` takes it; None without one, and from older versions.
     """
 
     run: str
@@ -69,7 +71,19 @@ class Summary:
     step_spreads: tuple[float, ...] = ()
     hosts: tuple[str, ...] = ()
     in_turn_with: tuple[str, ...] = ()
+    drill: str | None = None
     schema_version: int = SCHEMA_VERSION
+
+
+def settings_words(summary: Summary) -> tuple[str, ...]:
+    """Return what tells the run from one with all defaults, a word each: its settings, check, drill and suite."""
+    words = [] if summary.drill is None else [f"drill={summary.drill}"]
+    if (check := check_of(summary.case)) is not None:
+        words += ["check", *(f"cause={mistake}" for mistake in check.mistakes)]
+    words += settings_of(summary.case)
+    if (member := summary.purpose.member) is not None:
+        words += [f"suite={member.suite}", *(["rerun"] if member.is_rerun else [])]
+    return tuple(words)
 
 
 def encode(summary: Summary) -> bytes:

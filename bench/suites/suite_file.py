@@ -208,7 +208,7 @@ def _resolve(document: Mapping[str, Any], path: Path) -> dict[str, list[_Resolve
             _Resolved(case=_case(name, point, place), point=point)
             for point in points(flat, swept, zipped=zipped, excluded=excluded, place=place)
         ]
-        found[name] = _with_baselines(cases, merged[name], found, place)
+        found[name] = _with_baselines(cases, merged[name], found, place, has_own_batch="batch" in tables[name])
     return {name: found[name] for name in tables}
 
 
@@ -329,11 +329,17 @@ def _needs(table: Mapping[str, Any], ranks: tuple[int, ...] | None) -> SuiteNeed
 
 
 def _with_baselines(
-    cases: Sequence[_Resolved], table: Mapping[str, Any], others: Mapping[str, Sequence[_Resolved]], place: str
+    cases: Sequence[_Resolved],
+    table: Mapping[str, Any],
+    others: Mapping[str, Sequence[_Resolved]],
+    place: str,
+    *,
+    has_own_batch: bool,
 ) -> list[_Resolved]:
     """Return a table's cases with their baselines; in weak scaling, with the batches that follow from these.
 
-    others: cases of the tables that are resolved already.
+    others: cases of the tables that are resolved already. has_own_batch: the table sets batch itself; one that
+        [defaults] sets is the baseline's.
     """
     scaling, name = table.get("scaling"), cases[0].case.table
     if scaling is None and "baseline" not in table:
@@ -348,7 +354,15 @@ def _with_baselines(
         )
     moving = _moving_with_ranks(table)
     if scaling == "weak" and not is_own and "batch" in table and "batch" not in moving:
-        raise Misuse(f"{place} batch follows from the baseline's in weak scaling; set it there, and leave it out here")
+        if has_own_batch:
+            raise Misuse(
+                f"{place} batch follows from the baseline's in weak scaling; set it there, and leave it out here"
+            )
+        if isinstance(table["batch"], list):
+            raise Misuse(
+                f'{place} has scaling = "weak", so its batch follows from the baseline\'s, and [defaults] batch is a'
+                " list; set batch in the cases that shall have each of its values"
+            )
 
     found = []
     for one in cases:

@@ -22,6 +22,7 @@ from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.fields import fields_of, raw_of
 from collectors.nvml.library import Nvml, NVMLError, code_of, installed_nvml, key_of, says_lost, says_nothing_yet
 from collectors.nvml.mig import instance_of
+from collectors.regular_files import read_regular
 
 # The file format.
 
@@ -141,7 +142,7 @@ def load(path: Path) -> Recording:
         OSError: it cannot be read.
     """
     try:
-        recording = msgspec.json.decode(path.read_bytes(), type=Recording)
+        recording = msgspec.json.decode(read_regular(path), type=Recording)
     except msgspec.DecodeError as error:
         raise BadRecording(
             f"{path}: no recording of NVML ({error}); write one with `observatory doctor --record`"

@@ -17,6 +17,7 @@ Source: NCCL, src/enqueue.cc, src/scheduler/symmetric_sched.cc, src/debug.cc; lo
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from collectors.metrics.metric import Sample
 from collectors.metrics.probes import COLLECTIVE_CHOICE
+from collectors.regular_files import open_regular
 
 _COLLECTIVES = {
     "AllReduce": "all_reduce",
@@ -73,7 +75,7 @@ def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sam
                 f"{name} was set to {environment[name]} before the run, so NCCL writes otherwise; unset it"
             )
     try:
-        with path.open(errors="replace") as lines:
+        with io.TextIOWrapper(open_regular(path), errors="replace") as lines:
             log = _read(lines)
     except OSError as error:
         raise ChoicesUnknown(

@@ -65,7 +65,7 @@ def not_installed(find: Callable[[str], object] = find_spec) -> list[str]:
     """
     if find("deepspeed") is not None:
         return []
-    return ["strategy deepspeed needs DeepSpeed, which is not installed: pip install parallel-observatory[deepspeed]"]
+    return ["strategy deepspeed needs DeepSpeed, which is not installed: pip install 'parallel-observatory[deepspeed]'"]
 
 
 def _idle_options(setup: Setup, stage: int) -> Iterator[str]:

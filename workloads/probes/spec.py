@@ -50,7 +50,7 @@ def _names(setup: Setup, option: str) -> list[str]:
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     """Return, as part of a message, the known name that is most alike; nothing where none is."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     return f'did you mean "{near[0]}"? ' if near else ""
 
 

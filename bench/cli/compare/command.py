@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy, complete_suite
 from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
-from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedText
+from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedText, Ratio
 from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options
 from bench.cli.suite.plan import ONLY, SETTINGS
 from bench.errors import InfrastructureFailed, Misuse, say
@@ -49,7 +49,7 @@ _DIFFERENCES_SHOWN = 6
 @click.argument("b", required=False, type=NamedText(), shell_complete=complete_run)
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Ratio(),
     default=0.02,
     show_default=True,
     help="Largest change that does not matter: same is an interval within it.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.case import Case, why_ad_hoc
-from bench.errors import Misuse
+from bench.errors import Misuse, near_name
 from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.suite_record import FAILED, SuiteRecord
@@ -120,9 +119,9 @@ def _commits(text: str, history: History) -> dict[str, list[Summary]]:
 def _unknown(text: str, history: History, suites: Sequence[str]) -> Misuse:
     """Return the error that offers the nearest name, or else the newest ones."""
     names = [*history.names(_NAMES_OFFERED), *suites[:_NAMES_OFFERED]]
-    near = difflib.get_close_matches(text, names, n=1, cutoff=0.6)
+    near = near_name(text, names)
     newest = ", ".join(names[:_CANDIDATES_SHOWN]) or "none"
-    offer = f'did you mean "{near[0]}"?' if near else f"the newest runs are: {newest}"
+    offer = f"the newest runs are: {newest}" if near is None else f'did you mean "{near}"?'
     digits = re.fullmatch(r"[0-9a-fA-F]+", text)
     few = f", and a commit has {LEAST_DIGITS} digits or more" if digits and len(text) < LEAST_DIGITS else ""
     return Misuse(

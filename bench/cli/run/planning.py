@@ -25,7 +25,7 @@ from bench.rank.fault_injection import Fault, parse_fault
 from bench.runner.case_args import CaseArgs, Node, case_of_args, check_room, read_node
 from bench.runner.measure import TrialSettings
 from bench.runner.persist import check_baseline
-from bench.runs.history import find_run
+from bench.runs.history import check_store, find_run
 from bench.runs.run_dir import check_place
 from bench.runs.summary import Summary
 from bench.traces.pipeline_trace import require_stages
@@ -165,6 +165,8 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         explicit_baseline = find_run(options.baseline_run, options.store_url, is_glance=options.is_dry)
         check_baseline(case, explicit_baseline)
     check_place(options.runs_folder)
+    if options.is_dry:  # Else the run opens it before anything starts.
+        check_store(options.store_url)
     cluster = node.cluster
     asked = nodes_to_ask(options.engine_name, options.nodes, (case for case, _ in cases))
     if options.is_dry and asked != options.nodes:  # Which then says what would be asked for.

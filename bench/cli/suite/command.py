@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from bench.cli.options import OfferingGroup
 from bench.cli.suite.plan import plan, schema
 from bench.cli.suite.render import render
 from bench.cli.suite.run import run
@@ -11,7 +12,7 @@ from bench.cli.suite.scaling import scaling
 from bench.cli.suite.show import show
 
 
-@click.group(name="suite")
+@click.group(name="suite", cls=OfferingGroup)
 def command() -> None:
     """Suites: many cases, declared in a file.
 

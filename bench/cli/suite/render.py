@@ -75,6 +75,7 @@ def render(
     from bench.engines.kubernetes.settings import read_kubernetes_settings
     from bench.reports.format import to_reader
     from bench.runner.case_args import node_of
+    from bench.runs.files import read_small
     from bench.suites.form.document import find_suite, shipped_suites
     from bench.suites.plan import chosen, plan_suite
     from bench.suites.suite_file import read_suite
@@ -94,7 +95,7 @@ def render(
     ]
     job = SuiteJob(
         suite=suite.name,
-        file=None if path in shipped_suites().values() else path.read_text(encoding="utf-8"),
+        file=None if path in shipped_suites().values() else read_small(path).decode(),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         settings=read_kubernetes_settings(engine_file),

@@ -112,7 +112,7 @@ def run(
     from bench.runner.case_args import read_node
     from bench.runner.patient_store import PatientStore
     from bench.runner.recover import recover_runs
-    from bench.runs.history import History
+    from bench.runs.history import History, check_store
     from bench.runs.run_dir import check_place
     from bench.suites.choice import as_chosen, choose
     from bench.suites.gate.nightly import suspected_cases
@@ -133,6 +133,8 @@ def run(
     if is_checked and engine_name == "local" and nodes == 1:
         raise Misuse("this machine alone has no peers to be compared with; leave --preflight and --drop-bad out")
     node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
+    if is_dry:
+        check_store(store_url)
     planned = read_plan(suite_name, settings, store_url, node)
     suite = planned.suite
     is_gated = has_gate if has_gate is not None else suite.is_nightly

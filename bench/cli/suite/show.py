@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from bench.cli.options import FORMAT, OF_ALL_USERS, RUNS, STORE, NamedText
 from bench.errors import Misuse, say
@@ -46,6 +47,8 @@ def show(
                 what = "may be any of" if found else "is unknown; the newest are"
                 newest = ", ".join(one.id for one in (found or results)[:6]) or "none"
                 raise Misuse(f'suite or suite run "{name}" {what}: {newest}')
+            if click.get_current_context().get_parameter_source("count") is ParameterSource.COMMANDLINE:
+                raise Misuse(f"only a list of suite runs takes --limit, and {found[0].id} is one; leave it out")
             with to_reader():
                 print_suite(whole(found[0], store_url), format_name)
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText
+from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText, OfferingGroup
 from bench.errors import Misuse, say
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 
@@ -30,19 +30,7 @@ _FOLDER = click.option(
 )
 
 
-class _Group(click.Group):
-    """A group that offers the nearest subcommand."""
-
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        from bench.cli.main import offer_nearest
-
-        offer_nearest(context, args, self.commands)
-        return super().resolve_command(context, args)
-
-
-@click.group(name="stack", cls=_Group)
+@click.group(name="stack", cls=OfferingGroup)
 def command() -> None:
     """Prometheus, Alertmanager and Grafana with our alerts and dashboards, and what a fleet needs.
 

@@ -25,6 +25,7 @@ from bench.engines.wire.frames import Refused, read_key
 from bench.engines.wire.tcp import address_of
 from bench.errors import Misuse, say
 from collectors.files import PRIVATE, drafted, is_ours, make_folder, replace_file, write_named
+from collectors.regular_files import read_regular
 
 FINE, MISUSE, INFRASTRUCTURE, ENDED = 0, 2, 4, 143
 """Exit codes: of `observatory`, whose second makes the JobSet fail at once, and that of a process ended by SIGTERM."""
@@ -91,7 +92,7 @@ def own_key(secret: Path, own: Path) -> Path:
         OSError: it cannot be written.
     """
     try:
-        content = secret.read_bytes()
+        content = read_regular(secret)
     except OSError as error:
         raise Misuse(
             f"the suite's key is not at {secret} ({error.strerror}); the Secret needs an entry named {secret.name}, and"
@@ -159,7 +160,7 @@ def suite_run_to_resume(runs: Path, suite: str, job: str, *, now_s: float | None
         make_folder(path.parent)
         replace_file(path, time.strftime(_STAMP, time.gmtime(now_s)).encode())
         return None
-    since = path.read_text(encoding="ascii")
+    since = read_regular(path).decode("ascii")
     ledgers = (runs / "suites").glob(f"*-{suite}-*/ledger.jsonl")
     begun = (ledger for ledger in ledgers if is_ours(ledger.parent) and ledger.stat().st_size)
     names = sorted(ledger.parent.name for ledger in begun)

@@ -33,6 +33,7 @@ from collectors.node.registry import GpuCollector, open_collectors
 from collectors.node.watch import polling
 from collectors.nvml.queries import names_all_processes
 from collectors.rank import flight_recorder
+from collectors.regular_files import open_regular, read_regular
 from collectors.sample_log import Ended, Follower, LogUnwritable, Note, Reading, SampleLog
 
 TAIL_BYTES = 65_536
@@ -204,7 +205,7 @@ class RankProcess:
     def _flight_record(self) -> bytes | None:
         """Return the flight record; None if there is none, or an incomplete one."""
         try:
-            record = (self._folder / f"rank{self.order.rank}.flight.json").read_bytes()
+            record = read_regular(self._folder / f"rank{self.order.rank}.flight.json")
             flight_recorder.count(record)
         except (OSError, msgspec.DecodeError):
             return None
@@ -235,7 +236,7 @@ def _is_any_left(group: int) -> bool:
 def _tail(path: Path) -> str:
     """Return the end of what a rank wrote to its standard streams."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode(errors="replace")
     except OSError:

@@ -25,6 +25,7 @@ import psutil
 
 from bench.errors import InfrastructureFailed
 from collectors.files import open_to_append
+from collectors.regular_files import read_regular
 from collectors.sockets import holder_of, uids_at
 
 READY_S = 60.0
@@ -183,7 +184,7 @@ def wait_until_ready(
 def last_lines(log: Path) -> str:
     """Return the last lines of a log, on one line."""
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = read_regular(log).decode(errors="replace").strip().splitlines()
     except FileNotFoundError:
         lines = []
     return " | ".join(lines[-_LAST_LINES:]) or f"{log} is empty"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from bench.errors import Misuse, printable
 from bench.suites.form.key_types import nearest, shown
-from collectors.toml import MOST_BYTES, BadToml, TomlLimit, read_toml
+from collectors.regular_files import open_regular
+from collectors.toml import MOST_BYTES, BadToml, NoText, TomlLimit, read_toml
 
 _WHERE = re.compile(r"(.*) \(at (?:(line \d+)(?:, column \d+)?|(end of document))\)", re.DOTALL)
 """How Python's messages of TOML's grammar end."""
@@ -33,10 +35,8 @@ def find_suite(name: str) -> Path:
         Misuse: there is neither.
     """
     shipped, path = shipped_suites(), Path(name)
-    if path.is_file() or path.name != name:
-        return path
     found = shipped.get(name.removesuffix(".toml"))
-    if found is None and path.exists():
+    if path.is_file() or (found is None and os.path.lexists(path)):
         return path
     if found is None:
         raise Misuse(
@@ -52,17 +52,16 @@ def read_document(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
         Misuse: there is no such file, it is none, too long or no TOML, or a text sets nothing.
     """
     try:
-        if not path.is_file():
-            what = "a folder" if path.is_dir() else "no file" if path.exists() else "not there"
-            raise Misuse(f"{path} is {what}; name a suite file, which is TOML")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise Misuse(f"{path}: {error.strerror}; name a suite file that can be read") from None
+        raise Misuse(f"{path}: {error.strerror}; name a suite file, which is TOML") from None
     if len(data) > MOST_BYTES:
         raise Misuse(f"{path} has more than {MOST_BYTES:,} bytes; a suite file has fewer")
     try:
         document = read_toml(data)
+    except NoText:
+        raise Misuse(f"{path} is no text in UTF-8; name a suite file, which is TOML") from None
     except TomlLimit as error:
         raise Misuse(f"{path}: {printable(str(error))}; a suite file needs no more") from None
     except BadToml as error:

@@ -5,7 +5,6 @@ Knows no suite: `bench.suites.form.suite_keys` has the keys.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from bench.errors import Misuse
+from bench.errors import Misuse, near_name
 from workloads.spec import LARGEST
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}"
@@ -225,7 +224,7 @@ def _check_value(value: object, expected: Value, place: str, name: str, *, sweep
                 ):
                     raise Misuse(f"{place} {name} is {shown(value)}{offer} {ALL_DESCRIBED}")
                 also = ", or a list of such values" if sweeps else ""
-                raise Misuse(f"{place} {name} is {shown(value)}; it may be {expected.allowed}{also}")
+                raise Misuse(f"{place} {name} is {shown(value)}; it may be {_allowed(value, expected)}{also}")
         case Several():
             if not isinstance(value, list) or not value:
                 raise Misuse(f"{place} {name} is {shown(value)}; it may be {expected.what}")
@@ -250,6 +249,19 @@ def _check_value(value: object, expected: Value, place: str, name: str, *, sweep
                 check_table(table, expected.table.keys, f"{place} [{name}.{key}]")
 
 
+def _allowed(value: object, expected: Scalar) -> str:
+    """Return what the value may be, with what is wrong with it that goes without saying elsewhere."""
+    is_large = isinstance(value, int | float) and value > LARGEST
+    if is_large and expected.kind in ("integer", "number") and expected.maximum in (None, LARGEST):
+        return f"{expected.allowed}{' of' if expected.minimum is None else ' and'} at most {LARGEST:,}"
+    if isinstance(value, str) and expected.kind == "string" and not expected.choices:
+        if not value.strip():
+            return f"{expected.allowed} that is not empty"
+        if not value.replace("\n", "").isprintable():
+            return f"{expected.allowed} without letters that cannot be printed"
+    return expected.allowed
+
+
 def _check_free(value: object, table: Free, place: str, name: str) -> None:
     """Refuse what no key of such a table holds. Its own reader checks the rest."""
     allowed = (str,) if table.is_text else (bool, int, float, str)
@@ -257,9 +269,9 @@ def _check_free(value: object, table: Free, place: str, name: str) -> None:
         raise Misuse(f"{place} {name} is an empty list; give it a value, or several to sweep over")
     items = value if isinstance(value, list) and table.offered else [value]
     if any(not isinstance(item, allowed) or not _is_plain(item) for item in items):
-        raise Misuse(
-            f"{place} {name} is {shown(value)}; it may be {'' if table.is_text else 'true, false, a number or '}a text"
-        )
+        most = f" of at most {LARGEST:,}" if any(isinstance(item, int) for item in items) else ""
+        others = "" if table.is_text else f"true, false, a number{most} or "
+        raise Misuse(f"{place} {name} is {shown(value)}; it may be {others}a text that can be printed")
 
 
 def _is_plain(value: object) -> bool:
@@ -282,5 +294,5 @@ def shown(value: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return an offer of the known name that is nearest; empty where none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    near = near_name(name, known)
+    return "" if near is None else f'; did you mean "{near}"?'

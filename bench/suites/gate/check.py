@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bench.errors import Misuse
+from bench.errors import Misuse, near_name
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
+from bench.suites.form.document import shipped_suites
 from bench.suites.gate.causes import Cause
 from bench.suites.gate.groups import Group, group_alerts
 from bench.suites.gate.missing import NIGHTS_SEEN, Missing, day_of, is_going_on, may_be_resumed, missing_in
@@ -143,9 +143,10 @@ def require_suite(name: str, suites: Sequence[str]) -> str:
     """
     if name in suites:
         return name
-    close = difflib.get_close_matches(name, suites, n=1, cutoff=0.5)
-    offer = f'did you mean "{close[0]}"?' if close else f"it has {', '.join(suites) or 'none'}"
-    raise Misuse(f'suite "{name}" has no run in this history; {offer} (`observatory suite run {name}` makes one)')
+    near = near_name(name, suites)
+    offer = f"it has {', '.join(suites) or 'none'}" if near is None else f'did you mean "{near}"?'
+    maker = f" (`observatory suite run {name}` makes one)" if name in shipped_suites() else ""
+    raise Misuse(f'suite "{name}" has no run in this history; {offer}{maker}')
 
 
 def night_ns(text: str, records: Sequence[SuiteRecord]) -> int:

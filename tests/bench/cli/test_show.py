@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from bench.cli.main import run
+from bench.rank.fault_injection import Fault
 from bench.runs.history import History
-from tests.bench.made.examples import make_machine, make_summary, small_case
+from bench.runs.run_dir import case_file, load
+from tests.bench.made.examples import make_case, make_machine, make_summary, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import DDP, DDP_STEPS_S, SINGLE, SINGLE_STEPS_S, measure_fake
+from workloads.cost_models.shape import PRESETS
 
 
 def test_a_lost_history_is_rebuilt_and_what_was_taken_is_listed(
@@ -152,3 +156,54 @@ def test_a_timeline_has_its_actions_as_rows(tmp_path: Path, capsys: pytest.Captu
     assert run(["show", summary.folder, "--timeline", "--format", "csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert rows == [{name: str(value) for name, value in action.items()} for action in document["actions"]]
+
+
+@pytest.fixture
+def varied(tmp_path: Path) -> str:
+    """A store with runs that differ in one thing each, among which the oldest is a fire drill."""
+    store = f"sqlite:///{tmp_path / 'history.sqlite'}"
+    case = make_case("ddp", model=PRESETS["tiny"], steps=20, warm_up=5, trace_steps=3)
+    wide = replace(case, model=replace(case.shape, width=256))
+    with History(store) as history:
+        for number, summary in enumerate(
+            (
+                make_summary("20261101-ddp-drill", case=case, drill="kill@1:7"),
+                make_summary("20261101-ddp-wide", case=wide),
+                make_summary("20261101-ddp-wide-drill", case=wide, drill="hang@0:3"),
+                make_summary("20261101-ddp-plain", case=case),
+            )
+        ):
+            history.add(replace(summary, started_ns=summary.started_ns + number), make_machine())
+    return store
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], ["plain", "wide-drill", "wide", "drill"]),
+        (["--setting", "drill"], ["wide-drill", "drill"]),
+        (["--setting", "drill=kill@1:7"], ["drill"]),
+        (["--setting", "width=256"], ["wide-drill", "wide"]),
+        (["--setting", "width=256", "--setting", "drill"], ["wide-drill"]),
+        (["--setting", "drill", "--limit", "1"], ["wide-drill"]),
+        (["--setting", "drill", "--strategy", "fsdp"], []),
+    ],
+)
+def test_the_list_shows_and_finds_what_tells_runs_apart(
+    words: list[str], names: list[str], varied: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["show", *words, "--store", varied, "--runs", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    rows = [line.split() for line in said.out.splitlines() if line.startswith("2026")]
+    assert [row[0].removeprefix("20261101-ddp-") for row in rows] == names
+    assert all(("width=256" in row) == ("wide" in row[0]) for row in rows)
+    assert ("no run with" in said.err) == (not names)
+
+
+def test_a_run_that_was_a_fire_drill_says_so_when_it_is_read_from_its_logs(tmp_path: Path) -> None:
+    (summary,) = measure_fake(tmp_path / "runs", FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}), DDP).summaries
+    folder = Path(summary.folder)
+    case = msgspec.structs.replace(case_file(folder), fault=Fault(kind="kill", rank=1, step=7))
+    (folder / "case.json").write_bytes(msgspec.json.encode(case))
+    (folder / "summary.json").unlink(missing_ok=True)
+    assert load(folder).drill == "kill@1:7"

@@ -124,8 +124,8 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
             ["plan", "smoek"],
             'suite "smoek" is neither a file nor shipped; did you mean "smoke"?; shipped are: collecti',
         ),
-        (["plan", "folder.toml"], "folder.toml is a folder; name a suite file, which is TOML"),
-        (["plan", "./nowhere.toml"], "nowhere.toml is not there; name a suite file, which is TOML"),
+        (["plan", "folder.toml"], "folder.toml: Is a directory; name a suite file, which is TOML"),
+        (["plan", "./nowhere.toml"], 'suite "./nowhere.toml" is neither a file nor shipped'),
         (
             ["plan", "some.toml", "--set", "case.ddp.ranks=[]"],
             "some.toml: [case.ddp] ranks is an empty list; give it a",

@@ -9,6 +9,10 @@ _NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one
 _AB = "compare --ab ddp --device cpu"
 
 LINES = (
+    *(
+        Line(f"compare a b --margin {text}", 2, f"{text.lstrip('-').lower()} is not in the range 0<x<=1")
+        for text in ("nan", "-nan", "NaN", "inf")
+    ),
     Line("compare", 2, _TWO),
     Line("compare x", 2, _TWO),
     Line("compare x ''", 2, "it is empty; leave it out, or name one"),

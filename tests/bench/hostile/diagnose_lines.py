@@ -8,6 +8,7 @@ LONG = "a" * 300
 _NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
 
 LINES = (
+    Line("diagnose pipe-run", 2, "pipe-run/case.json cannot be read: Is a named pipe"),
     Line("diagnose", 2, "Missing argument 'RUN'"),
     Line("diagnose ''", 2, "it is empty; leave it out, or name one"),
     Line("diagnose nothing", 2, f'run "nothing" {_NO_RUN}'),

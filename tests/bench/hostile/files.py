@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -12,6 +14,16 @@ from tests.bench.made.small_traces import write_kineto, write_timelines
 from tests.bench.reports.nccl_tests.files import document
 
 DEEP = "[" * 100_000
+_CURVE = 'baseline = "single"\nscaling = "weak"\nranks = [2, 4]\n[case.single]\nranks = 1'
+SUITES = {
+    "needs.toml": "[case.ddp]\nneeds.memory_bytes = 1e300",
+    "infinite.toml": "[case.ddp]\nneeds.memory_bytes = inf",
+    "seed.toml": f"[defaults]\nseed = {10**30}\n[case.ddp]",
+    "option.toml": f"[case.ddp]\noptions.accumulate = {10**30}",
+    "blank.toml": '[case.ddp]\nbaseline = "  "',
+    "weak-own.toml": f"[case.ddp]\nbatch = 8\n{_CURVE}",
+    "weak-list.toml": f"[defaults]\nbatch = [8, 16]\n[case.ddp]\n{_CURVE}",
+}
 
 
 def make_files(folder: Path) -> None:
@@ -44,10 +56,23 @@ def make_files(folder: Path) -> None:
         "newer.toml": "schema_version = 99",
         "by-tag.toml": 'image = "x:1"\nclaim = "results"',
         "pods.toml": f'image = "x@sha256:{"0" * 64}"\nclaim = "results"',
+        "piped.yaml": "tls_server_config: {cert_file: pipe, key_file: pipe}",
         "half.yaml": "tls_server_config: {cert_file: missing.pem, key_file: missing.pem}",
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
+    marked = {
+        "marked.toml": 'imag = "x"',
+        "marked-suite.toml": "schema_version = 1\n[case.dpp]\n",
+        "marked.json": '{"a": 1}',
+        "marked.yaml": "tls: {}",
+    }
+    for name, text in marked.items():  # With the byte order mark that some editors put in front.
+        (folder / name).write_text(text, encoding="utf-8-sig")
+    for name in ("wide.toml", "wide.json"):
+        (folder / name).write_text("schema_version = 1\n", encoding="utf-16")
+    for name, table in SUITES.items():
+        (folder / name).write_text(f"schema_version = 1\n{table}\n")
     (folder / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}' * 1000)[:30])
     (folder / "nccl.json").write_bytes(document())
     (folder / "nccl9.json").write_bytes(document(form=9))
@@ -69,6 +94,16 @@ def make_files(folder: Path) -> None:
     for name in ("prometheus", "alertmanager"):
         (folder / "by-hand" / "data" / name).mkdir(parents=True)
     (folder / "by-hand" / "data" / "mine.csv").write_text("1")
+    for name in ("pipe-run", "device-run", "folder-run", "pipe-stack"):
+        (folder / name).mkdir()
+    for path in ("pipe", "pipe.json", "pipe-run/case.json", "pipe-stack/state.json"):
+        os.mkfifo(folder / path)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.fsencode(folder / "socket"))
+    (folder / "device-run" / "case.json").symlink_to("/dev/zero")
+    (folder / "folder-run" / "case.json").mkdir()
+    with (folder / "long.json").open("wb") as long:
+        long.truncate((64 << 20) + 1)
     (folder / "loop").symlink_to("loop")
     (folder / "zero.json").symlink_to("/dev/zero")
     ledgers = {

@@ -5,12 +5,16 @@ from __future__ import annotations
 from tests.bench.hostile.line import Line
 
 LONG = "a" * 300
+MANY = "a" * 100_000
+WORDS = "a b " * 25_000
+_SHIPPED = "shipped are: collectives"
 _NO_TOML = "name a suite file, which is TOML"
 _TIME = "is no time; it may be such as 90s, 45m, 2h or 1h30m"
 _PLAN = "suite plan smoke"
 
 LINES = (
-    Line("suite paln", 2, "No such command 'paln'"),
+    Line("suite paln", 2, "No such command 'paln'. Did you mean 'plan'?"),
+    Line("suite nope", 2, "No such command 'nope'. (`observatory suite --help`)"),
     Line("suite schema x", 2, "unexpected extra argument (x)"),
     Line("suite plan", 2, "Missing argument 'NAME|FILE'"),
     Line("suite plan ''", 2, "it is empty; leave it out, or name one"),
@@ -18,15 +22,35 @@ LINES = (
     Line("suite plan \x1b[31msmoke", 2, 'suite "\\x1b[31msmoke" is neither a file nor shipped'),
     Line("suite plan \udcff", 2, 'suite "\\udcff" is neither a file nor shipped'),
     Line(f"suite plan {LONG}", 2, "File name too long; name another file or folder"),
-    Line("suite plan loop", 2, 'suite "loop" is neither a file nor shipped'),
-    Line("suite plan folder", 2, "folder is a folder; name a suite file, which is TOML"),
-    Line("suite plan ./folder", 2, f"folder is a folder; {_NO_TOML}"),
-    Line("suite plan ./missing.toml", 2, f"missing.toml is not there; {_NO_TOML}"),
-    Line("suite plan zero.json", 2, "zero.json is no file; name a suite file, which is TOML"),
-    Line("suite plan /dev/zero", 2, f"/dev/zero is no file; {_NO_TOML}"),
-    Line("suite plan garbage.json", 2, "garbage.json: it is no text in UTF-8; this is no TOML"),
+    Line("suite plan loop", 2, "loop: Too many levels of symbolic links; name a suite file"),
+    Line("suite plan folder", 2, f"folder: Is a directory; {_NO_TOML}"),
+    Line("suite plan ./folder", 2, f"folder: Is a directory; {_NO_TOML}"),
+    Line("suite plan ./missing.toml", 2, 'suite "./missing.toml" is neither a file nor shipped'),
+    Line("suite plan zero.json", 2, f"zero.json: Is a device; {_NO_TOML}"),
+    Line("suite plan /dev/zero", 2, f"/dev/zero: Is a device; {_NO_TOML}"),
+    Line("suite plan garbage.json", 2, f"garbage.json is no text in UTF-8; {_NO_TOML}"),
     Line("suite plan empty.json", 2, "empty.json is empty; a suite has a line schema_version = 1 and a table"),
     Line("suite plan cut.json", 2, "cut.json: line 1: Invalid statement; this is no TOML"),
+    Line("suite plan nope", 2, f'suite "nope" is neither a file nor shipped; {_SHIPPED}'),
+    Line("suite plan nope/", 2, f'suite "nope/" is neither a file nor shipped; {_SHIPPED}'),
+    Line("suite plan smoke/", 2, 'suite "smoke/" is neither a file nor shipped; did you mean "smoke"?'),
+    Line("suite plan folder/nope.toml", 2, f'suite "folder/nope.toml" is neither a file nor shipped; {_SHIPPED}'),
+    Line("suite plan garbage.json/nope.toml", 2, f"is neither a file nor shipped; {_SHIPPED}"),
+    Line("suite plan ./loop", 2, f"loop: Too many levels of symbolic links; {_NO_TOML}"),
+    Line("suite plan marked-suite.toml", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
+    Line("suite plan wide.toml", 2, f"wide.toml is no text in UTF-8; {_NO_TOML}"),
+    Line("suite plan needs.toml", 2, "memory_bytes is 1e+300; it may be a number of at least 0 and at most 9,223,372"),
+    Line("suite plan infinite.toml", 2, "memory_bytes is Infinity; it may be a number of at least 0 and at most 9,22"),
+    Line("suite plan seed.toml", 2, "it may be a whole number of at least 0 and at most 9,223,372,036,854,775,807"),
+    Line("suite plan option.toml", 2, "it may be true, false, a number of at most 9,223,372,036,854,775,807 or a text"),
+    Line("suite plan blank.toml", 2, '[case.ddp] baseline is " "; it may be a text that is not empty'),
+    Line("suite plan weak-own.toml", 2, "[case.ddp] batch follows from the baseline's in weak scaling; set it there"),
+    Line("suite plan weak-list.toml", 2, "[defaults] batch is a list; set batch in the cases"),
+    Line(f"suite plan ./{MANY}", 2, "File name too long; name another file or folder"),
+    Line(f"{_PLAN} --set defaults.{MANY}=1", 2, "letters) ..."),
+    Line(f"{_PLAN} --set {MANY}", 2, "is not KEY=VALUE, such as defaults.trials=5"),
+    Line(f"{_PLAN} --only {MANY}", 2, "--only takes extra, all"),
+    Line(f"{_PLAN} --only '{WORDS}'", 2, "--only takes extra, all"),
     Line("suite plan deep.json", 2, "deep.json: lists and tables are nested more than 16 deep (at line 1)"),
     Line(
         "suite plan deep.toml", 2, "deep.toml: lists and tables are nested more than 16 deep (at line 1); a suite file"
@@ -50,7 +74,7 @@ LINES = (
     Line(f"{_PLAN} --set defaults.seed=0x{'f' * 5000}", 2, 'seed is "0xffff'),
     Line(f"{_PLAN} --only ''", 2, 'no case has the tag ""'),
     Line(f"{_PLAN} --only extr", 2, 'no case has the tag "extr"; did you mean "extra"?; --only takes extra, all'),
-    Line(f"{_PLAN} --budget 0", 2, f"'0' {_TIME}"),
+    Line(f"{_PLAN} --budget 0", 2, "'0' is too short; it may be above 0 and up to a year, such as 90s"),
     Line(f"{_PLAN} --budget -1h", 2, f"'-1h' {_TIME}"),
     Line(f"{_PLAN} --budget nan", 2, f"'nan' {_TIME}"),
     Line(f"{_PLAN} --budget 1e9", 2, f"'1e9' {_TIME}"),

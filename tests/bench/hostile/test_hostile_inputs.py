@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bench.cli.main import COMMANDS, run
-from bench.errors import printable
+from bench.errors import LONGEST_LINE, printable
 from tests.bench.hostile import (
     analyse_lines,
     check_lines,
@@ -89,6 +89,7 @@ def test_what_cannot_be_is_refused_in_one_line(line: Line, place: Path, capsys: 
     assert len(lines) == line.before + 1
     assert lines[-1].startswith("observatory: ")
     assert line.says in lines[-1]
+    assert len(lines[-1]) <= LONGEST_LINE
     assert CLASS_NAME.search(said.err) is None
     assert printable(said.err) == said.err
     assert _all_files(place) == before

@@ -447,7 +447,10 @@ def test_a_file_that_is_no_suite_is_refused(folder: Path, name: str, content: by
     assert str(caught.value).removeprefix(str(path)).strip().startswith(said)
 
 
-@pytest.mark.parametrize(("name", "what"), [("", "a folder"), ("nowhere.toml", "not there"), ("/dev/zero", "no file")])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("", "Is a directory"), ("nowhere.toml", "No such file or directory"), ("/dev/zero", "Is a device")],
+)
 def test_what_is_no_file_is_refused(folder: Path, name: str, what: str) -> None:
-    with pytest.raises(Misuse, match=f"is {what}; name a suite file, which is TOML"):
+    with pytest.raises(Misuse, match=f"{what}; name a suite file, which is TOML"):
         read_suite(folder / name)

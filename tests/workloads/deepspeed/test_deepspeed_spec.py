@@ -14,7 +14,7 @@ from workloads.spec import OptionValue
 
 def test_a_missing_library_is_refused_with_the_extra_that_brings_it() -> None:
     (reason,) = not_installed(find=lambda name: None)
-    assert reason.endswith("pip install parallel-observatory[deepspeed]")
+    assert reason.endswith("pip install 'parallel-observatory[deepspeed]'")
 
 
 def test_a_stage_that_zero_does_not_have_is_refused() -> None:
