@@ -96,6 +96,8 @@ class About:
     groups: the ranks of each process group, by its name.
     left_out: parts of the trace that could not be used, one line each.
     is_cut: the file ends before its list of events does. Events are in no order of time: any may be missing.
+    untimed: correlations of launches and of work on the device whose times are not known.
+    clocks_differ: times of the host and of the device cannot be compared.
     """
 
     world_size: int | None = None
@@ -104,6 +106,8 @@ class About:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     is_cut: bool = False
+    untimed: tuple[int, ...] = ()
+    clocks_differ: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

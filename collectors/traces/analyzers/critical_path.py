@@ -301,6 +301,10 @@ def path_of(alignment: Alignment, matching: Matching) -> CriticalPath:
     present = [timeline.rank for timeline in alignment.timelines if timeline.kind.size]
     if not present:
         return CriticalPath(steps=(), notes=("no span in any trace",))
+    if differing := [timeline.rank for timeline in alignment.timelines if timeline.about.clocks_differ]:
+        named = f"rank{'s' * (len(differing) > 1)} {', '.join(map(str, differing))}"
+        note = f"there is no path: host and device of {named} have different clocks, so that no launch can be followed"
+        return CriticalPath(steps=(), notes=(note, *alignment.notes))
     aligned, within, left_out = on_one_clock(alignment, matching, present)
     ranks = aligned.applied()
     common = common_steps(ranks)

@@ -170,6 +170,8 @@ def step_numbers(timeline: Timeline, rows: Rows) -> NDArray[np.int64]:
     marked = np.flatnonzero(timeline.of_kind("step"))
     step = np.searchsorted(timeline.start_ns[marked], launched_ns, side="right") - 1
     is_inside = (step >= 0) & (launched_ns <= timeline.end_ns[marked][step])
+    if timeline.about.clocks_differ:
+        is_inside &= launch != ABSENT
     return np.where(is_inside, numbers[step], ABSENT)
 
 

@@ -41,7 +41,8 @@ EXACT_BELOW_US = 2.0**43
 NANOSECONDS_FROM_US = 10**17
 """A time from here on cannot be microseconds since 1970: it is in nanoseconds."""
 
-LARGEST_US = (2**63 - 1) // 1000
+LARGEST_NS = 2**63 - 1
+LARGEST_US = LARGEST_NS // 1000
 
 
 class Inexact(ValueError):
@@ -73,11 +74,10 @@ def ns_of_numbers(values: Sequence[object]) -> Times:
 def ns_of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Times, Times]:
     """Return the nanoseconds of starts and durations as they are written; each event's start tells the unit of both.
 
-    durations: one per start, or none at all.
+    durations: one per start, or none at all. A time beyond 64 bits becomes the largest that is not.
 
     Raises:
         ValueError: one is not a number.
-        OverflowError: one is beyond 64 bits.
     """
     starts_ns, durations_ns = ([exact_ns(digits) for digits in column] for column in (starts, durations))
     counts_ns = [start_ns >= 1000 * NANOSECONDS_FROM_US for start_ns in starts_ns]
@@ -86,15 +86,18 @@ def ns_of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[T
             [value // 1000 if is_counted else value for is_counted, value in zip(counts_ns, column, strict=False)]
             for column in (starts_ns, durations_ns)
         )
-    return np.array(starts_ns, dtype=np.int64), np.array(durations_ns, dtype=np.int64)
+    within = [
+        [min(max(value, -LARGEST_NS - 1), LARGEST_NS) for value in column] for column in (starts_ns, durations_ns)
+    ]
+    return np.array(within[0], dtype=np.int64), np.array(within[1], dtype=np.int64)
 
 
 def exact_ns(digits: bytes) -> int:
-    """Return the nanoseconds of a decimal number of microseconds, rounded to whole ones.
+    """Return the nanoseconds of a decimal number of microseconds, rounded to whole ones; any number beyond 10**30 of
+    these is 10**33.
 
     Raises:
         ValueError: it is not a number, or has more than 30 characters.
-        OverflowError: it is beyond 64 bits.
     """
     whole, _, decimals = digits.partition(b".")
     if len(decimals) <= 3 and whole.isdigit() and (not decimals or decimals.isdigit()):
@@ -103,7 +106,7 @@ def exact_ns(digits: bytes) -> int:
         raise ValueError("no time")
     number = msgspec.json.decode(digits, type=Decimal)
     if number and number.adjusted() > 30:
-        raise OverflowError("a time is beyond 64 bits")
+        return 10**33 if number > 0 else -(10**33)
     return round(number * 1000)
 
 

@@ -1,19 +1,18 @@
-"""Kinds of a trace's events (compute, communication, copy, ...), and remarks on events that cannot be trusted.
+"""Kinds of a trace's events (compute, communication, copy, ...), and remarks on what is odd about them.
 
-`kinds` goes by category, name and place; `drop_impossible` by the times; `remarks` are on the events that are left.
+`kinds` goes by category, name and place. The events are those whose times are believed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.event_names import GLOO, HOST_COMPUTE, STEPS, is_communication
 from collectors.traces.intervals import Times
-from collectors.traces.reading.raw_events import CATEGORIES, PLAIN_COLUMNS, RawEvents
+from collectors.traces.reading.raw_events import AT_WORK, CATEGORIES, RawEvents
 from collectors.traces.timeline import KINDS, Kind, stream_name
 
 Mask = NDArray[np.bool_]
@@ -28,15 +27,13 @@ _KIND_OF_CATEGORY: dict[str, Kind] = {
 }
 """All other categories are calls of a runtime or a driver."""
 
-_OF_A_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset"))
-
 
 def devices(raw: RawEvents) -> NDArray[np.int64]:
     """Return the numbers of the devices that do work in the trace.
 
     Waits do not count: kineto gives a wait device 0 if it has seen no kernel of the wait's context yet.
     """
-    return np.unique(raw.process[np.isin(raw.category, _OF_A_DEVICE)])
+    return np.unique(raw.process[np.isin(raw.category, AT_WORK)])
 
 
 def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
@@ -83,40 +80,8 @@ def _named(raw: RawEvents, rule: Callable[[str], bool]) -> Mask:
 EARLIEST_UNIX_NS = 10**18
 """The year 2001; earlier times are taken not to be Unix time."""
 
-LATEST_NS = int(np.iinfo(np.int64).max)
-
 ONE_AFTER_THE_OTHER = tuple(KINDS.index(kind) for kind in ("compute", "communication", "copy"))
 """Kinds that a stream of a device runs one at a time."""
-
-
-def drop_impossible(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...]]:
-    """Return the events whose times are possible, moved later by base_ns; and lines on those that are left out."""
-    latest_ns = LATEST_NS - max(base_ns, 0)
-    is_backward = raw.duration_ns < 0
-    is_possible = ~is_backward & (raw.start_ns <= latest_ns - np.maximum(raw.duration_ns, 0))
-    kept = raw.allocations.time_ns <= latest_ns
-    backward = int(is_backward.sum())
-    too_late = int((~is_possible).sum()) - backward + int((~kept).sum())
-    if backward or too_late:
-        rows = np.cumsum(is_possible) - 1  # The new row of each event that is kept.
-        columns = {name: getattr(raw, name)[is_possible] for name in (*PLAIN_COLUMNS, "name", "shape")}
-        raw = replace(
-            raw,
-            collective_args=tuple((int(rows[row]), args) for row, args in raw.collective_args if is_possible[row]),
-            allocations=raw.allocations.at(kept),
-            **columns,
-        )
-    np.add(raw.start_ns, base_ns, out=raw.start_ns)
-    moved = replace(raw, allocations=replace(raw.allocations, time_ns=raw.allocations.time_ns + base_ns))
-    lines = []
-    if backward:
-        lines.append(
-            "1 event that ends before it begins" if backward == 1 else f"{backward} events that end before they begin"
-        )
-    if too_late:
-        late = "1 event that ends" if too_late == 1 else f"{too_late} events that end"
-        lines.append(f"{late} later than 64 bits of nanoseconds can tell, counted from the trace's base")
-    return moved, tuple(lines)
 
 
 def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], is_device: bool) -> tuple[str, ...]:

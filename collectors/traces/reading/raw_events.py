@@ -19,7 +19,7 @@ every column of what they return. The rules for all:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -49,6 +49,12 @@ CATEGORIES: tuple[str, ...] = (
 
 ON_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"))
 """The categories whose process is a device and whose thread is a stream of it."""
+
+AT_WORK = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset"))
+"""The categories of what a device does; waits are none."""
+
+CALLS = tuple(number for number, name in enumerate(CATEGORIES) if name.endswith(("_runtime", "_driver")))
+"""The categories of calls of a runtime or a driver, which launch work or wait for it."""
 
 OF_2021 = {
     "Operator": "cpu_op",
@@ -144,6 +150,17 @@ class RawEvents:
     without_address: int = 0
     unknown: frozenset[str] = frozenset()
     unread_phases: frozenset[str] = frozenset()
+
+    def at(self, rows: NDArray[np.bool_], changes: NDArray[np.bool_]) -> RawEvents:
+        """Return these rows and these changes of memory alone."""
+        number = np.cumsum(rows) - 1  # The new row of each event that stays.
+        columns = {name: getattr(self, name)[rows] for name in (*PLAIN_COLUMNS, "name", "shape")}
+        return replace(
+            self,
+            collective_args=tuple((int(number[row]), args) for row, args in self.collective_args if rows[row]),
+            allocations=self.allocations.at(changes),
+            **columns,
+        )
 
 
 Decoder = Callable[[bytes | bytearray | memoryview], RawEvents | None]

@@ -18,9 +18,10 @@ from collectors.traces.intervals import Times
 from collectors.traces.reading import decoders as python_decoder
 from collectors.traces.reading.collective_args import collectives
 from collectors.traces.reading.damaged_json import likely_boundary, split
-from collectors.traces.reading.event_kinds import devices, drop_impossible, kinds, remarks
+from collectors.traces.reading.event_kinds import devices, kinds, remarks
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
 from collectors.traces.reading.metadata import NoEvents, TopLevelKeys, go_to_events, read_metadata, read_tail
+from collectors.traces.reading.plausible_times import believed, drop_impossible
 from collectors.traces.reading.raw_events import ON_DEVICE, ChunkJoiner, Decoder, RawEvents
 from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Call, Timeline
 
@@ -36,7 +37,9 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
 
     The events cannot be used afterwards: their columns are sorted in place, so that they are never in memory twice.
     """
-    raw, left_out = drop_impossible(raw, base_ns)
+    raw, impossible, untimed = drop_impossible(raw, base_ns)
+    sound = believed(raw, base_ns)
+    raw, left_out = sound.raw, (*impossible, *sound.lines)
     kind, is_device = kinds(raw)
     communication = list(collectives(raw, kind, about.groups))
     stream = _streams(raw)
@@ -69,7 +72,12 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
         shapes=shapes,
         shape=shape,
         allocations=raw.allocations.at(np.argsort(raw.allocations.time_ns, kind="stable")),
-        about=replace(about, left_out=(*about.left_out, *left_out)),
+        about=replace(
+            about,
+            left_out=(*about.left_out, *left_out),
+            untimed=(*about.untimed, *untimed, *sound.untimed),
+            clocks_differ=sound.clocks_differ,
+        ),
     )
 
 
