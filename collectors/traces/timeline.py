@@ -98,6 +98,7 @@ class About:
     is_cut: the file ends before its list of events does. Events are in no order of time: any may be missing.
     untimed: correlations of launches and of work on the device whose times are not known.
     clocks_differ: times of the host and of the device cannot be compared.
+    decided_by: by name of a kernel or copy that communicates, the rule that told so.
     """
 
     world_size: int | None = None
@@ -108,6 +109,7 @@ class About:
     is_cut: bool = False
     untimed: tuple[int, ...] = ()
     clocks_differ: bool = False
+    decided_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

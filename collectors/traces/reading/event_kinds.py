@@ -10,10 +10,22 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.traces.event_names import GLOO, HOST_COMPUTE, STEPS, is_communication
+from collectors.traces.event_names import (
+    COPIES,
+    GLOO,
+    HOST_COMPUTE,
+    OF_TORCH,
+    RECORD,
+    STEPS,
+    is_communication,
+    library_of,
+    looks_like_communication,
+)
 from collectors.traces.intervals import Times
+from collectors.traces.operators import Foreground
+from collectors.traces.reading.plausible_times import launches_of
 from collectors.traces.reading.raw_events import AT_WORK, CATEGORIES, RawEvents
-from collectors.traces.timeline import KINDS, Kind, stream_name
+from collectors.traces.timeline import ABSENT, KINDS, Kind, stream_name
 
 Mask = NDArray[np.bool_]
 
@@ -48,8 +60,9 @@ def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
         raw.category
     ]
     is_host, is_kernel = kind == KINDS.index("host"), _is_of(raw, "kernel")
+    kind[is_kernel & _named(raw, lambda name: COPIES.match(name) is not None)] = KINDS.index("copy")
     communicates = _named(raw, is_communication) & (is_kernel | _is_of(raw, "gpu_memcpy"))
-    communicates[[row for row, _ in raw.collective_args if is_kernel[row]]] = True
+    communicates |= recorded(raw)
     kind[communicates] = KINDS.index("communication")
 
     is_gloo = is_host & _named(raw, lambda name: name.startswith(GLOO))
@@ -64,6 +77,42 @@ def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
         kind[is_gloo] = KINDS.index("communication")
     kind[is_host & _named(raw, lambda name: STEPS.match(name) is not None)] = KINDS.index("step")
     return kind, is_device
+
+
+def recorded(raw: RawEvents) -> Mask:
+    """Return which kernels torch's process groups launched: they bear the arguments of a `RECORD`, or it is the
+    innermost operator around their launch."""
+    found = np.zeros(raw.name.size, dtype=np.bool_)
+    is_kernel = _is_of(raw, "kernel")
+    found[[row for row, _ in raw.collective_args if is_kernel[row]]] = True
+    if RECORD not in raw.names:
+        return found
+    operators = np.flatnonzero(_is_of(raw, "cpu_op"))
+    is_record = raw.name[operators] == raw.names.index(RECORD)
+    launch = launches_of(raw)
+    rows = np.flatnonzero((launch != ABSENT) & is_kernel & ~_named(raw, lambda name: OF_TORCH.search(name) is not None))
+    for thread in np.unique(raw.thread[operators[is_record]]):
+        mine = operators[raw.thread[operators] == thread]
+        mine = mine[np.lexsort((-raw.duration_ns[mine], raw.start_ns[mine]))]
+        here = rows[raw.thread[launch[rows]] == thread]
+        innermost = Foreground(raw.start_ns[mine], raw.start_ns[mine] + raw.duration_ns[mine])
+        around = np.append(mine, ABSENT)[innermost.at(raw.start_ns[launch[here]])]
+        found[here[(around != ABSENT) & (raw.name[around] == raw.names.index(RECORD))]] = True
+    return found
+
+
+def deciding_rules(raw: RawEvents, kind: NDArray[np.int8]) -> dict[str, str]:
+    """Return by name of the device's communication which rule told that it communicates."""
+    by_record = recorded(raw)
+    is_communication_ = (kind == KINDS.index("communication")) & (_is_of(raw, "kernel") | _is_of(raw, "gpu_memcpy"))
+    rules: dict[str, str] = {}
+    for number in np.unique(raw.name[is_communication_]).tolist():
+        name, chosen = raw.names[number], is_communication_ & (raw.name == number)
+        told = [RECORD] if by_record[chosen].any() else []
+        if not by_record[chosen].all():
+            told.append(f"its name ({library_of(name)})")
+        rules[name] = ", ".join(told)
+    return rules
 
 
 def _is_of(raw: RawEvents, category: str) -> Mask:
@@ -101,6 +150,7 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
         called = "1 call" if calls == 1 else f"{calls} calls"
         lines.append(f"the device: it has no kernels, but {called} of its driver; the figures are of the host's work")
     if is_device:
+        lines += _lookalikes(raw, kind)
         found = devices(raw).tolist()
         if len(found) > 1:
             gpus = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
@@ -115,6 +165,28 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
     if raw.start_ns.size and int(raw.start_ns.max()) < EARLIEST_UNIX_NS:
         lines.append("the base of its times: the trace does not tell it, so that they are not Unix times")
     return tuple(lines)
+
+
+LARGE = 0.01
+"""The share of the kernels' time from which a kernel that looks like communication is pointed out."""
+
+
+def _lookalikes(raw: RawEvents, kind: NDArray[np.int8]) -> list[str]:
+    """Return a line for each large kernel that sounds like communication and counts as computation."""
+    is_kernel, is_compute = _is_of(raw, "kernel"), kind == KINDS.index("compute")
+    total_ns = float(raw.duration_ns[is_kernel].sum(dtype=np.float64))
+    lines = []
+    chosen = is_kernel & is_compute & _named(raw, looks_like_communication)
+    for number in np.unique(raw.name[chosen]).tolist():
+        share = (
+            float(raw.duration_ns[chosen & (raw.name == number)].sum(dtype=np.float64)) / total_ns if total_ns else 0
+        )
+        if share >= LARGE:
+            lines.append(
+                f"what communicates in {raw.names[number]}: it looks like communication, but no rule knows the name and"
+                f" no {RECORD} is around the launch; it counts as computation, and is {share:.0%} of the kernels' time"
+            )
+    return lines
 
 
 def _overlapping(

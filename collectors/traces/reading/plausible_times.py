@@ -254,7 +254,7 @@ def _outlasts_next(raw: RawEvents) -> Mask:
     return found
 
 
-def _launches(raw: RawEvents) -> NDArray[np.int64]:
+def launches_of(raw: RawEvents) -> NDArray[np.int64]:
     """Return for each work on the device the row of the first call of its correlation, else `ABSENT`."""
     launch = np.full(raw.start_ns.size, ABSENT, dtype=np.int64)
     is_correlated = raw.correlation != ABSENT
@@ -271,7 +271,7 @@ def _launches(raw: RawEvents) -> NDArray[np.int64]:
 
 def _early_ns(raw: RawEvents) -> Times:
     """Return by how much each work on the device begins before its launch; `UNKNOWN_NS` without a launch."""
-    launch = _launches(raw)
+    launch = launches_of(raw)
     return np.where(launch == ABSENT, UNKNOWN_NS, raw.start_ns[launch] - raw.start_ns)
 
 
@@ -287,7 +287,7 @@ def _late_ns(raw: RawEvents) -> tuple[Times, NDArray[np.int64]]:
     if not waits.size or np.unique(raw.process[_is_at_work(raw)]).size != 1:
         return late_ns, waited_by
     waits = waits[np.argsort(raw.start_ns[waits], kind="stable")]
-    launch = _launches(raw)
+    launch = launches_of(raw)
     rows = np.flatnonzero(launch != ABSENT)
     launched_ns = raw.start_ns[launch[rows]] + raw.duration_ns[launch[rows]]
     index = np.searchsorted(raw.start_ns[waits], launched_ns)

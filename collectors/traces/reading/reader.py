@@ -18,7 +18,7 @@ from collectors.traces.intervals import Times
 from collectors.traces.reading import decoders as python_decoder
 from collectors.traces.reading.collective_args import collectives
 from collectors.traces.reading.damaged_json import likely_boundary, split
-from collectors.traces.reading.event_kinds import devices, kinds, remarks
+from collectors.traces.reading.event_kinds import deciding_rules, devices, kinds, remarks
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
 from collectors.traces.reading.metadata import NoEvents, TopLevelKeys, go_to_events, read_metadata, read_tail
 from collectors.traces.reading.plausible_times import believed, drop_impossible
@@ -44,6 +44,7 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
     communication = list(collectives(raw, kind, about.groups))
     stream = _streams(raw)
     left_out += remarks(raw, kind, stream, is_device)
+    rules = deciding_rules(raw, kind)
     end_ns = np.add(raw.start_ns, raw.duration_ns, out=raw.duration_ns)
     order = _order(raw, kind, stream, end_ns)
     call = np.full(kind.size, ABSENT, dtype=np.int32)
@@ -77,6 +78,7 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
             left_out=(*about.left_out, *left_out),
             untimed=(*about.untimed, *untimed, *sound.untimed),
             clocks_differ=sound.clocks_differ,
+            decided_by=rules,
         ),
     )
 
