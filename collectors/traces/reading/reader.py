@@ -141,6 +141,8 @@ SCANNED_BYTES, PYTHON_BYTES = 8 << 20, 1 << 19
 DECODERS: tuple[Decoder, ...] = (python_decoder.decode_by_scanner, python_decoder.decode_in_python)
 """Decoders in the order in which they are asked."""
 
+RANK_UNKNOWN = "its rank: neither the trace nor its file's name tells it, so that it counts as rank 0"
+
 _RANK = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 
 
@@ -200,7 +202,7 @@ def read_trace(
         rank = int(named[1])
     if rank is None:
         rank = 0
-        left_out.append("its rank: neither the trace nor its file's name tells it, so that it counts as rank 0")
+        left_out.append(RANK_UNKNOWN)
     about = replace(metadata.about, left_out=tuple(left_out), is_cut=events.is_cut)
     return build_timeline(events.chunks.joined(), rank=rank, about=about, base_ns=metadata.base_ns or 0)
 
