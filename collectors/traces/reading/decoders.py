@@ -280,7 +280,7 @@ def columns(events: Sequence[Event]) -> RawEvents:
         duration_ns=duration_ns,
         process=_process_or_thread([event.pid for event in complete]),
         thread=_process_or_thread([event.tid for event in complete]),
-        correlation=_column([ABSENT if event.args is None else event.args.correlation for event in complete]),
+        correlation=_column([_correlation(event.args) for event in complete]),
         shapes=shapes,
         shape=shape,
         collective_args=tuple(
@@ -293,6 +293,10 @@ def columns(events: Sequence[Event]) -> RawEvents:
         unknown=frozenset(distinct - KNOWN),
         unread_phases=frozenset({event.ph for event in events} - PHASES),
     )
+
+
+def _correlation(args: Args | None) -> int:
+    return ABSENT if args is None or not 0 <= args.correlation <= LARGEST_NS else args.correlation
 
 
 def _shapes(complete: Sequence[Event]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
@@ -314,9 +318,13 @@ def _times(events: Sequence[Event]) -> tuple[Times, Times]:
 
 def _process_or_thread(values: Sequence[int | str | None]) -> NDArray[np.int64]:
     """Return processes or threads as numbers; in 2021 they were texts such as "stream 7"."""
-    if any(isinstance(value, str) for value in set(values)):
-        return _column([value if isinstance(value, int) else int(str(value).rpartition(" ")[2]) for value in values])
-    return _column(values)
+    numbers = [int(value.rpartition(" ")[2]) if isinstance(value, str) else value for value in values]
+    # Some writers have 2**64 - 1 for a stream: any number does that no other has.
+    return _column([_short(number) for number in numbers])
+
+
+def _short(number: int | None) -> int | None:
+    return number if number is None or -LARGEST_NS <= number <= LARGEST_NS else number % 2**32
 
 
 def _allocations(events: Sequence[Event]) -> Allocations:

@@ -133,6 +133,7 @@ class RawEvents:
     a number.
     without_address: the number of memory changes without "Addr". unknown: categories of phase "X" in no list here.
     unread_phases: those that are not in `KNOWN_PHASES`.
+    untimed: correlations of launches and work that are not among the rows, since a decoder could not read them.
     """
 
     names: tuple[str, ...]
@@ -150,6 +151,7 @@ class RawEvents:
     without_address: int = 0
     unknown: frozenset[str] = frozenset()
     unread_phases: frozenset[str] = frozenset()
+    untimed: tuple[int, ...] = ()
 
     def at(self, rows: NDArray[np.bool_], changes: NDArray[np.bool_]) -> RawEvents:
         """Return these rows and these changes of memory alone."""
@@ -188,6 +190,7 @@ class ChunkJoiner:
         self._without_address = 0
         self._unknown: set[str] = set()
         self._unread_phases: set[str] = set()
+        self._untimed: list[int] = []
 
     def add(self, raw: RawEvents) -> None:
         """Append the events of a chunk."""
@@ -202,6 +205,7 @@ class ChunkJoiner:
         self._without_address += raw.without_address
         self._unknown |= raw.unknown
         self._unread_phases |= raw.unread_phases
+        self._untimed += raw.untimed
         self._rows += raw.name.size
         self.count += raw.name.size + raw.allocations.time_ns.size
 
@@ -220,6 +224,7 @@ class ChunkJoiner:
             without_address=self._without_address,
             unknown=frozenset(self._unknown),
             unread_phases=frozenset(self._unread_phases),
+            untimed=tuple(self._untimed),
             **columns,
         )
 

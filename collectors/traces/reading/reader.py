@@ -76,7 +76,7 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
         about=replace(
             about,
             left_out=(*about.left_out, *left_out),
-            untimed=(*about.untimed, *untimed, *sound.untimed),
+            untimed=tuple(sorted({*raw.untimed, *untimed, *sound.untimed})),
             clocks_differ=sound.clocks_differ,
             decided_by=rules,
         ),
@@ -220,7 +220,7 @@ def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) 
                 chunks.add(raw)
                 window.start = comma + 1
                 continue
-        exact = split(window)
+        exact = split(window, is_bare=is_bare)
         chunks.add(exact.raw)
         broken_at += exact.broken_at
         if exact.end is not None:
