@@ -57,7 +57,8 @@ class StepPath:
     """The path of one step, or of the whole trace where no step is marked.
 
     parts: in order, from the step's start to its end, without a gap.
-    free_ns: by kind, the step's time if all work of that kind, in all steps, took no time and nothing else changed.
+    free_ns: by kind, the step's time if all work of that kind, in all steps, took no time and nothing else changed; at
+    most what it took.
     """
 
     step: str
@@ -104,7 +105,8 @@ def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
             "step free time_then_ns saved_ns saved_share_ratio",
             _if_free(steps),
             "a bound: work of that kind is free in all steps and on all ranks; what waits for what, all other work and"
-            " all delays are as they were. One step may then last longer, if what comes before it ends earlier",
+            " all delays are as they were. A step that only begins earlier, since what comes before it ends earlier,"
+            " saves nothing",
         ),
         table_of(
             "ranks",
@@ -338,7 +340,10 @@ def _paths(joined: JoinedGraph, ranks: Sequence[Timeline], names: Sequence[str])
                 start_ns=start_ns,
                 end_ns=end_ns,
                 parts=walk.back(last, start_ns),
-                free_ns={kind: int(bounds[step, 1] - bounds[step, 0]) for kind, bounds in free.items()},
+                free_ns={
+                    kind: min(int(bounds[step, 1] - bounds[step, 0]), end_ns - start_ns)
+                    for kind, bounds in free.items()
+                },
             )
         )
     return tuple(paths)
