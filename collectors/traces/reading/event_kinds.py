@@ -21,7 +21,7 @@ from collectors.traces.event_names import (
     library_of,
     looks_like_communication,
 )
-from collectors.traces.intervals import Times
+from collectors.traces.intervals import Times, union
 from collectors.traces.operators import Foreground
 from collectors.traces.reading.plausible_times import launches_of
 from collectors.traces.reading.raw_events import AT_WORK, CATEGORIES, RawEvents
@@ -92,7 +92,12 @@ def recorded(raw: RawEvents) -> Mask:
     launch = launches_of(raw)
     rows = np.flatnonzero((launch != ABSENT) & is_kernel & ~_named(raw, lambda name: OF_TORCH.search(name) is not None))
     for thread in np.unique(raw.thread[operators[is_record]]):
-        mine = operators[raw.thread[operators] == thread]
+        is_here = raw.thread[operators] == thread
+        records = operators[is_here & is_record]
+        spans = union(raw.start_ns[records], raw.start_ns[records] + raw.duration_ns[records])
+        # Operators that begin outside of all records are never the innermost around a launch within one.
+        mine = operators[is_here]
+        mine = mine[np.searchsorted(spans.ravel(), raw.start_ns[mine], side="right") % 2 == 1]
         mine = mine[np.lexsort((-raw.duration_ns[mine], raw.start_ns[mine]))]
         here = rows[raw.thread[launch[rows]] == thread]
         innermost = Foreground(raw.start_ns[mine], raw.start_ns[mine] + raw.duration_ns[mine])
