@@ -31,7 +31,7 @@ from tests.collectors.traces.made.foreign_traces import (
 
 NEVER_TAKEN = "at time 0: the profiler never took the time"
 HOURS_US = 3600 * 10**6
-ODD = Path(__file__).parents[4] / "../shared/data/odd"
+ODD = Path(__file__).parents[5] / "../shared/data/odd"
 
 
 def _is(name: str, number: int = 0) -> Callable[[Event], bool]:
