@@ -103,14 +103,17 @@ def read_traces(
     Raises:
         InfrastructureFailed: a process that read one died.
     """
-    foreign = [path for path in paths if not path.name.endswith(OWN)]
+    foreign = [path for path in paths if not path.name.endswith(OWN) and not path.is_fifo()]
     cores = len(os.sched_getaffinity(0))
     if min(len(foreign), cores) < 2 or sum(map(_content_bytes, foreign)) < apart_from_bytes:
         answers = {path: _read(path, rank) for path in paths}
     else:
         with ThreadPoolExecutor(cores) as threads:  # Each thread waits for a process that reads one file.
             largest_first = sorted(paths, key=_content_bytes, reverse=True)
-            read = threads.map(lambda path: _read_apart(path, rank), largest_first)
+            # Another process has not our pipes open.
+            read = threads.map(
+                lambda path: _read(path, rank) if path.is_fifo() else _read_apart(path, rank), largest_first
+            )
             answers = dict(zip(largest_first, read, strict=True))
     for kind, content in answers.values():
         if kind == "broken":

@@ -27,11 +27,15 @@ MOST_RANKS = 2**31 - 1
 _LONE = ("trace",)
 _FILE = NamedPath(is_folder=False)
 _RANK = click.option(
-    "--rank", type=click.IntRange(0, MOST_RANKS), help="Rank of a single trace, in place of the one that it names."
+    "--rank",
+    "ranks",
+    type=click.IntRange(0, MOST_RANKS),
+    multiple=True,
+    help="Rank of a trace, in place of the one that it names; once for each trace, in their order.",
 )
 _WHAT_IT_MAY_BE = (
-    "a trace of torch.profiler (.json, .json.gz), a rank's .timeline.npz, a folder of these, or the beginning of a"
-    " run's name"
+    "a trace of torch.profiler (.json, .json.gz, or - for standard input), a rank's .timeline.npz, a folder of these,"
+    " or the beginning of a run's name"
 )
 
 
@@ -51,7 +55,7 @@ def _command_of(analysis: Analysis) -> click.Command:
         table_name: str | None,
         limit: int,
         output: Path | None,
-        rank: int | None,
+        ranks: tuple[int, ...],
         runs_folder: Path,
         store_url: str | None,
         format_name: str,
@@ -60,7 +64,7 @@ def _command_of(analysis: Analysis) -> click.Command:
         from bench.reports.tables import AnalysisReport, write
         from bench.traces.inputs import read_sides
 
-        sides = read_sides(_by_side(named), rank=rank, runs_folder=runs_folder, store_url=store_url)
+        sides = read_sides(_by_side(named), ranks=ranks, runs_folder=runs_folder, store_url=store_url)
         _keep_traces(output, sides)
         tabled = analysis.run(*(side.timelines() for side in sides))
         text = sys.stdout if output is None else io.StringIO()
@@ -80,13 +84,13 @@ def _command_to_draw(drawing: Drawing) -> click.Command:
     @RUNS
     @STORE
     def answer(
-        output: Path, rank: int | None, runs_folder: Path, store_url: str | None, **named: str | tuple[str, ...]
+        output: Path, ranks: tuple[int, ...], runs_folder: Path, store_url: str | None, **named: str | tuple[str, ...]
     ) -> None:
         from bench.reports.format import on_one_line
         from bench.traces.inputs import read_sides
         from bench.traces.pipeline_trace import stage_spans
 
-        (side,) = read_sides(_by_side(named), rank=rank, runs_folder=runs_folder, store_url=store_url)
+        (side,) = read_sides(_by_side(named), ranks=ranks, runs_folder=runs_folder, store_url=store_url)
         _keep_traces(output, (side,))
         drawn = drawing.run(side.timelines(), () if side.folder is None else stage_spans(side.folder, on_notice=say))
         _write(output, gzip.compress(drawn.content, mtime=0) if output.suffix == ".gz" else drawn.content)

@@ -361,6 +361,8 @@ def partial_steps(timeline: Timeline) -> Iterator[str]:
 
     kineto stops silently when its buffers are full; it shows in launches whose work is missing.
     """
+    if timeline.about.clocks_differ:
+        yield "traced steps are left out: host and device have different clocks"
     for step in marked_steps(timeline):
         if step.why is not None:
             yield f"traced step {step.name.removeprefix(STEP).strip()} is left out: {step.why}"

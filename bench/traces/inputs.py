@@ -5,17 +5,24 @@ A side is the traces of one run's ranks, one for each rank; an analysis takes on
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+import msgspec
+
 from bench.analysis.timelines import OWN, read_traces
 from bench.errors import InfrastructureFailed, Misuse
-from collectors.traces.reading.json_chunks import is_own_drawing
+from collectors.traces.reading.json_chunks import STANDARD_INPUT, is_own_drawing
+from collectors.traces.reading.reader import RANK_UNKNOWN
 from collectors.traces.timeline import Timeline
+
+OPEN_FILES = ("/dev/fd", "/proc/self/fd")
+"""Where a shell's `<(...)` stands: a pipe that is open already."""
 
 ENDINGS = (OWN, ".json", ".json.gz")
 
@@ -72,9 +79,17 @@ def _refusing(name: str) -> Iterator[None]:
 
 def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
     """Return the files of this path, or of the run of this name; None where it may be a run of the history."""
-    path = Path(name)
+    path = STANDARD_INPUT if name == "-" else Path(name)
+    if path == STANDARD_INPUT and os.isatty(0):
+        raise Misuse(
+            "standard input is a terminal; pipe a trace into it, as in `zcat rank0.json.gz | observatory ... -`"
+        )
     if path.is_dir():
-        return _of_run(path) if (path / "case.json").exists() else _of_folder(path)
+        return _of_run(path) if _is_run(path) else _of_folder(path)
+    if path.is_fifo() and path != STANDARD_INPUT and str(path.parent) not in OPEN_FILES:
+        raise Misuse(
+            f"{path} is a named pipe, which may have no writer; use `... | observatory analyse ... -`, or a file"
+        )
     if path.exists():
         if _is_drawing(path):
             raise Misuse(f"{path} is a drawing of ours and no trace; name the traces that it was drawn of")
@@ -84,6 +99,19 @@ def _on_disk(name: str, runs_folder: Path) -> TraceFiles | None:
     if (runs_folder / name / "case.json").exists():
         return _of_run(runs_folder / name)
     return None
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether the folder is a run's, and not one of traces beside which another program put a case.json."""
+    case = folder / "case.json"
+    if not case.is_file():
+        return False
+    try:
+        content = msgspec.json.decode(case.read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        content = None
+    is_ours = isinstance(content, dict) and "schema_version" in content
+    return is_ours or not any(path.name.endswith(ENDINGS) and path != case for path in folder.iterdir())
 
 
 def _folder_in_history(run: str, runs_folder: Path, store_url: str | None) -> Path:
@@ -132,7 +160,10 @@ def _rank_in_name(path: Path) -> tuple[int, str]:
 
 def _of_folder(folder: Path) -> TraceFiles:
     named = sorted(path for path in folder.iterdir() if path.name.endswith(ENDINGS) and path.is_file())
-    drawings = [path for path in named if _is_drawing(path)]
+    drawings = []
+    for path in named:
+        with suppress(OSError):  # One that cannot be read is skipped, with the reason, where it is read.
+            drawings += [path] if _is_drawing(path) else []
     paths = tuple(path for path in named if path not in drawings)
     if not paths:
         raise Misuse(f"{folder} holds no trace; one ends with {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
@@ -179,23 +210,25 @@ class TraceSet:
 
 
 def read_sides(
-    named: Mapping[str, Sequence[str]], *, rank: int | None, runs_folder: Path, store_url: str | None
+    named: Mapping[str, Sequence[str]], *, ranks: Sequence[int] = (), runs_folder: Path, store_url: str | None
 ) -> tuple[TraceSet, ...]:
-    """Read each side from the files, folders and runs named for it. rank: replaces the rank of a lone trace.
+    """Read each side from the files, folders and runs named for it. ranks: of each trace of a side, in their order;
+    none for what traces and the names of their files tell.
 
     Raises:
         Misuse: a name is unknown, a file is not a trace, or two are of one rank.
         InfrastructureFailed: a run could not be looked up in the history, or a process that read a trace died.
     """
     files = {side: find_files(names, runs_folder, store_url) for side, names in named.items()}
-    most = max(len(found.paths) for found in files.values())
-    if rank is not None and most > 1:
-        raise Misuse(f"--rank is of a lone trace, and these are {most}; leave it out, or name one file")
-    read = iter(read_traces([path for found in files.values() for path in found.paths], rank=rank))
+    paths = [path for found in files.values() for path in found.paths]
+    if twice := next((path for path in paths if path.is_fifo() and paths.count(path) > 1), None):
+        raise Misuse(f"{twice} is a pipe, which can be read once, and is named twice; write it into a file first")
+    read = iter(read_traces(paths))
     sides: list[TraceSet] = []
     for name, found in files.items():
         traces, skipped = _separate(found, [next(read) for _ in found.paths])
-        side = side_of(name, list(traces), list(traces.values()), ranks=found.ranks if rank is None else None)
+        ranked = with_ranks(traces, ranks)
+        side = side_of(name, list(ranked), list(ranked.values()), ranks=None if ranks else found.ranks)
         sides.append(replace(side, folder=found.folder, notices=(*found.notices, *skipped, *side.notices)))
     return tuple(sides)
 
@@ -209,6 +242,10 @@ def _separate(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[P
     found = dict(zip(files.paths, read, strict=True))
     traces = {path: one for path, one in found.items() if isinstance(one, Timeline)}
     refused = {path: one for path, one in found.items() if isinstance(one, str)}
+    # A foreign JSON may have a list as a trace has, with nothing in it that a profiler writes.
+    if foreign := {path for path, one in traces.items() if path in files.unsure and _is_empty(one)}:
+        refused |= {path: f"{path}: it holds no event that torch.profiler writes" for path in foreign}
+        traces = {path: one for path, one in traces.items() if path not in foreign}
     for path, why in refused.items():
         if path not in files.unsure:
             raise Misuse(why)
@@ -216,6 +253,63 @@ def _separate(files: TraceFiles, read: Sequence[Timeline | str]) -> tuple[dict[P
         first = next(iter(refused.values()))
         raise Misuse(first if len(refused) == 1 else f"none of {len(refused)} files is a trace: {first}")
     return traces, [f"skipped: {why}" for why in refused.values()]
+
+
+def _is_empty(timeline: Timeline) -> bool:
+    return not timeline.kind.size and not timeline.allocations.time_ns.size and timeline.about.world_size is None
+
+
+_DEGREE = re.compile(r"(?<![a-z0-9])(tp|pp|dp|ep|cp|sp)[-_=]?(\d{1,9})(?![a-z0-9])", re.IGNORECASE)
+"""A place along one axis of parallelism, as in 1760000000-TP-1-DP-0.trace.json."""
+
+
+def with_ranks(traces: Mapping[Path, Timeline], ranks: Sequence[int]) -> dict[Path, Timeline]:
+    """Return the traces with these ranks, one of each in their order; without any, with those that their names tell.
+
+    Raises:
+        Misuse: there are more or fewer ranks than traces, one occurs twice, or several traces tell no rank.
+    """
+    order = ", ".join(path.name for path in traces)
+    if ranks:
+        if len(ranks) != len(traces):
+            raise Misuse(
+                f"--rank is given {_times(len(ranks))} for {len(traces)} trace{'s' * (len(traces) > 1)} ({order}); give"
+                " one for each, in this order"
+            )
+        if len(set(ranks)) < len(ranks):
+            raise Misuse(f"--rank {max(ranks, key=ranks.count)} is given twice; each trace has a rank of its own")
+        return {path: _ranked(one, rank) for (path, one), rank in zip(traces.items(), ranks, strict=True)}
+    unknown = [path for path, one in traces.items() if RANK_UNKNOWN in one.about.left_out]
+    if len(unknown) < 2:
+        return dict(traces)
+    if (found := _ranks_in_names(unknown)) is None:
+        some = " ".join(f"--rank {number}" for number in range(min(len(traces), RANKS_NAMED)))
+        raise Misuse(
+            f"{len(unknown)} traces tell no rank, nor do the names of their files; give the rank of each, in this order"
+            f" ({order}), such as {some}{' ...' if len(traces) > RANKS_NAMED else ''}"
+        )
+    return {path: _ranked(one, found[path]) if path in found else one for path, one in traces.items()}
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _ranked(timeline: Timeline, rank: int) -> Timeline:
+    about = timeline.about
+    left_out = tuple(line for line in about.left_out if line != RANK_UNKNOWN)
+    return replace(timeline, rank=rank, about=replace(about, left_out=left_out))
+
+
+def _ranks_in_names(paths: Sequence[Path]) -> dict[Path, int] | None:
+    """Return the place of each file along the one axis of parallelism in which all differ; None if there is none.
+
+    Example: TP-0-DP-0 and TP-1-DP-0 differ along TP alone, and are ranks 0 and 1.
+    """
+    places = [{axis.lower(): int(number) for axis, number in _DEGREE.findall(path.name)} for path in paths]
+    candidates = {tuple(of_path.get(axis, -1) for of_path in places) for axis in set().union(*places)}
+    distinct = [numbers for numbers in candidates if len(set(numbers)) == len(paths) and min(numbers) >= 0]
+    return dict(zip(paths, distinct[0], strict=True)) if len(distinct) == 1 else None
 
 
 def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, ranks: int | None = None) -> TraceSet:
@@ -230,8 +324,8 @@ def side_of(name: str, paths: Sequence[Path], timelines: Sequence[Timeline], *, 
         rank = trace.timeline.rank
         if rank in by_rank:
             raise Misuse(
-                f"{by_rank[rank].path} and {trace.path} are both of rank {rank}; name one file of each rank"
-                " (where a trace does not tell its rank, a name such as rank1.json does)"
+                f"{by_rank[rank].path} and {trace.path} are both of rank {rank}; name one file of each rank,"
+                " or give the rank of each with --rank, in their order"
             )
         by_rank[rank] = trace
     ordered = tuple(by_rank[rank] for rank in sorted(by_rank))

@@ -1,7 +1,7 @@
 """Rules on event names: which events communicate, and which collective a name means.
 
-A name is asked last, since names change and mislead: `collectors.traces.reading.collective_args` first reads what an
-event says of itself, then what the host's event around its launch says.
+A name is asked last, since names change and mislead: what an event says of itself, and the host's operator around its
+launch, are asked first (`collectors.traces.reading.event_kinds`, `collectors.traces.reading.collective_args`).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(pattern=r"^nccl[A-Z]\w+Kernel_", library="NCCL", since="2.4, up to 2.7"),
-    Rule(pattern=r"^ncclKernel_", library="NCCL", since="2.8, up to 2.18"),
-    Rule(pattern=r"^ncclDevKernel_", library="NCCL, and RCCL of ROCm", since="2.19"),
+    Rule(pattern=r"^(?:void )?nccl[A-Z]\w+Kernel_", library="NCCL", since="2.4, up to 2.7"),
+    Rule(pattern=r"^(?:void )?ncclKernel_", library="NCCL", since="2.8, up to 2.18"),
+    Rule(pattern=r"^(?:void )?ncclDevKernel(?:Debug)?_", library="NCCL, and RCCL of ROCm", since="2.19"),
     Rule(pattern=r"^ncclSymDevKernel_", library="NCCL, symmetric memory", since="2.27"),
     Rule(pattern=r"^ncclSymkDevKernel_", library="NCCL, symmetric memory", since="2.28"),
-    Rule(pattern=r"^rccl", library="RCCL", since="its first release"),
+    Rule(pattern=r"^(?:void )?rccl", library="RCCL", since="its first release"),
     Rule(pattern=r"^mscclKernel_", library="RCCL, MSCCL", since="2.17"),
     Rule(pattern=r"mscclpp", library="MSCCL++", since="its first release"),
     Rule(pattern=r"^hccl|^Hccl|^hcom_", library="HCCL, of Habana and of Ascend", since="their first releases"),
@@ -55,6 +55,27 @@ RULES: tuple[Rule, ...] = (
     Rule(pattern=r"nvshmem", library="NVSHMEM", since="its first release"),
     # The kernels of `layout` only count tokens.
     Rule(pattern=r"^(?:void )?deep_ep::(?!layout::)", library="DeepEP", since="its first release"),
+    Rule(
+        pattern=r"^(?:void )?dpsk::ep::(?!layout::)", library="DeepSeek's expert parallelism", since="its first release"
+    ),
+    Rule(pattern=r"\bmori::|\bEp(?:Dispatch|Combine)\w*Kernel", library="MORI of ROCm", since="its first release"),
+    Rule(
+        pattern=r"\bpplx::|a2a_(?:dispatch|combine)_(?:send|recv)",
+        library="Perplexity's kernels",
+        since="first release",
+    ),
+    Rule(pattern=r"(?i:moe_?a2a|moe_?all_?to_?all)", library="TensorRT-LLM, expert parallelism", since="0.16"),
+    Rule(
+        pattern=r"(?i:all_?reduce_?fusion_?kernel|(?:one|two)_?shot_?all_?reduce_?(?:fusion_?)?kernel)",
+        library="TensorRT-LLM, FlashInfer and aiter, fused all-reduce",
+        since="0.12",
+    ),
+    Rule(
+        pattern=r"\baiter::.*(?:all_?gather|all_?reduce|reduce_?scatter|cross_device)",
+        library="aiter of ROCm",
+        since="its first release",
+    ),
+    Rule(pattern=r"userbuffers_", library="Transformer Engine, userbuffers", since="0.8"),
     Rule(pattern=r"(?:oneShot|twoShot|hybridCubeMesh)AllReduceKernel", library="torch, IntraNodeComm", since="2.3"),
     Rule(
         pattern=r"c10d::symmetric_memory::.*\b(?:barrier|(?:put|wait)_signal)_kernel",
@@ -72,7 +93,10 @@ _COMMUNICATES = re.compile("|".join(rule.pattern for rule in RULES))
 
 _COLLECTIVES: tuple[tuple[str, str], ...] = (
     ("barrier", "barrier"),
-    ("reduce_?scatter", "reduce_scatter"),
+    (r"reduce_?scatter|userbuffers_.*_rs(?:_|\b)", "reduce_scatter"),
+    (r"userbuffers_.*_ag(?:_|\b)", "all_gather"),
+    ("userbuffers_push|userbuffers_pull", "send"),
+    ("userbuffers_.*_sum_", "all_reduce"),
     ("all_?reduce|cross_device_reduce", "all_reduce"),
     ("all_?gather", "all_gather"),
     ("all_?to_?all", "all_to_all"),
@@ -80,7 +104,8 @@ _COLLECTIVES: tuple[tuple[str, str], ...] = (
     ("gather", "gather"),  # After the collectives whose names contain it.
     ("scatter", "scatter"),
     ("reduce", "reduce"),
-    ("deep_ep::.*(?:dispatch|combine)", "all_to_all"),
+    (r"(?:deep_ep::|dpsk::ep::|mori::|pplx::|\bEp|a2a_?).*(?:dispatch|combine)", "all_to_all"),
+    ("moe_?a2a", "all_to_all"),
     # Both ends of a message count as send, and so do both ends of a signal. NCCL's SendRecv may also be any collective
     # that is made of messages.
     (r"send|recv|(?:put|wait)_signal|P(?:to|2)P", "send"),
@@ -96,6 +121,29 @@ HOST_COMPUTE = re.compile(r"^aten::|^mkldnn|^## Call CompiledFxGraph|^graph_\d+_
 def is_communication(name: str) -> bool:
     """Return whether the name is that of a kernel or copy that communicates."""
     return _COMMUNICATES.search(name) is not None
+
+
+def library_of(name: str) -> str | None:
+    """Return the library whose kernel or copy the name is, as a rule tells; None if no rule knows it."""
+    return next((rule.library for rule in RULES if re.search(rule.pattern, name)), None)
+
+
+COPIES = re.compile(r"^__amd_rocclr_(?:copy|fill)")
+"""Kernels by which ROCm's runtime copies and fills memory."""
+
+OF_TORCH = re.compile(r"^(?:void )?at::|checkForNaN")
+"""Kernels that torch launches inside of a collective and that compute: copies into buckets, checks for NaN."""
+
+_LOOKS_LIKE_COMMUNICATION = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|a2a|send_?recv|[nrh]ccl|cross_device|p2p|shmem|rdma|nvlink"
+    r"|\bep::|(?:moe|\bep|expert).*(?:dispatch|combine)",
+    re.IGNORECASE,
+)
+
+
+def looks_like_communication(name: str) -> bool:
+    """Return whether a name that no rule knows sounds like a kernel that communicates."""
+    return OF_TORCH.search(name) is None and _LOOKS_LIKE_COMMUNICATION.search(name) is not None
 
 
 def collective_of(name: str) -> str:

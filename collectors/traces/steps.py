@@ -84,14 +84,24 @@ def launches(timeline: Timeline) -> Launches:
     """Return when each span at work was launched.
 
     A stream runs in the order of launches, so all that it ran before its first span with a launch in the trace was
-    launched before the trace began. For other spans without a launch, and for gloo's, the time is not known.
+    launched before the trace began. For other spans without a launch, and for gloo's, the time is not known; nor is it
+    where the launch was left out, or host and device have different clocks.
     """
     row = launch_of(timeline)
+    if timeline.about.clocks_differ:
+        return Launches(
+            row=row,
+            is_known=np.zeros(row.size, dtype=np.bool_),
+            start_ns=np.full(row.size, LONG_AGO),
+            end_ns=np.full(row.size, LONG_AGO),
+        )
     is_known = row != ABSENT
     held = np.flatnonzero(is_known)
     start_ns, end_ns = np.full(row.size, LONG_AGO), np.full(row.size, LONG_AGO)
     start_ns[held], end_ns[held] = timeline.start_ns[row[held]], timeline.end_ns[row[held]]
-    at_work = np.flatnonzero(is_at_work(timeline) & ~is_of_gloo(timeline))
+    at_work = np.flatnonzero(
+        is_at_work(timeline) & ~is_of_gloo(timeline) & ~np.isin(timeline.correlation, timeline.about.untimed)
+    )
     for stream in np.unique(timeline.stream[at_work[~is_known[at_work]]]):
         # All that stands before the first known launch of a stream was launched before the trace began.
         here = at_work[timeline.stream[at_work] == stream]
@@ -120,15 +130,19 @@ def lost_work(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Count launches in each window of the host's time: those without work on the device, of those that should have it.
 
-    A launch counts when its call begins. Several calls with one correlation are one launch, at the first of them.
+    Work without a time counts as missing. A launch counts when its call begins. Several calls with one correlation are
+    one launch, at the first of them.
     """
+    is_untimed = np.isin(timeline.correlation, timeline.about.untimed)
     calls = np.flatnonzero(
-        timeline.of_kind("launch") & (timeline.correlation != ABSENT) & _named(timeline, LAUNCHES_OF_KERNELS)
+        timeline.of_kind("launch")
+        & (timeline.correlation != ABSENT)
+        & (_named(timeline, LAUNCHES_OF_KERNELS) | is_untimed)
     )
     # The first call of each correlation, in order of time.
     calls = calls[np.sort(np.unique(timeline.correlation[calls], return_index=True)[1])]
-    has_work = np.isin(timeline.correlation[calls], timeline.correlation[launched.row != ABSENT])
-    is_expected = has_work | ~_is_captured(timeline, timeline.start_ns[calls])
+    has_work = np.isin(timeline.correlation[calls], timeline.correlation[launched.row != ABSENT]) & ~is_untimed[calls]
+    is_expected = has_work | is_untimed[calls] | ~_is_captured(timeline, timeline.start_ns[calls])
     calls, has_work = calls[is_expected], has_work[is_expected]
     first = np.searchsorted(timeline.start_ns[calls], start_ns, side="left")
     behind = np.maximum(first, np.searchsorted(timeline.start_ns[calls], end_ns, side="left"))
@@ -207,7 +221,12 @@ def step_intervals(timeline: Timeline) -> tuple[StepInterval, ...]:
 
 
 def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
-    """Return each marked step, in order; it is `partial` if it has no work or the trace lacks some of it."""
+    """Return each marked step, in order; it is `partial` if it has no work or the trace lacks some of it.
+
+    Steps are marked on the host: where the device has another clock, there are none on it.
+    """
+    if timeline.about.clocks_differ:
+        return ()
     names = step_names(timeline)
     rows = timeline.of_kind("step")
     start_ns, end_ns = timeline.start_ns[rows], timeline.end_ns[rows]
@@ -217,7 +236,8 @@ def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
         launched = launches(timeline)
         lost, expected = lost_work(timeline, launched, start_ns, end_ns)
         for number in np.flatnonzero(lost).tolist():
-            reasons[number] = f"the trace lacks the work of {lost[number]} of {expected[number]} launches"
+            its_time = ", or its time" if timeline.about.untimed else ""
+            reasons[number] = f"the trace lacks the work of {lost[number]} of {expected[number]} launches{its_time}"
         has_launches = _begins_within(timeline.start_ns[launched.calls], start_ns, end_ns)
         start_ns, end_ns = _when_done(timeline, launched, start_ns), _when_done(timeline, launched, end_ns)
     has_work = has_launches | _is_at_work_within(timeline, start_ns, end_ns)

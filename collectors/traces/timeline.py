@@ -97,6 +97,9 @@ class About:
     groups: the ranks of each process group, by its name.
     left_out: parts of the trace that could not be used, one line each.
     is_cut: the file ends before its list of events does. Events are in no order of time: any may be missing.
+    untimed: correlations of launches and of work on the device whose times are not known.
+    clocks_differ: times of the host and of the device cannot be compared.
+    decided_by: by name of a kernel or copy that communicates, the rule that told so.
     """
 
     world_size: int | None = None
@@ -105,6 +108,9 @@ class About:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     is_cut: bool = False
+    untimed: tuple[int, ...] = ()
+    clocks_differ: bool = False
+    decided_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

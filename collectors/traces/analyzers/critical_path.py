@@ -57,7 +57,8 @@ class StepPath:
     """The path of one step, or of the whole trace where no step is marked.
 
     parts: in order, from the step's start to its end, without a gap.
-    free_ns: by kind, the step's time if all work of that kind, in all steps, took no time and nothing else changed.
+    free_ns: by kind, the step's time if all work of that kind, in all steps, took no time and nothing else changed; at
+    most what it took.
     """
 
     step: str
@@ -104,7 +105,8 @@ def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
             "step free time_then_ns saved_ns saved_share_ratio",
             _if_free(steps),
             "a bound: work of that kind is free in all steps and on all ranks; what waits for what, all other work and"
-            " all delays are as they were. One step may then last longer, if what comes before it ends earlier",
+            " all delays are as they were. A step that only begins earlier, since what comes before it ends earlier,"
+            " saves nothing",
         ),
         table_of(
             "ranks",
@@ -301,6 +303,10 @@ def path_of(alignment: Alignment, matching: Matching) -> CriticalPath:
     present = [timeline.rank for timeline in alignment.timelines if timeline.kind.size]
     if not present:
         return CriticalPath(steps=(), notes=("no span in any trace",))
+    if differing := [timeline.rank for timeline in alignment.timelines if timeline.about.clocks_differ]:
+        named = f"rank{'s' * (len(differing) > 1)} {', '.join(map(str, differing))}"
+        note = f"there is no path: host and device of {named} have different clocks, so that no launch can be followed"
+        return CriticalPath(steps=(), notes=(note, *alignment.notes))
     aligned, within, left_out = on_one_clock(alignment, matching, present)
     ranks = aligned.applied()
     common = common_steps(ranks)
@@ -334,7 +340,10 @@ def _paths(joined: JoinedGraph, ranks: Sequence[Timeline], names: Sequence[str])
                 start_ns=start_ns,
                 end_ns=end_ns,
                 parts=walk.back(last, start_ns),
-                free_ns={kind: int(bounds[step, 1] - bounds[step, 0]) for kind, bounds in free.items()},
+                free_ns={
+                    kind: min(int(bounds[step, 1] - bounds[step, 0]), end_ns - start_ns)
+                    for kind, bounds in free.items()
+                },
             )
         )
     return tuple(paths)

@@ -55,7 +55,8 @@ class IdleCauses:
 def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
     """Return the gaps within a window of a rank's trace, by cause.
 
-    In a trace without a device only data loading is told from the rest, since nothing is launched ahead there.
+    In a trace without a device only data loading is told from the rest, since nothing is launched ahead there. Where
+    the device has another clock than the host, no cause is told.
     """
     rows = np.flatnonzero(is_at_work(timeline))
     free = gaps(union(timeline.start_ns[rows], timeline.end_ns[rows]), start_ns, end_ns)
@@ -66,6 +67,8 @@ def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
             gaps=free,
             by_cause=unknown | {"data_loading": intersection(free, loading), "other": without(free, loading)},
         )
+    if timeline.about.clocks_differ:
+        return IdleCauses(gaps=free, by_cause=dict.fromkeys(CAUSES) | {"other": free})
     launched = launches(timeline)
     # Per gap the row of the work that ends it; `ABSENT` where none follows.
     work = np.append(rows, ABSENT)[np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")]
@@ -241,6 +244,11 @@ def idle(timelines: Sequence[Timeline]) -> Idle:
             notes.append(
                 f"rank {timeline.rank}: the trace holds no launch of what ends {found.unknown} of its gaps; they are"
                 " other"
+            )
+        if timeline.about.clocks_differ:
+            notes.append(
+                f"rank {timeline.rank}: host and device have different clocks: why nothing ran is not known, and all"
+                " idle time is other"
             )
         if not timeline.is_device:
             notes.append(

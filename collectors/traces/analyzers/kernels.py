@@ -245,7 +245,7 @@ class LaunchQueue:
 
 
 def launch_queue(timeline: Timeline) -> LaunchQueue:
-    """Return the delays and queues of a rank; a trace without a device has none."""
+    """Return the delays and queues of a rank; a trace without a device, or with another clock on it, has none."""
     launch = launch_of(timeline)
     is_on_device = is_at_work(timeline) & ~is_of_gloo(timeline) & timeline.is_device
     rows = np.flatnonzero(launch != ABSENT)
@@ -254,7 +254,7 @@ def launch_queue(timeline: Timeline) -> LaunchQueue:
     calls, first = np.unique(launch[rows], return_index=True)
     started = rows[first]
     delay_ns = timeline.start_ns[started] - timeline.start_ns[calls]
-    is_sound = delay_ns >= 0
+    is_sound = (delay_ns >= 0) & ~np.bool_(timeline.about.clocks_differ)
     kinds = np.where(is_graph[timeline.name[calls]], len(KINDS), timeline.kind[started].astype(np.int64))
     found = durations(delay_ns[is_sound], kinds[is_sound])
     launched_ns, started_ns = timeline.start_ns[calls[is_sound]], timeline.start_ns[started[is_sound]]
@@ -268,7 +268,7 @@ def launch_queue(timeline: Timeline) -> LaunchQueue:
         queues=tuple(queues),
         spans_of_graphs=int(is_graph[timeline.name[launch[rows]]].sum()),
         unknown=int((is_on_device & (launch == ABSENT)).sum()),
-        early=int((~is_sound).sum()),
+        early=0 if timeline.about.clocks_differ else int((~is_sound).sum()),
     )
 
 

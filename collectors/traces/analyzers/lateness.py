@@ -41,11 +41,12 @@ _KINDS: Mapping[Activity, tuple[Kind, ...]] = {
     "data loading": ("host",),
     "host": ("host", "launch", "wait"),
 }
+_OF_THE_HOST: tuple[Activity, ...] = ("data loading", "host")
 _BUSY: tuple[Activity, ...] = ("compute", "an earlier collective", "copy", "data loading")
 
 
 class Activities:
-    """The activities of one rank, at any time of its own clock."""
+    """The activities of one rank, at any time of its own clock; on a device with another clock, its own alone."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -55,6 +56,8 @@ class Activities:
             if activity == "data loading":
                 is_loading = np.array([DATA_LOADING.match(name) is not None for name in timeline.names], dtype=np.bool_)
                 chosen &= is_loading[timeline.name]
+            if timeline.about.clocks_differ and activity in _OF_THE_HOST:
+                chosen[:] = False
             self._rows[activity] = np.flatnonzero(chosen)
         self._ends_ns = {activity: np.sort(timeline.end_ns[self._rows[activity]]) for activity in _BUSY}
         self._busy = {

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collectors.traces.analyzers.critical_path import StepPath, path_of
 from collectors.traces.cross_rank.clock_sync import align
@@ -21,6 +22,8 @@ from collectors.traces.perfetto import Flow, TraceSpan, Track, encode
 from collectors.traces.timeline import ABSENT, KINDS, Timeline, stream_name
 
 # The spans of one rank as boxes on rows: steps, streams of the device, threads of the host.
+
+LATEST_NS = int(np.iinfo(np.int64).max)
 
 PIPELINE_ACTION = "PP:"
 """The prefix of the names that torch's pipeline schedules give to a stage's actions."""
@@ -34,7 +37,8 @@ def group_of(timeline: Timeline) -> str:
 def drawn_spans(timeline: Timeline) -> Iterator[tuple[int, TraceSpan]]:
     """Yield the boxes of all spans, row by row, each with its index in the Timeline.
 
-    Actions of a pipeline's stages, where the trace names them, are drawn on a row of their own as well.
+    Where the device has another clock than the host, only the device's are drawn. Actions of a pipeline's stages,
+    where the trace names them, are drawn on a row of their own as well.
     """
     steps, waits, at_device = timeline.of_kind("step"), timeline.of_kind("wait"), on_device(timeline)
     acts = named(timeline, [name.startswith(PIPELINE_ACTION) for name in timeline.names])
@@ -45,13 +49,20 @@ def drawn_spans(timeline: Timeline) -> Iterator[tuple[int, TraceSpan]]:
         ("waits of stream {}", timeline.stream, waits),
         ("thread {}", timeline.stream, ~(steps | waits | at_device)),
     )
+    drawn = _is_drawn(timeline)
     for title, numbers, chosen in sets:
+        chosen = chosen & drawn
         rows = np.flatnonzero(chosen)
         for number in np.unique(numbers[rows]) if numbers is not None else [None] * bool(rows.size):
             name = title if number is None else title.format(stream_name(int(number)))
             track = Track(group=group_of(timeline), name=name)
             here = rows if numbers is None else rows[numbers[rows] == number]
             yield from zip(here.tolist(), in_lanes(_boxes(timeline, here, track)), strict=True)
+
+
+def _is_drawn(timeline: Timeline) -> NDArray[np.bool_]:
+    at_device = on_device(timeline) | timeline.of_kind("wait")
+    return at_device if timeline.about.clocks_differ else np.ones_like(at_device)
 
 
 def in_lanes(spans: Iterable[TraceSpan]) -> Iterator[TraceSpan]:
@@ -142,10 +153,11 @@ def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) ->
     times = [time_of(matched, ranks, dict.fromkeys(ranks, 0)) for matched in matching.matched]
     path = path_of(alignment, matching)
     begins_ns = min(
-        [int(timeline.start_ns[0]) for timeline in ranks.values() if timeline.start_ns.size]
+        [int(timeline.start_ns[_is_drawn(timeline)].min(initial=LATEST_NS)) for timeline in ranks.values()]
         + [step.start_ns for step in path.steps],
-        default=0,
+        default=LATEST_NS,
     )
+    begins_ns = 0 if begins_ns == LATEST_NS else begins_ns
     met = {(rank, row): time for time in times for rank, row in zip(time.matched.ranks, time.matched.rows, strict=True)}
     boxes: dict[tuple[int, int], TraceSpan] = {}
 
@@ -169,7 +181,12 @@ def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) ->
     }
     if alignment.residual_ns is not None:
         about["clock_residual_ns"] = str(alignment.residual_ns)
-    return Merged(content=encode(drawn(), arrows, begins_ns=begins_ns, about=about), notes=path.notes)
+    notes = [
+        f"rank {rank}: its host is not drawn: host and device have different clocks"
+        for rank, timeline in ranks.items()
+        if timeline.about.clocks_differ
+    ]
+    return Merged(content=encode(drawn(), arrows, begins_ns=begins_ns, about=about), notes=(*notes, *path.notes))
 
 
 def _path(steps: Iterable[StepPath]) -> Iterator[TraceSpan]:

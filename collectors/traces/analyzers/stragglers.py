@@ -86,10 +86,12 @@ class NoStraggler:
 
     more: how many more steps or trials (whichever it was judged by) would be needed to tell such lateness from luck;
     None where their number is not the reason.
+    likely: the rank that is most likely one, what speaks for it, and what would settle it; None where nothing does.
     """
 
     why: str
     more: int | None = None
+    likely: str | None = None
 
 
 def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = "trial") -> Straggler | NoStraggler:
@@ -130,8 +132,11 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     p_value = p_value_bound(delays_ns)
     if p_value > MOST_P_VALUE:
         marked = by == "trial" or all(trial.has_steps for trial in trials)
-        return _not_significant(
+        found = _not_significant(
             f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, column, p_value, by=by if marked else None
+        )
+        return replace(
+            found, likely=_likely(of_rank, delay_ratio, delays_ns[:, column], found.more, by if marked else None)
         )
     cause = max(ACTIVITIES, key=lambda activity: sum(one.doing_ns[activity] for one in of_rank))
     return Straggler(
@@ -161,6 +166,28 @@ def _not_significant(
     )
 
 
+def _likely(
+    of_rank: Sequence[Lateness],
+    delay_ratio: float,
+    delays_ns: NDArray[np.int64],
+    more: int | None,
+    by: Literal["trial", "step"] | None,
+) -> str | None:
+    """Return what speaks for the rank; None unless it is late in most of several observations.
+
+    delays_ns: its own, by observation. by: as in `_not_significant`; without it collectives are counted.
+    """
+    if by is None:
+        late, count = (sum(values) for values in zip(*((one.last, one.collectives) for one in of_rank), strict=True))
+        counted, settled = f"last in {late} of {count} collectives", "marks of steps would settle it"
+    else:
+        late, count = int((delays_ns > 0).sum()), int(delays_ns.size)
+        counted, settled = f"{late} of {count} {by}s", f"{more} more {by}{'s' if more != 1 else ''} would settle it"
+    if 2 * late <= count or late < 2 or (by is not None and more is None):
+        return None
+    return f"likely rank {of_rank[0].rank} ({100 * delay_ratio:.0f} %, {counted}; {settled})"
+
+
 def _share(delay_ns: int, traced_ns: int) -> float:
     """Return the delay's share of the traced time, at most 1: collectives outside of steps may exceed that time."""
     return min(1.0, delay_ns / traced_ns) if traced_ns else 0.0
@@ -170,13 +197,14 @@ def _share(delay_ns: int, traced_ns: int) -> float:
 class Stragglers:
     """The lateness of every rank, the costliest first, and the verdict.
 
-    straggler: None where there is none; why_none then gives the reason.
+    straggler: None where there is none; why_none then gives the reason, and likely the rank that may yet be one.
     """
 
     alignment: Alignment
     ranks: tuple[Lateness, ...]
     straggler: Straggler | None
     why_none: str | None
+    likely: str | None
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
@@ -192,7 +220,7 @@ class Stragglers:
                 "The rank that holds the others up",
                 "rank cause delay_ns of_time_ratio of_all_delays_ratio chance_ratio longest_events",
                 () if one is None else ((*verdict, ", ".join(one.names)),),
-                *(() if self.why_none is None else (f"none: {self.why_none}",)),
+                *self._why_nobody(),
             ),
             table_of(
                 "lateness",
@@ -220,6 +248,11 @@ class Stragglers:
             *(replace(table, notes=()) for table in self.alignment.tables()),
         )
 
+    def _why_nobody(self) -> tuple[str, ...]:
+        if self.why_none is None:
+            return ()
+        return (f"none: {self.why_none}",) if self.likely is None else (self.likely, f"not certain: {self.why_none}")
+
 
 def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
     """Return the lateness of these ranks, and the straggler if there is one.
@@ -241,6 +274,7 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
         ranks=tuple(sorted(lateness.ranks, key=lambda one: -one.delay_ns)),
         straggler=judged if isinstance(judged, Straggler) else None,
         why_none=why_none,
+        likely=judged.likely if isinstance(judged, NoStraggler) else None,
         notes=(*_notes(found.times, found.alignment), *found.matching.notes, *found.alignment.notes),
     )
 

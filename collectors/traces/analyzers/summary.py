@@ -14,7 +14,7 @@ import numpy as np
 
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
-from collectors.traces.event_names import collective_of
+from collectors.traces.event_names import RECORD, collective_of
 from collectors.traces.intervals import Times, clip, intersection, length_ns, union, union_of
 from collectors.traces.steps import StepInterval, step_intervals, steps
 from collectors.traces.table import Cell, Table, table_of
@@ -152,13 +152,18 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The step intervals of all ranks, sorted by rank and time. notes: what is not known, and why."""
+    """The step intervals of all ranks, sorted by rank and time.
+
+    decided_by: by rank and name of what communicates on the device, the rule that told so.
+    notes: what is not known, and why.
+    """
 
     shares: tuple[Share, ...]
+    decided_by: Mapping[tuple[int, str], str]
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the traces, their steps, and the collectives of each trace."""
+        """Return the traces, their steps, the collectives of each trace, and what told that they are some."""
         traces = [share for share in self.shares if share.stretch.part == "trace"]
         begins_ns = {share.rank: share.stretch.start_ns for share in traces}
         return (
@@ -197,6 +202,13 @@ class Summary:
                     for name, (run_ns, overlap_ns) in share.breakdown.collectives_ns.items()
                 ],
             ),
+            table_of(
+                "rules",
+                "What told that a kernel or a copy communicates",
+                "rank name decided_by",
+                [(rank, name, rule) for (rank, name), rule in self.decided_by.items()],
+                f"{RECORD}: torch's operator around the launch; else the name, by the library that gives it",
+            ),
         )
 
 
@@ -212,7 +224,8 @@ def summary(timelines: Sequence[Timeline]) -> Summary:
             for part, breakdown, work_ns in zip(parts, divide(timeline, parts), works_ns, strict=True)
         ]
         notes += [f"rank {timeline.rank}: {reason}" for reason in _unknown(timeline, parts)]
-    return Summary(shares=tuple(shares), notes=tuple(notes))
+    rules = {(timeline.rank, name): rule for timeline in timelines for name, rule in timeline.about.decided_by.items()}
+    return Summary(shares=tuple(shares), decided_by=rules, notes=tuple(notes))
 
 
 _FIGURES = (

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from collectors.traces.cross_rank.collective_order import median_ns
 from collectors.traces.cross_rank.matching import ROOTED, Matching, Unmatched, match
-from collectors.traces.cross_rank.process_groups import median_ns
 from collectors.traces.intervals import Times
 from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
@@ -117,13 +117,13 @@ Clocks of one host agree within microseconds, so there should be none; but a few
 def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[dict[int, int], tuple[str, ...]]:
     """Return the owner of each rank's clock, which is the lowest rank of its host; and notes on what was assumed.
 
-    A rank whose trace names no host has a clock of its own. So have ranks whose host has one name but cannot be one
-    machine, as machines may all be called localhost.
+    A rank whose trace names no host has a clock of its own, and so has one whose device has another clock than its
+    host. So have ranks whose host has one name but cannot be one machine, as machines may all be called localhost.
     """
     owner = {timeline.rank: timeline.rank for timeline in timelines}
     hosts: dict[str, list[int]] = defaultdict(list)
     for timeline in sorted(timelines, key=lambda one: one.rank):
-        if timeline.about.host:
+        if timeline.about.host and not timeline.about.clocks_differ:
             hosts[timeline.about.host].append(timeline.rank)
     doubted = _doubted({rank: host for host, ranks in hosts.items() for rank in ranks}, timelines, matching)
     notes = []

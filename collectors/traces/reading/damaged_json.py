@@ -14,41 +14,79 @@ from typing import Any, Literal
 
 import msgspec
 
-from collectors.traces.reading.decoders import PROBLEMS, UNDECODABLE, Args, EventWithDigits, columns
+from collectors.traces.reading.decoders import NOTHING, PROBLEMS, UNDECODABLE, Args, EventWithDigits, columns
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan
-from collectors.traces.reading.raw_events import RawEvents
+from collectors.traces.reading.raw_events import AT_WORK, CALLS, CATEGORIES, ON_DEVICE, RawEvents
+from collectors.traces.timeline import ABSENT
 
 # Lenient decoding of one event: kineto writes some invalid JSON, other writers values of other types.
 
 
-class _EventWithAnyArgs(EventWithDigits, gc=False):
-    # Values are decoded one by one, so that one of another type costs no other.
-    args: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)  # type: ignore[assignment]
-
+ON_DEVICE_NAMES = frozenset(CATEGORIES[number] for number in ON_DEVICE)
+LAUNCHED_OR_LAUNCHES = frozenset(CATEGORIES[number] for number in (*AT_WORK, *CALLS))
 
 _event = msgspec.json.Decoder(EventWithDigits)
-_event_with_any_args = msgspec.json.Decoder(_EventWithAnyArgs)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Place(msgspec.Struct):
+    # Of a device's event, which tells its place twice.
+    device: int | None = None
+    stream: int | None = None
 
 
 def decode_leniently(text: bytes) -> EventWithDigits | None:
     """Return the event of this text; None if it is not one.
 
-    inf and nan become null and invalid UTF-8 is replaced; a value of args that is not of kineto's type is left out.
+    inf and nan become null and invalid UTF-8 is replaced. A value that is not of kineto's type is left out; then a name
+    is the value's text, and a device's event has the device and stream of its args.
     """
     try:
-        return _event.decode(text)
+        event = _event.decode(text)
+        if event.cat not in ON_DEVICE_NAMES or (_is_place(event.pid) and _is_place(event.tid)):
+            return event
+        mended = text
     except UNDECODABLE:
         mended = null_for_inf_and_nan(text).decode("utf-8", errors="replace").encode()
     try:
-        event = _event_with_any_args.decode(mended)
+        members = _members.decode(mended)
     except UNDECODABLE:
         return None
+    args = _members_of(members.pop("args", NOTHING))
+    fit = {name: value for name, value in _fitting(members, EventWithDigits).items() if value is not None}
+    if "ph" not in fit:
+        return None
+    if "name" in members:
+        fit.setdefault("name", bytes(members["name"]).decode())
+    if fit.get("cat") in ON_DEVICE_NAMES:
+        place = _fitting(args, _Place)
+        fit = {name: value for name, value in fit.items() if name not in ("pid", "tid") or _is_place(value)}
+        fit = {"pid": place.get("device"), "tid": place.get("stream"), **fit}
+    elif "pid" in members:
+        fit.setdefault("pid", 0)
+    return EventWithDigits(**fit, args=Args(**_fitting(args, Args)))
+
+
+def _is_place(value: object) -> bool:
+    """Whether a decoder can make a number of a process or a thread."""
+    return isinstance(value, int) or (isinstance(value, str) and value.rpartition(" ")[2].isdecimal())
+
+
+def _members_of(text: msgspec.Raw) -> dict[str, msgspec.Raw]:
+    try:
+        return _members.decode(text)
+    except UNDECODABLE:
+        return {}
+
+
+def _fitting(members: dict[str, msgspec.Raw], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return by attribute of the struct the values that are of its types."""
     fit: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Args):
-        if field.encode_name in event.args:
+    for field in msgspec.structs.fields(struct):
+        if field.encode_name in members:
             with suppress(*UNDECODABLE):
-                fit[field.name] = msgspec.json.decode(event.args[field.encode_name], type=field.type)
-    return EventWithDigits(**{**msgspec.structs.asdict(event), "args": Args(**fit)})
+                fit[field.name] = msgspec.json.decode(members[field.encode_name], type=field.type)
+    return fit
 
 
 LARGEST_EVENT_BYTES = 1 << 26
@@ -62,6 +100,7 @@ _EVENT = re.compile(_FIRST_KEYS)
 
 # A string ends before its line does, so a stray quotation mark does no harm beyond its line.
 _TOKEN = re.compile(rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"|["\[\]{}]')
+_BRACKET = re.compile(rb"\]")
 _NO_SPACE_OR_COMMA = re.compile(rb"[^\s,]")
 
 
@@ -94,8 +133,11 @@ class Split:
     rest_at: int
 
 
-def split(window: Window) -> Split:
-    """Read the events of the window from its start on, and move the window's start behind them."""
+def split(window: Window, *, is_bare: bool = False) -> Split:
+    """Read the events of the window from its start on, and move the window's start behind them.
+
+    is_bare: the text is the list alone, so that nothing follows its bracket.
+    """
     events: list[tuple[int, EventWithDigits]] = []
     broken_at: list[int] = []
     while True:
@@ -111,6 +153,9 @@ def split(window: Window) -> Split:
         if end and event is not None:
             events.append((rest_at, event))
             window.start = end
+        elif _go_to_end_of_list(window, is_bare=is_bare):
+            broken_at.append(rest_at)
+            break
         elif _go_to_next(window):
             broken_at.append(rest_at)
         else:
@@ -159,16 +204,44 @@ def _go_to_next(window: Window) -> bool:
     return True
 
 
+def _go_to_end_of_list(window: Window, *, is_bare: bool) -> bool:
+    """Move behind a broken event to the bracket that ends the list; return False if another event may come before it.
+
+    Such a bracket is told by what follows: the rest of a whole trace.
+    """
+    if not window.is_last:
+        return False
+    following = _EVENT.search(window.text, window.start + 1)
+    for bracket in _BRACKET.finditer(
+        window.text, window.start, len(window.text) if following is None else following.start()
+    ):
+        behind = window.text[bracket.end() :].strip()
+        if not behind if is_bare else behind.startswith((b",", b"}")) and _is_object(b"{" + behind.removeprefix(b",")):
+            window.start = bracket.start()
+            return True
+    return False
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        _members.decode(text)
+    except UNDECODABLE:
+        return False
+    return True
+
+
 def _columns(events: Sequence[tuple[int, EventWithDigits]]) -> tuple[RawEvents, list[int]]:
     """Return the events that have all that they need as columns, and the places of the others."""
     try:
         return columns([event for _, event in events]), []
     except PROBLEMS:
-        good, unfit_at = [], []
+        good, unfit_at, untimed = [], [], []
         for place, event in events:
             try:
                 columns([event])
                 good.append(event)
             except PROBLEMS:
                 unfit_at.append(place)
-        return columns(good), unfit_at
+                if event.cat in LAUNCHED_OR_LAUNCHES and event.args is not None:
+                    untimed.append(event.args.correlation)
+        return replace(columns(good), untimed=tuple(number for number in untimed if number != ABSENT)), unfit_at

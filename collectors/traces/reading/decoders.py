@@ -41,7 +41,8 @@ EXACT_BELOW_US = 2.0**43
 NANOSECONDS_FROM_US = 10**17
 """A time from here on cannot be microseconds since 1970: it is in nanoseconds."""
 
-LARGEST_US = (2**63 - 1) // 1000
+LARGEST_NS = 2**63 - 1
+LARGEST_US = LARGEST_NS // 1000
 
 
 class Inexact(ValueError):
@@ -73,11 +74,10 @@ def ns_of_numbers(values: Sequence[object]) -> Times:
 def ns_of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Times, Times]:
     """Return the nanoseconds of starts and durations as they are written; each event's start tells the unit of both.
 
-    durations: one per start, or none at all.
+    durations: one per start, or none at all. A time beyond 64 bits becomes the largest that is not.
 
     Raises:
         ValueError: one is not a number.
-        OverflowError: one is beyond 64 bits.
     """
     starts_ns, durations_ns = ([exact_ns(digits) for digits in column] for column in (starts, durations))
     counts_ns = [start_ns >= 1000 * NANOSECONDS_FROM_US for start_ns in starts_ns]
@@ -86,15 +86,18 @@ def ns_of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[T
             [value // 1000 if is_counted else value for is_counted, value in zip(counts_ns, column, strict=False)]
             for column in (starts_ns, durations_ns)
         )
-    return np.array(starts_ns, dtype=np.int64), np.array(durations_ns, dtype=np.int64)
+    within = [
+        [min(max(value, -LARGEST_NS - 1), LARGEST_NS) for value in column] for column in (starts_ns, durations_ns)
+    ]
+    return np.array(within[0], dtype=np.int64), np.array(within[1], dtype=np.int64)
 
 
 def exact_ns(digits: bytes) -> int:
-    """Return the nanoseconds of a decimal number of microseconds, rounded to whole ones.
+    """Return the nanoseconds of a decimal number of microseconds, rounded to whole ones; any number beyond 10**30 of
+    these is 10**33.
 
     Raises:
         ValueError: it is not a number, or has more than 30 characters.
-        OverflowError: it is beyond 64 bits.
     """
     whole, _, decimals = digits.partition(b".")
     if len(decimals) <= 3 and whole.isdigit() and (not decimals or decimals.isdigit()):
@@ -103,7 +106,7 @@ def exact_ns(digits: bytes) -> int:
         raise ValueError("no time")
     number = msgspec.json.decode(digits, type=Decimal)
     if number and number.adjusted() > 30:
-        raise OverflowError("a time is beyond 64 bits")
+        return 10**33 if number > 0 else -(10**33)
     return round(number * 1000)
 
 
@@ -277,7 +280,7 @@ def columns(events: Sequence[Event]) -> RawEvents:
         duration_ns=duration_ns,
         process=_process_or_thread([event.pid for event in complete]),
         thread=_process_or_thread([event.tid for event in complete]),
-        correlation=_column([ABSENT if event.args is None else event.args.correlation for event in complete]),
+        correlation=_column([_correlation(event.args) for event in complete]),
         shapes=shapes,
         shape=shape,
         collective_args=tuple(
@@ -290,6 +293,10 @@ def columns(events: Sequence[Event]) -> RawEvents:
         unknown=frozenset(distinct - KNOWN),
         unread_phases=frozenset({event.ph for event in events} - PHASES),
     )
+
+
+def _correlation(args: Args | None) -> int:
+    return ABSENT if args is None or not 0 <= args.correlation <= LARGEST_NS else args.correlation
 
 
 def _shapes(complete: Sequence[Event]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
@@ -311,9 +318,13 @@ def _times(events: Sequence[Event]) -> tuple[Times, Times]:
 
 def _process_or_thread(values: Sequence[int | str | None]) -> NDArray[np.int64]:
     """Return processes or threads as numbers; in 2021 they were texts such as "stream 7"."""
-    if any(isinstance(value, str) for value in set(values)):
-        return _column([value if isinstance(value, int) else int(str(value).rpartition(" ")[2]) for value in values])
-    return _column(values)
+    numbers = [int(value.rpartition(" ")[2]) if isinstance(value, str) else value for value in values]
+    # Some writers have 2**64 - 1 for a stream: any number does that no other has.
+    return _column([_short(number) for number in numbers])
+
+
+def _short(number: int | None) -> int | None:
+    return number if number is None or -LARGEST_NS <= number <= LARGEST_NS else number % 2**32
 
 
 def _allocations(events: Sequence[Event]) -> Allocations:

@@ -1,20 +1,31 @@
-"""Kinds of a trace's events (compute, communication, copy, ...), and remarks on events that cannot be trusted.
+"""Kinds of a trace's events (compute, communication, copy, ...), and remarks on what is odd about them.
 
-`kinds` goes by category, name and place; `drop_impossible` by the times; `remarks` are on the events that are left.
+`kinds` goes by category, name and place. The events are those whose times are believed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.traces.event_names import GLOO, HOST_COMPUTE, STEPS, is_communication
-from collectors.traces.intervals import Times
-from collectors.traces.reading.raw_events import CATEGORIES, PLAIN_COLUMNS, RawEvents
-from collectors.traces.timeline import KINDS, Kind, stream_name
+from collectors.traces.event_names import (
+    COPIES,
+    GLOO,
+    HOST_COMPUTE,
+    OF_TORCH,
+    RECORD,
+    STEPS,
+    is_communication,
+    library_of,
+    looks_like_communication,
+)
+from collectors.traces.intervals import Times, union
+from collectors.traces.operators import Foreground
+from collectors.traces.reading.plausible_times import launches_of
+from collectors.traces.reading.raw_events import AT_WORK, CATEGORIES, RawEvents
+from collectors.traces.timeline import ABSENT, KINDS, Kind, stream_name
 
 Mask = NDArray[np.bool_]
 
@@ -28,15 +39,13 @@ _KIND_OF_CATEGORY: dict[str, Kind] = {
 }
 """All other categories are calls of a runtime or a driver."""
 
-_OF_A_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset"))
-
 
 def devices(raw: RawEvents) -> NDArray[np.int64]:
     """Return the numbers of the devices that do work in the trace.
 
     Waits do not count: kineto gives a wait device 0 if it has seen no kernel of the wait's context yet.
     """
-    return np.unique(raw.process[np.isin(raw.category, _OF_A_DEVICE)])
+    return np.unique(raw.process[np.isin(raw.category, AT_WORK)])
 
 
 def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
@@ -51,8 +60,9 @@ def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
         raw.category
     ]
     is_host, is_kernel = kind == KINDS.index("host"), _is_of(raw, "kernel")
+    kind[is_kernel & _named(raw, lambda name: COPIES.match(name) is not None)] = KINDS.index("copy")
     communicates = _named(raw, is_communication) & (is_kernel | _is_of(raw, "gpu_memcpy"))
-    communicates[[row for row, _ in raw.collective_args if is_kernel[row]]] = True
+    communicates |= recorded(raw)
     kind[communicates] = KINDS.index("communication")
 
     is_gloo = is_host & _named(raw, lambda name: name.startswith(GLOO))
@@ -69,6 +79,47 @@ def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
     return kind, is_device
 
 
+def recorded(raw: RawEvents) -> Mask:
+    """Return which kernels torch's process groups launched: they bear the arguments of a `RECORD`, or it is the
+    innermost operator around their launch."""
+    found = np.zeros(raw.name.size, dtype=np.bool_)
+    is_kernel = _is_of(raw, "kernel")
+    found[[row for row, _ in raw.collective_args if is_kernel[row]]] = True
+    if RECORD not in raw.names:
+        return found
+    operators = np.flatnonzero(_is_of(raw, "cpu_op"))
+    is_record = raw.name[operators] == raw.names.index(RECORD)
+    launch = launches_of(raw)
+    rows = np.flatnonzero((launch != ABSENT) & is_kernel & ~_named(raw, lambda name: OF_TORCH.search(name) is not None))
+    for thread in np.unique(raw.thread[operators[is_record]]):
+        is_here = raw.thread[operators] == thread
+        records = operators[is_here & is_record]
+        spans = union(raw.start_ns[records], raw.start_ns[records] + raw.duration_ns[records])
+        # Operators that begin outside of all records are never the innermost around a launch within one.
+        mine = operators[is_here]
+        mine = mine[np.searchsorted(spans.ravel(), raw.start_ns[mine], side="right") % 2 == 1]
+        mine = mine[np.lexsort((-raw.duration_ns[mine], raw.start_ns[mine]))]
+        here = rows[raw.thread[launch[rows]] == thread]
+        innermost = Foreground(raw.start_ns[mine], raw.start_ns[mine] + raw.duration_ns[mine])
+        around = np.append(mine, ABSENT)[innermost.at(raw.start_ns[launch[here]])]
+        found[here[(around != ABSENT) & (raw.name[around] == raw.names.index(RECORD))]] = True
+    return found
+
+
+def deciding_rules(raw: RawEvents, kind: NDArray[np.int8]) -> dict[str, str]:
+    """Return by name of the device's communication which rule told that it communicates."""
+    by_record = recorded(raw)
+    is_communication_ = (kind == KINDS.index("communication")) & (_is_of(raw, "kernel") | _is_of(raw, "gpu_memcpy"))
+    rules: dict[str, str] = {}
+    for number in np.unique(raw.name[is_communication_]).tolist():
+        name, chosen = raw.names[number], is_communication_ & (raw.name == number)
+        told = [RECORD] if by_record[chosen].any() else []
+        if not by_record[chosen].all():
+            told.append(f"its name ({library_of(name)})")
+        rules[name] = ", ".join(told)
+    return rules
+
+
 def _is_of(raw: RawEvents, category: str) -> Mask:
     chosen: Mask = raw.category == CATEGORIES.index(category)
     return chosen
@@ -83,40 +134,8 @@ def _named(raw: RawEvents, rule: Callable[[str], bool]) -> Mask:
 EARLIEST_UNIX_NS = 10**18
 """The year 2001; earlier times are taken not to be Unix time."""
 
-LATEST_NS = int(np.iinfo(np.int64).max)
-
 ONE_AFTER_THE_OTHER = tuple(KINDS.index(kind) for kind in ("compute", "communication", "copy"))
 """Kinds that a stream of a device runs one at a time."""
-
-
-def drop_impossible(raw: RawEvents, base_ns: int) -> tuple[RawEvents, tuple[str, ...]]:
-    """Return the events whose times are possible, moved later by base_ns; and lines on those that are left out."""
-    latest_ns = LATEST_NS - max(base_ns, 0)
-    is_backward = raw.duration_ns < 0
-    is_possible = ~is_backward & (raw.start_ns <= latest_ns - np.maximum(raw.duration_ns, 0))
-    kept = raw.allocations.time_ns <= latest_ns
-    backward = int(is_backward.sum())
-    too_late = int((~is_possible).sum()) - backward + int((~kept).sum())
-    if backward or too_late:
-        rows = np.cumsum(is_possible) - 1  # The new row of each event that is kept.
-        columns = {name: getattr(raw, name)[is_possible] for name in (*PLAIN_COLUMNS, "name", "shape")}
-        raw = replace(
-            raw,
-            collective_args=tuple((int(rows[row]), args) for row, args in raw.collective_args if is_possible[row]),
-            allocations=raw.allocations.at(kept),
-            **columns,
-        )
-    np.add(raw.start_ns, base_ns, out=raw.start_ns)
-    moved = replace(raw, allocations=replace(raw.allocations, time_ns=raw.allocations.time_ns + base_ns))
-    lines = []
-    if backward:
-        lines.append(
-            "1 event that ends before it begins" if backward == 1 else f"{backward} events that end before they begin"
-        )
-    if too_late:
-        late = "1 event that ends" if too_late == 1 else f"{too_late} events that end"
-        lines.append(f"{late} later than 64 bits of nanoseconds can tell, counted from the trace's base")
-    return moved, tuple(lines)
 
 
 def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], is_device: bool) -> tuple[str, ...]:
@@ -136,6 +155,7 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
         called = "1 call" if calls == 1 else f"{calls} calls"
         lines.append(f"the device: it has no kernels, but {called} of its driver; the figures are of the host's work")
     if is_device:
+        lines += _lookalikes(raw, kind)
         found = devices(raw).tolist()
         if len(found) > 1:
             gpus = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
@@ -150,6 +170,28 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
     if raw.start_ns.size and int(raw.start_ns.max()) < EARLIEST_UNIX_NS:
         lines.append("the base of its times: the trace does not tell it, so that they are not Unix times")
     return tuple(lines)
+
+
+LARGE = 0.01
+"""The share of the kernels' time from which a kernel that looks like communication is pointed out."""
+
+
+def _lookalikes(raw: RawEvents, kind: NDArray[np.int8]) -> list[str]:
+    """Return a line for each large kernel that sounds like communication and counts as computation."""
+    is_kernel, is_compute = _is_of(raw, "kernel"), kind == KINDS.index("compute")
+    total_ns = float(raw.duration_ns[is_kernel].sum(dtype=np.float64))
+    lines = []
+    chosen = is_kernel & is_compute & _named(raw, looks_like_communication)
+    for number in np.unique(raw.name[chosen]).tolist():
+        share = (
+            float(raw.duration_ns[chosen & (raw.name == number)].sum(dtype=np.float64)) / total_ns if total_ns else 0
+        )
+        if share >= LARGE:
+            lines.append(
+                f"what communicates in {raw.names[number]}: it looks like communication, but no rule knows the name and"
+                f" no {RECORD} is around the launch; it counts as computation, and is {share:.0%} of the kernels' time"
+            )
+    return lines
 
 
 def _overlapping(

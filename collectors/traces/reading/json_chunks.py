@@ -58,7 +58,7 @@ class Text(Protocol):
 class Unpacked:
     """The text of a gzip file, to be read once; its members may have zeros between them."""
 
-    def __init__(self, file: BinaryIO, library: Any) -> None:
+    def __init__(self, file: Text, library: Any) -> None:
         """library: zlib, or a module with its interface."""
         self._file = file
         self._library = library
@@ -105,13 +105,28 @@ GZIP = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+STANDARD_INPUT = Path("/dev/stdin")
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[Text]:
-    """Open the file's text; unpack it if its first bytes are those of gzip."""
-    with path.open("rb") as file:
-        is_compressed = file.read(len(GZIP)) == GZIP
-        file.seek(0)
-        yield Unpacked(file, fastest_library()) if is_compressed else file
+    """Open the file's text; unpack it if its first bytes are those of gzip. It may be a pipe, which is read once."""
+    is_piped = path == STANDARD_INPUT and not path.is_file()
+    with open(0, "rb", closefd=False) if is_piped else path.open("rb") as file:
+        begun = _Begun(file.read(len(GZIP)), file)
+        yield Unpacked(begun, fastest_library()) if begun.beginning == GZIP else begun
+
+
+class _Begun:
+    """A file whose beginning was read already, and is given again first: a pipe cannot go back."""
+
+    def __init__(self, beginning: bytes, file: BinaryIO) -> None:
+        self.beginning, self._unread, self._file = beginning, beginning, file
+
+    def read(self, at_most_bytes: int) -> bytes:
+        """Return the next bytes, and none at the end."""
+        piece, self._unread = self._unread[:at_most_bytes], self._unread[at_most_bytes:]
+        return piece + self._file.read(at_most_bytes - len(piece))
 
 
 class Window:

@@ -19,7 +19,7 @@ every column of what they return. The rules for all:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -49,6 +49,12 @@ CATEGORIES: tuple[str, ...] = (
 
 ON_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"))
 """The categories whose process is a device and whose thread is a stream of it."""
+
+AT_WORK = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset"))
+"""The categories of what a device does; waits are none."""
+
+CALLS = tuple(number for number, name in enumerate(CATEGORIES) if name.endswith(("_runtime", "_driver")))
+"""The categories of calls of a runtime or a driver, which launch work or wait for it."""
 
 OF_2021 = {
     "Operator": "cpu_op",
@@ -127,6 +133,7 @@ class RawEvents:
     a number.
     without_address: the number of memory changes without "Addr". unknown: categories of phase "X" in no list here.
     unread_phases: those that are not in `KNOWN_PHASES`.
+    untimed: correlations of launches and work that are not among the rows, since a decoder could not read them.
     """
 
     names: tuple[str, ...]
@@ -144,6 +151,18 @@ class RawEvents:
     without_address: int = 0
     unknown: frozenset[str] = frozenset()
     unread_phases: frozenset[str] = frozenset()
+    untimed: tuple[int, ...] = ()
+
+    def at(self, rows: NDArray[np.bool_], changes: NDArray[np.bool_]) -> RawEvents:
+        """Return these rows and these changes of memory alone."""
+        number = np.cumsum(rows) - 1  # The new row of each event that stays.
+        columns = {name: getattr(self, name)[rows] for name in (*PLAIN_COLUMNS, "name", "shape")}
+        return replace(
+            self,
+            collective_args=tuple((int(number[row]), args) for row, args in self.collective_args if rows[row]),
+            allocations=self.allocations.at(changes),
+            **columns,
+        )
 
 
 Decoder = Callable[[bytes | bytearray | memoryview], RawEvents | None]
@@ -171,6 +190,7 @@ class ChunkJoiner:
         self._without_address = 0
         self._unknown: set[str] = set()
         self._unread_phases: set[str] = set()
+        self._untimed: list[int] = []
 
     def add(self, raw: RawEvents) -> None:
         """Append the events of a chunk."""
@@ -185,6 +205,7 @@ class ChunkJoiner:
         self._without_address += raw.without_address
         self._unknown |= raw.unknown
         self._unread_phases |= raw.unread_phases
+        self._untimed += raw.untimed
         self._rows += raw.name.size
         self.count += raw.name.size + raw.allocations.time_ns.size
 
@@ -203,6 +224,7 @@ class ChunkJoiner:
             without_address=self._without_address,
             unknown=frozenset(self._unknown),
             unread_phases=frozenset(self._unread_phases),
+            untimed=tuple(self._untimed),
             **columns,
         )
 

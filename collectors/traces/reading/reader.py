@@ -18,9 +18,10 @@ from collectors.traces.intervals import Times
 from collectors.traces.reading import decoders as python_decoder
 from collectors.traces.reading.collective_args import collectives
 from collectors.traces.reading.damaged_json import likely_boundary, split
-from collectors.traces.reading.event_kinds import devices, drop_impossible, kinds, remarks
+from collectors.traces.reading.event_kinds import deciding_rules, devices, kinds, remarks
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
 from collectors.traces.reading.metadata import NoEvents, TopLevelKeys, go_to_events, read_metadata, read_tail
+from collectors.traces.reading.plausible_times import believed, drop_impossible
 from collectors.traces.reading.raw_events import ON_DEVICE, ChunkJoiner, Decoder, RawEvents
 from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Call, Timeline
 
@@ -36,11 +37,14 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
 
     The events cannot be used afterwards: their columns are sorted in place, so that they are never in memory twice.
     """
-    raw, left_out = drop_impossible(raw, base_ns)
+    raw, impossible, untimed = drop_impossible(raw, base_ns)
+    sound = believed(raw, base_ns)
+    raw, left_out = sound.raw, (*impossible, *sound.lines)
     kind, is_device = kinds(raw)
     communication = list(collectives(raw, kind, about.groups))
     stream = _streams(raw)
     left_out += remarks(raw, kind, stream, is_device)
+    rules = deciding_rules(raw, kind)
     end_ns = np.add(raw.start_ns, raw.duration_ns, out=raw.duration_ns)
     order = _order(raw, kind, stream, end_ns)
     call = np.full(kind.size, ABSENT, dtype=np.int32)
@@ -69,7 +73,13 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
         shapes=shapes,
         shape=shape,
         allocations=raw.allocations.at(np.argsort(raw.allocations.time_ns, kind="stable")),
-        about=replace(about, left_out=(*about.left_out, *left_out)),
+        about=replace(
+            about,
+            left_out=(*about.left_out, *left_out),
+            untimed=tuple(sorted({*raw.untimed, *untimed, *sound.untimed})),
+            clocks_differ=sound.clocks_differ,
+            decided_by=rules,
+        ),
     )
 
 
@@ -131,6 +141,8 @@ SCANNED_BYTES, PYTHON_BYTES = 8 << 20, 1 << 19
 DECODERS: tuple[Decoder, ...] = (python_decoder.decode_by_scanner, python_decoder.decode_in_python)
 """Decoders in the order in which they are asked."""
 
+RANK_UNKNOWN = "its rank: neither the trace nor its file's name tells it, so that it counts as rank 0"
+
 _RANK = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 
 
@@ -190,7 +202,7 @@ def read_trace(
         rank = int(named[1])
     if rank is None:
         rank = 0
-        left_out.append("its rank: neither the trace nor its file's name tells it, so that it counts as rank 0")
+        left_out.append(RANK_UNKNOWN)
     about = replace(metadata.about, left_out=tuple(left_out), is_cut=events.is_cut)
     return build_timeline(events.chunks.joined(), rank=rank, about=about, base_ns=metadata.base_ns or 0)
 
@@ -208,7 +220,7 @@ def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) 
                 chunks.add(raw)
                 window.start = comma + 1
                 continue
-        exact = split(window)
+        exact = split(window, is_bare=is_bare)
         chunks.add(exact.raw)
         broken_at += exact.broken_at
         if exact.end is not None:

@@ -71,7 +71,6 @@ def test_each_side_is_read_from_what_it_names(tmp_path: Path) -> None:
         write_timelines(tmp_path / name, 0, 1)
     before, after = read_sides(
         {"before": [str(tmp_path / "one")], "after": [str(tmp_path / "other" / "rank1.timeline.npz")]},
-        rank=None,
         runs_folder=tmp_path,
         store_url=None,
     )
@@ -82,21 +81,23 @@ def test_each_side_is_read_from_what_it_names(tmp_path: Path) -> None:
 
 def test_the_rank_of_a_lone_trace_may_be_told(tmp_path: Path) -> None:
     paths = write_timelines(tmp_path, 0)
-    (side,) = read_sides({"trace": [str(paths[0])]}, rank=5, runs_folder=tmp_path, store_url=None)
+    (side,) = read_sides({"trace": [str(paths[0])]}, ranks=(5,), runs_folder=tmp_path, store_url=None)
     assert [timeline.rank for timeline in side.timelines()] == [5]
 
 
 def test_one_rank_for_several_traces_is_refused(tmp_path: Path) -> None:
     write_timelines(tmp_path, 0, 1)
-    with pytest.raises(Misuse, match="--rank is of a lone trace, and these are 2"):
-        read_sides({"trace": [str(tmp_path)]}, rank=5, runs_folder=tmp_path, store_url=None)
+    with pytest.raises(
+        Misuse, match=r"--rank is given once for 2 traces \(rank0.*, rank1.*\); give one for each, in this order"
+    ):
+        read_sides({"trace": [str(tmp_path)]}, ranks=(5,), runs_folder=tmp_path, store_url=None)
 
 
 def test_what_lies_in_a_folder_of_traces_and_is_none_is_left_out_by_name(tmp_path: Path) -> None:
     write_timelines(tmp_path, 0, 1)
     (tmp_path / "notes.json").write_text('{"a": 1}')
     (tmp_path / "rank2.timeline.npz").write_bytes(b"cut short")
-    (side,) = read_sides({"trace": [str(tmp_path)]}, rank=None, runs_folder=tmp_path, store_url=None)
+    (side,) = read_sides({"trace": [str(tmp_path)]}, runs_folder=tmp_path, store_url=None)
     assert [timeline.rank for timeline in side.timelines()] == [0, 1]
     assert [line.partition(": ")[::2] for line in side.notices] == [
         (
@@ -113,4 +114,4 @@ def test_a_file_that_somebody_names_is_not_left_out(tmp_path: Path) -> None:
     notes = tmp_path / "notes.json"
     notes.write_text('{"a": 1}')
     with pytest.raises(Misuse, match=r"notes\.json"):
-        read_sides({"trace": [str(tmp_path), str(notes)]}, rank=None, runs_folder=tmp_path, store_url=None)
+        read_sides({"trace": [str(tmp_path), str(notes)]}, runs_folder=tmp_path, store_url=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectors.traces.cross_rank.process_groups import median_ns
+from collectors.traces.cross_rank.collective_order import median_ns
 
 UNIX_NS = 1_795_187_272_350_042_681
 

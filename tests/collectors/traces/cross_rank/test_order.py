@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.cross_rank.process_groups import CollectiveSequence, Shift, best_shift, ran_together
+from collectors.traces.cross_rank.collective_order import CollectiveSequence, Shift, best_shift, ran_together
 from collectors.traces.timeline import ABSENT
 
 MILLISECOND_NS = 1_000_000

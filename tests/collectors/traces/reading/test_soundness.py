@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collectors.traces.reading.event_kinds import EARLIEST_UNIX_NS, LATEST_NS, drop_impossible, kinds, remarks
+from collectors.traces.reading.event_kinds import EARLIEST_UNIX_NS, kinds, remarks
+from collectors.traces.reading.plausible_times import LATEST_NS, drop_impossible
 from collectors.traces.reading.raw_events import CollectiveArgs
 from collectors.traces.timeline import Allocations
 from tests.collectors.traces.made.raw import Row, raw_of
@@ -25,15 +26,15 @@ def _remarks(
 
 def test_events_that_end_before_they_begin_go_and_what_others_say_stays_with_them() -> None:
     words = CollectiveArgs(collective="allreduce")
-    raw, lines = drop_impossible(raw_of([Row("a", "kernel", 10, 9), Row("b", "kernel", 10, 10, said=words)]), 5)
+    raw, lines, _ = drop_impossible(raw_of([Row("a", "kernel", 10, 9), Row("b", "kernel", 10, 10, said=words)]), 5)
     assert raw.start_ns.tolist() == [15]
     assert raw.collective_args == ((0, words),)
     assert lines == ("1 event that ends before it begins",)
 
 
 def test_times_that_the_base_moves_beyond_64_bits_go_and_are_said_to_be_that() -> None:
-    rows = [Row("a", "kernel", 5, LATEST_NS - 9), Row("b", "kernel", 5, 6)]
-    raw, lines = drop_impossible(raw_of([*rows, *rows, Row("c", "kernel", 5, 4)]), 10)
+    rows = [Row("a", "kernel", LATEST_NS - 19, LATEST_NS - 9), Row("b", "kernel", 5, 6)]
+    raw, lines, _ = drop_impossible(raw_of([*rows, *rows, Row("c", "kernel", 5, 4)]), 10)
     assert raw.start_ns.tolist() == [15, 15]
     assert lines == (
         "1 event that ends before it begins",
@@ -50,13 +51,13 @@ def test_a_change_of_memory_that_the_base_moves_beyond_64_bits_goes_too() -> Non
         device=np.array([0, 0], dtype=np.int16),
         thread=np.array([4, 4]),
     )
-    raw, lines = drop_impossible(raw_of([KERNEL], allocations=allocations), 10)
+    raw, lines, _ = drop_impossible(raw_of([KERNEL], allocations=allocations), 10)
     assert raw.allocations.address.tolist() == [1]
     assert lines == ("1 event that ends later than 64 bits of nanoseconds can tell, counted from the trace's base",)
 
 
 def test_sound_events_are_only_moved() -> None:
-    raw, lines = drop_impossible(raw_of([KERNEL]), 7)
+    raw, lines, _ = drop_impossible(raw_of([KERNEL]), 7)
     assert raw.start_ns.tolist() == [EARLIEST_UNIX_NS + 7]
     assert lines == ()
 

@@ -40,6 +40,12 @@ def test_steps_that_follow_each_other_are_no_longer_together_whatever_is_free(na
     assert all(sum(step.free_ns[kind] for step in steps) <= whole_ns for kind in steps[0].free_ns)
 
 
+@pytest.mark.parametrize("names", [(name,) for name in (*ALONE, *TOGETHER)] + [TOGETHER])
+def test_no_step_costs_more_whatever_is_free(names: tuple[str, ...]) -> None:
+    for step in critical_path(_read(*names)).steps:
+        assert max(step.free_ns.values()) <= step.step_ns
+
+
 def test_free_communication_leaves_each_step_the_computation_of_its_path() -> None:
     # Its device is a step behind its host, so that what it has left to do before the first step is communication too.
     steps = critical_path(_read("resnet_mi300x_rank0_of_8")).steps

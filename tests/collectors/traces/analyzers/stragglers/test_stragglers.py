@@ -173,7 +173,8 @@ def test_the_tables_show_the_verdict_and_everybodys_lateness() -> None:
     assert [(row[0], row[2]) for row in lateness.rows] == [(2, 5), (0, 0), (1, 0), (3, 0)]
     nobody, *_ = stragglers([_gloo_rank(rank, 3, slow=2) for rank in range(4)]).tables()
     assert nobody.rows == ()
-    assert nobody.notes[0].startswith("none: rank 2 has 100%")
+    assert nobody.notes[0] == "likely rank 2 (100 %, 2 of 2 steps; 2 more steps would settle it)"
+    assert nobody.notes[1].startswith("not certain: rank 2 has 100%")
 
 
 def test_what_is_said_of_the_clocks_is_said_of_the_verdict() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,6 +117,29 @@ def test_without_marked_steps_more_of_them_are_no_advice() -> None:
     assert isinstance(found, NoStraggler)
     assert "no trace marks the steps" in found.why
     assert found.more is None
+
+
+def test_a_rank_that_is_late_in_most_of_too_few_steps_is_likely() -> None:
+    found = verdict([_trial([[10, 0], [0, 30], [0, 30], [0, 30]])], by="step")
+    assert isinstance(found, NoStraggler)
+    assert found.likely == "likely rank 1 (90 %, 3 of 4 steps; 3 more steps would settle it)"
+
+
+def test_a_rank_that_is_last_in_all_collectives_is_likely_without_steps_too() -> None:
+    trial = _trial([[0, 400]], has_steps=False)
+    late = replace(trial, ranks=tuple(replace(one, last=47 * one.rank, collectives=47) for one in trial.ranks))
+    found = verdict([late], by="step")
+    assert isinstance(found, NoStraggler)
+    assert found.likely == "likely rank 1 (100 %, last in 47 of 47 collectives; marks of steps would settle it)"
+
+
+@pytest.mark.parametrize(
+    "delays_ns", [[[0, 90]], [[0, 90], *[[0, 0]] * 30], [[0, 500], [0, 0], [0, 0]], [[40, 0], [0, 50]]]
+)
+def test_no_rank_is_likely_that_is_late_once_or_seldom(delays_ns: list[list[int]]) -> None:
+    found = verdict([_trial(delays_ns)], by="step")
+    assert isinstance(found, NoStraggler)
+    assert found.likely is None
 
 
 def test_trials_of_other_ranks_have_no_common_straggler() -> None:

@@ -80,11 +80,10 @@ def test_what_is_no_time_is_refused(digits: bytes) -> None:
         exact_ns(digits)
 
 
-def test_a_time_beyond_64_bits_is_refused() -> None:
-    with pytest.raises(OverflowError):
-        ns_of_digits([b"1e300"], [])
-    with pytest.raises(OverflowError):
-        ns_of_digits([b"9223372036854775.808"], [])
+def test_a_time_beyond_64_bits_becomes_the_largest() -> None:
+    starts_ns, durations_ns = ns_of_digits([b"1e300", b"9223372036854775.808", b"1"], [b"2", b"3", b"-1e300"])
+    assert starts_ns.tolist() == [2**63 - 1, 2**63 - 1, 1000]
+    assert durations_ns[2] == -(2**63)
 
 
 def test_numbers_that_cannot_be_microseconds_are_nanoseconds() -> None:

@@ -53,7 +53,11 @@ def test_it_is_as_if_it_were_made_of_spans() -> None:
     assert differing(one, other) == []
     assert one.names[:2] == ("ProfilerStep#0", "aten::mm")
     assert one.sequence.tolist().count(4) == 1
-    assert one.about == About(world_size=4, left_out=one.about.left_out)
+    assert one.about == About(
+        world_size=4,
+        left_out=one.about.left_out,
+        decided_by={"ncclDevKernel_AllReduce": "record_param_comms"},
+    )
 
 
 def test_the_events_columns_become_the_timelines() -> None:

@@ -1,0 +1,226 @@
+"""The order of two ranks' collectives of one group: where the one's sequence stands in the other's.
+
+Numbers of steps tell it, else what the collectives are and when they end; a collective that a trace lost in between
+moves none of those behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectors.traces.intervals import Times
+from collectors.traces.timeline import ABSENT
+
+
+def median_ns(moments_ns: Times, axis: int = 0) -> Times:
+    """Return the median along the axis, rounded down to whole nanoseconds.
+
+    Only differences to the first moment go through a float, which cannot hold Unix time to the nanosecond.
+    """
+    first_ns = np.take(moments_ns, [0], axis=axis)
+    apart_ns: NDArray[np.float64] = np.median((moments_ns - first_ns).astype(np.float64), axis=axis)
+    middle_ns: Times = np.take(first_ns, 0, axis=axis) + np.floor(apart_ns).astype(np.int64)
+    return middle_ns
+
+
+TOLERANCE_NS = 5_000
+"""How far apart the ends of one collective may lie; shifts whose unevenness differs by less cannot be told apart."""
+
+LEAST_SHARED = 3
+"""The ends of fewer collectives lie apart evenly at any shift."""
+
+LEAST_AGREEMENT = 0.75
+"""The smallest share of the collectives in both traces that must be of one kind if the shift is right."""
+
+MOST_SEPARATE = 0.1
+"""The largest share of a group's collectives that one rank may seem to leave before another comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSequence:
+    """One rank's collectives of a group, in order.
+
+    kinds: numbers, equal for what is alike on all ranks. steps: the number of each one's step; `ABSENT` if not known.
+    """
+
+    kinds: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    start_ns: Times
+    end_ns: Times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """Where one rank's sequence stands in the reference: its collective i is the reference's i + positions.
+
+    positions: negative if this rank has some collectives before the reference's first.
+    is_by_steps: whether the numbers of steps tell it. shared_ratio: the share of the shorter that has a counterpart.
+    ties: at how many other shifts they fit as well.
+    """
+
+    positions: int
+    is_by_steps: bool = False
+    shared_ratio: float = 1.0
+    ties: int = 0
+
+
+def best_shift(reference: CollectiveSequence, other: CollectiveSequence) -> Shift | None:
+    """Return the shift of the other; None if they agree at no shift, or have no step in common.
+
+    Numbers of steps may tell any shift. Without them, at least half of the shorter must have a counterpart, and of
+    equally good shifts the one nearest to 0 is taken.
+    """
+    steps, other_steps = (np.unique(one.steps[one.steps != ABSENT]) for one in (reference, other))
+    is_by_steps, positions, ties = False, None, 0
+    if steps.size and other_steps.size:
+        common = np.intersect1d(steps, other_steps)
+        if not common.size:
+            return None
+        positions = _shift_by_steps(reference, other, common)
+        is_by_steps = positions is not None
+    if positions is None:
+        fitting = _shifts_by_kinds_and_ends(reference, other)
+        if not fitting:
+            return None
+        positions, ties = fitting[0], len(fitting) - 1
+    shared_ratio = _count_shared(reference, other, positions) / min(reference.kinds.size, other.kinds.size)
+    return Shift(positions=positions, is_by_steps=is_by_steps, shared_ratio=shared_ratio, ties=ties)
+
+
+def _shift_by_steps(reference: CollectiveSequence, other: CollectiveSequence, common: NDArray[np.int64]) -> int | None:
+    """Return the shift at which most of the common steps begin together; None if none has most, or kinds disagree.
+
+    Example: steps 4 4 5 5 6 6 in the reference and 5 5 6 6 in the other. Step 5 begins at 2 and at 0, step 6 at 4 and
+    at 2: both tell the shift 2.
+    """
+    begins, other_begins = (
+        np.array([np.argmax(one.steps == number) for number in common]) for one in (reference, other)
+    )
+    shifts, counts = np.unique(begins - other_begins, return_counts=True)
+    shift = int(shifts[counts.argmax()])
+    is_most = 2 * counts.max() > common.size
+    return shift if is_most and _agreement(reference, other, shift) >= LEAST_AGREEMENT else None
+
+
+def _shifts_by_kinds_and_ends(reference: CollectiveSequence, other: CollectiveSequence) -> list[int]:
+    """Return the shifts at which the sequences agree best, the nearest to 0 first.
+
+    If all kinds agree at 0 and the ends lie apart evenly there, no other shift is tried.
+
+    Example, in us: kinds A A A A in the reference and A A A in the other agree at shifts 0 and 1. Ends tell more:
+
+        reference ends at     0  30  40  90
+        other ends at           530 540 590    its clock is 500 ahead
+        apart at shift 0    530 510 550        uneven by 20: not the same collectives
+        apart at shift 1        500 500 500    even: these are
+    """
+    size, other_size = reference.kinds.size, other.kinds.size
+    if not min(size, other_size):
+        return []
+    # All shifts at which at least half of the shorter, rounded up, has a counterpart.
+    half = (min(size, other_size) + 1) // 2
+    shifts = range(half - other_size, size - half + 1)
+    if 0 in shifts and _agreement(reference, other, 0) == 1 and _unevenness_ns(reference, other, 0) <= TOLERANCE_NS:
+        return [0]
+    # The shifts with the best agreement of kinds, if that is good enough.
+    agreements = {shift: _agreement(reference, other, shift) for shift in sorted(shifts, key=abs)}
+    best = max(agreements.values())
+    if best < LEAST_AGREEMENT:
+        return []
+    agreeing = [shift for shift, agreement in agreements.items() if agreement == best]
+    # Of these, the shifts whose ends lie apart about as evenly as at the best one.
+    comparable = [shift for shift in agreeing if _count_shared(reference, other, shift) >= LEAST_SHARED]
+    if len(comparable) < 2:
+        return comparable or agreeing
+    unevenness_ns = {shift: _unevenness_ns(reference, other, shift) for shift in comparable}
+    limit_ns = 2 * min(unevenness_ns.values()) + TOLERANCE_NS
+    return [shift for shift in comparable if unevenness_ns[shift] <= limit_ns]
+
+
+MOST_LOST = 2
+"""So many collectives more or fewer than at the trace's begin a trace may lack further on."""
+
+
+FEWEST_BEHIND = 2
+"""The end of one collective alone may fit another place by chance."""
+
+
+def positions_of(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> NDArray[np.int64]:
+    """Return the place of each of the other's collectives in the reference, which the shift gives at most of them.
+
+    A profiler may lose a collective in between: then all that follow end evenly apart one place further on.
+
+    Example: the reference ends at 0 30 40 90, the other, which lost the second, at 500 540 590. At shift 0 ends lie
+    500 510 550 apart; one place on from the second collective, 500 500 500: the places are 0 2 3.
+    """
+    places = np.arange(other.kinds.size) + shift
+    steps = np.arange(-MOST_LOST, MOST_LOST + 1)
+    moved = places[:, None] + steps
+    is_held = (moved >= 0) & (moved < reference.kinds.size)
+    within = np.where(is_held, moved, 0)
+    apart_ns = other.end_ns[:, None] - reference.end_ns[within]
+    here_ns = apart_ns[is_held[:, MOST_LOST], MOST_LOST]
+    if here_ns.size < 2 * LEAST_SHARED:
+        return places
+    # How far the clocks are apart: the ends at the shift tell, unless clearly more ends agree on something else.
+    sorted_ns = np.sort(apart_ns[is_held])
+    agreeing = np.searchsorted(sorted_ns, sorted_ns + 2 * TOLERANCE_NS, side="right") - np.arange(sorted_ns.size)
+    offset_ns = np.sort(here_ns)[here_ns.size // 2]
+    if agreeing.max() >= int((np.abs(here_ns - offset_ns) <= TOLERANCE_NS).sum()) + FEWEST_BEHIND:
+        offset_ns = sorted_ns[agreeing.argmax()] + TOLERANCE_NS
+    uneven_ns = np.abs(apart_ns - offset_ns)
+    fits = is_held & (uneven_ns <= TOLERANCE_NS) & (reference.kinds[within] == other.kinds[:, None])
+    # A collective goes on from the one before it, unless only another place fits; the first fitting one begins.
+    chosen = np.full(places.size, MOST_LOST)
+    now = int(np.argmax(fits[fits.any(axis=1)][0])) if fits.any() else MOST_LOST
+    for row, of_row in enumerate(fits):
+        if not of_row[now] and of_row.any():
+            now = int(np.argmin(np.where(of_row, uneven_ns[row], np.iinfo(np.int64).max)))
+        chosen[row] = now
+    found = places + steps[chosen]
+    gained = int(fits[np.arange(places.size), chosen].sum()) - int(fits[:, MOST_LOST].sum())
+    is_better = (
+        gained >= FEWEST_BEHIND and (np.diff(found) > 0).all() and np.count_nonzero(np.diff(chosen)) <= MOST_LOST
+    )
+    return found if is_better else places
+
+
+def ran_together(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> bool:
+    """Return whether both ranks were in nearly all shared collectives at the same time, whatever their clocks show."""
+    mine, theirs = _shared(reference, other, shift)
+    # Move the other's times by the median difference of the ends, which is that of the clocks.
+    apart_ns = median_ns(reference.end_ns[mine] - other.end_ns[theirs])
+    start_ns, end_ns = other.start_ns[theirs] + apart_ns, other.end_ns[theirs] + apart_ns
+    is_before = reference.end_ns[mine] + TOLERANCE_NS < start_ns
+    is_after = reference.start_ns[mine] > end_ns + TOLERANCE_NS
+    return bool((is_before | is_after).mean() <= MOST_SEPARATE)
+
+
+def _count_shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> int:
+    """Return how many collectives both have at this shift."""
+    return min(reference.kinds.size - max(shift, 0), other.kinds.size - max(-shift, 0))
+
+
+def _shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> tuple[slice, slice]:
+    """Return the collectives that both have, as a slice of the reference and of the other.
+
+    Example: of 5 and 4 collectives at shift 1 these are 1 to 4 and 0 to 3; at shift -1, 0 to 2 and 1 to 3.
+    """
+    count = _count_shared(reference, other, shift)
+    return slice(max(shift, 0), max(shift, 0) + count), slice(max(-shift, 0), max(-shift, 0) + count)
+
+
+def _agreement(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> float:
+    """Return the share of the shared collectives that are of one kind."""
+    mine, theirs = _shared(reference, other, shift)
+    return float((reference.kinds[mine] == other.kinds[theirs]).mean())
+
+
+def _unevenness_ns(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> float:
+    """Return the median absolute deviation of the differences between ends."""
+    mine, theirs = _shared(reference, other, shift)
+    apart_ns = reference.end_ns[mine] - other.end_ns[theirs]
+    return float(np.median(np.abs(apart_ns - median_ns(apart_ns))))
