@@ -75,6 +75,7 @@ def test_nobody_is_blamed_when_all_ended_well() -> None:
         (_end(2, code=0, has_result=False, at_s=3.0), "left"),
         (_hung(2), "hung"),
         (_end(2, code=74, has_result=False, disk="No space left on device: rank2.jsonl"), "disk"),
+        (_end(2, error="DiskFull: Disk quota exceeded: trace.json", at_s=3.0), "disk"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
