@@ -11,30 +11,19 @@ import pytest
 
 from bench.rank.full_disk import as_full_disk
 from tests.bench.made.fake_suites import TINY_SHAPE
+from tests.bench.made.small_disk import on_a_small_disk
 
-# A file system of a few hundred kilobytes, in a mount namespace that ends with the command.
-ON_A_SMALL_DISK = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=300k none "$0" && exec "$@"']
 SMALL = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--vocabulary=32", "--sequence=8"]
-
-
-def _can_mount(folder: Path) -> bool:
-    try:
-        return subprocess.run([*ON_A_SMALL_DISK, str(folder), "true"], capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_is_said_in_a_line_and_complete_runs_stay(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    if not _can_mount(disk):
-        pytest.skip("no right to mount a small file system here")
     run = [sys.executable, "-P", "-m", "bench", "run", "ddp", "--device=cpu", "--batch=4", *SMALL, "--trials=1"]
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "home")}
     subprocess.run([*run, "--steps=3"], capture_output=True, check=True, env=environment, timeout=120)
     full = subprocess.run(
-        [*ON_A_SMALL_DISK, str(disk), *run, "--steps=100000", f"--runs={disk}"],
+        on_a_small_disk(disk, *run, "--steps=100000", f"--runs={disk}"),
         capture_output=True,
         text=True,
         env=environment,
@@ -76,9 +65,7 @@ except BaseException as error:
 
 @pytest.mark.parametrize("what", ["archive", "line", "trace"])
 def test_a_full_disk_is_seen_behind_the_error_of_any_file_of_a_rank(tmp_path: Path, what: str) -> None:
-    if not _can_mount(tmp_path):
-        pytest.skip("no right to mount a small file system here")
-    command = [*ON_A_SMALL_DISK, str(tmp_path), sys.executable, "-c", WRITE, str(tmp_path), what]
+    command = on_a_small_disk(tmp_path, sys.executable, "-c", WRITE, str(tmp_path), what)
     wrote = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "No space left on device" in wrote.stdout.splitlines()[0], wrote.stderr
 
@@ -111,16 +98,13 @@ strategy = "single"
 @pytest.mark.slow
 def test_a_case_whose_trace_fills_the_disk_goes_on_when_there_is_room(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    if not _can_mount(disk):
-        pytest.skip("no right to mount a small file system here")
     (tmp_path / "night.toml").write_text(SUITE)
     words = ["suite", "run", str(tmp_path / "night.toml"), f"--runs={disk}", "--port=0"]
     run = " ".join([sys.executable, "-P", "-m", "bench", *words])
     script = f"{run}; echo code $? >&2; mount -o remount,size=50m {disk} && {run} --resume; echo code $? >&2"
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "home")}
     night = subprocess.run(
-        [*ON_A_SMALL_DISK, str(disk), "sh", "-c", script],
+        on_a_small_disk(disk, "sh", "-c", script),
         capture_output=True,
         text=True,
         env=environment,
