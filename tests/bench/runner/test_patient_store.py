@@ -213,7 +213,7 @@ def test_a_suite_and_a_run_that_begin_without_their_store_lose_nothing(tmp_path:
     run = observatory("run", "single", *small)
     assert run.returncode == 4
     assert "the run goes on, and its results stay in the folders of their runs" in run.stderr
-    assert "throughput" in run.stdout
+    assert "tokens/s" in run.stdout
     suite = observatory("suite", "run", str(tmp_path / "night.toml"), "--port=0")
     assert suite.returncode == 4
     assert "single: done" in suite.stderr
