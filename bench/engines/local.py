@@ -17,13 +17,11 @@ from typing import IO
 from bench.engines.agent_link import SILENT_S, AgentLink
 from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
 from bench.engines.environment import LOOPBACK
+from bench.engines.root_cause import is_chatter
 from bench.engines.wire.frames import PipeStream, key_line, meet, new_key
 from bench.errors import Misuse
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
-
-PROFILERS = "USDT:"
-"""Beginning of the lines that torch's profiler (kineto) prints in the forkserver, which tell nothing of the agent."""
 
 
 class LocalEngine:
@@ -156,9 +154,8 @@ class LocalNodes:
 
 
 def _last_line(said: bytes) -> str:
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith(PROFILERS)]
-    return f"; it said: {own[-1]}" if own else ""
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip() and not is_chatter(line)]
+    return f"; it said: {lines[-1]}" if lines else ""
 
 
 class LocalAllocation:

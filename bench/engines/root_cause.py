@@ -52,8 +52,8 @@ class RankEnd:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines that the rank printed."""
-        return tuple(self.output.splitlines()[-LAST_LINES:])
+        """The last lines that the rank printed, without those of torch's profiler."""
+        return tuple([line for line in self.output.splitlines() if not is_chatter(line)][-LAST_LINES:])
 
     @property
     def is_good(self) -> bool:
@@ -106,6 +106,13 @@ class RankEnd:
         return self.exit_code == -signal.SIGABRT and _WATCHDOG.search(self.output) is not None
 
 
+def is_chatter(line: str) -> bool:
+    """Whether torch's profiler (kineto) printed the line as it began or ended, which tells nothing of a rank."""
+    return _CHATTER.match(line) is not None
+
+
+# "USDT:2026-11-25 21:37:26 194:194 SyncActivityProfilerHandler.cpp:52] profiler_start". Its warnings stay.
+_CHATTER = re.compile(r"(?:USDT|STAGE|VERBOSE|INFO):\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:\d+\]")
 # Messages of gloo, NCCL and the store when a peer is gone or silent (torch 2.11 to 2.13).
 _PEER_ERROR = re.compile(
     r"PeerLost|Connection closed|Connection reset|Connection refused|[Tt]imed out|[Tt]imeout|Broken pipe"

@@ -134,7 +134,8 @@ def present(plan: Plan, options: RunOptions, results: Results) -> None:
         say(line)
     for failure in results.kept.failures:
         say(str(failure))
-    options.tell("`observatory serve` goes on showing results at /metrics, and `observatory show` here")
+    if exit_code(results) == FINE:
+        options.tell("`observatory serve` goes on showing results at /metrics, and `observatory show` here")
 
 
 def exit_code(results: Results) -> int:

@@ -86,6 +86,14 @@ def test_the_cause_is_blamed_although_its_peers_failed_before_it(culprit: RankEn
     assert cause.text.endswith("in step 4; its last lines are in /runs/r/rank2.err")
 
 
+def test_the_last_lines_are_the_ranks_own_and_not_the_profilers() -> None:
+    chatter = "USDT:2026-11-25 21:37:26 194:194 SyncActivityProfilerHandler.cpp:52] profiler_start"
+    warning = chatter.replace("USDT", "WARNING")
+    cause = _root_cause((_end(0, error="ValueError: no", said=f"own\n{chatter}\n{warning}\n{chatter}\n"),), FOLDER)
+    assert cause is not None
+    assert cause.last_lines == ("own", warning)
+
+
 def test_a_signal_outranks_an_error_which_outranks_leaving_and_hanging() -> None:
     ends = [
         _hung(0),
