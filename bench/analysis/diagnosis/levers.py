@@ -130,7 +130,7 @@ def _cuts(observed: Observed) -> Iterator[Lever]:
     """Yield finer cuts into stages, where the measured blocks can be cut better."""
     cuts = stage_cuts(observed)
     if cuts is not None and not cuts.is_worth_it:
-        yield Lever(words="no other cut is clearly faster: take fewer ranks, or a model whose head is a smaller part")
+        yield Lever(words="fewer ranks, or a model whose head is a smaller part: no other cut is clearly faster")
         return
     yield _option("cut stages by measured time", balance="measured")
     if observed.case.options.get("balance") == "layers":

@@ -110,7 +110,8 @@ def test_an_unequal_stage_is_imbalance_and_is_named() -> None:
     )
     assert _tries(found)[0] == {"balance": "measured"}
     assert "--a balance=layers --b balance=measured" in found.command
-    # By hand: blocks of 0.25, but of 1.25 in the slow stage, two of which make 2.5. 16 x 8 in 16 x 5 + 3, and in 16 x 2.5 + 5.5.
+    # By hand: blocks of 0.25, but of 1.25 in the slow stage, two of which make 2.5.
+    # 16 microbatches of 8 s take 16 x 5 + 3 s, and 16 x 2.5 + 5.5 s.
     assert "1.5 times as fast as one, and 2.8 times with stages of 8, 2, 2 and 4 blocks" in _evidence(found)
 
 
