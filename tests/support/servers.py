@@ -214,7 +214,13 @@ def started_server(binary: str, *words: str, output: Path) -> Iterator[int]:
                 stdout=printed,
                 stderr=printed,
             )
-        if _is_ready(server, port):
+        try:
+            is_ready = _is_ready(server, port)
+        except BaseException:  # Ctrl-C, or SIGTERM to a program that takes it so.
+            server.kill()
+            server.wait(60)
+            raise
+        if is_ready:
             break
     else:
         pytest.fail(f"{binary} does not start: {output.read_text()[-2000:]}")
