@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from bench.engines.agent_link import SILENT_S, AgentLink
+from bench.engines.agent_link import SILENT_S, AgentLink, StartLimit
 from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
 from bench.engines.environment import LOOPBACK
 from bench.engines.root_cause import is_chatter
@@ -29,8 +29,15 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, runs: Path, *, silent_s: float = SILENT_S, source: Path | None = None) -> None:
-        """runs: where the folders of runs are. silent_s: see `AgentLink`.
+    def __init__(
+        self,
+        runs: Path,
+        *,
+        silent_s: float = SILENT_S,
+        source: Path | None = None,
+        start_limit: StartLimit | None = None,
+    ) -> None:
+        """runs: where the folders of runs are. silent_s, start_limit: see `AgentLink`.
 
         source: the source tree that the agent and its ranks run from, in place of this program's.
         """
@@ -58,6 +65,7 @@ class LocalEngine:
             silent_s=silent_s,
             kill=self._agent.kill,  # Its ranks see the end of their pipe and end themselves.
             how_it_ended=self._how_it_ended,
+            start_limit=start_limit,
         )
 
     def __enter__(self) -> LocalEngine:
@@ -165,6 +173,7 @@ class LocalAllocation:
         if request.file is not None:
             raise Misuse("--engine-file is of a cluster, and the engine is local; leave it out")
         self._nodes = request.nodes
+        self._start_limit = StartLimit()
 
     def __enter__(self) -> LocalAllocation:
         return self
@@ -174,4 +183,6 @@ class LocalAllocation:
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> LocalEngine | ClusterEngine:
         """See `Allocation`."""
-        return LocalEngine(runs) if self._nodes == 1 else ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped)
+        if self._nodes == 1:
+            return LocalEngine(runs, start_limit=self._start_limit)
+        return ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped)

@@ -101,13 +101,24 @@ def exit_words(checks: Iterable[SuiteCheck]) -> list[str]:
     for check in checks:
         unchanged = [one for one in check.verdicts if one.outcome == "same" and not one.is_equivalent]
         counts = {**check.counts, "same": check.counts.get("same", 0) - len(unchanged)}
-        words = [f"{counts[outcome]} {WORDS[outcome]}" for outcome in ORDER if counts.get(outcome)]
+        alone = sum(one.outcome == "suspicion" and not one.reruns for one in check.verdicts)
+        counts["suspicion"] = counts.get("suspicion", 0) - alone
+        words = [_counted(counts[outcome], WORDS[outcome]) for outcome in ORDER if counts.get(outcome)]
+        words += [f"{_counted(alone, WORDS['suspicion'])} not measured again"] if alone else []
         words += [f"{len(unchanged)} {_no_change(unchanged)}"] if unchanged else []
         if missing := sum(one.is_alert for one in check.missing):
             words.append(f"{missing} missing or failed")
         night = "no night has ended yet" if check.night is None else f"night {check.night.id}"
         lines.append(f"suite {check.suite}, {night}: {', '.join(words) or 'nothing to judge'}")
     return lines
+
+
+def _counted(count: int, words: str) -> str:
+    """Return so many of an outcome: `2 regressions`, `3 same`."""
+    return f"{count} {words}{'s' if count > 1 and words in _NOUNS else ''}"
+
+
+_NOUNS = ("suspicion", "regression", "improvement")
 
 
 def print_check(checks: Sequence[SuiteCheck], *, has_details: bool, console: Console | None = None) -> None:
