@@ -117,7 +117,7 @@ def test_a_failure_costs_a_rerun_one_more_attempt_with_fresh_processes(
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_second_failure_ends_the_reruns_and_not_the_suite_run(tmp_path: Path, error: InfrastructureFailed) -> None:
     broken = {("ddp", 0): error}
-    night = _night(tmp_path, {"ddp": False}, breaks=[{}, broken, broken])  # type: ignore[list-item]
+    night = _night(tmp_path, {"ddp": False}, breaks=[{}, broken, broken])
     end = night.run(plan_of(planned("ddp")))
     assert end.outcome == "done"
     assert end.failure is None
