@@ -122,10 +122,11 @@ def _is_gone(error: exc.DBAPIError, reason: str) -> bool:
     if state is not None:  # The server answered: 08 connection, 53300 too many connections, 57P it starts or ends.
         return str(state).startswith(("08", "53300", "57P"))
     # Without a connection there is no state. What the server itself refuses for good begins with FATAL.
-    is_of_connection = isinstance(error, exc.OperationalError | exc.InterfaceError)
-    return is_of_connection and ("FATAL:" not in reason or _FATAL_FOR_NOW.search(reason) is not None)
+    is_of_net = isinstance(error, exc.OperationalError | exc.InterfaceError) and _OF_THE_NET.search(reason) is not None
+    return is_of_net and ("FATAL:" not in reason or _FATAL_FOR_NOW.search(reason) is not None)
 
 
+_OF_THE_NET = re.compile(r"connection to server|timeout|resolve|closed|lost|consuming input")
 _FATAL_FOR_NOW = re.compile(r"starting up|shutting down|not (?:yet )?accepting|recovery|too many|slots|terminating")
 
 
