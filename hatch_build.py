@@ -1,7 +1,11 @@
-"""Compiles the scanner of traces into the wheel, where there is a C compiler; without it Python alone reads them."""
+"""What is made as a package is built: the scanner of traces in C, and the commit that the package is built from.
+
+Without a C compiler, Python alone reads traces. Without git, runs of the installed program have no commit.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -16,16 +20,31 @@ SOURCE = Path("collectors", "traces", "reading", "scanner", "module.c")
 MODULE = Path("collectors", "traces", "reading", "_scanner.abi3.so")
 """It speaks Python's stable ABI, so that one file serves this and all later versions."""
 
+BUILT_FROM = Path("bench", "machine", "built_from.json")
+"""Commit and dirtiness of the git tree that a package was built from; `bench.machine.machine` reads it."""
+
 OPTIONS = ("-std=c11", "-O2", "-fPIC", "-Wall", "-Wextra")
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """What hatchling calls as it builds a wheel."""
+    """What hatchling calls as it builds a wheel or a source distribution."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Put the module into the wheel; of an editable installation into the tree, which git is told to ignore."""
+        """Put the commit into both, and the module into the wheel.
+
+        An editable installation asks git; its module stands in the tree, where git is told to ignore it.
+        """
         root = Path(self.root)
         self.folder = tempfile.TemporaryDirectory()
+        if version != "editable" and not (root / BUILT_FROM).exists():  # A source distribution has it already.
+            try:
+                built_from = Path(self.folder.name, BUILT_FROM.name)
+                built_from.write_text(json.dumps(source_state(root)))
+                build_data["force_include"][str(built_from)] = BUILT_FROM.as_posix()
+            except (OSError, subprocess.SubprocessError) as error:
+                self.app.display_warning(f"runs of this package will have no commit: git does not tell it ({error})")
+        if self.target_name == "sdist":
+            return
         module = root / MODULE if version == "editable" else Path(self.folder.name, MODULE.name)
         why_not = compile_into(module, root)
         if why_not is not None:
@@ -38,8 +57,28 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][str(module)] = MODULE.as_posix()
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Throw away what the wheel has now."""
+        """Throw away what the package has now."""
         self.folder.cleanup()
+
+
+def source_state(root: Path) -> dict[str, str | bool]:
+    """Return the commit of the tree, and whether tracked files are changed.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it is no git tree, or git cannot tell.
+    """
+    if not (root / ".git").exists():
+        raise FileNotFoundError(f"{root} is no git tree")
+
+    def git(*arguments: str) -> str:
+        # Whoever builds a tree runs its code anyway, so that another user's tree is no danger.
+        command = ["git", "-c", f"safe.directory={root}", "--no-optional-locks", "-C", str(root), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    return {
+        "commit": git("rev-parse", "HEAD"),
+        "is_dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+    }
 
 
 def compile_into(module: Path, root: Path) -> str | None:

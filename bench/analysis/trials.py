@@ -226,8 +226,8 @@ class Trial:
     data_wait_s: the mean over the steps of the rank whose host waited most for its batches; None where the step's clock
         is the host's.
     peak_bytes: per account, the most that any rank held. state_bytes: per part of training's state, the same.
-    activation_bytes: activations alive at the peak of live tensors, the most of any rank; None where not tracked.
-    other_bytes: likewise, what was alive before the step and is no state.
+    activation_bytes: activations alive at the peak of live tensors, of the rank that held most in all, as the law has
+        it; None where not tracked. other_bytes: likewise, what was alive before the step and is no state.
     stage_activation_bytes: per pipeline stage, the most that its microbatches left on any rank.
     loss: mean over ranks of the last measured step's loss; None where a rank that computes one has no finite one there.
     observer_ratio: the largest share of any rank's measured steps that its own collectors took.
@@ -288,7 +288,10 @@ def _join(number: int, ranks: Sequence[RankTrial], beats: GpuBeats | None) -> Tr
             phases_s[phase].append(total_s / len(readings))
     phases = [phase for phase in PHASES if phase in phases_s] + sorted(phases_s.keys() - set(PHASES))
     waits_s = [list(values_of(readings, DATA_WAIT_SECONDS)) for readings in measured]
-    live_bytes = join_by_labels(ranks, "memory", LIVE_TENSOR_BYTES, max)
+    live_bytes = max(
+        (join_by_labels([rank], "memory", LIVE_TENSOR_BYTES, max) for rank in ranks),
+        key=lambda found: found.get(("total",), 0.0),
+    )
     held_bytes = join_by_labels(ranks, "memory", STAGE_ACTIVATION_BYTES, max)
     every_reading = [reading for readings in measured for reading in readings]
     live_totals = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +81,14 @@ def command(
             pass
     except NoStoreYet:
         raise Misuse("no suite has run yet; `observatory suite run smoke` runs one") from None
-    with History(store_url) as history:
+    with ExitStack() as stack:
+        reason: InfrastructureFailed | None = None
+        try:
+            history = stack.enter_context(History(store_url))
+        except InfrastructureFailed as error:  # Who may only read sees what is judged already.
+            if accepted is not None:
+                raise
+            reason, history = error, stack.enter_context(History(store_url, writable=False))
         records = history.suite_runs(MOST_RUNS)
         suites = tuple(sorted({record.suite for record in records}))
         chosen = suites if suite is None else (require_suite(suite, suites),)
@@ -92,7 +100,15 @@ def command(
             return FINE
         of_suite = {name: [one for one in records if one.suite == name] for name in chosen}
         since_ns = None if since is None else night_ns(since, [one for found in of_suite.values() for one in found])
-        checks = [check_suite(history, name, of_suite[name], since_ns=since_ns, now_ns=now_ns) for name in chosen]
+        checks = [
+            check_suite(history, name, of_suite[name], since_ns=since_ns, now_ns=now_ns, is_judging=reason is None)
+            for name in chosen
+        ]
+        for check in checks:
+            judged = None if check.night is None else check.night.id
+            if reason is not None and judged != of_suite[check.suite][0].id:
+                nights = "no night is judged yet" if judged is None else f"nights after {judged} are not judged"
+                say(f"suite {check.suite}: {nights}, which takes a store that can be written: {reason}")
         if format_name != "benchmark":
             # Of all cases but in a table that leaves some out; traces take long to read, and few forms have them.
             is_whole = has_details or format_name != "table"

@@ -42,7 +42,28 @@ SILENT_S = 120.0
 most of a minute to end."""
 
 LOADING_S = 300.0
-"""How long an agent may take to load torch, also from a network disk."""
+"""How long an agent may take to load torch, also from a network disk, where nothing is known of such starts."""
+SLOWER = 5.0
+LEAST_LOADING_S = 60.0
+"""How many times the slowest start so far a later one may take, and how long in any case."""
+
+
+class StartLimit:
+    """How long agents may take to start, by what starts of the same allocation took."""
+
+    def __init__(self) -> None:
+        self._slowest_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The limit of the next start."""
+        if self._slowest_s is None:
+            return LOADING_S
+        return min(LOADING_S, max(LEAST_LOADING_S, SLOWER * self._slowest_s))
+
+    def took(self, elapsed_s: float) -> None:
+        """Learn from a start."""
+        self._slowest_s = max(elapsed_s, self._slowest_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +86,7 @@ class AgentLink:
     silent_s: how long the agent may leave an order unanswered beyond a trial's limit.
     kill: ends the agent's process at once, if the engine can. how_it_ended: says how a process ended that hung up, if
     the engine knows it. tell: is told what people should know of the agent's node, from another thread.
+    start_limit: of its allocation, which learns from this start; None where no other is known.
     """
 
     def __init__(
@@ -79,7 +101,10 @@ class AgentLink:
         kill: Callable[[], object] = lambda: None,
         how_it_ended: Callable[[], str | None] = lambda: None,
         tell: Callable[[str], None] = say,
+        start_limit: StartLimit | None = None,
     ) -> None:
+        self._begun_s, self._start_limit = time.monotonic(), start_limit or StartLimit()
+        self._ready: Ready | None = None
         self._name, self._silent_s = name, silent_s
         self._process_name = name if process is None else f"{name} (process {process})"
         self._kill, self._how_it_ended, self._tell = kill, how_it_ended, tell
@@ -95,15 +120,18 @@ class AgentLink:
         self._channel.start()
 
     def ready(self) -> Ready:
-        """Wait until ranks can be started; return what the agent says of its node.
+        """Wait until ranks can be started; return what the agent says of its node, which it says once.
 
         Raises:
             InfrastructureFailed: the agent does not start.
         """
-        message = self._receive(LOADING_S)
-        if not isinstance(message, Ready):
-            raise InfrastructureFailed(f"{self._name} answered {type(message).__name__} before it was ready")
-        return message
+        if self._ready is None:
+            message = self._receive(self._start_limit.seconds)
+            if not isinstance(message, Ready):
+                raise InfrastructureFailed(f"{self._name} answered {type(message).__name__} before it was ready")
+            self._ready = message
+            self._start_limit.took(time.monotonic() - self._begun_s)
+        return self._ready
 
     def machine(self) -> Machine:
         """Wait until ranks can be started; return the machine on which they will run.

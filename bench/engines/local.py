@@ -18,17 +18,14 @@ from typing import IO
 
 import psutil
 
-from bench.engines.agent_link import SILENT_S, AgentLink
+from bench.engines.agent_link import SILENT_S, AgentLink, StartLimit
 from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
 from bench.engines.environment import LOOPBACK
+from bench.engines.root_cause import is_chatter
 from bench.engines.wire.frames import PipeStream, key_line, meet, new_key
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
-
-PROFILERS = "USDT:"
-"""Beginning of the lines that torch's profiler (kineto) prints in the forkserver, which tell nothing of the agent."""
-
 
 LOOPBACK_S = 2.0
 """How long this machine may take to reach itself."""
@@ -63,8 +60,15 @@ class LocalEngine:
 
     name = "local"
 
-    def __init__(self, runs: Path, *, silent_s: float = SILENT_S, source: Path | None = None) -> None:
-        """runs: where the folders of runs are. silent_s: see `AgentLink`.
+    def __init__(
+        self,
+        runs: Path,
+        *,
+        silent_s: float = SILENT_S,
+        source: Path | None = None,
+        start_limit: StartLimit | None = None,
+    ) -> None:
+        """runs: where the folders of runs are. silent_s, start_limit: see `AgentLink`.
 
         source: the source tree that the agent and its ranks run from, in place of this program's.
 
@@ -96,6 +100,7 @@ class LocalEngine:
             silent_s=silent_s,
             kill=self._agent.kill,  # Its ranks see the end of their pipe and end themselves.
             how_it_ended=self._how_it_ended,
+            start_limit=start_limit,
         )
 
     def __enter__(self) -> LocalEngine:
@@ -193,9 +198,8 @@ class LocalNodes:
 
 
 def _last_line(said: bytes) -> str:
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith(PROFILERS)]
-    return f"; it said: {own[-1]}" if own else ""
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip() and not is_chatter(line)]
+    return f"; it said: {lines[-1]}" if lines else ""
 
 
 class LocalAllocation:
@@ -205,6 +209,7 @@ class LocalAllocation:
         if request.file is not None:
             raise Misuse("--engine-file is of a cluster, and the engine is local; leave it out")
         self._nodes = request.nodes
+        self._start_limit = StartLimit()
 
     def __enter__(self) -> LocalAllocation:
         return self
@@ -214,4 +219,6 @@ class LocalAllocation:
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> LocalEngine | ClusterEngine:
         """See `Allocation`."""
-        return LocalEngine(runs) if self._nodes == 1 else ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped)
+        if self._nodes == 1:
+            return LocalEngine(runs, start_limit=self._start_limit)
+        return ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped)

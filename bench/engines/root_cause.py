@@ -52,8 +52,8 @@ class RankEnd:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines that the rank printed."""
-        return tuple(self.output.splitlines()[-LAST_LINES:])
+        """The last lines that the rank printed, without those of torch's profiler."""
+        return tuple([line for line in self.output.splitlines() if not is_chatter(line)][-LAST_LINES:])
 
     @property
     def is_good(self) -> bool:
@@ -80,6 +80,14 @@ class RankEnd:
         return self.result is not None and self.result.error_type == "NoDevice"
 
     @property
+    def full_disk(self) -> str | None:
+        """What the rank could not write, and why; None where no disk is the reason."""
+        if self.disk is not None:
+            return f"its log: {self.disk}"
+        is_full = self.result is not None and self.result.error_type == "DiskFull"
+        return f"a file: {self.result.error}" if self.result is not None and is_full else None
+
+    @property
     def is_echo(self) -> bool:
         """Whether the rank failed because another rank was gone or silent."""
         if self._is_watchdog_abort:
@@ -98,6 +106,13 @@ class RankEnd:
         return self.exit_code == -signal.SIGABRT and _WATCHDOG.search(self.output) is not None
 
 
+def is_chatter(line: str) -> bool:
+    """Whether torch's profiler (kineto) printed the line as it began or ended, which tells nothing of a rank."""
+    return _CHATTER.match(line) is not None
+
+
+# "USDT:2026-11-25 21:37:26 194:194 SyncActivityProfilerHandler.cpp:52] profiler_start". Its warnings stay.
+_CHATTER = re.compile(r"(?:USDT|STAGE|VERBOSE|INFO):\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:\d+\]")
 # Messages of gloo, NCCL and the store when a peer is gone or silent (torch 2.11 to 2.13).
 _PEER_ERROR = re.compile(
     r"PeerLost|Connection closed|Connection reset|Connection refused|[Tt]imed out|[Tt]imeout|Broken pipe"
@@ -125,10 +140,10 @@ def joint_cause(parts: Iterable[TrialEnded], folder: str, limit_s: float) -> Cau
 def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause | None:
     """Return the rank that ended the trial by its own doing; None if every rank ended well.
 
-    In this order: a log that cannot be written, a GPU that cannot be used, a rank killed by a signal that we did not
-    send, an error that is not the echo of a peer's, a rank that left without a result, a rank that hangs or gave up
-    waiting, the earliest echo. Among several ranks of one kind, the one that ended first; among those that hang, the
-    one the others wait for.
+    In this order: a log that cannot be written or a full disk, a GPU that cannot be used, a rank killed by a signal
+    that we did not send, an error that is not the echo of a peer's, a rank that left without a result, a rank that
+    hangs or gave up waiting, the earliest echo. Among several ranks of one kind, the one that ended first; among
+    those that hang, the one the others wait for.
     """
     if all(end.is_good for end in ends):
         return None
@@ -138,8 +153,8 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
         )
     by_time = sorted((end for end in ends if not end.is_good), key=lambda end: end.ended_ns)
     for end in by_time:
-        if end.disk is not None:
-            return _cause("disk", end, f"rank {end.rank} could not write its log: {end.disk}", folder)
+        if end.full_disk is not None:
+            return _cause("disk", end, f"rank {end.rank} could not write {end.full_disk}", folder)
     for end in by_time:
         if end.has_no_device:
             text = f"rank {end.rank} cannot use its GPU: {end.result.error}; see {folder}/rank{end.rank}.err"  # type: ignore[union-attr]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bench.machine.container import read_container
 from bench.machine.gpus import Gpu, GpuLink, Nvml, read_gpus
 from collectors.host.system import own_version
@@ -233,14 +235,28 @@ def _torch_fields(torch: Any, absent: dict[str, str]) -> dict[str, Any]:
     return fields
 
 
+class _BuiltFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """The git tree that this package was built from."""
+
+    commit: str
+    is_dirty: bool
+
+
 def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, bool | None]:
-    """Return the commit of the tree, and whether tracked files are changed; both None if git cannot tell."""
+    """Return the commit of the tree, and whether tracked files are changed; both None if nothing tells.
+
+    Of a package that is installed, what hatch_build.py noted as it was built.
+    """
+    built_from = source / "bench/machine/built_from.json"
     try:
         if not (source / ".git").exists():
-            raise FileNotFoundError(f"{source} is no git tree")
+            if not built_from.exists():
+                raise FileNotFoundError(f"{source} is no git tree, and was not built from one")
+            noted = msgspec.json.decode(built_from.read_bytes(), type=_BuiltFrom)
+            return noted.commit, noted.is_dirty
         commit = _git(source, "rev-parse", "HEAD")
         return commit, bool(_git(source, "status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         stderr = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
         absent["commit"] = absent["is_dirty"] = " ".join((stderr or str(error)).split())
         return None, None

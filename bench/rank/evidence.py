@@ -49,11 +49,12 @@ class EvidenceFile:
     """A rank's evidence file, open for appending."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file = os.fdopen(open_to_append(path_of(folder, rank)), "ab", buffering=0)
+        self._file = os.fdopen(open_to_append(path_of(folder, rank)), "ab")
 
     def write(self, evidence: StepEvidence) -> None:
         """Append one step as one line."""
         self._file.write(msgspec.json.encode(evidence) + b"\n")
+        self._file.flush()  # Unbuffered, a disk that fills up in the middle of a line would raise nothing.
 
     def close(self) -> None:
         """Close the file."""

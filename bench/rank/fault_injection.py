@@ -21,6 +21,9 @@ class Fault:
     rank: int
     step: int
 
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.rank}:{self.step}"
+
 
 def parse_fault(text: str, *, ranks: int, steps: int) -> Fault:
     """Return the fault that KIND@RANK:STEP describes.

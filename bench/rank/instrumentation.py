@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench.analysis.timelines import save_timeline
 from bench.case import Case
 from bench.rank.distributed import TrialLog, wait_for_all
+from bench.rank.full_disk import as_full_disk
 from bench.rank.messages import RankOrder
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ATTENTION_PAIRS, PAYLOAD_BYTES
@@ -261,6 +262,8 @@ class Instrumentation:
         try:
             curve.save(self._file("memory.json.gz"))
         except CannotSave as error:
+            if as_full_disk(error):
+                raise
             self.log.note(f"the drawing of memory by category is absent: {error}")
         return curve.samples()
 
@@ -271,6 +274,8 @@ class Instrumentation:
         try:
             save_history(self._run_step, self._file("memory.pickle"), CudaRecorder())
         except CannotSave as error:
+            if as_full_disk(error):
+                raise
             self.log.note(f"the history of memory blocks is absent: {error}")
 
     def _states(self) -> StateTensors:

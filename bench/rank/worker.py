@@ -24,6 +24,7 @@ import msgspec
 
 from bench.rank.convergence import train_with_evidence
 from bench.rank.distributed import TrialLog, give_up, gpu_uuid, stay_on_device, with_cause
+from bench.rank.full_disk import as_full_disk
 from bench.rank.messages import ABORT, DUMP, RankOrder
 from bench.rank.probe import run_probe
 from bench.rank.train import measure
@@ -89,8 +90,8 @@ def work(order: RankOrder, log: SampleLog) -> int:
     except LogUnwritable:
         raise
     except BaseException as caught:  # noqa: BLE001  # Whatever it was, the log shall record it.
-        error = with_cause(caught)
-        traceback.print_exc()
+        error = as_full_disk(caught) or with_cause(caught)
+        _print_error()
     log.write(
         Ended(
             trial=order.trial,
@@ -109,8 +110,7 @@ def work(order: RankOrder, log: SampleLog) -> int:
 
 def leave(code: int) -> NoReturn:
     """End without the interpreter's shutdown, during which a live process group may abort (gloo, torch 2.13)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(code)
 
 
@@ -133,7 +133,8 @@ def dump_flight_record(order: RankOrder, *, is_printed: bool = False) -> None:
         replace_file(Path(order.folder) / f"rank{order.rank}.flight.json", record)
     if is_printed:
         lines = ["Flight Recorder, newest entry last:", *flight_recorder.last_entries(record, ENTRIES_PRINTED)]
-        os.write(2, "\n  ".join(lines).encode() + b"\n")  # In one write: the stacks are printed at the same time.
+        with suppress(OSError):  # In one write: the stacks are printed at the same time.
+            os.write(2, "\n  ".join(lines).encode() + b"\n")
 
 
 def obey_supervisor(
@@ -154,7 +155,7 @@ def obey_supervisor(
             elif message == ABORT:
                 abort()
         except Exception:  # noqa: BLE001  # Whatever it was, the next message is still obeyed.
-            traceback.print_exc()
+            _print_error()
         if message == ABORT:
             break
     end()
@@ -162,8 +163,24 @@ def obey_supervisor(
 
 def _end_group() -> None:
     """End this rank and its data loaders."""
-    sys.stderr.flush()
+    _flush()
     os.killpg(0, signal.SIGKILL)
+
+
+# What a rank prints goes to a file, whose disk may be full; its end is recorded all the same.
+
+
+def _print_error() -> None:
+    """Print the exception that is being handled."""
+    with suppress(OSError):
+        traceback.print_exc()
+
+
+def _flush() -> None:
+    with suppress(OSError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
 
 
 def _take_over_streams(path: Path) -> None:

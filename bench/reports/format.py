@@ -181,7 +181,8 @@ _SCALES = {metric.name: _METRIC_SCALES[metric.unit] for metric in METRICS if met
 WIDE_INTERVALS = (
     "2 trials tell little; --trials 5 would: intervals wider than their figure are left out here, not in JSON"
 )
-WIDE_INTERVALS_OF_SUITE = WIDE_INTERVALS.replace("--trials 5", "--set defaults.trials=5")
+WIDE_RATIOS = "intervals that span most of 0 to 100 % are left out here, not in JSON; more --trials narrow them"
+MOST_OF_A_RATIO = 0.8
 
 
 def digits(value: float) -> str:
@@ -243,9 +244,14 @@ def in_units(estimate: Estimate | None, size: float) -> str:
 
 
 def has_wide_interval(found: Estimate | Ratio) -> bool:
+    """Return whether the figure's interval is too wide to tell a reader anything."""
+    return _is_of_two(found) or _spans_a_ratio(found)
+
+
+def _is_of_two(found: Estimate | Ratio) -> bool:
     """Return whether the figure is of two trials and narrower than its interval.
 
-    With one degree of freedom the interval may be tens of times as wide, and says nothing to a reader.
+    With one degree of freedom the interval may be tens of times as wide.
     """
     if isinstance(found, Ratio):
         value, trials = found.value, min(found.numerator_trials, found.denominator_trials)
@@ -254,9 +260,26 @@ def has_wide_interval(found: Estimate | Ratio) -> bool:
     return found.low is not None and found.high is not None and trials == 2 and found.high - found.low > abs(value)
 
 
-def wide_interval_notes(shown: Iterable[Estimate | Ratio]) -> list[str]:
-    """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
-    return [WIDE_INTERVALS] if any(map(has_wide_interval, shown)) else []
+def _spans_a_ratio(found: Estimate | Ratio) -> bool:
+    """Return whether the figure is a ratio, and its interval covers most of what a ratio may be."""
+    is_ratio = isinstance(found, Ratio) or found.metric in _RATIOS
+    if found.low is None or found.high is None or not is_ratio:
+        return False
+    return min(found.high, 1.0) - max(found.low, 0.0) > MOST_OF_A_RATIO
+
+
+_RATIOS = frozenset(metric.name for metric in METRICS if metric.unit == "ratio")
+
+
+def wide_interval_notes(shown: Iterable[Estimate | Ratio], *, is_suite: bool = False) -> list[str]:
+    """Return, once each, why figures have no interval; nothing where all intervals tell enough.
+
+    is_suite: whoever reads it names a suite's number of trials, and no run's.
+    """
+    figures = list(shown)
+    lines = [WIDE_INTERVALS] if any(map(_is_of_two, figures)) else []
+    lines += [WIDE_RATIOS] if any(_spans_a_ratio(one) and not _is_of_two(one) for one in figures) else []
+    return [line.replace("--trials 5", "--set defaults.trials=5") for line in lines] if is_suite else lines
 
 
 def _with_interval(found: Estimate | Ratio, size: float, show: Callable[[float], str], sign: str = "") -> str:

@@ -191,6 +191,33 @@ def _spreads(summaries: Sequence[Summary]) -> list[Row]:
     return [Row("  spread of steps", tuple("-" if ratio is None else f"{100 * ratio:.1f} %" for ratio in ratios))]
 
 
+def _phases(summaries: Sequence[Summary]) -> list[Row]:
+    """Make a row for each phase of a step, and what of the mean step is in none.
+
+    Each phase is of the rank that spent most in it. Where these ranks differ, phases may add up to more than the step:
+    then they are no parts of it, and the rows say so.
+    """
+    by_run = [_by_shown_labels(summary, results.RUN_PHASE_SECONDS) for summary in summaries]
+    names = list(dict.fromkeys(labels for found in by_run for labels in found))
+    rests: list[Estimate | None] = []
+    for summary, found in zip(summaries, by_run, strict=True):
+        mean = of_metric(summary.estimates, results.RUN_MEAN_STEP_SECONDS)
+        left_s = mean[0].median - sum(one.median for one in found.values()) if mean and found else None
+        rests.append(None if left_s is None else replace(mean[0], median=left_s, low=None, high=None))
+    are_parts = all(rest is None or rest.median >= 0 for rest in rests)
+    title = "  of it" if are_parts else "  worst rank's"
+    rows = [
+        Row(
+            " ".join([title, *labels]).replace("_", " "),
+            tuple(figure(found[labels]) if labels in found else "-" for found in by_run),
+        )
+        for labels in names
+    ]
+    if are_parts and names:
+        rows.append(Row("  of it the rest", tuple("-" if rest is None else figure(rest) for rest in rests)))
+    return rows
+
+
 Predicted = Mapping[str, PredictedStep | Absent]
 """The predicted steps of runs by the run's id, or why one is absent."""
 NOTHING_PREDICTED: Predicted = {}
@@ -270,7 +297,7 @@ _ALL: tuple[_Rows, ...] = (
     _STEP,
     _spreads,
     _figures("mean step", results.RUN_MEAN_STEP_SECONDS),
-    _figures("  of it", results.RUN_PHASE_SECONDS),
+    _phases,
     _figures("host waits for data", results.RUN_DATA_WAIT_SECONDS),
     _figures("tokens/s", results.RUN_TOKENS_PER_SECOND),
     _figures("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE),
@@ -305,7 +332,7 @@ _FIRST: tuple[tuple[int, _Rows], ...] = (
     (9, _figures("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE)),
     (1, _STEP),
     (3, _figures("mean step", results.RUN_MEAN_STEP_SECONDS)),
-    (3, _figures("  of it", results.RUN_PHASE_SECONDS)),
+    (3, _phases),
     (4, _figures("exposed communication", results.RUN_TRACED_RATIO, ("exposed_communication",))),
     (10, _figures("waiting / time in collectives", results.RUN_WAITING_RATIO)),
     (2, _figures("straggler rank", results.RUN_STRAGGLER_RATIO)),

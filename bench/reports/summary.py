@@ -14,6 +14,8 @@ from bench.analysis.estimate import Estimate, Ratio
 from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
+from bench.errors import Misuse
+from bench.rank.fault_injection import Fault, FaultKind
 from bench.reports.format import (
     digits,
     open_console,
@@ -39,7 +41,7 @@ from bench.reports.run_rows import (
     print_list,
 )
 from bench.runs.hardware_baselines import PredictedStep
-from bench.runs.run_dir import is_gone
+from bench.runs.run_dir import case_file, is_gone
 from bench.runs.scaling_baseline import Point
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -319,11 +321,38 @@ def _print_abreast(summaries: Sequence[Summary], console: Console, has_details: 
         print_figures(console, table)
 
 
+ENDS_OF: dict[FaultKind, tuple[str, ...]] = {
+    "raise": ("error",),
+    "kill": ("killed",),
+    "stop": ("hung",),
+    "hang": ("hung",),
+    "wait": ("hung",),
+    "memory": ("error", "killed"),
+    "exit": ("error",),
+    "leave": ("left",),
+}
+"""The kinds of cause that a fault ends in."""
+
+
+def _fault(summary: Summary) -> Fault | None:
+    """Return the fault that was injected into the run; None where none was, or the run's folder is gone."""
+    try:
+        return case_file(Path(summary.folder)).fault
+    except Misuse:
+        return None
+
+
 def cause_lines(summary: Summary) -> list[str]:
-    """Return why the run did not end well, and the last lines of the blamed rank; nothing where it ended well."""
+    """Return why the run did not end well, and the last lines of the blamed rank; nothing where it ended well.
+
+    Of a fire drill, also whether it ended as injected.
+    """
     if summary.cause is None:
         return []
     outcome = summary.outcome.replace("_", " ")
+    if (fault := _fault(summary)) is not None:
+        is_its = summary.cause.rank == fault.rank and summary.cause.kind in ENDS_OF[fault.kind]
+        outcome += f", {'as injected' if is_its else 'other than injected'} ({fault})"
     first = f"{summary.case.title}: {outcome}: {summary.cause.text}"
     return [first, *(f"    {line}" for line in summary.cause.last_lines)]
 

@@ -1,4 +1,4 @@
-"""A history that may be locked or gone for a while: a suite goes on without it, and it catches up when it is back."""
+"""A history that may be locked or gone for a while: measuring goes on without it, and it catches up when it is back."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from pathlib import Path
 
 from bench.errors import InfrastructureFailed
 from bench.runner.recover import recover_runs
+from bench.runs.database import StoreGone
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 
 PATIENCE_S = 25.0
-"""How long results wait for a store that does not answer, before the suite goes on."""
+"""How long measuring waits for a store that does not answer, before it goes on without."""
 AGAIN_S = 60.0
 """How long a store that did not answer is left alone: one that is locked keeps each question waiting for 30 s."""
 PAUSE_S = 1.0
 
 
 class PatientStore:
-    """A history of which every failure is told once and survived.
+    """A history of which every failure is told once and survived. Use it in a `with`, which opens and closes it.
 
     What it misses meanwhile is in the folders of the runs, from which it is recovered.
 
     runs: the folder of runs. url: the store's, as runs record it. tell: is told when it fails, and when it is back.
-    clock_s: monotonic. sleep: waits that many seconds.
+    work: what goes on without the store, in messages. clock_s: monotonic. sleep: waits that many seconds.
+
+    Raises:
+        InfrastructureFailed: on entering: the store refuses, so that waiting would not help.
     """
 
     def __init__(
@@ -34,13 +38,25 @@ class PatientStore:
         runs: Path,
         url: str | None,
         tell: Callable[[str], None],
+        work: str = "suite",
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.failure: InfrastructureFailed | None = None
         self._history, self._runs, self._url = history, runs, url
-        self._tell, self._clock_s, self._sleep = tell, clock_s, sleep
+        self._tell, self._work, self._clock_s, self._sleep = tell, work, clock_s, sleep
         self._failed_s = 0.0
+
+    def __enter__(self) -> PatientStore:
+        try:
+            self._wait(self._open, survived=StoreGone)
+        except BaseException:
+            self._history.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._history.close()
 
     @property
     def history(self) -> History | None:
@@ -50,7 +66,7 @@ class PatientStore:
     def failed(self, error: InfrastructureFailed) -> None:
         """Leave the store alone for a while."""
         if self.failure is None:
-            self._tell(f"{error}; the suite goes on, and its results stay in the folders of their runs")
+            self._tell(f"{error}; the {self._work} goes on, and its results stay in the folders of their runs")
         self.failure, self._failed_s = error, self._clock_s()
 
     def save(self, record: SuiteRecord) -> None:
@@ -68,18 +84,37 @@ class PatientStore:
         """
         if self.failure is not None and not is_last and self._clock_s() - self._failed_s < AGAIN_S:
             return None
+        self._wait(self._ask)
+        return self.history
+
+    def _open(self) -> None:
+        """Prepare the history, and take in runs whose runner died."""
+        self._history.prepare()
+        for notice in recover_runs(self._runs, self._history, self._url).notices():
+            self._tell(notice)
+
+    def _ask(self) -> None:
+        """Ask the history something; where it was given up, prepare it, and let it take in what it missed."""
+        if self.failure is not None:
+            self._history.prepare()
+        self._history.names(1)
+        if self.failure is not None:
+            recovered = recover_runs(self._runs, self._history, self._url)
+            self.failure = None
+            self._tell(f"the store answers again; it took in {len(recovered.runs)} run(s)")
+
+    def _wait(
+        self, attempt: Callable[[], None], *, survived: type[InfrastructureFailed] = InfrastructureFailed
+    ) -> None:
+        """Repeat the attempt until it succeeds; when time is over, give the store up. Other failures are raised."""
         give_up_s = self._clock_s() + PATIENCE_S
         while True:
             try:
-                self._history.names(1)
-                if self.failure is not None:
-                    recovered = recover_runs(self._runs, self._history, self._url)
-                    self.failure = None
-                    self._tell(f"the store answers again; it took in {len(recovered.runs)} run(s)")
-            except InfrastructureFailed as error:
+                attempt()
+            except survived as error:
                 if self._clock_s() >= give_up_s:
                     self.failed(error)
-                    return None
+                    return
                 self._sleep(PAUSE_S)
             else:
-                return self._history
+                return

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import resource
+import shutil
 import sqlite3
 import tempfile
 import time
@@ -24,6 +25,10 @@ from collectors.files import is_ours, make_folder, user_name
 
 _LOCK_WAIT_S = 30
 _CONNECT_WAIT_S = 10
+
+
+class StoreGone(InfrastructureFailed):
+    """The store does not answer for now: its server is down or busy, or another process holds its lock."""
 
 
 class NoStoreYet(InfrastructureFailed):
@@ -108,7 +113,8 @@ def saying(url: URL) -> Iterator[None]:
 
     Raises:
         Misuse: a name is not UTF-8, which no store can hold.
-        InfrastructureFailed: the store cannot be reached, read or written.
+        StoreGone: the store does not answer for now.
+        InfrastructureFailed: the store cannot be read or written.
     """
     try:
         yield
@@ -120,19 +126,59 @@ def saying(url: URL) -> Iterator[None]:
         reason = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(error.orig).split()))
         if url.password:
             reason = reason.replace(str(url.password), "***")
-        raise InfrastructureFailed(f"store {shown(url)}: {reason}; {_advice(url, reason)}") from None
+        kind = StoreGone if _is_gone(error, reason) else InfrastructureFailed
+        raise kind(f"store {shown(url)}: {reason}; {_advice(url, error)}") from None
 
 
-def _advice(url: URL, reason: str) -> str:
+def _is_gone(error: exc.DBAPIError, reason: str) -> bool:
+    """Whether the store may answer later without anybody changing the request or a right."""
+    if isinstance(error.orig, sqlite3.Error):
+        return _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    state = getattr(error.orig, "sqlstate", None)
+    if state is not None:  # The server answered: 08 connection, 53300 too many connections, 57P it starts or ends.
+        return str(state).startswith(("08", "53300", "57P"))
+    # Without a connection there is no state. What the server itself refuses for good begins with FATAL.
+    is_of_net = isinstance(error, exc.OperationalError | exc.InterfaceError) and _OF_THE_NET.search(reason) is not None
+    return is_of_net and ("FATAL:" not in reason or _FATAL_FOR_NOW.search(reason) is not None)
+
+
+_OF_THE_NET = re.compile(r"connection to server|timeout|resolve|closed|lost|consuming input")
+_FATAL_FOR_NOW = re.compile(r"starting up|shutting down|not (?:yet )?accepting|recovery|too many|slots|terminating")
+
+
+def _advice(url: URL, error: exc.DBAPIError) -> str:
     if url.get_backend_name() != "sqlite":
+        if getattr(error.orig, "sqlstate", None) == "53100":
+            return "make room on the server's disk"
         return "check that the server runs, and that this user may use the database"
-    if "not a database" in reason:
-        return "choose another file with --store"
-    if "locked" in reason:
-        return f"another process has held it for {_LOCK_WAIT_S} s; try again when that is over"
-    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY and "I/O error" in reason:
+    folder = Path(url.database or "").absolute().parent
+    code = _sqlite_code(error)
+    if code == sqlite3.SQLITE_IOERR and shutil.disk_usage(folder).free < _SHARED_MEMORY_BYTES:
+        code = sqlite3.SQLITE_FULL
+    if code == sqlite3.SQLITE_IOERR and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return size_limit_words()
-    return "check who may write the file and its folder, or choose another file with --store"
+    is_refused = code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+    if is_refused and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return "its file system is mounted read-only; choose a file on another one with --store"
+    return _SQLITE_ADVICE.get(code, "check who may write the file and its folder, or choose another file with --store")
+
+
+def _sqlite_code(error: exc.DBAPIError) -> int:
+    """Return SQLite's code without its extension; 0 where there is none."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+
+
+_SQLITE_ADVICE = {
+    sqlite3.SQLITE_NOTADB: "choose another file with --store",
+    sqlite3.SQLITE_BUSY: f"another process has held it for {_LOCK_WAIT_S} s; try again when that is over",
+    sqlite3.SQLITE_FULL: "its disk is full: make room, or choose a file on another disk with --store",
+    sqlite3.SQLITE_CORRUPT: (
+        "the file is damaged or cut off: restore a copy, or move it away, and `observatory show --rebuild` makes a"
+        " new one of the folder of runs"
+    ),
+}
+_SHARED_MEMORY_BYTES = 1 << 15
+"""What SQLite needs beside a store that it opens; where a disk has less, it only says "disk I/O error"."""
 
 
 def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:

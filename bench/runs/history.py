@@ -47,15 +47,19 @@ class History:
 
     def __enter__(self) -> History:
         try:
-            with saying(self._url):
-                if self._writable:
-                    upgrade(self._engine)
-                else:
-                    self._check_or_upgrade()
+            self.prepare()
         except BaseException:
             self.close()
             raise
         return self
+
+    def prepare(self) -> None:
+        """Do what entering does: create and migrate the store if it is writable, else check that it can be read."""
+        with saying(self._url):
+            if self._writable:
+                upgrade(self._engine)
+            else:
+                self._check_or_upgrade()
 
     def _check_or_upgrade(self) -> None:
         """Refuse a store that cannot be read; bring an older one up to date, unless this is but a glance at it."""

@@ -24,6 +24,9 @@ from bench.suites.plan import PlannedCase, SuitePlan, within_budget
 RERUN_TRIALS = 3
 """Trials of a rerun: as many as a robust centre takes at least."""
 
+ATTEMPTS = 2
+"""How often cases are measured again where the engine fails: once more, and then the reruns end."""
+
 Suspects = Callable[[History, str, str], Mapping[str, bool]]
 """Called with the history, the suite and the suite run; returns the cases to measure again, most suspicious first, and
 of each whether its scaling efficiency is suspected, so that its baseline is to be measured again beside it."""
@@ -60,10 +63,20 @@ class Reruns:
             named = suspects(history, self.plan.suite.name, self.ledger.folder.name)
             for together in self._fitting(named, left_s):
                 names = " and ".join(one.suite_case.name for one in together)
-                engine = self._apart(engine, max(one.case.nodes for one in together if one.case is not None))
                 self.tell(f"{names}: the gate suspects a change; {RERUN_TRIALS} more trials are measured")
-                if self._measure(together, engine):
-                    return True
+                for attempt in range(ATTEMPTS):
+                    try:
+                        engine = self._apart(engine, max(one.case.nodes for one in together if one.case is not None))
+                        if self._measure(together, engine):
+                            return True
+                        break
+                    except InfrastructureFailed as error:
+                        if engine is not None:
+                            engine.stop()
+                            engine = None
+                        if attempt == ATTEMPTS - 1:
+                            raise
+                        self.tell(f"{error}; another attempt begins")
         except (InfrastructureFailed, Misuse) as error:  # Misuse: an earlier night cannot be read.
             self.tell(f"the reruns ended: {error}")
         finally:
@@ -104,7 +117,11 @@ class Reruns:
         return engine
 
     def _measure(self, together: Sequence[PlannedCase], engine: Engine) -> bool:
-        """Measure the cases in turn, and keep them; return whether a person ended it."""
+        """Measure the cases in turn, and keep them; return whether a person ended it.
+
+        Raises:
+            InfrastructureFailed: the engine failed, and was stopped; what was complete is kept.
+        """
         machine = engine.machine()
         measured = measure(
             [_as_rerun(self.order_of(one, machine)) for one in together],
@@ -125,6 +142,9 @@ class Reruns:
                 self.ledger.write(_record(one, summary))
         finally:
             measured.close()
+        if measured.lost_engine:
+            lost = next(one.cause for one in measured.summaries if one.cause is not None and one.cause.kind == "agent")
+            raise InfrastructureFailed(lost.text)
         return measured.is_interrupted
 
 

@@ -1,4 +1,4 @@
-"""A wheel carries the scanner in C where there is a compiler, and is pure Python where there is none."""
+"""A package carries the commit that it is built from; a wheel the scanner in C where there is a compiler."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.machine.machine import Machine, read
 from hatch_build import MODULE, compile_into
 from tests.support.servers import absent_server
 
@@ -23,9 +24,18 @@ def compiler() -> None:
         absent_server("gcc is not installed")
 
 
-def _wheel(folder: Path, **environment: str) -> Path:
+def _wheel(folder: Path, source: Path = ROOT, *targets: str, **environment: str) -> Path:
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        [
+            sys.executable,
+            "-m",
+            "build",
+            *(targets or ["--wheel"]),
+            "--no-isolation",
+            "--outdir",
+            str(folder),
+            str(source),
+        ],
         check=True,
         capture_output=True,
         env={**os.environ, **environment},
@@ -66,3 +76,67 @@ def test_what_does_not_compile_is_told_and_leaves_nothing(tmp_path: Path) -> Non
     why_not = compile_into(tmp_path / MODULE.name, tmp_path)
     assert why_not is not None
     assert not (tmp_path / MODULE.name).exists()
+
+
+# The commit
+
+
+def _git(tree: Path, *arguments: str) -> str:
+    name = ["-c", "user.name=tester", "-c", "user.email=tester@example.org"]
+    ended = subprocess.run(["git", *name, "-C", str(tree), *arguments], check=True, capture_output=True, text=True)
+    return ended.stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A git tree of its own, with this program as it is now in one commit."""
+    tree = tmp_path / "tree"
+    for name in ("hatch_build.py", "pyproject.toml", "README.md", "LICENSE"):
+        tree.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tree)
+    for name in ("bench", "collectors", "dashboards", "workloads"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    _git(tree, "init", "--quiet")
+    _git(tree, "add", "--all")
+    _git(tree, "commit", "--quiet", "--message", "first")
+    return tree
+
+
+def _machine_of(wheel: Path, folder: Path) -> Machine:
+    """The machine as the program reports it that is installed from the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return read(source=folder)
+
+
+@pytest.mark.parametrize("is_dirty", [False, True])
+def test_a_wheel_carries_the_commit_and_whether_the_tree_was_changed(
+    tmp_path: Path, tree: Path, is_dirty: bool
+) -> None:
+    if is_dirty:
+        (tree / "README.md").write_text("changed")
+    machine = _machine_of(_wheel(tmp_path / "dist", tree), tmp_path / "site")
+    assert (machine.commit, machine.is_dirty) == (_git(tree, "rev-parse", "HEAD"), is_dirty)
+    assert "commit" not in machine.absent
+
+
+def test_a_wheel_made_of_a_source_distribution_carries_the_commit(tmp_path: Path, tree: Path) -> None:
+    _wheel(tmp_path / "dist", tree, "--sdist", "--wheel")
+    (packed,) = (tmp_path / "dist").glob("*.tar.gz")
+    shutil.unpack_archive(packed, tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    machine = _machine_of(_wheel(tmp_path / "again", unpacked), tmp_path / "site")
+    assert (machine.commit, machine.is_dirty) == (_git(tree, "rev-parse", "HEAD"), False)
+
+
+def test_a_wheel_of_no_git_tree_says_why_it_has_no_commit(tmp_path: Path, tree: Path) -> None:
+    shutil.rmtree(tree / ".git")
+    machine = _machine_of(_wheel(tmp_path / "dist", tree), tmp_path / "site")
+    assert machine.commit is None
+    assert machine.absent["commit"].endswith("is no git tree, and was not built from one")
+
+
+def test_an_editable_installation_asks_git_again(tree: Path) -> None:
+    first = read(source=tree).commit
+    _git(tree, "commit", "--quiet", "--allow-empty", "--message", "second")
+    assert read(source=tree).commit == _git(tree, "rev-parse", "HEAD") != first

@@ -32,15 +32,26 @@ def absent_server(reason: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresServer:
-    """A running server of one test session."""
+    """A running server. binaries, data, folder: its programs, its database, and the folder of all its files."""
 
     port: int
     user: str
     password: str
+    binaries: Path
+    data: Path
+    folder: Path
 
     def url(self, database: str) -> str:
         """The database's address, as a user writes it."""
         return f"postgresql://{self.user}:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def stop(self) -> None:
+        """Take the server down, as an administrator does; its data stay."""
+        _run([self.binaries / "pg_ctl", "stop", "--pgdata", self.data, "--mode=immediate", "--wait"], self.folder)
+
+    def start(self) -> None:
+        """Start the server again, on the same port."""
+        _run([self.binaries / "pg_ctl", "start", "--pgdata", self.data, *_words(self.port, self.folder)], self.folder)
 
 
 @contextlib.contextmanager
@@ -61,10 +72,19 @@ def run_postgres() -> Iterator[PostgresServer]:
         login = ("--username=tester", "--auth=scram-sha-256", f"--pwfile={password_file}")
         _run([binaries / "initdb", "--pgdata", data, "--no-sync", "--encoding=UTF8", "--locale=C", *login], folder)
         port = _start(binaries, data, folder)
+        server = PostgresServer(
+            port=port,
+            user="tester",
+            password=password_file.read_text().strip(),
+            binaries=binaries,
+            data=data,
+            folder=folder,
+        )
         try:
-            yield PostgresServer(port=port, user="tester", password=password_file.read_text().strip())
+            yield server
         finally:
-            _run([binaries / "pg_ctl", "stop", "--pgdata", data, "--mode=immediate", "--wait"], folder)
+            if (data / "postmaster.pid").exists():
+                server.stop()
     finally:
         shutil.rmtree(folder)
 
@@ -73,16 +93,20 @@ def _start(binaries: Path, data: Path, folder: Path) -> int:
     """Start the server. Another process may take the free port first, so a few are tried."""
     for attempt in range(_START_ATTEMPTS):
         port = free_port()
-        options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off -p {port}"
-        log = folder / "log"
         try:
-            _run([binaries / "pg_ctl", "start", "--pgdata", data, "--wait", "--log", log, "-o", options], folder)
+            _run([binaries / "pg_ctl", "start", "--pgdata", data, *_words(port, folder)], folder)
         except subprocess.CalledProcessError:
             if attempt == _START_ATTEMPTS - 1:
-                pytest.fail(f"PostgreSQL does not start: {log.read_text()[-2000:]}")
+                pytest.fail(f"PostgreSQL does not start: {(folder / 'log').read_text()[-2000:]}")
         else:
             return port
     raise AssertionError("the last attempt returned or failed")
+
+
+def _words(port: int, folder: Path) -> tuple[str | Path, ...]:
+    """What pg_ctl is given to start the server."""
+    options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off -p {port}"
+    return "--wait", "--log", folder / "log", "-o", options
 
 
 def _run(command: Sequence[str | Path], folder: Path) -> None:
@@ -190,7 +214,13 @@ def started_server(binary: str, *words: str, output: Path) -> Iterator[int]:
                 stdout=printed,
                 stderr=printed,
             )
-        if _is_ready(server, port):
+        try:
+            is_ready = _is_ready(server, port)
+        except BaseException:  # Ctrl-C, or SIGTERM to a program that takes it so.
+            server.kill()
+            server.wait(60)
+            raise
+        if is_ready:
             break
     else:
         pytest.fail(f"{binary} does not start: {output.read_text()[-2000:]}")

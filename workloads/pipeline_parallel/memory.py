@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from workloads.cost_models.memory import FULL_BYTES, Microbatch
+from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, Microbatch
 from workloads.cost_models.peak_memory import BlockMoments, Moment, Prediction, Step
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, actions, live_microbatches_of_stages
 from workloads.cost_models.shape import Shape
@@ -139,11 +139,15 @@ def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Seque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """A rank between two actions: how many forwards and backwards each stage has run."""
+    """A rank between two actions: how many forwards and backwards each stage has run.
+
+    has_first: it has the first stage, and so a copy of the inputs, without the last token of each sequence.
+    """
 
     pipeline: Pipeline
     microbatch: Microbatch
     counts: Sequence[int]
+    has_first: bool
     forwards: Counter[int] = field(default_factory=Counter)
     backwards: Counter[int] = field(default_factory=Counter)
 
@@ -151,6 +155,9 @@ class _Rank:
     def waiting_bytes(self) -> int:
         """Activations of microbatches between forward and backward, and of finished ones what messages still hold."""
         waiting_bytes = self.pipeline.microbatches * self.microbatch.tokens_bytes
+        sequences = self.pipeline.microbatches * self.microbatch.sequences
+        if self.has_first and sequences > 1:  # One sequence less its last token is contiguous as it is.
+            waiting_bytes += INDEX_BYTES * sequences * self.microbatch.shape.sequence
         for stage, begun in self.forwards.items():
             waiting_bytes += (begun - self.backwards[stage]) * stored_bytes(self.microbatch, self.counts, stage)
         streams = sum(
@@ -263,7 +270,8 @@ class _Rank:
 
 def _moments(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int], rank: int) -> Iterator[_Live]:
     """Yield the moments that can be the peak, action by action."""
-    state = _Rank(pipeline=pipeline, microbatch=microbatch, counts=counts)
+    has_first = 0 in pipeline.stages_of(rank)
+    state = _Rank(pipeline=pipeline, microbatch=microbatch, counts=counts, has_first=has_first)
     for action in actions(pipeline)[rank]:
         if action.kind == "forward":
             yield state.end_of_forward(action.stage)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
-from typing import cast
 
 from bench.analysis.diagnosis.laws import (
     NEAR_CEILING,
@@ -22,12 +21,13 @@ from bench.analysis.diagnosis.laws import (
     recomputed_share,
 )
 from bench.analysis.diagnosis.observed import Finding, Kind, NodeLoad, Observed, Share
+from bench.analysis.diagnosis.stage_cuts import stage_cuts, stage_times
 from bench.analysis.estimate import Estimate, by_labels, estimate_share, of_metric
 from bench.analysis.pipeline import CLEARLY_LONGER, CORE, MESSAGE, UNEVEN
 from bench.analysis.step_parts import Measured, StepAccount, step_account
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
-from workloads.cost_models.schedules import ActionKind, Pipeline, actions
+from workloads.cost_models.schedules import Pipeline, actions
 from workloads.pipeline_parallel.simulator import mean_stage, simulate
 
 LEADING_RATIO = 0.6
@@ -237,12 +237,9 @@ _ACCOUNTS = ("measured", "expected")
 
 
 def _stages(observed: Observed, pipeline: Pipeline) -> Iterator[str]:
-    """Yield which stage computes longest, and what the pipeline would gain if all were equal."""
-    times = {
-        (int(stage), cast(ActionKind, kind)): one.median
-        for (stage, kind), one in by_labels(observed.estimates, results.RUN_STAGE_SECONDS).items()
-    }
-    if not {(action.stage, action.kind) for rank in actions(pipeline) for action in rank} <= times.keys():
+    """Yield which stage computes longest, and what the pipeline would gain from another cut of its blocks."""
+    times = stage_times(observed, pipeline)
+    if times is None:
         return
     stages_s = [sum(time_s for (of, _), time_s in times.items() if of == stage) for stage in range(pipeline.stages)]
     slowest = max(range(pipeline.stages), key=stages_s.__getitem__)
@@ -251,12 +248,22 @@ def _stages(observed: Observed, pipeline: Pipeline) -> Iterator[str]:
             f"stage {slowest} on pipeline rank {pipeline.rank_of(slowest)} is the slowest:"
             f" {1e3 * stages_s[slowest]:,.4g} ms for a microbatch, a mean stage {1e3 * fmean(stages_s):,.4g} ms"
         )
-    own, equal = (simulate(actions(pipeline), each) for each in (times, mean_stage(times)))
-    work_s = sum(own.busy_s)
-    yield (
-        f"simulated, its {pipeline.ranks} ranks are {work_s / own.makespan_s:.1f} times as fast as one, and with equal"
-        f" stages {work_s / equal.makespan_s:.1f} times"
-    )
+    own = simulate(actions(pipeline), times)
+    now = f"simulated, its {pipeline.ranks} ranks are {sum(own.busy_s) / own.makespan_s:.1f} times as fast as one"
+    cuts = stage_cuts(observed)
+    if cuts is None:
+        equal = simulate(actions(pipeline), mean_stage(times))
+        yield f"{now}, and with equal stages {sum(own.busy_s) / equal.makespan_s:.1f} times"
+    elif cuts.is_worth_it:
+        best = sum(cuts.best.busy_s) / cuts.best.makespan_s
+        yield f"{now}, and {best:.1f} times with stages of {_listed(cuts.best_blocks)} blocks"
+    else:
+        yield f"{now}, and no other cut of its blocks, now {_listed(cuts.blocks)}, makes them clearly faster"
+
+
+def _listed(counts: Sequence[int]) -> str:
+    *most, last = map(str, counts)
+    return f"{', '.join(most)} and {last}"
 
 
 # Input, memory, host

@@ -13,6 +13,7 @@ from itertools import takewhile
 from bench.analysis.diagnosis.costs import slow_links
 from bench.analysis.diagnosis.laws import NEAR_CEILING, exposed_ratio, memory_in_use
 from bench.analysis.diagnosis.observed import Finding, Lever, Observed
+from bench.analysis.diagnosis.stage_cuts import stage_cuts
 from bench.analysis.estimate import of_metric
 from bench.case import Case, known_options, written
 from collectors.metrics.results import RUN_STRAGGLER_RATIO
@@ -104,8 +105,7 @@ def _candidates(finding: Finding, observed: Observed) -> Iterator[Lever]:
             yield from _bubble(case)
         case "imbalance":
             if finding.subject == "stages":
-                yield _option("cut stages by measured time", balance="measured")
-                yield _option("cut stages by FLOPs", balance="flops")
+                yield from _cuts(observed)
             yield _option("give each rank a chunk from both ends", layout="zigzag")
             yield Lever(words=f"see which rank is late to what: `observatory analyse stragglers {observed.run}`")
         case "straggler":
@@ -124,6 +124,17 @@ def _candidates(finding: Finding, observed: Observed) -> Iterator[Lever]:
             yield from _compute(case)
         case "unknown":
             return
+
+
+def _cuts(observed: Observed) -> Iterator[Lever]:
+    """Yield finer cuts into stages, where the measured blocks can be cut better."""
+    cuts = stage_cuts(observed)
+    if cuts is not None and not cuts.is_worth_it:
+        yield Lever(words="fewer ranks, or a model whose head is a smaller part: no other cut is clearly faster")
+        return
+    yield _option("cut stages by measured time", balance="measured")
+    if observed.case.options.get("balance") == "layers":
+        yield _option("cut stages by FLOPs", balance="flops")
 
 
 def _option(words: str, **settings: str) -> Lever:

@@ -1,8 +1,8 @@
 """Detector of changes in a series, night by night: suspicion, alert, page, and what closes itself.
 
 `judge` takes a night; where it asks for reruns, `confirm_by_rerun` takes them. Both take the series' state and return
-the next one, which is all that is kept of the past. How it decides, with formulae, is in docs/gate.md. Knows neither
-store nor clock, nor which direction is worse.
+the next one, which is all that is kept of the past. How it decides, with formulae, is in docs/detector.md. Knows
+neither store nor clock, nor which direction is worse.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Judged:
     reason: in words; `{night}` in it stands for the night of the number reason_night, which only the caller can date.
     score: standard deviations between the night and what its regime expected; p_value: of that, two-sided; both take
     reruns in where there were some. log_value: of the night, placements' offsets removed; expected_log: before it.
+    half_width: of the 95 % interval of their difference. visible_log: the least difference that would be suspected.
     """
 
     state: SeriesState
@@ -55,6 +56,8 @@ class Judged:
     p_value: float | None = None
     log_value: float | None = None
     expected_log: float | None = None
+    half_width: float | None = None
+    visible_log: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +204,8 @@ def _weighed(
     value = suspected.value
     weighed = weigh(suspected.unchanged, suspected.candidates, value, noise, state.past_levels, settings)
     off = score(weighed.before, value)
+    mean, variance = weighed.before.predict(value.share)
+    deviation = math.sqrt(variance + value.variance)
     placements = learn_offsets(trials, state.placements, error, weighed.night_value, value.number, settings)
     now = with_fields(
         state,
@@ -215,7 +220,9 @@ def _weighed(
         score=off,
         p_value=_p_value(off, noise),
         log_value=value.log_value,
-        expected_log=weighed.before.predict(value.share)[0],
+        expected_log=mean,
+        half_width=_quantile(RANGE / 2 + 0.5, noise) * deviation,
+        visible_log=_quantile(1 - settings.suspicion_p / 2, noise) * deviation,
     )
     page = _page(judged, weighed, settings)
     if page is not None:
@@ -357,6 +364,12 @@ def _noise(state: SeriesState, settings: Settings) -> Noise:
 
 def _freedom(noise: Noise) -> int:
     return max(noise.nights - 1, 3)
+
+
+def _quantile(probability: float, noise: Noise) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(_freedom(noise), probability))
 
 
 def _p_value(score: float, noise: Noise) -> float:

@@ -14,7 +14,7 @@ from bench.cli.run.planning import Plan, RunOptions
 from bench.convergence.check import Verdict, conclude
 from bench.engines.cluster import Request
 from bench.engines.registry import ENGINES, nodes_to_ask
-from bench.errors import say
+from bench.errors import InfrastructureFailed, say
 from bench.exporter.server import serving
 from bench.machine.device_checks import check_torch
 from bench.reports.convergence import print_verdict
@@ -23,8 +23,8 @@ from bench.reports.pipeline import show_timeline
 from bench.reports.progress import Progress
 from bench.reports.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
 from bench.runner.measure import alike, measure
+from bench.runner.patient_store import PatientStore
 from bench.runner.persist import Kept, check_hardware, persist
-from bench.runner.recover import recover_runs
 from bench.runs.hardware_baselines import Ceiling, PredictedStep, find_ceiling, predicted_steps
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
@@ -51,18 +51,16 @@ def execute(plan: Plan, options: RunOptions) -> Results:
         InfrastructureFailed: nothing can be started or stored.
     """
     interrupt_in_order()
-    folder, store = options.runs_folder, options.store_url
+    folder, url = options.runs_folder, options.store_url
     cases = [case for case, _ in plan.cases]
     asked = nodes_to_ask(options.engine_name, options.nodes, cases)
     request = Request(nodes=asked, file=options.engine_file, tell=options.tell)
     is_drawn = False if options.quiet or options.verbose else None  # Bars would hide the lines of --verbose.
     with (
-        History(store) as history,
-        serving(folder, store, port=options.port, on_notice=options.tell, cluster=plan.cluster),
+        PatientStore(History(url), runs=folder, url=url, tell=options.tell, work="run") as store,
+        serving(folder, url, port=options.port, on_notice=options.tell, cluster=plan.cluster),
         ENGINES[options.engine_name](request) as allocation,
     ):
-        for notice in recover_runs(folder, history, store).notices():
-            options.tell(notice)
         with (
             allocation.open(folder) as engine,
             Progress(cases, tell=options.tell, is_drawn=is_drawn, is_long=options.verbose) as bars,
@@ -73,7 +71,14 @@ def execute(plan: Plan, options: RunOptions) -> Results:
                 check_hardware(plan.case, machine, plan.explicit_baseline)
 
             def ceiling_of(case: Case) -> float | None:
-                found = None if case.model is None else find_ceiling(history, case, machine.hardware(case.device))
+                history = store.history
+                if history is None or case.model is None:
+                    return None
+                try:
+                    found = find_ceiling(history, case, machine.hardware(case.device))
+                except InfrastructureFailed as error:
+                    store.failed(error)
+                    return None
                 return found.flops_per_second.median if isinstance(found, Ceiling) else None
 
             measured = measure(
@@ -85,11 +90,16 @@ def execute(plan: Plan, options: RunOptions) -> Results:
             )
         try:
             measured, verdict = conclude(measured) if options.is_check else (measured, None)
+            history = store.ready(is_last=True)
             kept = persist(measured.summaries, machine, history, plan.explicit_baseline, is_curve=plan.is_curve)
+            if store.failure is not None:
+                kept = replace(kept, failures=(*kept.failures, store.failure))
         finally:
             measured.close()
         is_shown = options.format_name == "table" and not options.is_check
-        predicted = predicted_steps(kept.summaries if is_shown else (), history)
+        predicted = predicted_steps(
+            kept.summaries if is_shown else (), history or Absent(reason="the store does not answer")
+        )
     return Results(kept=kept, predicted=predicted, verdict=verdict, is_interrupted=measured.is_interrupted)
 
 
@@ -124,7 +134,8 @@ def present(plan: Plan, options: RunOptions, results: Results) -> None:
         say(line)
     for failure in results.kept.failures:
         say(str(failure))
-    options.tell("`observatory serve` goes on showing results at /metrics, and `observatory show` here")
+    if exit_code(results) == FINE:
+        options.tell("`observatory serve` goes on showing results at /metrics, and `observatory show` here")
 
 
 def exit_code(results: Results) -> int:

@@ -19,7 +19,6 @@ from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
     from bench.runner.patient_store import PatientStore
-    from bench.runs.history import History
     from bench.suites.choice import Choice
     from bench.suites.ledger import LedgerWriter
     from bench.suites.suite_results import SuiteResult
@@ -111,7 +110,6 @@ def run(
     from bench.reports.suites.results import print_suite
     from bench.runner.case_args import read_node
     from bench.runner.patient_store import PatientStore
-    from bench.runner.recover import recover_runs
     from bench.runs.history import History, check_store
     from bench.runs.run_dir import check_place
     from bench.suites.choice import as_chosen, choose
@@ -183,13 +181,11 @@ def run(
     if not choice.cases and not (is_gated and resumed_ledger is not None):  # Nothing runs on a node.
         engine_name, request = "local", Request()
     with (
-        History(store_url) as history,
+        PatientStore(History(store_url), runs=runs_folder, url=store_url, tell=progress.tell) as store,
         serving(runs_folder, store_url, port=port, on_notice=progress.tell, cluster=node.cluster),
         ENGINES[engine_name](request) as allocation,
         Preflight(allocation, runs_folder, ranks_per_node=ranks_per_node, tell=progress.tell) as preflight,
     ):
-        for notice in recover_runs(runs_folder, history, store_url).notices():
-            progress.tell(notice)
         with resumed_ledger or begin(suite, runs_folder, only) as ledger, progress:
             folder = ledger.folder
             progress.tell(f"suite run {folder.name}{' goes on' if ledger.is_resumed else ''}")
@@ -205,7 +201,6 @@ def run(
             crowds = [(line, one.suite_case.name) for one in choice.cases for line in one.crowds]
             for line in dict.fromkeys(line for line, _ in crowds):
                 progress.tell(f"{', '.join(name for found, name in crowds if found == line)}: {line}")
-            store = PatientStore(history, runs=runs_folder, url=store_url, tell=progress.tell)
             setup = Setup(
                 runs=runs_folder.absolute(),
                 store_url=store_url,
@@ -220,7 +215,7 @@ def run(
         with to_reader():
             print_suite(result, format_name)
         if is_gated and not end.is_interrupted:
-            for line in _judged(history, suite.name, store):
+            for line in _judged(suite.name, store):
                 progress.tell(line)
     if end.failure is not None:
         say(str(end.failure))
@@ -233,12 +228,13 @@ def run(
     return exit_code(end, result, is_store_gone=store.failure is not None)
 
 
-def _judged(history: History, suite: str, store: PatientStore) -> list[str]:
+def _judged(suite: str, store: PatientStore) -> list[str]:
     """Judge the night; return what the gate says in a line, and how to see more. Without a store nothing is judged."""
     from bench.reports.gate.check import exit_words
     from bench.suites.gate.check import MOST_RUNS, check_suite
 
-    if store.history is None:
+    history = store.history
+    if history is None:
         return []
     try:
         check = check_suite(history, suite, history.suite_runs(MOST_RUNS, suite), since_ns=None, now_ns=time.time_ns())

@@ -25,7 +25,7 @@ from types import TracebackType
 import msgspec
 
 from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, Request
-from bench.engines.local import PROFILERS
+from bench.engines.root_cause import is_chatter
 from bench.engines.settings_file import exporter_words, last_words, read_settings, setup_lines
 from bench.engines.slurm.node_list import call, fields, job_line, last_line, read_nodes
 from bench.engines.slurm.nodes import (
@@ -384,7 +384,7 @@ def _read_said(text: str, nodes: Sequence[str], python: str) -> _Said:
     for line in text.splitlines():
         if (found := _LABELLED.fullmatch(line)) is None:
             own.append(line)
-        elif found[2].strip() and not found[2].startswith(PROFILERS):
+        elif found[2].strip() and not is_chatter(found[2]):
             of_nodes.append((nodes[int(found[1])] if int(found[1]) < len(nodes) else "a node", found[2].strip()))
     has_ended = any(_TASK_ENDED.search(line) for line in own)
     for node, line in of_nodes:

@@ -46,6 +46,19 @@ STYLES: dict[Outcome, str] = {
 _QUIET: frozenset[Outcome] = frozenset({"same", "insufficient_data"})
 
 
+def verdict_words(one: Verdict) -> str:
+    """Return the verdict: `same` only where the night shows it, else what a night like this one would not show."""
+    if one.outcome != "same" or one.is_equivalent:
+        return WORDS[one.outcome]
+    return _no_change([one])
+
+
+def _no_change(unchanged: Sequence[Verdict]) -> str:
+    """Return that no change is shown, and the change that the least exact of the figures would not show."""
+    least = [one.visible_ratio for one in unchanged if one.visible_ratio is not None]
+    return "no change shown" + (f" (less than {100 * max(least):.2g} % would not be seen)" if least else "")
+
+
 def figure_name(one: Verdict) -> str:
     """Return the figure in a few words: `step`, `efficiency weak`, `bus bandwidth all_reduce ring 1048576`."""
     return figure_words(one.key.metric, one.labels)
@@ -86,13 +99,26 @@ def exit_words(checks: Iterable[SuiteCheck]) -> list[str]:
     """Return a line for each suite: how many figures there are of each outcome, and how much is missing."""
     lines = []
     for check in checks:
-        counts = check.counts
-        words = [f"{counts[outcome]} {WORDS[outcome]}" for outcome in ORDER if counts.get(outcome)]
+        unchanged = [one for one in check.verdicts if one.outcome == "same" and not one.is_equivalent]
+        counts = {**check.counts, "same": check.counts.get("same", 0) - len(unchanged)}
+        alone = sum(one.outcome == "suspicion" and not one.reruns for one in check.verdicts)
+        counts["suspicion"] = counts.get("suspicion", 0) - alone
+        words = [_counted(counts[outcome], WORDS[outcome]) for outcome in ORDER if counts.get(outcome)]
+        words += [f"{_counted(alone, WORDS['suspicion'])} not measured again"] if alone else []
+        words += [f"{len(unchanged)} {_no_change(unchanged)}"] if unchanged else []
         if missing := sum(one.is_alert for one in check.missing):
             words.append(f"{missing} missing or failed")
         night = "no night has ended yet" if check.night is None else f"night {check.night.id}"
         lines.append(f"suite {check.suite}, {night}: {', '.join(words) or 'nothing to judge'}")
     return lines
+
+
+def _counted(count: int, words: str) -> str:
+    """Return so many of an outcome: `2 regressions`, `3 same`."""
+    return f"{count} {words}{'s' if count > 1 and words in _NOUNS else ''}"
+
+
+_NOUNS = ("suspicion", "regression", "improvement")
 
 
 def print_check(checks: Sequence[SuiteCheck], *, has_details: bool, console: Console | None = None) -> None:
@@ -109,7 +135,7 @@ def print_check(checks: Sequence[SuiteCheck], *, has_details: bool, console: Con
             ):
                 night = (day_of(one.started_ns),) if nights else ()
                 since = "-" if one.since_ns is None else day_of(one.since_ns)
-                cells = (one.key.case, figure_name(one), change_words(one), since, WORDS[one.outcome])
+                cells = (one.key.case, figure_name(one), change_words(one), since, verdict_words(one))
                 table.add_row(*night, *cells, style=STYLES.get(one.outcome, ""))
             print_figures(console, table, keys=2 + len(nights))
         print_words(console, *check_lines(check))

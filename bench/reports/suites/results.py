@@ -11,10 +11,8 @@ from rich.console import Console
 
 from bench.analysis.estimate import Estimate, Ratio, of_metric
 from bench.reports.format import (
-    WIDE_INTERVALS_OF_SUITE,
     duration,
     figure,
-    has_wide_interval,
     open_console,
     percent,
     print_csv,
@@ -22,6 +20,7 @@ from bench.reports.format import (
     print_json,
     print_words,
     table_of,
+    wide_interval_notes,
 )
 from bench.reports.run_rows import headline
 from bench.reports.suites.levers import lever_rows, print_levers
@@ -140,7 +139,7 @@ def suite_lines(result: SuiteResult) -> list[str]:
         if case.summary is not None:
             figures += _shown(case.summary)
             figures += [found.ratio for found in case.summary.scaling]
-    lines += [WIDE_INTERVALS_OF_SUITE] if any(map(has_wide_interval, figures)) else []
+    lines += wide_interval_notes(figures, is_suite=True)
     took = "" if result.took_s is None else f", in {duration(result.took_s)}"
     lines.append(f"suite {result.suite}, {result.id}: {result.outcome}: {counted(result)}{took}")
     if result.folder is None:

@@ -12,7 +12,6 @@ from bench.analysis.scaling.laws import Bounded, Fit, NoFit
 from bench.analysis.scaling.loss import Loss, LostPart
 from bench.analysis.step_parts import PARTS, PartName
 from bench.reports.format import (
-    WIDE_INTERVALS_OF_SUITE,
     digits,
     figure,
     has_wide_interval,
@@ -23,6 +22,7 @@ from bench.reports.format import (
     print_json,
     print_words,
     table_of,
+    wide_interval_notes,
 )
 from bench.runs.scaling_curves import CurvePoint, ScalingCurve
 
@@ -52,8 +52,7 @@ def print_scaling(
     for curve in curves:
         _print_curve(curve, console)
         console.print()
-    if any(has_wide_interval(one) for curve in curves for one in _ratios(curve)):
-        print_words(console, WIDE_INTERVALS_OF_SUITE)
+    print_words(console, *wide_interval_notes((one for curve in curves for one in _ratios(curve)), is_suite=True))
     print_words(console, f"suite run {suite_run}; docs/scaling.md says what each figure is")
 
 

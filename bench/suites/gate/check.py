@@ -16,7 +16,7 @@ from bench.suites.gate.groups import Group, group_alerts
 from bench.suites.gate.missing import NIGHTS_SEEN, Missing, day_of, is_going_on, may_be_resumed, missing_in
 from bench.suites.gate.nightly import judge_nights
 from bench.suites.gate.regimes import SeriesRegimes
-from bench.suites.gate.standing import standing_verdicts
+from bench.suites.gate.standing import judged_suites, standing_verdicts
 from bench.suites.gate.verdicts import (
     BAD,
     KnownSeries,
@@ -70,16 +70,27 @@ class SuiteCheck:
 
 
 def check_suite(
-    history: History, suite: str, records: Sequence[SuiteRecord], *, since_ns: int | None, now_ns: int
+    history: History,
+    suite: str,
+    records: Sequence[SuiteRecord],
+    *,
+    since_ns: int | None,
+    now_ns: int,
+    is_judging: bool = True,
 ) -> SuiteCheck:
     """Judge what has not been judged, and return the state after the newest night.
 
     records: of the suite's runs, newest first. since_ns: verdicts of the nights from then on are returned, too.
+    is_judging: without it nothing is judged or written, and the state is that after the newest night that is judged.
     """
     past = [one for one in records if one.started_ns <= now_ns + CLOCK_NS]
     unfinished = [one.id for one in past if is_going_on(one, now_ns) or may_be_resumed(one, past, now_ns)]
-    judge_nights(history, suite, now_ns=now_ns + CLOCK_NS, unfinished=unfinished)
-    night = next((one for one in past if one.id not in unfinished), None)
+    if is_judging:
+        judge_nights(history, suite, now_ns=now_ns + CLOCK_NS, unfinished=unfinished)
+        night = next((one for one in past if one.id not in unfinished), None)
+    else:
+        judged = judged_suites(history).get(suite)
+        night = next((one for one in past if judged is not None and one.id == judged.suite_run), None)
     known = load_states(history, suite)
     verdicts = standing_verdicts(history, suite, None if night is None else night.id, known)
     earlier = [] if since_ns is None else load_verdicts(history, suite, since_ns=since_ns)

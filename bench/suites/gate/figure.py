@@ -24,6 +24,7 @@ from bench.suites.gate.gated import GatedValue
 from bench.suites.gate.missing import day_of
 from bench.suites.gate.verdicts import (
     BAD,
+    MARGIN,
     AcceptedLevel,
     GateState,
     KnownSeries,
@@ -118,6 +119,8 @@ class Figure:
             expected=None if judged.expected_log is None else math.exp(judged.expected_log),
             p_value=judged.p_value,
             is_suspected=judged.verdict == "suspicion",
+            visible_ratio=None if judged.visible_log is None else math.expm1(judged.visible_log),
+            is_equivalent=_is_equivalent(judged),
             reruns=len(reruns),
             is_new=judged.is_new or is_lost,
             **said,
@@ -311,6 +314,13 @@ def _further(opened: OpenChange, alert: Alert, times: Mapping[int, int]) -> Open
         since_high_ns=times.get(alert.onset_high),
         first_ns=opened.since_ns if opened.first_ns is None else opened.first_ns,
     )
+
+
+def _is_equivalent(judged: Judged) -> bool:
+    """Whether the night shows that nothing has changed by more than `MARGIN`."""
+    if judged.log_value is None or judged.expected_log is None or judged.half_width is None:
+        return False
+    return abs(judged.log_value - judged.expected_log) + judged.half_width <= math.log1p(MARGIN)
 
 
 def _change_since(judged: Judged, opened: OpenChange) -> tuple[float, float] | None:

@@ -55,6 +55,30 @@ def test_a_night_like_the_others_is_fine(tmp_path: Path, capsys: pytest.CaptureF
     assert said.err == ""
 
 
+def test_same_is_said_only_where_a_night_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first_ns = time.time_ns() - 19 * DAY_NS - DAY_NS // 12
+    with History(_url(tmp_path)) as history:
+        fill(FakeNights(history, first_ns=first_ns, sd_ratio=0.03), 20)
+    assert run(["check", "--details", "--store", _url(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"night0019: 2 no change shown \(less than 1\d % would not be seen\)\n", said)
+    assert " same" not in said
+    run(["check", "--format", "json", "--store", _url(tmp_path)])
+    (check,) = json.loads(capsys.readouterr().out)
+    assert {(one["outcome"], one["is_equivalent"]) for one in check["verdicts"]} == {("same", False)}
+    assert all(0.1 < one["visible_ratio"] < 0.2 for one in check["verdicts"])
+
+
+def test_suspicions_that_were_not_measured_again_are_counted_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_ns = time.time_ns() - 19 * DAY_NS - DAY_NS // 12
+    with History(_url(tmp_path)) as history:
+        fill(FakeNights(history, first_ns=first_ns), 20, lambda night: {"ddp": STEP_S * (1.05 if night == 19 else 1.0)})
+    assert run(["check", "--store", _url(tmp_path)]) == 0
+    assert "night night0019: 2 suspicions not measured again\n" in capsys.readouterr().out
+
+
 def test_a_regression_is_told_with_how_much_and_since_when(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "--suite", "nightly", *slow]) == 5
     out = capsys.readouterr().out

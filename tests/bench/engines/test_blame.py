@@ -75,6 +75,7 @@ def test_nobody_is_blamed_when_all_ended_well() -> None:
         (_end(2, code=0, has_result=False, at_s=3.0), "left"),
         (_hung(2), "hung"),
         (_end(2, code=74, has_result=False, disk="No space left on device: rank2.jsonl"), "disk"),
+        (_end(2, error="DiskFull: Disk quota exceeded: trace.json", at_s=3.0), "disk"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -83,6 +84,14 @@ def test_the_cause_is_blamed_although_its_peers_failed_before_it(culprit: RankEn
     assert cause is not None
     assert (cause.rank, cause.kind, cause.step) == (2, kind, 4)
     assert cause.text.endswith("in step 4; its last lines are in /runs/r/rank2.err")
+
+
+def test_the_last_lines_are_the_ranks_own_and_not_the_profilers() -> None:
+    chatter = "USDT:2026-11-25 21:37:26 194:194 SyncActivityProfilerHandler.cpp:52] profiler_start"
+    warning = chatter.replace("USDT", "WARNING")
+    cause = _root_cause((_end(0, error="ValueError: no", said=f"own\n{chatter}\n{warning}\n{chatter}\n"),), FOLDER)
+    assert cause is not None
+    assert cause.last_lines == ("own", warning)
 
 
 def test_a_signal_outranks_an_error_which_outranks_leaving_and_hanging() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench.case import Case
+from bench.engines.agent_link import StartLimit
 from bench.engines.environment import environment
 from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed
@@ -29,6 +30,34 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
     with LocalEngine(tmp_path_factory.getbasetemp()) as started:
         started.machine()
         yield started
+
+
+def test_the_machine_is_told_as_often_as_it_is_asked_for(engine: LocalEngine) -> None:
+    """The agent says it once; each case that is measured again asks."""
+    assert engine.machine() == engine.machine()
+
+
+def test_a_start_may_take_five_times_the_slowest_so_far_and_a_minute_in_any_case() -> None:
+    limit = StartLimit()
+    assert limit.seconds == 300
+    limits = []
+    for elapsed_s in (4.0, 20.0, 10.0, 90.0):
+        limit.took(elapsed_s)
+        limits.append(limit.seconds)
+    assert limits == [60, 100, 100, 300]
+
+
+def test_an_agent_that_does_not_start_is_given_up_after_what_starts_usually_take(tmp_path: Path) -> None:
+    class FakeStarts(StartLimit):
+        @property
+        def seconds(self) -> float:
+            return 0.0
+
+    with (
+        LocalEngine(tmp_path, start_limit=FakeStarts()) as engine,
+        pytest.raises(InfrastructureFailed, match="has not answered in time, and was ended"),
+    ):
+        engine.machine()
 
 
 def _run(

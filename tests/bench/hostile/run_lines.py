@@ -224,7 +224,7 @@ LINES = (
     Line("run single --store sqlite:///new?timeout=abc", 2, "what stands behind its ? cannot be read", before=1),
     Line("run single --store sqlite:///missing/x", 4, "missing does not exist; make it, or choose", before=1),
     Line("run single --store sqlite:///garbage.sqlite", 4, "file is not a database", before=1),
-    Line("run single --store postgresql://127.0.0.1:1/x", 4, "check that the server runs", before=1),
+    Line("run single --store 'postgresql://127.0.0.1:1/x?sslmode=bogus'", 4, "check that the server runs", before=1),
     Line("run single --runs /dev/null/x", 4, "no run can be written in /dev/null/x: Not a directory"),
     Line("run matmul --option max_size=99999999999", 2, "take smaller sizes"),
     Line("run matmul --option min_size=0", 2, f'option min_size is "0"; {_WHOLE} 1'),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from bench.runner.patient_store import AGAIN_S, PATIENCE_S, PatientStore
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 from tests.bench.made.fake_runs import ddp_summary
-from tests.bench.made.fake_suites import FakeClock, FakeNight, plan_of, planned
+from tests.bench.made.fake_suites import TINY_SHAPE, FakeClock, FakeNight, plan_of, planned
+from tests.support.servers import PostgresServer, run_postgres
 
 RECORD = SuiteRecord(id="night-1", suite="nightly", started_ns=1, progress_ns=1, total=2, folder="/runs")
 GONE = InfrastructureFailed("store postgresql://host/name: connection refused")
@@ -120,3 +124,99 @@ def test_a_suite_goes_on_without_its_store_and_what_it_missed_is_in_it_at_the_en
         "store sqlite",
         "the store answers again",
     ]
+
+
+# A real PostgreSQL that is down when measuring begins.
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """A server of the test's own, which is down."""
+    with run_postgres() as server:
+        server.stop()
+        yield server
+
+
+@pytest.mark.stack
+def test_a_server_that_is_down_at_the_beginning_is_done_without_and_taken_in_later(
+    tmp_path: Path, server: PostgresServer
+) -> None:
+    said: list[str] = []
+    clock = FakeClock()
+    with patient(History(server.url("postgres")), tmp_path / "runs", clock, said) as store:
+        assert (store.history, clock.now_s) == (None, PATIENCE_S)
+        assert "Connection refused" in said[0]
+        assert said[0].endswith("; the suite goes on, and its results stay in the folders of their runs")
+        assert server.password not in said[0]
+        store.save(RECORD)
+        summary = ddp_summary(tmp_path / "runs")
+        server.start()
+        history = store.ready(is_last=True)
+        assert history is not None
+        assert history.known() == {summary.run}
+        assert said[1:] == ["the store answers again; it took in 1 run(s)"]
+
+
+@pytest.mark.stack
+def test_a_server_that_comes_up_in_time_is_waited_for(tmp_path: Path, server: PostgresServer) -> None:
+    class FakePause(FakeClock):
+        def sleep(self, pause_s: float) -> None:
+            super().sleep(pause_s)
+            if self.now_s == 2:
+                server.start()
+
+    said: list[str] = []
+    with patient(History(server.url("postgres")), tmp_path / "runs", FakePause(), said) as store:
+        assert store.history is not None
+    assert said == []
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("wrong", ["password", "database"])
+def test_what_waiting_does_not_mend_is_refused_at_once(tmp_path: Path, server: PostgresServer, wrong: str) -> None:
+    server.start()
+    url = server.url("nowhere") if wrong == "database" else server.url("postgres").replace(server.password, "hunter2")
+    clock = FakeClock()
+    with pytest.raises(InfrastructureFailed), patient(History(url), tmp_path / "runs", clock, []):
+        pass
+    assert clock.now_s == 0
+
+
+SUITE = f"""
+schema_version = 1
+
+[case.single]
+strategy = "single"
+device = "cpu"
+ranks = 1
+{TINY_SHAPE}batch = 2
+trials = 1
+steps = 3
+warm_up = 1
+trace_steps = 0
+"""
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+def test_a_suite_and_a_run_that_begin_without_their_store_lose_nothing(tmp_path: Path, server: PostgresServer) -> None:
+    (tmp_path / "night.toml").write_text(SUITE)
+    places = [f"--runs={tmp_path / 'runs'}", f"--store={server.url('postgres')}"]
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "home")}
+
+    def observatory(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "bench", *words, *places]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+
+    case = ["--device=cpu", "--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32"]
+    small = [*case, "--vocabulary=32", "--sequence=8", "--batch=2", "--trials=1", "--steps=3", "--port=0"]
+    run = observatory("run", "single", *small)
+    assert run.returncode == 4
+    assert "the run goes on, and its results stay in the folders of their runs" in run.stderr
+    assert "tokens/s" in run.stdout
+    suite = observatory("suite", "run", str(tmp_path / "night.toml"), "--port=0")
+    assert suite.returncode == 4
+    assert "single: done" in suite.stderr
+    server.start()
+    shown = observatory("show", "--format=csv")
+    assert len({line.partition(",")[0] for line in shown.stdout.splitlines()[1:]}) == 2

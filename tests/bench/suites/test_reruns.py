@@ -98,13 +98,31 @@ def test_a_budget_that_is_spent_leaves_the_rerun_out_and_says_so(tmp_path: Path)
     assert "ddp is not measured again: the budget leaves 10 s" in night.display.lines
 
 
-@pytest.mark.parametrize("error", [LOST_AGENT, InfrastructureFailed("no node is left")])
-def test_a_failure_ends_the_reruns_and_not_the_suite_run(tmp_path: Path, error: InfrastructureFailed) -> None:
-    night = _night(tmp_path, {"ddp": False}, breaks=[{}, {("ddp", 0): error}])
+ERRORS = [LOST_AGENT, InfrastructureFailed("no node is left")]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_failure_costs_a_rerun_one_more_attempt_with_fresh_processes(
+    tmp_path: Path, error: InfrastructureFailed
+) -> None:
+    night = _night(tmp_path, {"ddp": False, "fsdp": False}, breaks=[{}, {("ddp", 0): error}])
+    end = night.run(plan_of(planned("ddp"), planned("fsdp")))
+    assert (end.outcome, end.failure) == ("done", None)
+    again = [(one.case.strategy, one.outcome) for one in _reruns(night)]
+    assert sorted(again) == [("ddp", "done"), ("ddp", "failed"), ("fsdp", "done")]
+    assert len(night.engines) == 3
+    assert f"{error}; another attempt begins" in night.display.lines
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_second_failure_ends_the_reruns_and_not_the_suite_run(tmp_path: Path, error: InfrastructureFailed) -> None:
+    broken = {("ddp", 0): error}
+    night = _night(tmp_path, {"ddp": False}, breaks=[{}, broken, broken])
     end = night.run(plan_of(planned("ddp")))
     assert end.outcome == "done"
     assert end.failure is None
     assert read_result(_folder(night)).outcome == "done"
+    assert night.display.lines[-1] == f"the reruns ended: {error}"
 
 
 def test_ctrl_c_in_a_rerun_interrupts_and_keeps_what_is_measured(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Made-up nights of results in a real Prometheus, for a look at dashboards that look back for weeks.
 
 They are the demonstration's, a little better or worse each night; the step of the series that its gate finds worse is
-so since as many nights. Ctrl-C ends it.
+so since as many nights. Ctrl-C or SIGTERM ends it.
 
-    python -m tests.stack.pages.nights
+    python -m tests.stack.pages.nights [NIGHTS]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,12 +35,13 @@ _OF_TIME = {metric.name: metric for metric in SHOWN if metric.scope == "run" and
 _TARGET = 'cluster="west",instance="results:9464",job="observatory"'
 
 
-def main() -> None:
-    """Write the nights, and serve them until somebody ends it."""
+def main(nights: int) -> None:
+    """Write the last of the nights, and serve them until somebody ends it, by Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Else Prometheus and its files would stay.
     ended_s = time.time() // 3600 * 3600 - 3 * 3600  # Old enough that promtool puts all of it into blocks.
-    with tempfile.TemporaryDirectory() as name:
+    with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="observatory-nights-") as name:
         folder = Path(name)
-        for night in range(NIGHTS):
+        for night in range(NIGHTS - nights, NIGHTS):
             text = folder / "night.txt"
             text.write_text("".join(_lines(night, ended_s - (NIGHTS - night) * DAY_S)))
             create_blocks(text, folder / "data")
@@ -51,10 +53,7 @@ def main() -> None:
             "--storage.tsdb.retention.time=90d",
             f"--query.lookback-delta={SCRAPE_S + 3600}s",
         )
-        with (
-            started_server(program("prometheus", "prometheus"), *words, output=folder / "output") as port,
-            contextlib.suppress(KeyboardInterrupt),
-        ):
+        with started_server(program("prometheus", "prometheus"), *words, output=folder / "output") as port:
             print(f"http://127.0.0.1:{port}, until {time.strftime('%F %T', time.localtime(ended_s))}", flush=True)
             signal.pause()
 
@@ -88,4 +87,4 @@ def _of_night(owned: Owned, night: int) -> Owned:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else NIGHTS)

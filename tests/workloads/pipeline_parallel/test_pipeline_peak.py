@@ -80,6 +80,16 @@ def test_the_peak_of_each_of_four_ranks_is_as_predicted(on_ranks: OnRanks) -> No
     assert_predicted(setups, on_ranks)
 
 
+@pytest.mark.slow
+def test_activations_of_32_small_microbatches_are_as_predicted(on_ranks: OnRanks) -> None:
+    """Inputs are copied on the first stage, which is 0.5 % of them here."""
+    setup = staged("one_f_one_b", ranks=4, shape=replace(DEEP, batch=32), microbatches=32)
+    for rank, (live,) in enumerate(on_ranks(4, tracked, [setup])):
+        prediction = predict(setup, rank)
+        assert prediction.activations_bytes == pytest.approx(live["activations"], rel=0.003), (rank, live)
+        assert prediction.total_bytes == pytest.approx(live["total"], rel=0.001), (rank, live)
+
+
 def test_the_card_tells_the_rank_that_holds_most() -> None:
     setup = staged("one_f_one_b", ranks=4, shape=DEEP, microbatches=8)
     ranks = [predict(setup, rank) for rank in range(4)]

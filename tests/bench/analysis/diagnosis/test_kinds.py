@@ -9,10 +9,12 @@ import pytest
 from bench.analysis.diagnosis.observed import AllocatorTrouble, Diagnosis, NodeLoad, Observed
 from bench.analysis.diagnosis.rule import diagnose, likely_limit
 from bench.analysis.estimate import estimate, estimate_share
+from bench.case import Case
 from collectors.metrics import results
 from tests.bench.made.diagnosed import FAST, case_of, held_up, observed_of, pipelined
 from tests.bench.made.scaled import SPREAD, Made
 from workloads.cost_models.communication import Link
+from workloads.cost_models.shape import PRESETS
 
 
 def _evidence(found: Diagnosis) -> str:
@@ -95,14 +97,43 @@ def test_a_bubble_is_the_schedules_and_more_microbatches_narrow_it() -> None:
     assert found.limit.levers[0].expected == pytest.approx(3 / 16 * 4 / 7, rel=0.02)
 
 
+def _gpipe(layers: int, balance: str = "layers") -> Case:
+    model = replace(PRESETS["tiny"], batch=16, layers=layers)
+    return case_of("gpipe", options={"microbatches": 16, "balance": balance}, model=model)
+
+
 def test_an_unequal_stage_is_imbalance_and_is_named() -> None:
-    found = diagnose(pipelined(case_of("gpipe", options={"microbatches": 16}), [1.0, 1.0, 5.0, 1.0]))
+    found = diagnose(pipelined(_gpipe(layers=16), [1.0, 1.0, 5.0, 1.0]))
     assert (found.limit.kind, found.is_sure) == ("imbalance", True)
     assert "stage 2 on pipeline rank 2 is the slowest: 5,000 ms for a microbatch, a mean stage 2,000 ms" in _evidence(
         found
     )
     assert _tries(found)[0] == {"balance": "measured"}
     assert "--a balance=layers --b balance=measured" in found.command
+    # By hand: blocks of 0.25, but of 1.25 in the slow stage, two of which make 2.5.
+    # 16 microbatches of 8 s take 16 x 5 + 3 s, and 16 x 2.5 + 5.5 s.
+    assert "1.5 times as fast as one, and 2.8 times with stages of 8, 2, 2 and 4 blocks" in _evidence(found)
+
+
+def test_a_head_that_cannot_be_cut_is_no_reason_to_cut_otherwise() -> None:
+    found = diagnose(pipelined(_gpipe(layers=4), [1.0, 1.0, 1.0, 5.0]))
+    assert found.limit.kind == "imbalance"
+    assert "no other cut of its blocks, now 1, 1, 1 and 1, makes them clearly faster" in _evidence(found)
+    assert not any(_tries(found))
+    assert "balance" not in found.command
+
+
+def test_after_stages_were_cut_by_measured_time_no_coarser_cut_is_advised() -> None:
+    note = "balance=measured gave the stages, in the order of the model, 3, 3, 3 and 1 blocks"
+    run = replace(pipelined(_gpipe(layers=10, balance="measured"), [1.5, 1.5, 1.5, 3.5]), notes=(note,))
+    found = diagnose(run)
+    assert "no other cut of its blocks, now 3, 3, 3 and 1, makes them clearly faster" in _evidence(found)
+    assert not any(_tries(found))
+    # A block of 0.5, and a head of 2: by layers it would be cut into longer stages, and a cut by hand is.
+    cut = replace(run, notes=(note.replace("3, 3, 3 and 1", "2, 2, 2 and 4"),), case=_gpipe(layers=10, balance="flops"))
+    cut = replace(pipelined(cut.case, [1.0, 1.0, 1.0, 4.0]), notes=cut.notes)
+    assert "with stages of 3, 3, 3 and 1 blocks" in _evidence(diagnose(cut))
+    assert _tries(diagnose(cut))[0] == {"balance": "measured"}
 
 
 def test_a_rank_that_stands_out_is_a_straggler_with_its_host() -> None:

@@ -16,8 +16,6 @@ from collectors.metrics import results
 from tests.bench.made.diagnosed import case_of, observed_of, pipelined, predicted
 from tests.bench.made.scaled import SPREAD, Made
 from workloads.cost_models.communication import Link
-from workloads.cost_models.schedules import actions
-from workloads.pipeline_parallel.simulator import simulate
 
 
 def _by_the_law(case: Case, compute_s: float, link: Link, base: Case, base_compute_s: float) -> Observed:
@@ -45,20 +43,15 @@ def test_four_ranks_that_are_slower_than_two_are_bound_by_communication() -> Non
     assert any(float(lever.settings.get("bucket_mb", 0)) > 0.1 for lever in found.limit.levers)
 
 
-def test_a_pipeline_with_one_stage_pegged_is_1_2_times_as_fast_as_one_rank_and_balanced_3_4_times() -> None:
+def test_a_pipeline_with_one_block_pegged_is_1_2_times_as_fast_as_one_rank_and_no_cut_helps() -> None:
     case = case_of("gpipe", options={"microbatches": 16})
     found = diagnose(pipelined(case, [1.0, 1.0, 1.0, 13.9]))
     assert (found.limit.kind, found.is_sure) == ("imbalance", True)
     evidence = "\n".join(found.limit.evidence)
     assert "stage 3 on pipeline rank 3 is the slowest" in evidence
-    assert "its 4 ranks are 1.2 times as fast as one, and with equal stages 3.4 times" in evidence
+    assert "its 4 ranks are 1.2 times as fast as one, and no other cut of its blocks" in evidence
     # The same by hand: 16 microbatches of 16.9 s, in the last stage's 16 x 13.9 s after 3 stages of 1 s.
     assert pytest.approx(1.2, abs=0.01) == 16 * 16.9 / (16 * 13.9 + 3)
-    assert pytest.approx(3.4, abs=0.04) == 4 * 16 / (16 + 3)
-    pipeline = case.spec().pipeline(case)
-    assert pipeline is not None
-    equal = simulate(actions(pipeline), {(stage, kind): 1.0 for stage in range(4) for kind in ("forward", "backward")})
-    assert sum(equal.busy_s) / equal.makespan_s == pytest.approx(64 / 19)
 
 
 def test_a_six_fold_speed_up_on_eight_ranks_is_capped_by_what_two_levers_narrow() -> None:

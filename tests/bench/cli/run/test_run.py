@@ -140,3 +140,21 @@ def test_runs_and_history_are_where_the_environment_says(
 def test_to_be_quiet_and_verbose_at_once_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*DRY, "ddp", "-q", "-v"]) == main.MISUSE
     assert "--quiet and --verbose cannot be together" in capsys.readouterr().err
+
+
+def test_a_fire_drill_says_that_it_ended_as_injected_and_nothing_of_what_is_served(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--vocabulary=32"]
+    drill = ["--inject=raise@0:4", "--trace-every=1", "--trials=1", "--steps=5", "--warm-up=1", "--port=0"]
+    line = ["run", "single", "--device=cpu", "--sequence=8", "--batch=2", f"--runs={home}/runs", *small, *drill]
+    assert main.run(line) == main.CASE_FAILED
+    said = capsys.readouterr().err
+    (failed,) = [line for line in said.splitlines() if line.startswith("single on 1: failed")]
+    assert failed.startswith("single on 1: failed, as injected (raise@0:4): rank 0 failed with ")
+    assert "USDT:" not in said
+    assert "goes on showing results" not in said
+    (run,) = (home / "runs").glob("*-single-*")
+    assert "USDT:" in (run / "rank0.err").read_text()  # It was printed, and only left out of what is shown.
+    assert main.run(["show", run.name, f"--runs={home}/runs"]) == main.FINE
+    assert "as injected (raise@0:4)" in capsys.readouterr().out

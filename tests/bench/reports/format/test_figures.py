@@ -1,11 +1,12 @@
 """Figures for people keep their value, with a unit and about three digits."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from bench.analysis.estimate import Ratio, estimate
-from bench.reports.format import figure, percent
+from bench.reports.format import WIDE_RATIOS, figure, percent, wide_interval_notes
 from bench.reports.summary import print_summaries
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
@@ -58,6 +59,17 @@ def test_an_interval_of_two_trials_that_is_wider_than_its_figure_is_not_shown() 
     assert figure(estimate(results.RUN_STEP_SECONDS, [0.080, 0.081])).startswith("80.5 ms [")
     assert figure(estimate(results.RUN_STEP_SECONDS, [0.010, 0.080, 0.900])).startswith("80.0 ms [")
     assert percent(_ratio(0.001, 90, trials=2)) == "50.0 %"
+
+
+def test_an_interval_that_spans_most_of_a_ratio_is_not_shown_and_the_note_says_so() -> None:
+    wide, narrow = _ratio(0.05, 0.95), _ratio(0.3, 0.7)
+    assert percent(wide) == "50.0 %"
+    assert percent(narrow) == "50.0 % [30.0, 70.0]"
+    assert wide_interval_notes([wide, wide]) == [WIDE_RATIOS]
+    assert wide_interval_notes([narrow]) == []
+    overlap = estimate(results.RUN_OVERLAP_RATIO, [0.1, 0.5, 0.9])
+    assert figure(overlap) == "50.0 %"
+    assert figure(replace(overlap, metric=results.RUN_STEP_SECONDS.name)).startswith("500 ms [")
 
 
 def test_that_two_trials_tell_little_is_said_once_on_the_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,11 +51,11 @@ def _times(scale: float = 1.0) -> tuple[float, ...]:
 
 def _full() -> Summary:
     """A run that has more figures than are shown first."""
-    phases = ("data", "wait", "forward", "backward", "optimizer")
+    phases = ("data", "forward", "backward", "optimizer")
     found: tuple[Estimate, ...] = (
         estimate(results.RUN_STEP_SECONDS, _times()),
         estimate(results.RUN_MEAN_STEP_SECONDS, _times()),
-        *(estimate(results.RUN_PHASE_SECONDS, _times(), phase=phase) for phase in phases),
+        *(estimate(results.RUN_PHASE_SECONDS, _times(0.2), phase=phase) for phase in phases),
         estimate(results.RUN_TOKENS_PER_SECOND, _times(1e4)),
         estimate(results.RUN_TOKENS_PER_SECOND_PER_DEVICE, _times(5e3)),
         estimate(results.RUN_FLOPS, _times(1e10)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.database import default_url, parse_url, shown
 from bench.runs.history import History, NoStoreYet
 from tests.bench.made.examples import make_machine, make_summary
+from tests.bench.made.small_disk import on_a_small_disk
 from tests.support.servers import PostgresServer
 
 
@@ -93,6 +96,61 @@ def test_a_store_that_may_only_be_read_is_refused_before_a_run(
         history.add(make_summary(), make_machine())
     with without_right_to_write:
         assert "the file belongs to user root (uid 0), and we write only into what is our own" in _refusal(url)
+
+
+@pytest.mark.parametrize("size_bytes", [50, 4096, 20_000])
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_store_that_is_cut_off_is_said_to_be_damaged(tmp_path: Path, size_bytes: int, writable: bool) -> None:
+    path = tmp_path / "history.sqlite"
+    with History(f"sqlite:///{path}") as history:
+        history.add(make_summary(), make_machine())
+    path.write_bytes(path.read_bytes()[:size_bytes])
+    message = _refusal(f"sqlite:///{path}", writable=writable)
+    assert (
+        "the file is damaged or cut off: restore a copy, or move it away, and `observatory show --rebuild`" in message
+    )
+
+
+ON_ITS_DISK = """
+import contextlib, os, subprocess, sys
+from bench.errors import InfrastructureFailed
+from bench.runs.history import History
+from tests.bench.made.examples import make_machine, make_summary
+folder, what = sys.argv[1:]
+url = f"sqlite:///{folder}/history.sqlite"
+with History(url) as history:
+    history.add(make_summary(), make_machine())
+if what == "read-only":
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+else:
+    with contextlib.suppress(OSError), open(f"{folder}/filler", "wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            if what == "nearly" and os.statvfs(folder).f_bavail <= 10:
+                break
+try:
+    with History(url) as history:
+        for _ in range(99):
+            history.add(make_summary(), make_machine())
+except InfrastructureFailed as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("full", "its disk is full: make room, or choose a file on another disk with --store"),
+        ("nearly", "its disk is full: make room, or choose a file on another disk with --store"),
+        ("read-only", "its file system is mounted read-only; choose a file on another one with --store"),
+    ],
+)
+def test_a_store_on_a_full_disk_or_a_read_only_one_is_refused_with_that_reason(
+    tmp_path: Path, what: str, said: str
+) -> None:
+    command = on_a_small_disk(tmp_path / "disk", sys.executable, "-c", ON_ITS_DISK, str(tmp_path / "disk"), what)
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert tried.stdout.endswith(f"; {said}\n"), tried
+    assert tried.stdout.count("\n") == 1
 
 
 def test_a_store_that_may_only_be_read_can_be_read(
