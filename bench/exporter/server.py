@@ -37,8 +37,6 @@ from collectors.sockets import CannotListen, PortTaken
 
 HOST = "127.0.0.1"
 PORT = 9464
-DOCS_URL = "https://git.example/parallel-observatory/blob/main/docs/watching.md"
-"""Beside the runbooks of dashboards/thresholds.toml."""
 PAUSE_S = 5.0
 """Pause between two reads of the history."""
 FORGOTTEN_S = 3600.0
@@ -137,7 +135,7 @@ def answering(
         CannotListen: the address cannot be served.
     """
     exporter = page_of((own_process(), *sources), on_notice=on_notice)
-    landing = landing_page(program_version(), DOCS_URL)
+    landing = landing_page(program_version())
     server = Server(exporter, host, port, landing=landing, config=config, on_notice=on_notice)
     try:
         on_notice(f"serving {server.url}")

@@ -16,7 +16,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.fingerprint import fingerprint
 from bench.machine.machine import Machine
 from bench.runs import suite_record
-from bench.runs.database import NoStoreYet, check_writable, connect, default_url, parse_url, saying, shown
+from bench.runs.database import NoStoreYet, StoreGone, check_writable, connect, default_url, parse_url, saying, shown
 from bench.runs.schema import ESTIMATES, RUNS, SUITE_RUNS, TRIAL_VALUES, OlderStore, check_version, upgrade
 from bench.runs.suite_record import SuiteRecord
 from bench.runs.summary import Summary, decode, encode, series_of
@@ -303,10 +303,12 @@ def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summar
 def check_store(url: str | None) -> None:
     """Refuse a store that a run could not keep its results in; make and change nothing. url: see `History`.
 
+    A run begins without a store that is down for now, so that is not refused.
+
     Raises:
         Misuse, InfrastructureFailed: as `History`, where it is opened to be written.
     """
-    with suppress(NoStoreYet, OlderStore), History(url, writable=False, is_glance=True):
+    with suppress(NoStoreYet, OlderStore, StoreGone), History(url, writable=False, is_glance=True):
         pass  # One that does not exist yet is made, and an older one is migrated, by the run.
     check_writable(parse_url(url or default_url()))
 

@@ -94,7 +94,7 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0.0))) > 0
 
 
-def landing_page(version: str, docs_url: str) -> str:
+def landing_page(version: str) -> str:
     """Return the page of /: what this program is, and where its pages are.
 
     Its links to them are relative, and so hold behind a proxy that serves it under a path.
@@ -105,11 +105,10 @@ def landing_page(version: str, docs_url: str) -> str:
 <body>
 <h1>Parallel Observatory</h1>
 <p>An exporter of distributed training, for Prometheus: GPUs, host, ranks of live runs, and results with intervals.
-Version {escape(version)}.</p>
+Version {escape(version)}. Its documentation is in the folder docs of the source, docs/watching.md on this page.</p>
 <ul>
 <li><a href="metrics">/metrics</a>: all metrics, as text or OpenMetrics</li>
 <li><a href="healthz">/healthz</a>: "ok" while it serves</li>
-<li><a href="{escape(docs_url)}">documentation</a></li>
 </ul>
 </body>
 </html>

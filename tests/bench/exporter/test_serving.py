@@ -33,7 +33,6 @@ from collectors.node.registry import PollingConfig
 from collectors.nvml.queries import GpuProcess
 from collectors.prometheus.http_server import Server
 from collectors.sample_log import Opened, Polled, Reading, SampleLog
-from dashboards.thresholds import shipped
 from tests.bench.made.examples import make_machine, make_summary, small_case
 from tests.collectors.fake_collectors import FakeCollector, ended
 
@@ -123,13 +122,12 @@ def test_a_run_shows_what_its_cluster_answered_that_cannot_be(tmp_path: Path, ur
     assert 'observatory_implausible_total{question="CPUTot",source="slurm"} 2.0' in page.splitlines()
 
 
-def test_the_landing_page_names_the_version_and_the_documentation_beside_the_runbooks(tmp_path: Path) -> None:
+def test_the_landing_page_names_the_version_and_links_to_its_own_pages_alone(tmp_path: Path) -> None:
     opened = open_server(tmp_path, None, host="127.0.0.1", port=0, on_notice=Notices(), results="none")
     with opened as server, urllib.request.urlopen(server.url.removesuffix("metrics"), timeout=30) as answer:
         page = answer.read().decode()
     assert f"Version {program_version()}." in page
-    (docs,) = re.findall(r'href="(https://[^"]*)"', page)
-    assert docs == shipped().links.runbooks.removesuffix("runbooks") + "watching.md"
+    assert re.findall(r'href="([^"]*)"', page) == ["metrics", "healthz"]
 
 
 def test_suites_of_the_history_are_shown_beside_results(tmp_path: Path, url: str) -> None:

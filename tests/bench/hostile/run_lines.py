@@ -196,7 +196,7 @@ LINES = (
     Line("run ddp --dry-run --store sqlite:///folder", 4, "folder is a folder; name a file in it"),
     Line("run ddp --dry-run --store sqlite:///pipe", 4, "pipe is no regular file; choose another --store"),
     Line("run ddp --dry-run --store sqlite:///new?timeout=abc", 2, "what stands behind its ? cannot be read"),
-    Line("run ddp --dry-run --store postgresql://127.0.0.1:1/x", 4, "check that the server runs"),
+    Line("run ddp --dry-run --store 'postgresql://127.0.0.1:1/x?sslmode=bogus'", 4, "check that the server runs"),
     Line("run ddp --dry-run --runs garbage.json/x", 4, "no run can be written in garbage.json/x: Not a directory"),
     Line("run ddp --dry-run --format xml", 2, "'xml' is not one of"),
     # what is said of it

@@ -136,17 +136,16 @@ def test_the_landing_page_is_behind_the_same_password() -> None:
 
 
 def test_the_landing_page_leads_to_the_pages_and_is_no_program() -> None:
-    page = Links(landing_page("1.2.3", "https://docs.example/a?b=1&c=2"))
-    assert page.links == ["metrics", "healthz", "https://docs.example/a?b=1&c=2"]
+    page = Links(landing_page("1.2.3"))
+    assert page.links == ["metrics", "healthz"]
     assert "Version 1.2.3." in page.text
     assert "script" not in page.tags
 
 
 def test_what_stands_in_the_landing_page_is_text_and_no_html() -> None:
-    page = Links(landing_page("<script>&amp;", 'x"><script>'))
+    page = Links(landing_page("<script>&amp;"))
     assert "script" not in page.tags
     assert "Version <script>&amp;." in page.text
-    assert page.links[-1] == 'x"><script>'
 
 
 def test_without_a_landing_page_the_others_are_named() -> None:
