@@ -22,7 +22,7 @@ from bench.exporter.demo import DAY_S, SERIES, made_results, made_suites
 from collectors.metrics.registry import SHOWN
 from collectors.prometheus.exposition import Owned
 from tests.stack.pages.past import create_blocks, exposed
-from tests.support.servers import program, started_server
+from tests.support.servers import PrometheusServer, program, started_server
 
 NIGHTS = 31
 SCRAPE_S = 6 * 3600
@@ -36,27 +36,35 @@ _TARGET = 'cluster="west",instance="results:9464",job="observatory"'
 
 def main() -> None:
     """Write the nights, and serve them until somebody ends it."""
+    # Whoever ends it, the server that it started ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        tempfile.TemporaryDirectory() as name,
+        made_nights(Path(name)) as (prometheus, ended_s),
+    ):
+        print(f"{prometheus.url}, until {time.strftime('%F %T', time.localtime(ended_s))}", flush=True)
+        signal.pause()
+
+
+@contextlib.contextmanager
+def made_nights(folder: Path) -> Iterator[tuple[PrometheusServer, float]]:
+    """Serve the nights; yields the server, and the Unix time at which they end."""
     ended_s = time.time() // 3600 * 3600 - 3 * 3600  # Old enough that promtool puts all of it into blocks.
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for night in range(NIGHTS):
-            text = folder / "night.txt"
-            text.write_text("".join(_lines(night, ended_s - (NIGHTS - night) * DAY_S)))
-            create_blocks(text, folder / "data")
-        config = folder / "prometheus.yml"
-        config.write_text("{}")
-        words = (
-            f"--config.file={config}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            "--storage.tsdb.retention.time=90d",
-            f"--query.lookback-delta={SCRAPE_S + 3600}s",
-        )
-        with (
-            started_server(program("prometheus", "prometheus"), *words, output=folder / "output") as port,
-            contextlib.suppress(KeyboardInterrupt),
-        ):
-            print(f"http://127.0.0.1:{port}, until {time.strftime('%F %T', time.localtime(ended_s))}", flush=True)
-            signal.pause()
+    for night in range(NIGHTS):
+        text = folder / "night.txt"
+        text.write_text("".join(_lines(night, ended_s - (NIGHTS - night) * DAY_S)))
+        create_blocks(text, folder / "data")
+    config = folder / "prometheus.yml"
+    config.write_text("{}")
+    words = (
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--storage.tsdb.retention.time=90d",
+        f"--query.lookback-delta={SCRAPE_S + 3600}s",
+    )
+    with started_server(program("prometheus", "prometheus"), *words, output=folder / "output") as port:
+        yield PrometheusServer(port=port), ended_s
 
 
 def _lines(night: int, begun_s: float) -> Iterator[str]:
