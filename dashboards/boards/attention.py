@@ -239,7 +239,6 @@ _STANDING_OUT = (
             _of_ranks("fastest", promql.smallest(_live(rank.STEP_SECONDS), by=_OF_RUN)),
         ),
         worst="highest",
-        legend="right",
         links=(choices.TO_RUN,),
         absent=_NO_RUN,
     ),

@@ -75,8 +75,8 @@ _COLLECTIVES = Table(
     height=12,
     columns=(
         Column(name="Case", source="name", link=choices.TO_SERIES),
-        Column(name="Collective", source="collective", width=136),
-        Column(name="Algorithm", source="algorithm", width=136),
+        Column(name="Collective", source="collective", width=120),
+        Column(name="Algorithm", source="algorithm", width=120),
         Column(name="Size", source="size", unit="bytes"),
         _call("Time", probes.RUN_COLLECTIVE_SECONDS),
         interval_column("+-", probes.RUN_COLLECTIVE_SECONDS, _OF_CALLS, *_CALL),

@@ -126,7 +126,7 @@ def _of_series(name: str, metric: Metric, **labels: str) -> Column:
 
 _PARTS = {
     "Exposed communication": "exposed_communication",
-    "Copies alone": "exposed_copy",
+    "Copies": "exposed_copy",
     "Idle": "idle",
 }
 _LOSS = Table(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _BAND_OPACITY = 20
 _GREY = "rgba(150, 150, 150, 0.5)"
 _STACK_OPACITY = 60
-_LEAST_TOPS = {"ratio": 0.01, "seconds": 0.001}
-"""Where an axis ends whose values are all smaller; of other units at 1."""
+_LEAST_TOPS, _LEAST_TOP = dict.fromkeys(("errors", "tasks", "cases"), 1), 0.001
+"""Where an axis ends whose values are all smaller, of what is counted and of other units."""
 
 
 def draw(panel: Panel, number: int, place: GridPos) -> Any:
@@ -142,7 +142,7 @@ def _time_series(panel: TimeSeries) -> Any:
     if not (panel.goes_below_zero or panel.banded):
         built = built.min(0)
     # Without it the axis of values that are all zero ends at 100 of whatever the unit is: at 10000 %.
-    built = built.axis_soft_max(_LEAST_TOPS.get(panel.unit, 1))
+    built = built.axis_soft_max(_LEAST_TOPS.get(panel.unit, _LEAST_TOP))
     built = _with_references(_targets(built, panel), panel)
     return _with_band(built, panel) if panel.banded else _with_dashed_ends(built, panel)
 
@@ -289,7 +289,7 @@ def _heatmap(panel: Heatmap) -> Any:
 
 # Tables.
 
-_LETTER_PX, _MARGIN_PX, _ARROW_PX = 8, 16, 20
+_LETTER_PX, _MARGIN_PX, _ARROW_PX = 9, 16, 20
 """Of Grafana's headings: a letter, what is beside the text, and the arrow of a column that is sorted by."""
 _NUMBER_PX = {
     "number": 48,

@@ -26,7 +26,7 @@ UNANSWERED = (
 _GPM = (
     "These GPUs have no performance monitors (GPM): Hopper and later have, where the driver lets this user read them."
 )
-_WIDTHS = {"uuid": 340, "serial": 140, "pci_address": 160}
+_WIDTHS = {"uuid": 400, "serial": 140, "pci_address": 170}
 _COSTS = "This is shown only where it is asked for: `observatory serve --read-costs`."
 _NONE_YET = "None since the agent began to listen."
 

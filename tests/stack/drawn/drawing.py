@@ -21,7 +21,7 @@ from tests.support.servers import absent_server, program
 
 HERE = Path(__file__).parent
 INSTALLED = CHECKOUT / ".drawing"
-_TIMEOUT_S = 600
+_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,8 +62,9 @@ function tableFrame({refId, result, end_s}, targets) {
 
 function line(series, {refId, legend, start_s, end_s, step_s}) {
   const name = legend.replace(/\{\{\s*(\w+)\s*\}\}/g, (_, label) => series.metric[label] ?? '') || JSON.stringify(series.metric);
-  const known = new Map((series.values ?? [series.value]).map(([at, number]) => [at, +number]));
-  const moments = series.values ? [] : [end_s];
+  const values = series.values ?? [series.value];
+  const known = new Map(values.map(([at, number]) => [at, +number]));
+  const moments = series.values ? [] : [values[0][0]];
   for (let at = start_s; series.values && at <= end_s; at += step_s) moments.push(at);
   return toDataFrame({
     refId, name,

@@ -14,6 +14,7 @@ const root = createRoot(document.getElementById('root'));
 let shown = [];
 
 window.draw = async (page, width) => {
+  await Promise.all(['400 12px Inter', '500 14px Inter'].map((font) => document.fonts.load(font))); // Axes are measured.
   const data = await Promise.all(page.panels.map(dataOf));
   shown = page.panels.map(({panel}, place) => ({panel, data: data[place]}));
   axes.clear();
@@ -51,14 +52,18 @@ window.draw = async (page, width) => {
 };
 
 const isCut = (element) => element.scrollWidth > element.clientWidth + 1;
-// Whether a text is cut: it is wider than the element that holds it, or reaches beyond the cell around it.
+// Whether a text is cut: it reaches beyond the element, or beyond one within it that shows no overflow.
 function anyCut(element) {
-  const edge = element.getBoundingClientRect().right + 1;
   return [element, ...element.querySelectorAll('*')].some((each) => {
     if (![...each.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim())) return false;
     const text = document.createRange();
     text.selectNodeContents(each);
-    return (each.clientWidth > 0 && isCut(each)) || text.getBoundingClientRect().right > edge;
+    const {right} = text.getBoundingClientRect();
+    for (let around = each; around !== element.parentElement; around = around.parentElement) {
+      const clips = around === element || getComputedStyle(around).overflowX !== 'visible';
+      if (clips && (right > around.getBoundingClientRect().right + 1 || (around.clientWidth > 0 && isCut(around)))) return true;
+    }
+    return false;
   });
 }
 

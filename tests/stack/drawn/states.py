@@ -22,9 +22,10 @@ _STEP_S = 60
 """What bars of states are drawn in at least: pages that end at a multiple of it show the present in all panels."""
 _CPU_RUNS = (
     ("single", "--ranks=1"),
-    ("ddp", "--ranks=2", "--with-baseline", "weak", "--option", "bucket_mb=1"),
+    ("ddp", "--ranks=2"),
     ("one_f_one_b", "--ranks=2"),
 )
+_SMALL = ("--trials=2", "--steps=6", "--layers=2", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def three_cpu_runs(folder: Path) -> Iterator[State]:
     home = {"XDG_DATA_HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     command, environment = (sys.executable, "-P", "-m", "bench"), {**os.environ, **home}
     for words in _CPU_RUNS:
-        run = (*command, "run", *words, "--device=cpu", "--nightly", "--trials=3", "--shape=tiny")
+        run = (*command, "run", *words, "--device=cpu", "--nightly", *_SMALL)
         subprocess.run(run, env=environment, capture_output=True, timeout=240, check=True)
     serve = (*command, "serve", "--port", "0")
     with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True, env=environment) as served:

@@ -21,7 +21,7 @@ from tests.stack.drawn.drawing import Job, drawn, given, needed, with_open_rows
 from tests.stack.drawn.states import STATES, State
 from tests.stack.pages.asking import Page, rendered
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 NAMES = [dashboard.name for dashboard in DASHBOARDS]
 NARROW, WIDE = 1280, 1600

@@ -64,7 +64,7 @@ def made_past(
     """Serve the past of so many nodes, the first of which shows the runs and the results.
 
     cluster: what Prometheus was told that their cluster is called; empty where it was told nothing.
-    standing: series that are 1 all the time, as alerts that fire.
+    standing: series that are there all the time, as alerts that fire; their value is the time at which it begins.
     """
     now_s = time.time()
     begun_s = now_s // 3600 * 3600 - _HOURS_AGO * 3600
@@ -72,7 +72,7 @@ def made_past(
     text = folder / "past.txt"
     with text.open("w") as written:
         for at_s in range(0, len(parts) * PART_S, scrape_s):
-            written.writelines(f"{series} 1 {begun_s + at_s:.0f}\n" for series in standing)
+            written.writelines(f"{series} {begun_s:.0f} {begun_s + at_s:.0f}\n" for series in standing)
         for line in _lines(nodes, scrape_s, parts, begun_s, cluster):
             written.write(line)
     create_blocks(text, blocks)
