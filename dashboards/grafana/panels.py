@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _BAND_OPACITY = 20
 _GREY = "rgba(150, 150, 150, 0.5)"
 _STACK_OPACITY = 60
-_LEAST_TOPS, _LEAST_TOP = dict.fromkeys(("errors", "tasks", "cases"), 1), 0.001
+_LEAST_TOPS, _LEAST_TOP = dict.fromkeys(("errors", "tasks", "cases"), 1), 1e-6
 """Where an axis ends whose values are all smaller, of what is counted and of other units."""
 
 
