@@ -14,7 +14,6 @@ const root = createRoot(document.getElementById('root'));
 let shown = [];
 
 window.draw = async (page, width) => {
-  await Promise.all(['400 12px Inter', '500 14px Inter'].map((font) => document.fonts.load(font))); // Axes are measured.
   const data = await Promise.all(page.panels.map(dataOf));
   shown = page.panels.map(({panel}, place) => ({panel, data: data[place]}));
   axes.clear();
