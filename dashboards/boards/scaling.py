@@ -125,7 +125,7 @@ def _of_series(name: str, metric: Metric, **labels: str) -> Column:
 
 
 _PARTS = {
-    "Exposed communication": "exposed_communication",
+    "Exposed": "exposed_communication",
     "Copies": "exposed_copy",
     "Idle": "idle",
 }

@@ -58,9 +58,10 @@ function anyCut(element) {
     const text = document.createRange();
     text.selectNodeContents(each);
     const {right} = text.getBoundingClientRect();
+    if (each.clientWidth > 0 && isCut(each)) return true;
     for (let around = each; around !== element.parentElement; around = around.parentElement) {
       const clips = around === element || getComputedStyle(around).overflowX !== 'visible';
-      if (clips && (right > around.getBoundingClientRect().right + 1 || (around.clientWidth > 0 && isCut(around)))) return true;
+      if (clips && right > around.getBoundingClientRect().right + 1) return true;
     }
     return false;
   });

@@ -27,7 +27,7 @@ NAMES = [dashboard.name for dashboard in DASHBOARDS]
 NARROW, WIDE = 1280, 1600
 DRAWN = [*((state, name, NARROW) for state in STATES for name in NAMES), *(("demo", name, WIDE) for name in NAMES)]
 """Whatever fits on the narrow page fits on the wide one, which is drawn where there is most on it."""
-TEXTS = {"Cause", "What", "Hardware", "Name", "System", "Kernel", "Python", "Run and rank"}
+TEXTS = {"Case", "Cause", "What", "Hardware", "Name", "System", "Kernel", "Python", "Run and rank"}
 """Columns whose texts may be longer than any column: the rest of one is shown where the mouse is."""
 SMALLEST_PX = 12
 COLOURED = 30
