@@ -16,7 +16,8 @@ VENV := .venv
 GPU_DEVICES := $(wildcard /dev/nvidiactl /dev/dxg)
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-rest test-ray test-torch test-python servers install install-dev check benchmarks clean
+.PHONY: demo test test-all test-rest test-ray test-torch test-python servers drawing screenshots install install-dev check
+.PHONY: benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny \
@@ -36,7 +37,7 @@ test: servers $(VENV)/.installed-dev check
 test-all: test test-rest
 
 # Those that measure run alone, one after another. Only files that have such tests are loaded: all take half a minute.
-test-rest: servers $(VENV)/.installed-dev $(VENV)/.installed-ray
+test-rest: servers drawing $(VENV)/.installed-dev $(VENV)/.installed-ray
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone" \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests)
 	$(BIN)/python -m pytest -m alone \
@@ -63,6 +64,24 @@ check: $(VENV)/.installed-dev
 # Debian's packages, where we may install them; elsewhere the tests that need one say so and skip.
 servers:
 	@sh tests/support/install_servers.sh
+
+# Grafana's own components, with which tests draw our pages: 650 MB from npm, for `make test-rest` and pictures alone.
+# Where npm or Chromium is missing the tests say so and skip.
+DRAWING := .drawing
+drawing:
+	@sh tests/support/install_servers.sh drawing
+	@if command -v npm >/dev/null && command -v chromium >/dev/null; then $(MAKE) $(DRAWING)/.installed; \
+		else echo "npm or chromium is not installed; the tests that draw pages will skip"; fi
+
+$(DRAWING)/.installed: tests/stack/drawn/package.json tests/stack/drawn/package-lock.json
+	mkdir -p $(DRAWING)
+	cp tests/stack/drawn/package.json tests/stack/drawn/package-lock.json $(DRAWING)
+	cd $(DRAWING) && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+# Draws the pictures of docs/pictures anew.
+screenshots: drawing $(VENV)/.installed-dev
+	$(BIN)/python -m tests.stack.drawn.screenshots docs/pictures
 
 benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.plain
@@ -139,5 +158,5 @@ $(VENV)/.installed-ray: $(VENV)/.installed-dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-torch-* .hta dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DRAWING) .venv-torch-* .hta dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f collectors/traces/reading/_scanner.abi3.so

@@ -215,8 +215,8 @@ class TimeSeries(Drawn):
 class Stat(Drawn):
     """One number, or one for each series, as it is now. is_text: the series' names are what is told."""
 
-    width: int = 3
-    height: int = 4
+    width: int = 6
+    height: int = 3
     is_text: bool = False
 
 
@@ -251,7 +251,8 @@ class Column:
 
     source: the label's name, or the query, whose series have the table's labels and no others.
     unit: of a label whose texts are numbers, which are shown and sorted as such; each row has one.
-    width: in pixels. steps: colours of the cell by its number; colours: by its text. words: what numbers stand for.
+    width: in pixels; of numbers at least, as their heading may need more. words: what numbers stand for.
+    steps: colours of the cell by its number; colours: by its text.
     """
 
     name: str

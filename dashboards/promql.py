@@ -457,9 +457,12 @@ def number_of(expression: str, *, by: Sequence[str] = ()) -> str:
     return f"count{f' by ({_listed(by)})' if by else ''} ({expression})"
 
 
-def or_zero(expression: str) -> str:
-    """Return 0 where the expression, which has no labels, has no series."""
-    return f"({expression}) or vector(0)"
+def how_many(expression: str, *, of: str) -> str:
+    """Count the series; 0 where there are none but some of what they are picked from, and nothing where there is none.
+
+    Without that, what nobody watches would look well.
+    """
+    return either(number_of(expression), times(0, number_of(of)))
 
 
 def firing(severity: Severity | None = None, **labels: str | Match) -> str:

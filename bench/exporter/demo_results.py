@@ -200,7 +200,10 @@ _WAITING = MadeResult(
         results.RUN_BUBBLE_PART_RATIO.at(0.27, part="schedule"),
         results.RUN_BUBBLE_PART_RATIO.at(0.04, part="imbalance"),
         results.RUN_BUBBLE_PART_RATIO.at(0.02, part="transfer"),
-        results.RUN_BUBBLE_PART_RATIO.at(0.01, part="unexplained"),
+        results.RUN_BUBBLE_PART_RATIO.at(0.005, part="message"),
+        results.RUN_BUBBLE_PART_RATIO.at(0.002, part="waiting_for_a_core"),
+        results.RUN_BUBBLE_PART_RATIO.at(0.001, part="uneven"),
+        results.RUN_BUBBLE_PART_RATIO.at(0.002, part="unexplained"),
         *(
             results.RUN_STAGE_SECONDS.at(elapsed_s * (1.2 if stage == 3 else 1.0), stage=str(stage), action=action)
             for stage in range(4)

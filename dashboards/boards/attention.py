@@ -6,12 +6,14 @@ from collectors.metrics import gate, gpu, rank, results, suites
 from collectors.metrics.agent import RESULT_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.metric import Metric
 from dashboards import promql
+from dashboards.alerts.efficiency import ACCEPTED
 from dashboards.boards import choices
 from dashboards.model import (
     Column,
     Dashboard,
     Query,
     Row,
+    Severity,
     Stat,
     Step,
     Steps,
@@ -33,6 +35,7 @@ _OF_RESULT = ("cluster", "series")
 """What a run has in common with its result: two clusters may have one each of the same series."""
 _NO_RUN = "No run goes on. `observatory run ddp` starts one; results are on the dashboard `The nightly`."
 _NO_GPU = "No GPU is watched. `observatory serve` on a node with an NVIDIA driver shows its GPUs."
+_NO_RULES = "Prometheus does not read our rules: dashboards/rendered/rules.yaml."
 
 
 def _now(expression: str, unit: str, metric: Metric | None = None, legend: str = "") -> Query:
@@ -67,9 +70,7 @@ _ANSWERING = promql.divide(
 _HELD_RATIO = promql.largest(
     promql.recent_rate(gpu.GPU_CLOCK_HELD_SECONDS, **choices.OF_CLUSTER, reason=promql.none_of("idle")), by=_OF_GPU
 )
-_HELD = promql.either(
-    promql.number_of(promql.above(_HELD_RATIO, _LIMITS.gpus.braked_ratio)), promql.times(0, promql.number_of(_GPUS))
-)
+_HELD = promql.how_many(promql.above(_HELD_RATIO, _LIMITS.gpus.braked_ratio), of=_HELD_RATIO)
 _STEPS = promql.middle(_live(rank.STEP_SECONDS), by=(*_OF_RUN, *_OF_RESULT))
 _RESULT = promql.largest(
     promql.select(results.RUN_STEP_SECONDS.statistic("median"), **choices.OF_CLUSTER), by=_OF_RESULT
@@ -81,18 +82,26 @@ _MFU = promql.mean(_live(rank.MFU), by=_OF_RUN)
 _SLOWER_STEPS = rising(1 / _LIMITS.live.speed_ratio - 1)
 _EFFICIENCY_STEPS = falling(_ACCEPTED, _ACCEPTED * (1 - _LIMITS.efficiency.critical_drop_ratio))
 
+
+def _number_firing(severity: Severity) -> str:
+    """Return how many alerts fire; 0 only where Prometheus reads our rules, of which it records something always."""
+    return promql.how_many(promql.firing(severity, **_OF_ALERTS), of=promql.remembered(ACCEPTED))
+
+
 _STATS = (
     Stat(
         title="Alerts: critical",
-        queries=(_now(promql.or_zero(promql.number_of(promql.firing("critical", **_OF_ALERTS))), "count"),),
+        queries=(_now(_number_firing("critical"), "count"),),
         steps=Steps(below="good", steps=(Step(value=1, colour="bad"),)),
         note="Alerts that somebody must act on now; each is a row of the table below.",
+        absent=_NO_RULES,
     ),
     Stat(
         title="Alerts: warnings",
-        queries=(_now(promql.or_zero(promql.number_of(promql.firing("warning", **_OF_ALERTS))), "count"),),
+        queries=(_now(_number_firing("warning"), "count"),),
         steps=rising(1),
         note="Alerts that somebody should look at on the next working day.",
+        absent=_NO_RULES,
     ),
     Stat(
         title="GPUs answering",
@@ -163,24 +172,27 @@ _WHAT = {
 """What an alert is of, beside its node, GPU and run: its labels, and the words before them."""
 _ALERTS = Table(
     title="Alerts that fire",
+    width=24,
     columns=(
-        Column(name="Alert", source="alertname", width=160),
-        Column(name="Severity", source="severity", width=80, colours={"critical": "bad", "warning": "warning"}),
-        Column(name="Node", source="instance", width=120, link=choices.TO_HOST),
+        Column(name="Alert", source="alertname", width=190),
+        Column(name="Severity", source="severity", width=104, colours={"critical": "bad", "warning": "warning"}),
+        Column(name="Node", source="instance", width=160, link=choices.TO_HOST),
         Column(name="GPU", source="gpu", width=50, link=choices.TO_GPU),
-        Column(name="Run", source="run", width=120, link=choices.TO_RUN),
+        Column(name="Run", source="run", width=220, link=choices.TO_RUN),
         Column(name="What", source="what"),
-        Column(name="For", source=_now(marks.with_what(joins.firing_for(**_OF_ALERTS), _WHAT), "seconds"), width=80),
+        Column(name="For", source=_now(marks.with_what(joins.firing_for(**_OF_ALERTS), _WHAT), "seconds")),
     ),
     sorted_by=("Severity",),
     is_falling=False,
-    absent="No alert fires, or Prometheus does not read our rules: dashboards/rendered/rules.yaml.",
+    absent=f"No alert fires, or {_NO_RULES}",
 )
 _AGE = promql.age(
     promql.largest(promql.of_chosen_runs(promql.select(RUN_LAST_PROGRESS), **choices.OF_RUNS), by=_OF_RUN)
 )
 _RUNS = Table(
     title="Runs that go on",
+    width=24,
+    height=6,
     columns=(
         Column(name="Case", source="name"),
         Column(name="Run", source="run", link=choices.TO_RUN),
@@ -227,7 +239,6 @@ _STANDING_OUT = (
             _of_ranks("fastest", promql.smallest(_live(rank.STEP_SECONDS), by=_OF_RUN)),
         ),
         worst="highest",
-        legend="right",
         links=(choices.TO_RUN,),
         absent=_NO_RUN,
     ),
@@ -293,6 +304,8 @@ def _suite(metric: Metric, expression: str, *, by: tuple[str, ...]) -> Query:
 _FIGURE = ("cluster", *(label for label in gate.VERDICT.labels if label != "verdict"))
 _VERDICTS = Table(
     title="Figures that the gate does not find the same",
+    width=24,
+    height=6,
     columns=(
         Column(name="Suite", source="suite"),
         Column(name="Case", source="case"),
@@ -336,6 +349,7 @@ _SUITES = Row(
         _VERDICTS,
         TimeSeries(
             title="Cases of the newest run of each suite, and of those that go on",
+            width=24,
             queries=(
                 _suite(
                     suites.SUITE_LAST_CASES,
@@ -349,6 +363,8 @@ _SUITES = Row(
         ),
         Table(
             title="Cases that run now",
+            width=24,
+            height=6,
             columns=(
                 Column(name="Suite", source="suite"),
                 Column(name="Case", source="case"),

@@ -38,7 +38,7 @@ def _peak(title: str, metric: Metric, absent: str, *, of_calls: bool = False, is
     """Return the largest of all newest results, or the least."""
     found = median(metric, (_OF_CALLS if of_calls else _CHOSEN))
     expression = promql.smallest(found, by=()) if is_least else promql.largest(found, by=())
-    return Stat(title=title, queries=(now(metric, expression),), width=4, absent=absent)
+    return Stat(title=title, queries=(now(metric, expression),), width=8, absent=absent)
 
 
 _SLOWEST = promql.smallest(median(probes.RUN_PAIR_BANDWIDTH, _CHOSEN, "pair", "size"), by=("series", "size"))
@@ -52,7 +52,7 @@ _STATS = (
     Stat(
         title="Slowest pair",
         queries=(now(probes.RUN_PAIR_BANDWIDTH, promql.smallest(promql.divide(_SLOWEST, _USUAL), by=()), "ratio"),),
-        width=4,
+        width=8,
         note="Of the median pair that exchanged as many bytes in the run: below 1, one link is slower than others.",
         absent=_NO_PAIRS,
     ),
@@ -75,34 +75,35 @@ _COLLECTIVES = Table(
     height=12,
     columns=(
         Column(name="Case", source="name", link=choices.TO_SERIES),
-        Column(name="Collective", source="collective"),
-        Column(name="Algorithm", source="algorithm"),
+        Column(name="Collective", source="collective", width=120),
+        Column(name="Algorithm", source="algorithm", width=120),
         Column(name="Size", source="size", unit="bytes"),
         _call("Time", probes.RUN_COLLECTIVE_SECONDS),
         interval_column("+-", probes.RUN_COLLECTIVE_SECONDS, _OF_CALLS, *_CALL),
-        _call("Time by the line", probes.RUN_COLLECTIVE_EXPECTED_SECONDS),
+        _call("By line", probes.RUN_COLLECTIVE_EXPECTED_SECONDS),
         Column(
-            name="Of the line",
+            name="Of line",
             source=now(probes.RUN_COLLECTIVE_SECONDS, promql.divide(_TIME, _EXPECTED), "ratio"),
         ),
-        _call("Bus bandwidth", probes.RUN_COLLECTIVE_BUS_BANDWIDTH),
+        _call("Busbw", probes.RUN_COLLECTIVE_BUS_BANDWIDTH),
         Column(
-            name="Bus bandwidth by the line",
+            name="Busbw by line",
             source=now(
                 probes.RUN_COLLECTIVE_BUS_BANDWIDTH,
                 joins.by_the_line(_BUSBW, _TIME, _EXPECTED),
             ),
         ),
-        _call("Time with the host", probes.RUN_COLLECTIVE_WITH_HOST_SECONDS),
+        _call("With host", probes.RUN_COLLECTIVE_WITH_HOST_SECONDS),
     ),
     sorted_by=("Case", "Collective", "Algorithm", "Size"),
     is_falling=False,
-    note="The line is latency times rounds and bytes over bandwidth, fitted to the library's all_reduce of the run; a"
-    " size far above it is one where the library chose badly.",
+    note="Busbw: bus bandwidth. The line is latency times rounds and bytes over bandwidth, fitted to the library's"
+    " all_reduce of the run; a size far above it is one where the library chose badly.",
     absent=_NO_CALLS,
 )
 _LINKS = Table(
     title="Links, as fitted",
+    width=24,
     height=6,
     columns=(
         Column(name="Case", source="name", link=choices.TO_SERIES),
@@ -110,7 +111,7 @@ _LINKS = Table(
         column("Bandwidth", probes.RUN_LINK_BANDWIDTH, _OF_CALLS, "collective"),
         interval_column("+-", probes.RUN_LINK_BANDWIDTH, _OF_CALLS, "collective"),
         column("Latency", probes.RUN_LINK_LATENCY_SECONDS, _OF_CALLS, "collective"),
-        column("Latency with the host", probes.RUN_LINK_WITH_HOST_LATENCY_SECONDS, _OF_CALLS, "collective"),
+        column("With the host", probes.RUN_LINK_WITH_HOST_LATENCY_SECONDS, _OF_CALLS, "collective"),
     ),
     sorted_by=("Bandwidth",),
     absent=_NO_CALLS,
@@ -124,6 +125,7 @@ _COPY = ("kind", "size")
 _PAIR = ("pair", "size")
 _PRODUCTS = Table(
     title="Matrix products",
+    width=24,
     height=6,
     columns=(
         Column(name="Case", source="name", link=choices.TO_SERIES),
@@ -139,6 +141,8 @@ _PRODUCTS = Table(
 )
 _COPIES = Table(
     title="Copies",
+    width=24,
+    height=6,
     columns=(
         Column(name="Case", source="name", link=choices.TO_SERIES),
         Column(name="Kind", source="kind"),
@@ -159,6 +163,7 @@ _EXCHANGES = median(probes.RUN_PAIR_BANDWIDTH, _CHOSEN, *_PAIR)
 _OF_USUAL = promql.divide(_EXCHANGES, _USUAL, on=("series", "size"))
 _PAIRS = Table(
     title="Pairs of ranks: the 20 that are slowest beside the median pair",
+    width=24,
     columns=(
         *_PAIR_COLUMNS,
         Column(

@@ -26,7 +26,7 @@ _TRACED, _EXPECTED = (results.RUN_COMMUNICATION_SECONDS.alone(account=account) f
 
 
 def _stat(title: str, query: Query, *, note: str, steps: Steps | None = None, absent: str = _NOT_JOINED) -> Stat:
-    return Stat(title=title, width=4, queries=(query,), note=note, steps=steps, absent=absent)
+    return Stat(title=title, width=8, queries=(query,), note=note, steps=steps, absent=absent)
 
 
 def _live(metric: Metric, legend: str, *by: str, is_least: bool = False) -> Query:
@@ -61,7 +61,7 @@ _STATS = (
     ),
     Stat(
         title="Who, and by what",
-        width=4,
+        width=8,
         queries=(median(results.RUN_STRAGGLER_RATIO, "rank {{rank}}: {{cause}}"),),
         is_text=True,
         note="The rank that stands out, and what it does while others wait.",

@@ -74,7 +74,7 @@ def _verdicts(*verdicts: str) -> str:
     found = promql.largest(
         promql.select(gate.VERDICT, **OF_SUITE, verdict=promql.one_of(*verdicts)), by=gate.VERDICT.labels
     )
-    return promql.either(promql.number_of(found), promql.times(0, promql.number_of(every)))
+    return promql.how_many(found, of=every)
 
 
 def _judged(title: str, steps: Steps, *verdicts: str) -> Stat:
@@ -133,7 +133,7 @@ _STATS = (
         queries=(now(suites.SUITE_PERIOD, promql.largest(joins.lateness(**OF_SUITE), by=()), "ratio"),),
         steps=rising(1 + _LIMITS.suites.late_ratio),
         note="Time since a suite began, divided by the period that its file declares, of the suite that is latest.",
-        absent="No suite declares a period: `period` in its file.",
+        absent="No suite declares a period: `period_hours` in its file.",
     ),
 )
 
@@ -203,7 +203,7 @@ _SERIES = Table(
                 "ratio",
             ),
         ),
-        *_series("Efficiency", results.RUN_SCALING_EFFICIENCY, USUAL_EFFICIENCY, is_higher_better=True),
+        *_series("Eff.", results.RUN_SCALING_EFFICIENCY, USUAL_EFFICIENCY, is_higher_better=True),
         _in_words(
             "Newest run",
             SERIES_NEWEST_RUN,
@@ -240,12 +240,12 @@ _FIGURES = Table(
     title="Figures, as the gate finds them",
     width=24,
     columns=(
-        Column(name="Suite", source="suite"),
-        Column(name="Case", source="case"),
-        Column(name="Ranks", source="ranks", unit="number", width=70),
-        Column(name="Figure", source="figure"),
+        Column(name="Suite", source="suite", width=110),
+        Column(name="Case", source="case", width=130),
+        Column(name="Ranks", source="ranks", unit="number"),
+        Column(name="Figure", source="figure", width=150),
         Column(name="Hardware", source="hardware"),
-        Column(name="Verdict", source="verdict", colours=_VERDICTS),
+        Column(name="Verdict", source="verdict", colours=_VERDICTS, width=104),
         _of_figure("Change", gate.VERDICT_CHANGE),
         _of_figure("Low", gate.VERDICT_CHANGE_LOW),
         _of_figure("High", gate.VERDICT_CHANGE_HIGH),
@@ -259,13 +259,14 @@ _FIGURES = Table(
 )
 _CAUSES = Table(
     title="Likely causes of what is worse",
+    width=24,
     height=6,
     columns=(
-        Column(name="Case", source="case"),
-        Column(name="Figure", source="figure"),
+        Column(name="Case", source="case", width=130),
+        Column(name="Figure", source="figure", width=150),
         Column(name="Cause", source="cause"),
-        Column(name="Run", source="run"),
-        Column(name="Last good run", source="good_run"),
+        Column(name="Run", source="run", width=220),
+        Column(name="Last good run", source="good_run", width=220),
         Column(
             name="Night",
             source=now(
@@ -330,6 +331,7 @@ def _outcome(outcome: str) -> Column:
 
 _SUITES = Table(
     title="Cases by outcome: the newest run of each suite, and those that go on",
+    width=24,
     height=6,
     columns=(
         Column(name="Suite", source="suite"),
@@ -477,7 +479,7 @@ DASHBOARD = Dashboard(
     summary="Thirty days of the suites that run each night: what is worse, by how much and since when, what is missing,"
     " and how a series went from night to night.",
     variables=(choices.one_cluster(suites.SUITE_LAST_START), choices.SUITE, choices.STRATEGY, ONE_SERIES),
-    panels=(*_STATS, _SERIES, _FIGURES, *_TRENDS, _SUITES, _MISSING, _CAUSES, _FAILURES),
+    panels=(*_STATS, _SERIES, _FIGURES, *_TRENDS, _SUITES, _MISSING, _FAILURES, _CAUSES),
     rows=(_MORE_TRENDS, _OUTCOMES),
     annotations=(
         choices.verdicts_marked(**OF_ONE_SERIES, suite="$suite", strategy="$strategy"),

@@ -24,6 +24,7 @@ from dashboards.model import (
     TimeSeries,
     Variable,
     Word,
+    Worst,
     falling,
     rising,
 )
@@ -162,11 +163,7 @@ _ABOUT = Table(
         Column(name="Case", source="about"),
         Column(name="Series", source="name", link=choices.TO_SERIES),
         Column(name="Run", source="run"),
-        Column(name="Strategy", source="strategy"),
-        Column(name="Ranks", source="ranks", unit="number", width=70),
         Column(name="Nodes", source="nodes", unit="number", width=70),
-        Column(name="Shape", source="shape"),
-        Column(name="Precision", source="precision", width=90),
         Column(name="Suite", source="suite"),
         Column(name="Commit", source="commit"),
         Column(
@@ -388,28 +385,31 @@ _MEMORY = Row(
 # GPUs.
 
 
-def _gpus(metric: Metric, expression: str, words: str = "rank {{rank}} (gpu {{gpu}} of {{instance}})") -> Query:
-    return _query(metric, joins.of_gpus_of_run(expression, **_OF_GPUS, rank="$rank"), words)
+_SHOWN = 8
+"""Of hundreds of ranks nobody reads a line each."""
 
 
-def _of_gpus(metric: Metric, unit: str | None = None, **labels: str) -> Query:
-    chosen = _gpus(metric, promql.select(metric, **labels))
-    return chosen if unit is None else _query(metric, chosen.expression, chosen.legend, unit)
+def _gpus(metric: Metric, expression: str | None = None, unit: str | None = None, *, worst: Worst = "highest") -> Query:
+    """Return the GPUs of the ranks that are chosen, those alone that reach the worst values within the time range."""
+    of_ranks = joins.of_gpus_of_run(expression or promql.select(metric), **_OF_GPUS, rank="$rank")
+    shown = standing_out_at_any_time(_SHOWN, of_ranks, worst=worst)
+    return _query(metric, shown, "rank {{rank}} (gpu {{gpu}} of {{instance}})", unit)
 
 
 _GPUS = Row(
     title="GPUs of the run, by rank",
     panels=(
-        _lines("Busy with any kernel", _of_gpus(gpu.GPU_UTILIZATION), worst="lowest", absent=_NO_GPU),
         _lines(
-            "Clocks held back, worst reason",
-            _query(
+            f"Busy with any kernel: the {_SHOWN} that are least",
+            _gpus(gpu.GPU_UTILIZATION, worst="lowest"),
+            worst="lowest",
+            absent=_NO_GPU,
+        ),
+        _lines(
+            f"Clocks held back, worst reason: the {_SHOWN} most",
+            _gpus(
                 gpu.GPU_CLOCK_HELD_SECONDS,
-                _gpus(
-                    gpu.GPU_CLOCK_HELD_SECONDS,
-                    promql.rate(gpu.GPU_CLOCK_HELD_SECONDS, 5, reason=promql.none_of("idle")),
-                ).expression,
-                "rank {{rank}} (gpu {{gpu}} of {{instance}})",
+                promql.rate(gpu.GPU_CLOCK_HELD_SECONDS, 5, reason=promql.none_of("idle")),
                 "ratio",
             ),
             steps=rising(_LIMITS.gpus.braked_ratio, colour="plain"),
@@ -417,8 +417,8 @@ _GPUS = Row(
             absent="No GPU of the run counts for how long its clocks are held back, or it has no GPU that is watched.",
         ),
         TimeSeries(
-            title="Degrees below slowing down",
-            queries=(_of_gpus(gpu.GPU_TEMPERATURE_MARGIN_CELSIUS),),
+            title=f"Degrees below slowing down: the {_SHOWN} hottest",
+            queries=(_gpus(gpu.GPU_TEMPERATURE_MARGIN_CELSIUS, worst="lowest"),),
             worst="lowest",
             goes_below_zero=True,
             legend="right",
@@ -426,12 +426,12 @@ _GPUS = Row(
             absent=_NO_GPU,
         ),
         _lines(
-            "Clock of the multiprocessors",
-            _of_gpus(gpu.GPU_CLOCK_HERTZ.alone(clock="sm")),
+            f"Clock of the multiprocessors: the {_SHOWN} slowest",
+            _gpus(gpu.GPU_CLOCK_HERTZ.alone(clock="sm"), worst="lowest"),
             worst="lowest",
             absent=_NO_GPU,
         ),
-        _lines("Power", _of_gpus(gpu.GPU_POWER_WATTS), absent=_NO_GPU),
+        _lines(f"Power: the {_SHOWN} that draw most", _gpus(gpu.GPU_POWER_WATTS), absent=_NO_GPU),
         _lines(
             "Energy of a token, all GPUs of the run",
             _query(gpu.GPU_POWER_WATTS, promql.divide(_WATTS, _TOKENS), "energy of a token", "joules"),

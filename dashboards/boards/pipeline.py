@@ -20,7 +20,7 @@ def _by_account(metric: Metric) -> tuple[Metric, Metric]:
 
 
 def _stat(title: str, query: Query, note: str) -> Stat:
-    return Stat(title=title, width=4, queries=(query,), note=note, absent=_NOT_TRACED)
+    return Stat(title=title, queries=(query,), note=note, absent=_NOT_TRACED)
 
 
 def _part(part: str, title: str, note: str) -> Stat:
@@ -29,11 +29,13 @@ def _part(part: str, title: str, note: str) -> Stat:
 
 _STATS = (
     _stat("Bubble", median(_MEASURED, "measured"), "Share of their time that ranks compute for no stage."),
-    _stat("Expected", median(_EXPECTED, "expected"), "By the schedule, with equal stages and an ideal wire."),
     _part("schedule", "By the schedule", "More microbatches or another schedule lower it."),
     _part("imbalance", "By unequal stages", "Layers that are cut elsewhere lower it."),
     _part("transfer", "By transfer", "What the wire between stages costs."),
-    _part("unexplained", "Not explained", "What no part above explains."),
+    _part("message", "By messages", "What messages take beyond the transfer."),
+    _part("waiting_for_a_core", "By waiting for a core", "A rank could run, and its host ran something else."),
+    _part("uneven", "By uneven actions", "Actions that take longer than the median of their stage."),
+    _part("unexplained", "Not explained", "The rest: it and the other parts add up to the bubble."),
 )
 _FIRST = (
     TimeSeries(

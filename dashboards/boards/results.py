@@ -130,7 +130,7 @@ def band(metric: Metric, chosen: Chosen) -> tuple[Query, ...]:
 
 # Columns of tables, whose rows are series, or parts of one.
 
-NAME = Column(name="Case", source="name", width=200, link=choices.TO_SERIES)
+NAME = Column(name="Case", source="name", link=choices.TO_SERIES)
 RANKS = Column(name="Ranks", source="ranks", unit="number", width=70)
 
 

@@ -94,24 +94,25 @@ _BY_WORLD = Table(
     height=10,
     columns=(
         NAME,
-        Column(name="Strategy", source="strategy"),
+        Column(name="Strategy", source="strategy", width=110),
         RANKS,
-        Column(name="Scaling", source="scaling", width=80),
-        Column(name="Baseline", source="baseline", width=90),
+        Column(name="Scaling", source="scaling", width=96),
+        Column(name="Baseline", source="baseline", width=104),
         Column(name="Efficiency", source=now(_EFFICIENCY, _MEDIAN), steps=_STEPS),
         _bound("Low", "low"),
         _bound("High", "high"),
         Column(name="Predicted", source=now(_EXPECTED, median(_EXPECTED, _CHOSEN, *_KINDS))),
-        _kind("Accepted (thresholds.toml)", _ACCEPTED_OF_SERIES),
-        _kind("Accepted (gate)", _ACCEPTED_BY_GATE),
-        Column(name="Usual of 14 nights", source=now(USUAL_EFFICIENCY, _USUAL)),
+        _kind("Accepted", _ACCEPTED_OF_SERIES),
+        _kind("Gate's", _ACCEPTED_BY_GATE),
+        Column(name="Usual", source=now(USUAL_EFFICIENCY, _USUAL)),
         _kind("Age", joins.level_of(_MEDIAN, _AGE, on=("series",)), "seconds"),
     ),
     sorted_by=("Strategy", "Scaling", "Baseline", "Ranks"),
     is_falling=False,
     note="Predicted: one rank's step and the transfers that it cannot hide on the measured link; there where a baseline"
-    " of one rank and a sweep of collectives on as many ranks were measured, and not for pipelines. Levels of"
-    " thresholds.toml are there where Prometheus reads our rules.",
+    " of one rank and a sweep of collectives on as many ranks were measured, and not for pipelines. Accepted: the level"
+    " of thresholds.toml, where Prometheus reads our rules. Gate's: the level that `observatory check --accept` set."
+    " Usual: the median of 14 nights.",
     absent=_ABSENT,
 )
 
@@ -124,9 +125,9 @@ def _of_series(name: str, metric: Metric, **labels: str) -> Column:
 
 
 _PARTS = {
-    "Communicates alone": "exposed_communication",
-    "Copies alone": "exposed_copy",
-    "Nothing runs": "idle",
+    "Exposed": "exposed_communication",
+    "Copies": "exposed_copy",
+    "Idle": "idle",
 }
 _LOSS = Table(
     title="What a step loses",
@@ -135,20 +136,20 @@ _LOSS = Table(
         NAME,
         RANKS,
         Column(
-            name="Lost to scaling",
+            name="Lost",
             source=now(_EFFICIENCY, promql.largest(joins.rest_of_one(_MEDIAN), by=OF_SERIES)),
             steps=rising(1 - _LEVEL, 1 - _LEVEL * (1 - _LIMITS.efficiency.critical_drop_ratio), colour="plain"),
         ),
         *(_of_series(words, results.RUN_TRACED_RATIO, part=part) for words, part in _PARTS.items()),
         _of_series("Bubble", results.RUN_BUBBLE_RATIO, account="measured"),
         _of_series("Bubble predicted", results.RUN_BUBBLE_RATIO, account="expected"),
-        _of_series("Waits for the last rank", results.RUN_WAITING_RATIO),
+        _of_series("Waits", results.RUN_WAITING_RATIO),
         _of_series("Communication", results.RUN_COMMUNICATION_SECONDS, account="traced"),
-        _of_series("Communication predicted", results.RUN_COMMUNICATION_SECONDS, account="expected"),
+        _of_series("Comm. predicted", results.RUN_COMMUNICATION_SECONDS, account="expected"),
     ),
-    sorted_by=("Lost to scaling",),
-    note="Shares of a traced step but for the bubble, which is of the time of a pipeline's ranks, and the waiting,"
-    " which is of the time in collectives. A traced step is longer, so that they do not add up to what is lost.",
+    sorted_by=("Lost",),
+    note="Waits: for the last rank, of the time in collectives. The bubble is of the time of a pipeline's ranks, other"
+    " shares are of a traced step, which is longer: they do not add up to what is lost.",
     absent="No result of what is chosen above has traced steps or a bubble.",
 )
 
@@ -189,20 +190,20 @@ _STATS = (
         title="Worst efficiency",
         queries=(now(_EFFICIENCY, promql.smallest(_MEDIAN, by=())),),
         steps=_STEPS,
-        width=4,
+        width=8,
         absent=_ABSENT,
     ),
     Stat(
         title="Which",
         queries=(now(_EFFICIENCY, joins.least_now(1, _MEDIAN)),),
         is_text=True,
-        width=8,
+        width=16,
         absent=_ABSENT,
     ),
     Stat(
         title="Results with a baseline",
         queries=(now(_EFFICIENCY, promql.number_of(_MEDIAN), "count"),),
-        width=4,
+        width=8,
         absent=_ABSENT,
     ),
     Stat(
@@ -220,7 +221,7 @@ _STATS = (
             ),
         ),
         steps=rising(1),
-        width=4,
+        width=8,
         note="Series whose median lies below the level of thresholds.toml; the alert waits for the whole interval.",
         absent="No level is known: Prometheus does not read our rules, or no result has a baseline.",
     ),
@@ -233,7 +234,7 @@ _STATS = (
             ),
         ),
         steps=rising(_LIMITS.live.exposed_ratio),
-        width=4,
+        width=8,
         absent="No result of what is chosen above has traced steps.",
     ),
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collectors.metrics import results
-from collectors.metrics.metric import Metric
+from collectors.metrics.agent import RESULT_INFO
+from collectors.metrics.metric import STATISTICS, Metric
 from dashboards import promql
 from dashboards.boards import choices
 from dashboards.boards.results import (
     ABSENT,
     NAME,
+    OF_SERIES,
     OF_SHAPE,
     PRECISION,
     RANKS,
@@ -30,10 +32,11 @@ _CHOSEN = {**OF_SHAPE, "ranks": "$ranks"}
 _RANKS = Variable(
     name="ranks",
     label="Ranks",
-    query=promql.choices(
-        results.RUN_STEP_SECONDS.statistic("median"), "ranks", **choices.OF_CLUSTER, strategy="$strategy"
-    ),
+    query=promql.choices(RESULT_INFO, "ranks", **OF_SHAPE),
+    is_single=True,
+    begins_with_last=True,
 )
+"""One world size: on one rank nothing communicates, and the maximum over all would always be there."""
 _EFFICIENT = falling(min(entry.ratio for entry in _LIMITS.accepted_efficiency), colour="plain")
 _NOT_TRACED = (
     "No result of what is chosen above has traced steps; `observatory run ddp` traces some unless `--trace-steps 0`."
@@ -41,39 +44,46 @@ _NOT_TRACED = (
 _TOKENS = results.RUN_TOKENS_PER_SECOND_PER_DEVICE
 
 
-def _best(title: str, its: str, metric: Metric, keep: str, *, absent: str = ABSENT) -> tuple[Stat, Stat]:
-    """Return which series is best in a figure, and the figure."""
-    query = now(metric, keep)
+def _best(
+    title: str, its: str, metric: Metric, *, is_most: bool = True, absent: str = ABSENT, **labels: str
+) -> tuple[Stat, Stat]:
+    """Return which series is best in a figure, if its interval lies apart from all others', and the best figure."""
+    chosen = {**_CHOSEN, **labels}
+    median, low, high = (joins.results(metric, which, by=OF_SERIES, **chosen) for which in STATISTICS)
+    most = promql.largest if is_most else promql.smallest
     return (
-        Stat(title=title, queries=(query,), is_text=True, width=5, absent=absent),
-        Stat(title=its, queries=(query,), width=3, absent=absent),
+        Stat(
+            title=title,
+            queries=(now(metric, joins.winner(median, low, high, is_most=is_most)),),
+            is_text=True,
+            width=5,
+            note="Of the chosen world size. One is named only where its interval lies apart from those of all others.",
+            absent=absent,
+        ),
+        Stat(title=its, queries=(now(metric, most(median, by=())),), width=3, absent=absent),
     )
 
 
-def _most(metric: Metric, **labels: str) -> str:
-    return joins.most_now(1, median(metric, {**_CHOSEN, **labels}))
-
-
 _STATS = (
-    *_best("Most tokens per second and device", "Its tokens/s", _TOKENS, _most(_TOKENS)),
+    *_best("Most tokens per second", "Most tokens", _TOKENS),
     *_best(
         "Scales best (weak)",
-        "Its efficiency",
+        "Best of all",
         results.RUN_SCALING_EFFICIENCY,
-        _most(results.RUN_SCALING_EFFICIENCY, scaling="weak"),
+        scaling="weak",
         absent="No result of what is chosen above has a baseline: `observatory run ddp --with-baseline weak`.",
     ),
     *_best(
         "Least memory of a rank",
-        "Its memory",
+        "Least",
         results.RUN_MEMORY_ACCOUNT_BYTES,
-        joins.least_now(
-            1, median(results.RUN_MEMORY_ACCOUNT_BYTES, {**_CHOSEN, "part": "total", "account": "measured"})
-        ),
+        is_most=False,
+        part="total",
+        account="measured",
     ),
 )
 _AGAINST_BEST = Column(
-    name="Of the best",
+    name="Of best",
     source=now(
         _TOKENS,
         promql.divide(median(_TOKENS, _CHOSEN), joins.single(promql.largest(median(_TOKENS, _CHOSEN), by=()))),
@@ -88,20 +98,21 @@ _FIGURES = Table(
     columns=(
         NAME,
         RANKS,
-        column("Tokens/s and device", _TOKENS, _CHOSEN),
+        column("Tokens/s", _TOKENS, _CHOSEN),
         interval_column("+-", _TOKENS, _CHOSEN),
         _AGAINST_BEST,
         column("Step", results.RUN_STEP_SECONDS, _CHOSEN),
         column("MFU", results.RUN_MFU, _CHOSEN),
-        column("MFU of measured peak", results.RUN_MEASURED_MFU, _CHOSEN),
-        column("Efficiency (weak)", results.RUN_SCALING_EFFICIENCY, {**_CHOSEN, "scaling": "weak"}, steps=_EFFICIENT),
-        column("Energy of a token", results.RUN_TOKEN_ENERGY_JOULES, _CHOSEN),
-        column("Power of a GPU", results.RUN_GPU_POWER_WATTS, _CHOSEN),
+        column("MFU, measured", results.RUN_MEASURED_MFU, _CHOSEN),
+        column("Weak eff.", results.RUN_SCALING_EFFICIENCY, {**_CHOSEN, "scaling": "weak"}, steps=_EFFICIENT),
+        column("J/token", results.RUN_TOKEN_ENERGY_JOULES, _CHOSEN),
+        column("W/GPU", results.RUN_GPU_POWER_WATTS, _CHOSEN),
         column("Loss", results.RUN_LOSS, _CHOSEN),
         age_column(_CHOSEN),
     ),
-    sorted_by=("Tokens/s and device",),
-    note="Energy is that of all GPUs of a run by their own counters, without hosts and switches; it needs two seconds"
+    sorted_by=("Tokens/s",),
+    note="Tokens per second are those of a device. Measured MFU is of the fastest matrix product of a matmul run."
+    " Energy is that of all GPUs of a run by their own counters, without hosts and switches; it needs two seconds"
     " of measured steps.",
     absent=ABSENT,
 )
@@ -177,13 +188,13 @@ _PEAKS = Table(
         *(
             column(words, results.RUN_PEAK_MEMORY_BYTES, {**_CHOSEN, "account": account})
             for words, account in (
-                ("On the GPU", "allocator"),
-                ("Live tensors, on a CPU", "live_tensors"),
+                ("GPU", "allocator"),
+                ("Live tensors", "live_tensors"),
                 ("Process", "resident"),
             )
         ),
     ),
-    sorted_by=("On the GPU",),
+    sorted_by=("GPU",),
     absent=ABSENT,
 )
 _COMMUNICATION = Table(
@@ -194,9 +205,10 @@ _COMMUNICATION = Table(
         column("Traced", results.RUN_COMMUNICATION_SECONDS, {**_CHOSEN, "account": "traced"}),
         column("Predicted", results.RUN_COMMUNICATION_SECONDS, {**_CHOSEN, "account": "expected"}),
         column("Hidden", results.RUN_OVERLAP_RATIO, _CHOSEN),
-        column("Waits for the last rank", results.RUN_WAITING_RATIO, _CHOSEN),
+        column("Waits", results.RUN_WAITING_RATIO, _CHOSEN),
     ),
     sorted_by=("Traced",),
+    note="Waits: for the last rank, of the time in collectives.",
     absent=_NOT_TRACED,
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from dashboards.model import Colour, Link, Steps, Word
@@ -42,6 +42,10 @@ GRAFANA_UNITS = {
     "info": "bool_yes_no",
 }
 """Grafana's name for each unit of a metric that a panel may show, and for numbers that are written in full."""
+DECIMALS = {"ratio": 1, "count": 0, "errors": 0}
+"""Digits behind the point of numbers and cells: else Grafana writes -0.0500 %, and a counter's growth as 6.01."""
+NO_VALUE = "-"
+_ABSENT = "#6e6e6e"
 COLOURS: dict[Colour, str] = {
     "good": "green",
     "warning": "orange",
@@ -73,9 +77,20 @@ def thresholds(steps: Steps, *, plain: str = "transparent", good: str = COLOURS[
     return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps([first, *others])
 
 
-def mappings(words: Sequence[Word], colours: dict[str, Colour]) -> list[ValueMapping]:
-    """Return what numbers stand for, and which colours texts have, in Grafana's form."""
-    from grafana_foundation_sdk.models.dashboard import ValueMap, ValueMappingResult
+def mappings(
+    words: Sequence[Word], colours: dict[str, Colour], *, absent: Literal["plain", "absent"] | None = None
+) -> list[ValueMapping]:
+    """Return what numbers stand for, and which colours texts have, in Grafana's form.
+
+    absent: the colour of what has no value: that of plain text, or grey; None where a gap shows it.
+    """
+    from grafana_foundation_sdk.models.dashboard import (
+        DashboardSpecialValueMapOptions,
+        SpecialValueMap,
+        SpecialValueMatch,
+        ValueMap,
+        ValueMappingResult,
+    )
 
     results = {
         f"{word.value:g}": ValueMappingResult(text=word.text, color=COLOURS[word.colour], index=place)
@@ -85,7 +100,17 @@ def mappings(words: Sequence[Word], colours: dict[str, Colour]) -> list[ValueMap
         text: ValueMappingResult(text=text, color=COLOURS[colour], index=place)
         for place, (text, colour) in enumerate(colours.items())
     }
-    return [ValueMap(options=results)] if results else []
+    without = ValueMappingResult(
+        text=NO_VALUE, color=_ABSENT if absent == "absent" else COLOURS["plain"], index=len(results)
+    )
+    return [
+        *([ValueMap(options=results)] if results else []),
+        *(
+            SpecialValueMap(options=DashboardSpecialValueMapOptions(match=match, result=without))
+            for match in (SpecialValueMatch.NULL_AND_NAN, SpecialValueMatch.EMPTY)
+            if absent is not None
+        ),
+    ]
 
 
 def data_link(link: Link, *, in_table: bool) -> DashboardLink:

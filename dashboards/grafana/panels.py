@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from dashboards.grafana.looks import (
     COLOURS,
+    DECIMALS,
     GRAFANA_UNITS,
+    NO_VALUE,
     data_link,
     mappings,
     source,
@@ -22,19 +24,22 @@ if TYPE_CHECKING:
 _BAND_OPACITY = 20
 _GREY = "rgba(150, 150, 150, 0.5)"
 _STACK_OPACITY = 60
+_LEAST_TOPS, _LEAST_TOP = dict.fromkeys(("errors", "tasks", "cases"), 1), 1e-6
+"""Where an axis ends whose values are all smaller, of what is counted and of other units."""
 
 
 def draw(panel: Panel, number: int, place: GridPos) -> Any:
     """Return the SDK's builder of the panel, with its number and place. Any: its panels have no type in common."""
     built = _build(panel)
-    about = [text for text in (panel.note, definitions(panel)) if text]
+    # Grafana 12 draws nothing at all where a table has no row, and a number has no room for a sentence.
+    about = [text for text in (panel.note, definitions(panel), f"When empty: {panel.absent}") if text]
     return (
         built.id(number)
         .title(panel.title)
         .description("\n\n".join(about))
         .datasource(source())
         .grid_pos(place)
-        .no_value(panel.absent)
+        .no_value(NO_VALUE if isinstance(panel, Stat) else panel.absent)
     )
 
 
@@ -136,6 +141,8 @@ def _time_series(panel: TimeSeries) -> Any:
     # An interval of some percent is seen only where the axis does not begin at zero.
     if not (panel.goes_below_zero or panel.banded):
         built = built.min(0)
+    # Without it the axis of values that are all zero ends at 100 of whatever the unit is: at 10000 %.
+    built = built.axis_soft_max(_LEAST_TOPS.get(panel.unit, _LEAST_TOP))
     built = _with_references(_targets(built, panel), panel)
     return _with_band(built, panel) if panel.banded else _with_dashed_ends(built, panel)
 
@@ -203,10 +210,10 @@ def _with_band(built: Any, panel: TimeSeries) -> Any:
 
 
 def _of_ended() -> Any:
-    """Return what the legend tells of a series without a value now; the panel's own text is for no series at all."""
+    """Return what the legend shows for a series without a value now; the panel's own text is for no series at all."""
     from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
-    return DynamicConfigValue(id_val="noValue", value="-")
+    return DynamicConfigValue(id_val="noValue", value=NO_VALUE)
 
 
 def _hidden() -> dict[str, bool]:
@@ -229,6 +236,8 @@ def _stat(panel: Stat) -> Any:
         .reduce_options(ReduceDataOptions().calcs(["last"]).values(False))
         .graph_mode(BigValueGraphMode.NONE)
         .color_mode(BigValueColorMode.BACKGROUND if is_judged else BigValueColorMode.VALUE)
+        # Thresholds give what has no value the colour of the lowest values.
+        .mappings(mappings((), {}, absent="absent"))
         .text_mode(BigValueTextMode.NAME if panel.is_text else BigValueTextMode.AUTO),
         panel,
     )
@@ -236,6 +245,8 @@ def _stat(panel: Stat) -> Any:
     if not is_judged:
         colour = FieldColor().mode(FieldColorModeId.FIXED).fixed_color(COLOURS["plain"])
     built = built.color_scheme(colour)
+    if panel.unit in DECIMALS:
+        built = built.decimals(DECIMALS[panel.unit])
     return _targets(built, panel, now=True)
 
 
@@ -278,6 +289,21 @@ def _heatmap(panel: Heatmap) -> Any:
 
 # Tables.
 
+_LETTER_PX, _MARGIN_PX, _ARROW_PX = 9, 16, 20
+"""Of Grafana's headings: a letter, what is beside the text, and the arrow of a column that is sorted by."""
+_NUMBER_PX = {
+    "number": 48,
+    "info": 48,
+    "seconds": 88,
+    "bytes": 84,
+    "per_second": 80,
+    "bytes_per_second": 88,
+    "flops_per_second": 104,
+    "hertz": 84,
+    "joules": 84,
+}
+_LEAST_TEXT_PX = 60
+
 
 def _table(panel: Table) -> Any:
     from grafana_foundation_sdk.builders.common import TableSortByFieldState
@@ -311,8 +337,19 @@ def _table(panel: Table) -> Any:
             [TableSortByFieldState().display_name(name).desc(panel.is_falling) for name in panel.sorted_by]
         )
     for column in panel.columns:
-        built = built.override_by_name(column.name, _cell(column))
-    return built
+        built = built.override_by_name(column.name, _cell(column, width_of(column, panel)))
+    # What texts leave each other; Grafana's own least width of 150 pixels makes tables wider than their panels.
+    return built.min_width(_LEAST_TEXT_PX)
+
+
+def width_of(column: Column, table: Table) -> int | None:
+    """Return a column's width in pixels: of numbers and their heading; None for texts, which share the rest."""
+    unit = column.source.unit if isinstance(column.source, Query) else column.unit
+    if unit is None:
+        return column.width
+    heading = _LETTER_PX * len(column.name) + _MARGIN_PX + (_ARROW_PX if column.name in table.sorted_by else 0)
+    longest = max((_LETTER_PX * len(word.text) + _MARGIN_PX for word in column.words), default=0)
+    return max(heading, longest or _NUMBER_PX.get(unit, 72), column.width or 0)
 
 
 def _fields(panel: Table) -> dict[str, Column]:
@@ -329,26 +366,25 @@ def _value_field(letter: str, *, is_one: bool) -> str:
     return "Value" if is_one else f"Value #{letter}"
 
 
-def _cell(column: Column) -> list[Any]:
+def _cell(column: Column, width_px: int | None) -> list[Any]:
     from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
 
-    looks: list[tuple[str, Any]] = []
-    if isinstance(column.source, Query):
-        looks.append(("unit", GRAFANA_UNITS[column.source.unit]))
-        if column.source.unit == "errors":  # A counter's growth over a time range is estimated, as 6.01.
-            looks.append(("decimals", 0))
-    elif column.unit is not None:
-        looks.append(("unit", GRAFANA_UNITS[column.unit]))
-    if column.width is not None:
-        looks.append(("custom.width", column.width))
+    # The panel's own text would be shown in each cell without a value; it is for a table without rows.
+    looks: list[tuple[str, Any]] = [("noValue", NO_VALUE)]
+    unit = column.source.unit if isinstance(column.source, Query) else column.unit
+    if unit is not None:
+        looks.append(("unit", GRAFANA_UNITS[unit]))
+        if unit in DECIMALS:
+            looks.append(("decimals", DECIMALS[unit]))
+    if width_px is not None:
+        looks.append(("custom.width", width_px))
     if column.steps is not None:
         looks += [
             ("thresholds", thresholds(column.steps, plain=COLOURS["plain"]).build()),
             ("color", {"mode": "thresholds"}),
         ]
-    if column.words or column.colours:
-        looks.append(("mappings", mappings(column.words, column.colours)))
     if column.steps is not None or column.words or column.colours:
+        looks.append(("mappings", mappings(column.words, column.colours, absent="plain")))
         looks.append(("custom.cellOptions", {"type": "color-text"}))
     if column.link is not None:
         looks.append(("links", [url_of_cells(column.link)]))

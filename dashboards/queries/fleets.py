@@ -21,15 +21,16 @@ def standing_out(number: int, expression: str, *, worst: Worst = "highest") -> s
     return f"({expression})\nand\n{chosen}({number}, last_over_time(({expression})[1m:15s] @ end()))"
 
 
-def standing_out_at_any_time(number: int, expression: str) -> str:
-    """Keep so many series for the whole time range: those that reach the largest values within it.
+def standing_out_at_any_time(number: int, expression: str, *, worst: Worst = "highest") -> str:
+    """Keep so many series for the whole time range: those that reach the worst values within it.
 
     For what may have ended before the range does. It is evaluated once more, at whole minutes and lately, since what
     has just begun saw no whole minute; `standing_out` chooses among thousands of series in less time.
     """
-    minutes = f"max_over_time(({expression})[$__range:1m] @ end())"
+    extreme, chosen = ("max", "topk") if worst == "highest" else ("min", "bottomk")
+    minutes = f"{extreme}_over_time(({expression})[$__range:1m] @ end())"
     lately = f"last_over_time(({expression})[1m:15s] @ end())"
-    return f"({expression})\nand\ntopk({number}, {minutes}\nor\n{lately})"
+    return f"({expression})\nand\n{chosen}({number}, {minutes}\nor\n{lately})"
 
 
 def growth_in_view(metric: Metric, **labels: str | Match) -> str:

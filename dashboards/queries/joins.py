@@ -138,6 +138,29 @@ def single(expression: str) -> str:
     return f"scalar({expression})"
 
 
+def winner(median: str, low: str, high: str, *, is_most: bool) -> str:
+    """Return the series with the best median if its interval lies apart from all others', named by the label `name`.
+
+    Else one series whose name says so: no difference is shown, also where a series has no interval, and a series alone
+    has nothing that it could be compared with.
+    is_most: whether the largest is best; else the least.
+    """
+    chosen, worse, end, others = ("topk", ">=", low, high) if is_most else ("bottomk", "<=", high, low)
+    best = f"{chosen}(1, {median})"
+    # Its own interval reaches its end; one more, and they meet.
+    meet = f"count(({others}) {worse} scalar(({end}) and on (series) {best}))"
+    named = f"{best}\nand on () ({meet} == 1)\nand on () (count({median}) == count({others}))"
+    several = f"(count({median}) > 1)"
+    return (
+        f"({named}\nand on () {several})\nor on () {_word('no difference shown', several)}"
+        f"\nor on () {_word('only one series', f'(count({median}) == 1)')}"
+    )
+
+
+def _word(text: str, where: str) -> str:
+    return f'label_replace({where}, "name", "{text}", "", "")'
+
+
 def level_of(series: str, level: str, *, on: Sequence[str]) -> str:
     """Return, for each of these series, the value of the level that belongs to it; their own values do not matter."""
     return f"0 * ({series}) + on ({', '.join(on)}) group_left () ({level})"

@@ -82,7 +82,8 @@ def test_a_panel_has_one_unit() -> None:
 
 def test_a_panel_is_described_by_its_note_and_its_metrics_once_each() -> None:
     panel = _panel(Stat(title="twice", queries=(_query(), _query()), note="Of all runs."))
-    assert panel["description"] == f"Of all runs.\n\n`{STEP_SECONDS.name}`: {STEP_SECONDS.help}"
+    absent = "When empty: Nothing in this time range, or nothing of what is chosen above."
+    assert panel["description"] == f"Of all runs.\n\n`{STEP_SECONDS.name}`: {STEP_SECONDS.help}\n\n{absent}"
 
 
 # Lines over time.
@@ -295,6 +296,27 @@ def test_a_cell_has_the_unit_the_colour_and_the_link_of_its_column() -> None:
     assert link["url"] == f'/d/observatory-one-run?{kept}&var-run=${{__data.fields["run"]}}'
 
 
+def test_what_has_no_value_is_a_dash_and_the_sentence_is_for_a_table_without_rows() -> None:
+    table = _panel(RUNS)
+    assert table["fieldConfig"]["defaults"]["noValue"] == RUNS.absent
+    looks = _overrides(table)
+    assert {name: look["noValue"] for name, look in looks.items()} == dict.fromkeys(looks, "-")
+    for name in ("Step", "State"):
+        special = [one["options"] for one in looks[name]["mappings"] if one["type"] == "special"]
+        assert [(one["match"], one["result"]["text"], one["result"]["color"]) for one in special] == [
+            ("null+nan", "-", "text"),
+            ("empty", "-", "text"),
+        ]
+
+
+def test_a_number_without_a_value_is_a_grey_dash_and_its_sentence_is_in_the_description() -> None:
+    panel = _panel(Stat(title="Now", queries=(_query(),), steps=rising(1), absent="Nothing runs."))
+    defaults = panel["fieldConfig"]["defaults"]
+    assert defaults["noValue"] == "-"
+    assert {one["options"]["result"]["color"] for one in defaults["mappings"]} == {"#6e6e6e"}
+    assert panel["description"].endswith("When empty: Nothing runs.")
+
+
 def test_a_cell_that_is_neither_good_nor_bad_can_be_read() -> None:
     column = Column(name="Step", source=_query(), steps=rising(1, colour="plain"))
     looks = _overrides(_panel(Table(title="Runs", columns=(column,))))
@@ -333,7 +355,7 @@ def test_a_collapsed_row_holds_its_panels_and_an_open_one_stands_before_them() -
     shown = _shown(
         panel,
         rows=(
-            Row(title="Open", panels=(Stat(title="B", queries=(_query(),)),), is_collapsed=False),
+            Row(title="Open", panels=(Stat(title="B", queries=(_query(),), height=4),), is_collapsed=False),
             Row(title="Closed", panels=(Stat(title="C", queries=(_query(),)),)),
         ),
     )["panels"]

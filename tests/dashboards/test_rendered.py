@@ -93,7 +93,7 @@ def test_a_dashboard_has_what_grafana_needs_beyond_its_schema(rendered: dict[str
             "refId in Wait and transfer of one call, by collective A occurs 2 times",
         ),
         (("panels", 0, "targets", 0, "expr"), "up{job=~'$job'}", "variable job is not defined"),
-        (("panels", 1, "gridPos", "x"), 11, "overlap at (11, 0)"),
+        (("panels", 1, "gridPos", "x"), 7, "overlap at (7, 0)"),
         (("panels", 0, "fieldConfig", "defaults", "noValue"), "", "nothing is told where {first} is empty"),
     ],
 )

@@ -69,7 +69,11 @@ SUITE = SuiteRecord(
 )
 STAGES = "where-does-the-pipeline-wait: Time of a stage for one microbatch"
 NOT_IN_THESE_RUNS = {
+    "what-needs-me-now: Alerts: critical: ",
+    "what-needs-me-now: Alerts: warnings: ",
     "where-does-the-pipeline-wait: By transfer: transfer",
+    "where-does-the-pipeline-wait: By messages: message",
+    "where-does-the-pipeline-wait: By waiting for a core: waiting_for_a_core",
     f"{STAGES}: observatory_run_stage_median_seconds input_backward",
     f"{STAGES}: observatory_run_stage_median_seconds weight_backward",
     "who-waits-for-whom: Collectives of a traced step: observatory_run_collective_overlap_median_ratio",
@@ -77,7 +81,7 @@ NOT_IN_THESE_RUNS = {
     "who-waits-for-whom: Communication of a step, traced and expected: traced (high end)",
     "who-waits-for-whom: Communication of a step, traced and expected: expected",
 }
-"""Queries that need a measured link, several collectives, several trials of it, or a schedule that splits backward."""
+"""Queries that need our rules, a measured link, several collectives or trials, or a schedule that splits backward."""
 DASHBOARDS = (attention.DASHBOARD, pipeline.DASHBOARD, communication.DASHBOARD)
 NOTHING_IS_WRONG = {"Alerts that fire", "Figures that the gate does not find the same"}
 """Tables of what is wrong, which nothing is here; tests/stack/test_joins.py asks them where something is."""

@@ -282,7 +282,7 @@ def test_a_port_that_was_active_and_is_not_any_more_is_counted_and_its_node_is_n
 def test_the_fleet_counts_all_nodes_and_gpus(watched: Watched) -> None:
     counted = {
         panel: _values(watched, f"fleet: {panel}")[0][1]
-        for panel in ("Nodes that answer", "Nodes that do not", "GPUs held back", "Disks that fill up")
+        for panel in ("Nodes that answer", "Nodes that do not", "Disks that fill up")
     }
-    assert counted == {"Nodes that answer": 1, "Nodes that do not": 0, "GPUs held back": 2, "Disks that fill up": 0}
+    assert counted == {"Nodes that answer": 1, "Nodes that do not": 0, "Disks that fill up": 0}
     assert sum(_values(watched, f"fleet: GPUs that {what}")[0][1] for what in ("answer", "do not")) == 8

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs from Debian what the tests marked `stack` start for themselves, and the compiler that builds the scanner of
-# traces; says what is missing where it may not.
+# traces; with the word "drawing" a browser, too. Says what is missing where it may not.
 set -eu
 
 packages=""
@@ -14,6 +14,11 @@ command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 || pac
 command -v munged >/dev/null 2>&1 || packages="$packages munge"
 command -v faketime >/dev/null 2>&1 || packages="$packages faketime"
 command -v g++ >/dev/null 2>&1 || packages="$packages g++"
+# A browser is large, and only what draws pages needs one.
+if [ "${1:-}" = drawing ]; then
+    command -v chromium >/dev/null 2>&1 || packages="$packages chromium"
+    command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
+fi
 # For its schema of compose.yaml; it starts no container.
 [ -e /usr/lib/python3/dist-packages/compose/config/compose_spec.json ] || packages="$packages docker-compose"
 # Not in every release of Debian.

@@ -42,11 +42,24 @@ _NO_GPU = "No GPU is watched. `observatory serve` on each node shows its GPUs, a
 _NO_NODE = "No node is watched. `observatory serve` on each node watches it, and Prometheus must know it as a target."
 
 
-def _count(title: str, metric: Metric, expression: str, note: str, *, steps: Steps | None, absent: str = "") -> Stat:
-    """Return how many series there are; 0 where there are none."""
-    counted = promql.or_zero(promql.number_of(expression))
-    query = Query(metric=metric, expression=counted, legend=title, unit="count")
-    return Stat(title=title, queries=(query,), steps=steps, note=note, absent=absent or _NO_NODE)
+def _count(
+    title: str,
+    metric: Metric,
+    expression: str,
+    note: str,
+    *,
+    of: str,
+    steps: Steps | None = None,
+    absent: str = _NO_NODE,
+) -> Stat:
+    """Return how many series there are; 0 where there are none of what is watched, and nothing where none is."""
+    query = Query(metric=metric, expression=promql.how_many(expression, of=of), legend=title, unit="count")
+    return Stat(title=title, queries=(query,), steps=steps, note=note, absent=absent)
+
+
+def _total(title: str, metric: Metric, expression: str, unit: str, note: str = "") -> Stat:
+    query = Query(metric=metric, expression=promql.total(expression, by=()), legend=title, unit=unit)
+    return Stat(title=title, queries=(query,), note=f"{note}Hosts and switches are not in it.", absent=_NO_GPU)
 
 
 def _ten(
@@ -82,34 +95,30 @@ _silent = promql.either(
     promql.largest(gpus.lost(_LIMITS.gpus, **OF_CLUSTER), by=GPU),
     promql.largest(promql.select(gpu.GPU_STATE, **OF_CLUSTER, state=promql.none_of("answering")), by=GPU),
 )
+_NODES, _GPUS = promql.select(agent.AGENT_BEATS, **OF_CLUSTER), promql.select(gpu.GPU_STATE, **OF_CLUSTER)
+_ANSWERING = promql.select(gpu.GPU_STATE, **OF_CLUSTER, state="answering")
+_TAKEN = promql.either(
+    promql.one_each(promql.select(gpu.RANK_GPU, **OF_CLUSTER), by=GPU),
+    promql.one_each(promql.above(promql.select(gpu.GPU_TASKS, **OF_CLUSTER), 0), by=GPU),
+)
+"""GPUs with a rank of a run, or with any process where the driver counts them."""
 _COUNTS = (
-    _count(
-        "Nodes that answer",
-        agent.AGENT_BEATS,
-        promql.select(agent.AGENT_BEATS, **OF_CLUSTER),
-        "Nodes whose agent answers Prometheus.",
-        steps=None,
-    ),
+    _count("Nodes that answer", agent.AGENT_BEATS, _NODES, "Nodes whose agent answers Prometheus.", of=_NODES),
     _count(
         "Nodes that do not",
         agent.AGENT_BEATS,
         agents.gone(_LIMITS.agents, **OF_CLUSTER),
         f"Targets without an answer at which an agent answered within {_LIMITS.agents.remembered_hours} h.",
+        of=_NODES,
         steps=_NONE,
     ),
-    _count(
-        "GPUs that answer",
-        gpu.GPU_STATE,
-        promql.select(gpu.GPU_STATE, **OF_CLUSTER, state="answering"),
-        "",
-        steps=None,
-        absent=_NO_GPU,
-    ),
+    _count("GPUs that answer", gpu.GPU_STATE, _ANSWERING, "", of=_GPUS, absent=_NO_GPU),
     _count(
         "GPUs that do not",
         gpu.GPU_STATE,
         _silent,
         "Lost, late or not to be read; also those that an agent has shown and shows no more.",
+        of=_GPUS,
         steps=_NONE,
         absent=_NO_GPU,
     ),
@@ -117,9 +126,14 @@ _COUNTS = (
         "GPUs held back",
         gpu.GPU_CLOCK_HELD_SECONDS,
         promql.largest(soundness.too_often_held_back(**OF_CLUSTER), by=GPU),
-        f"By heat or the power supply for more than {_LIMITS.gpus.braked_ratio:.0%} of the time, or by a power limit"
-        f" that somebody lowered for more than {_LIMITS.gpus.capped_ratio:.0%}.",
+        f"By heat or the power supply for more than {_LIMITS.gpus.braked_ratio:.0%} of the last {soundness.MINUTES}"
+        f" minutes, or by a power limit that somebody lowered for more than {_LIMITS.gpus.capped_ratio:.0%}.",
+        of=promql.either(
+            promql.select(gpu.GPU_CLOCK_HELD_SECONDS, **OF_CLUSTER),
+            promql.select(gpu.GPU_CLOCK_HELD_RATIO, **OF_CLUSTER),
+        ),
         steps=rising(1),
+        absent="No driver of the GPUs that are watched counts for how long clocks are held back, or none is watched.",
     ),
     _count(
         "GPUs with errors",
@@ -127,21 +141,50 @@ _COUNTS = (
         promql.largest(promql.either(soundness.erring(**OF_CLUSTER), soundness.asking(**OF_CLUSTER)), by=GPU),
         "That need a repair or a reset, or that reported an XID which no program causes, or lost data in memory, within"
         f" {_LIMITS.gpus.news_hours} h.",
+        of=_GPUS,
         steps=rising(1),
+        absent=_NO_GPU,
     ),
     _count(
         "Ports down",
         host.HOST_INFINIBAND_INFO,
         links.down(_LIMITS.infiniband, **OF_CLUSTER),
         f"InfiniBand and RoCE ports that were active within {_LIMITS.infiniband.remembered_hours} h.",
+        of=promql.select(host.HOST_INFINIBAND_INFO, **OF_CLUSTER),
         steps=_NONE,
+        absent="No node that is watched has an InfiniBand or RoCE port.",
     ),
     _count(
         "Disks that fill up",
         soundness.ROOM,
         soundness.filling(**OF_CLUSTER),
         f"File systems of which less than {_LIMITS.host.filling_ratio:.0%} is left.",
+        of=promql.select(soundness.ROOM, **OF_CLUSTER),
         steps=rising(1),
+    ),
+    _count(
+        "GPUs allocated",
+        gpu.RANK_GPU,
+        promql.where(_ANSWERING, _TAKEN, on=GPU),
+        "GPUs that answer and have a rank of a run, or any process where the driver counts processes.",
+        of=_ANSWERING,
+        absent=_NO_GPU,
+    ),
+    _count(
+        "GPUs idle",
+        gpu.RANK_GPU,
+        promql.unless(_ANSWERING, _TAKEN, on=GPU),
+        "GPUs that answer and are not allocated.",
+        of=_ANSWERING,
+        absent=_NO_GPU,
+    ),
+    _total("Power of all GPUs", gpu.GPU_POWER_WATTS, promql.select(gpu.GPU_POWER_WATTS, **OF_CLUSTER), "watts"),
+    _total(
+        "Energy of all GPUs",
+        gpu.GPU_ENERGY_JOULES,
+        growth_in_view(gpu.GPU_ENERGY_JOULES, **OF_CLUSTER),
+        "joules",
+        "Within the time range, by the GPUs' own counters. ",
     ),
 )
 
@@ -172,7 +215,7 @@ _AILING = (
         queries=(
             Query(
                 metric=gpu.GPU_STATE,
-                expression=standing_out_at_any_time(_LISTED, soundness.unsound_lately(**OF_CLUSTER)),
+                expression=standing_out_at_any_time(_LISTED, soundness.unsound_gpus(**OF_CLUSTER)),
                 legend=_OF_GPU,
                 unit="count",
             ),
@@ -181,7 +224,7 @@ _AILING = (
         least_step_s=60,
         links=(TO_GPU,),
         note="Where a bar has a gap the GPU is sound.",
-        absent="All GPUs that are watched were sound all the time.",
+        absent="No GPU was unsound at the moments that are drawn, a minute or more apart; the table is of now.",
     ),
     States(
         title="Nodes while they are not sound",
@@ -199,7 +242,7 @@ _AILING = (
         least_step_s=60,
         links=(TO_HOST,),
         note="Where a bar has a gap the node is sound.",
-        absent="All nodes that are watched were sound all the time.",
+        absent="No node was unsound at the moments that are drawn, a minute or more apart.",
     ),
 )
 
@@ -299,7 +342,6 @@ def _errors(title: str, metric: Metric, columns: tuple[Column, ...], absent: str
     errors = Column(name="Errors", source=Query(metric=metric, expression=grown, legend=title, unit="errors"), width=90)
     return Table(
         title=title,
-        width=8,
         columns=(Column(name="Node", source="instance", link=TO_HOST), *columns, errors),
         sorted_by=("Errors",),
         note=f"The {_TOP} with the most.",
@@ -312,7 +354,7 @@ _ERRORS = (
     _errors(
         "Errors of InfiniBand ports in this time range",
         host.HOST_INFINIBAND_ERRORS,
-        (Column(name="Device", source="device", width=90), Column(name="Port", source="port", width=60), _KIND),
+        (Column(name="Device", source="device", width=110), Column(name="Port", source="port", width=60), _KIND),
         "No port counted an error.",
     ),
     _errors(

@@ -26,6 +26,7 @@ UNANSWERED = (
 _GPM = (
     "These GPUs have no performance monitors (GPM): Hopper and later have, where the driver lets this user read them."
 )
+_WIDTHS = {"uuid": 400, "serial": 140, "pci_address": 170}
 _COSTS = "This is shown only where it is asked for: `observatory serve --read-costs`."
 _NONE_YET = "None since the agent began to listen."
 
@@ -282,45 +283,59 @@ _DETAIL_OF_ERRORS = (
         absent=_NONE_YET,
     ),
 )
-_IDENTITY = (
-    Table(
-        title="What each GPU is",
+
+
+def _identity(title: str, labels: dict[str, str], last: Column) -> Table:
+    """Return labels of each GPU as a table. labels: by the names of their columns."""
+    gpus = (
+        Column(name="GPU", source="gpu", width=60),
+        *(Column(name=name, source=of, width=_WIDTHS.get(of)) for name, of in labels.items()),
+    )
+    return Table(
+        title=title,
         width=24,
-        columns=(
-            Column(name="GPU", source="gpu", width=60),
-            *(
-                Column(name=name, source=label)
-                for name, label in (
-                    ("Name", "name"),
-                    ("Serial", "serial"),
-                    ("UUID", "uuid"),
-                    ("PCI address", "pci_address"),
-                    ("PCIe", "pcie"),
-                    ("NVLink", "nvlink"),
-                    ("VBIOS", "vbios"),
-                    ("Driver", "driver"),
-                    ("CUDA", "cuda"),
-                    ("MIG", "mig"),
-                    ("NUMA", "numa"),
-                )
-            ),
-            Column(
-                name="Memory",
-                source=Query(
-                    metric=gpu.GPU_MEMORY_BYTES,
-                    expression=promql.product(
-                        promql.select(gpu.GPU_INFO, **OF_GPU),
-                        promql.largest(promql.select(gpu.GPU_MEMORY_BYTES, **OF_GPU), by=GPU),
-                        on=GPU,
-                    ),
-                    legend="Memory",
-                    unit="bytes",
-                ),
-            ),
-        ),
+        columns=(*gpus, last),
         sorted_by=("GPU",),
         is_falling=False,
         absent=WATCHED,
+    )
+
+
+_IDENTITY = (
+    _identity(
+        "What each GPU is",
+        {"Name": "name", "Serial": "serial", "UUID": "uuid", "PCI address": "pci_address"},
+        Column(
+            name="Memory",
+            source=Query(
+                metric=gpu.GPU_MEMORY_BYTES,
+                expression=promql.product(
+                    promql.select(gpu.GPU_INFO, **OF_GPU),
+                    promql.largest(promql.select(gpu.GPU_MEMORY_BYTES, **OF_GPU), by=GPU),
+                    on=GPU,
+                ),
+                legend="Memory",
+                unit="bytes",
+            ),
+        ),
+    ),
+    _identity(
+        "How each GPU is linked and driven",
+        {
+            "PCIe": "pcie",
+            "NVLink": "nvlink",
+            "VBIOS": "vbios",
+            "Driver": "driver",
+            "CUDA": "cuda",
+            "MIG": "mig",
+            "NUMA": "numa",
+        },
+        Column(
+            name="There",
+            source=Query(
+                metric=gpu.GPU_INFO, expression=promql.select(gpu.GPU_INFO, **OF_GPU), legend="There", unit="info"
+            ),
+        ),
     ),
     Table(
         title="Slices of GPUs (MIG)",

@@ -54,19 +54,21 @@ _STATS = (
     _stat(
         "GPUs not sound",
         gpu.GPU_STATE,
-        promql.or_zero(promql.number_of(soundness.unsound_gpus(**OF_GPU))),
+        promql.how_many(soundness.unsound_gpus(**OF_GPU), of=promql.select(gpu.GPU_STATE, **OF_GPU)),
         "count",
         note="Of those that are chosen: held back, late, lost, or in need of a repair or a reset.",
         steps=_BAD,
+        absent=WATCHED,
     ),
     _stat(
         "GPUs with errors",
         gpu_health.GPU_XID_TIME,
-        promql.or_zero(promql.number_of(_erring)),
+        promql.how_many(_erring, of=promql.select(gpu.GPU_STATE, **OF_GPU)),
         "count",
         note="That need a repair or a reset, or that reported an XID which no program causes, or lost data in memory,"
         f" within {_LIMITS.gpus.news_hours} h.",
         steps=rising(1),
+        absent=WATCHED,
     ),
     _stat(
         "To slowing down",

@@ -123,10 +123,13 @@ _STATS = (
     _stat(
         "Ports down",
         host.HOST_INFINIBAND_INFO,
-        promql.or_zero(promql.number_of(links.down(_LIMITS.infiniband, **OF_NODE))),
+        promql.how_many(
+            links.down(_LIMITS.infiniband, **OF_NODE), of=promql.select(host.HOST_INFINIBAND_INFO, **OF_NODE)
+        ),
         "count",
         f"InfiniBand and RoCE ports that were active within {_LIMITS.infiniband.remembered_hours} h.",
         _BAD,
+        absent=_NO_PORT,
     ),
     _stat(
         "Oldest reading",
@@ -391,13 +394,13 @@ _IDENTITY = (
         "What this node is",
         host.NODE_INFO,
         (("Host", "host"), ("System", "os"), ("Kernel", "kernel"), ("Driver of NVIDIA", "driver")),
-        14,
+        24,
     ),
     _told(
         "The program that watches it",
         process.BUILD_INFO,
         (("Version", "version"), ("Commit", "commit"), ("Python", "python")),
-        10,
+        24,
     ),
 )
 

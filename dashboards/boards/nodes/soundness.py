@@ -137,17 +137,7 @@ def gpu_state(**chosen: str | Match) -> str:
 
 
 def unsound_gpus(**chosen: str | Match) -> str:
-    """Return the worst that is true of each GPU that is not sound."""
-    return _unsound(too_often_held_back(**chosen), **chosen)
-
-
-def unsound_lately(**chosen: str | Match) -> str:
-    """Return the same of a fleet over time, where a GPU is held back by what `held_back_lately` tells."""
-    limits = LIMITS.gpus
-    return _unsound(held_back_lately(limits.braked_ratio, limits.capped_ratio, **chosen), **chosen)
-
-
-def _unsound(held_back: str, **chosen: str | Match) -> str:
+    """Return the worst that is true of each GPU that is not sound: for numbers, tables and bars, which so agree."""
     state = gpu.GPU_STATE
     return _worst(
         {
@@ -155,18 +145,15 @@ def _unsound(held_back: str, **chosen: str | Match) -> str:
             FAILED: promql.select(state, **chosen, state=promql.one_of("failed", "forbidden")),
             LATE: promql.select(state, **chosen, state="late"),
             ASKING: asking(**chosen),
-            HELD_BACK: held_back,
+            HELD_BACK: too_often_held_back(**chosen),
         },
         by=GPU,
     )
 
 
 def too_often_held_back(**chosen: str | Match) -> str:
-    """Keep the share of time in which a GPU is held back where the alerts find it too large."""
-    return promql.either(
-        promql.above(_braked(**chosen), LIMITS.gpus.braked_ratio),
-        promql.above(_capped(**chosen), LIMITS.gpus.capped_ratio),
-    )
+    """Keep the share of the last minutes in which a GPU is held back where the alerts find it too large."""
+    return held_back_lately(LIMITS.gpus.braked_ratio, LIMITS.gpus.capped_ratio, **chosen)
 
 
 def asking(**chosen: str | Match) -> str:

@@ -128,14 +128,22 @@ class Page:
         options = sorted({one[label] for one in series if label in one}, reverse=variable["sort"] in (2, 4, 6, 8))
         return _escaped(options[0]) if options else ""
 
+    def drawn(self, panel: Mapping[str, Any], target: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
+        """What a target answers, with what a drawing needs to know of it. Moments are multiples of the step."""
+        step_s, _, found = self._asked(panel, target, values)
+        return {
+            "refId": target["refId"],
+            "legend": target.get("legendFormat", ""),
+            "format": target["format"],
+            "start_s": self._start_s // step_s * step_s,
+            "end_s": self.end_s // step_s * step_s,
+            "step_s": step_s,
+            "result": found["result"],
+        }
+
     def _answer(self, panel: Mapping[str, Any], target: Mapping[str, Any], values: Mapping[str, str]) -> Answer:
-        step_s = max(self._step_s, int(panel.get("interval", "0s").removesuffix("s")))
-        expression = self._expanded(target["expr"], values, step_s)
         begun_s = time.perf_counter()
-        if target.get("instant"):
-            found = self._ask("query", query=expression, time=self.end_s)
-        else:
-            found = self._ask("query_range", query=expression, start=self._start_s, end=self.end_s, step=step_s)
+        _, expression, found = self._asked(panel, target, values)
         return Answer(
             panel=panel["title"],
             expression=expression,
@@ -143,6 +151,16 @@ class Page:
             samples=found["stats"]["samples"]["totalQueryableSamples"],
             elapsed_s=time.perf_counter() - begun_s,
         )
+
+    def _asked(
+        self, panel: Mapping[str, Any], target: Mapping[str, Any], values: Mapping[str, str]
+    ) -> tuple[int, str, dict[str, Any]]:
+        step_s = max(self._step_s, int(panel.get("interval", "0s").removesuffix("s")))
+        expression = self._expanded(target["expr"], values, step_s)
+        if target.get("instant"):
+            return step_s, expression, self._ask("query", query=expression, time=self.end_s)
+        start_s, end_s = (at_s // step_s * step_s for at_s in (self._start_s, self.end_s))
+        return step_s, expression, self._ask("query_range", query=expression, start=start_s, end=end_s, step=step_s)
 
     @property
     def _step_s(self) -> int:

@@ -23,7 +23,7 @@ from bench.exporter.demo import DAY_S, SERIES, made_results, made_suites
 from collectors.metrics.registry import SHOWN
 from collectors.prometheus.exposition import Owned
 from tests.stack.pages.past import create_blocks, exposed
-from tests.support.servers import program, started_server
+from tests.support.servers import PrometheusServer, program, started_server
 
 NIGHTS = 31
 SCRAPE_S = 6 * 3600
@@ -36,26 +36,34 @@ _TARGET = 'cluster="west",instance="results:9464",job="observatory"'
 
 
 def main(nights: int) -> None:
-    """Write the last of the nights, and serve them until somebody ends it, by Ctrl-C or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Else Prometheus and its files would stay.
+    # Whoever ends it, the server that it started ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        tempfile.TemporaryDirectory(prefix="observatory-nights-") as name,
+        made_nights(Path(name), nights) as (prometheus, ended_s),
+    ):
+        print(f"{prometheus.url}, until {time.strftime('%F %T', time.localtime(ended_s))}", flush=True)
+        signal.pause()
+
+
+@contextlib.contextmanager
+def made_nights(folder: Path, nights: int = NIGHTS) -> Iterator[tuple[PrometheusServer, float]]:
+    """Give a Prometheus that has the newest of the nights, and when they ended, in Unix seconds."""
     ended_s = time.time() // 3600 * 3600 - 3 * 3600  # Old enough that promtool puts all of it into blocks.
-    with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="observatory-nights-") as name:
-        folder = Path(name)
-        for night in range(NIGHTS - nights, NIGHTS):
-            text = folder / "night.txt"
-            text.write_text("".join(_lines(night, ended_s - (NIGHTS - night) * DAY_S)))
-            create_blocks(text, folder / "data")
-        config = folder / "prometheus.yml"
-        config.write_text("{}")
-        words = (
-            f"--config.file={config}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            "--storage.tsdb.retention.time=90d",
-            f"--query.lookback-delta={SCRAPE_S + 3600}s",
-        )
-        with started_server(program("prometheus", "prometheus"), *words, output=folder / "output") as port:
-            print(f"http://127.0.0.1:{port}, until {time.strftime('%F %T', time.localtime(ended_s))}", flush=True)
-            signal.pause()
+    for night in range(NIGHTS - nights, NIGHTS):
+        text = folder / "night.txt"
+        text.write_text("".join(_lines(night, ended_s - (NIGHTS - night) * DAY_S)))
+        create_blocks(text, folder / "data")
+    config = folder / "prometheus.yml"
+    config.write_text("{}")
+    words = (
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--query.lookback-delta={SCRAPE_S + 3600}s",
+    )
+    with started_server(program("prometheus", "prometheus"), *words, output=folder / "output") as port:
+        yield PrometheusServer(port=port), ended_s
 
 
 def _lines(night: int, begun_s: float) -> Iterator[str]:

@@ -53,17 +53,26 @@ class Past:
 
 @contextmanager
 def made_past(
-    folder: Path, *, nodes: int, scrape_s: int, parts: tuple[Part, ...] = PARTS, cluster: str = ""
+    folder: Path,
+    *,
+    nodes: int,
+    scrape_s: int,
+    parts: tuple[Part, ...] = PARTS,
+    cluster: str = "",
+    standing: Sequence[str] = (),
 ) -> Iterator[Past]:
     """Serve the past of so many nodes, the first of which shows the runs and the results.
 
     cluster: what Prometheus was told that their cluster is called; empty where it was told nothing.
+    standing: series that are there all the time, as alerts that fire; their value is the time at which it begins.
     """
     now_s = time.time()
     begun_s = now_s // 3600 * 3600 - _HOURS_AGO * 3600
     blocks = folder / "data"
     text = folder / "past.txt"
     with text.open("w") as written:
+        for at_s in range(0, len(parts) * PART_S, scrape_s):
+            written.writelines(f"{series} {begun_s:.0f} {begun_s + at_s:.0f}\n" for series in standing)
         for line in _lines(nodes, scrape_s, parts, begun_s, cluster):
             written.write(line)
     create_blocks(text, blocks)
