@@ -84,7 +84,7 @@ def user_name(uid: int) -> str:
     try:
         return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
-        return f"uid {uid}"
+        return f"the user with uid {uid}"
 
 
 # Who may read what we write. The commands run with PRIVATE, or with SHARED where --shared asks for it. A file in a
@@ -268,8 +268,11 @@ def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:
 
 def is_open_to_others(folder: os.stat_result) -> bool:
     """Whether others may replace what is in a folder: they may write it, and it has no sticky bit as /tmp has."""
-    if folder.st_mode & stat.S_ISVTX:
-        return False
+    return not folder.st_mode & stat.S_ISVTX and is_writable_by_others(folder)
+
+
+def is_writable_by_others(folder: os.stat_result) -> bool:
+    """Whether others than its owner may make files in a folder."""
     is_groups = bool(folder.st_mode & stat.S_IWGRP) and not _is_own_group(folder)
     return is_groups or bool(folder.st_mode & stat.S_IWOTH)
 

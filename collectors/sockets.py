@@ -9,10 +9,11 @@ import contextlib
 import errno
 import ipaddress
 import os
-import pwd
 import socket
 import sys
 from pathlib import Path
+
+from collectors.files import user_name
 
 BACKLOG = 128
 """Connections waiting to be accepted; after a restart more come than socketserver's 5."""
@@ -69,7 +70,7 @@ def holder_of(host: str, port: int) -> str:
     if not uids:
         return "another program"
     foreign = sorted(uids - {os.getuid()})
-    return f"another program of {' and '.join(map(_user, foreign))}" if foreign else _OWN_PROGRAM
+    return f"another program of {' and '.join(map(user_name, foreign))}" if foreign else _OWN_PROGRAM
 
 
 def is_held_by_us(host: str, port: int) -> bool:
@@ -121,9 +122,3 @@ def network_of(host: str) -> str:
     if address.version == 6:
         return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
     return str(address)
-
-
-def _user(uid: int) -> str:
-    with contextlib.suppress(KeyError):
-        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
-    return f"the user with uid {uid}"

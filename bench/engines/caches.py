@@ -6,9 +6,7 @@ respected unless somebody else can write where it points.
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ import platformdirs
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import CACHES
 from bench.runs.files import APPLICATION
+from collectors.files import is_writable_by_others
 
 
 def private_caches(user: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -54,11 +53,8 @@ def exposed_by(path: Path) -> str | None:
             return f"{folder} cannot be read ({error.strerror})"
         if found.st_uid not in (0, os.geteuid()):
             return f"{folder} belongs to another user"
-        others_write = found.st_mode & stat.S_IWOTH or (
-            found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
-        )
         # In a sticky folder nobody can replace what belongs to us, but whoever is first has a name in it.
-        if others_write and not (found.st_mode & stat.S_ISVTX and _has_next(path, real, folder)):
+        if is_writable_by_others(found) and not (found.st_mode & stat.S_ISVTX and _has_next(path, real, folder)):
             return f"other users may write to {folder}"
     return None
 
@@ -67,14 +63,6 @@ def _has_next(path: Path, real: Path, folder: Path) -> bool:
     """Return whether the path leads on from the folder by something that is there, whose owner was looked at."""
     whole = path if path.is_relative_to(folder) else real
     return folder != whole and os.path.lexists(folder / whole.relative_to(folder).parts[0])
-
-
-def _is_own_group(gid: int) -> bool:
-    """Return whether the group is the user's private one, as many systems make it: of the same name."""
-    try:
-        return grp.getgrgid(gid).gr_name == pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return False
 
 
 def _make(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import socket
@@ -26,6 +25,7 @@ from bench.engines.wire.frames import PipeStream, key_line, meet, new_key
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from collectors.sockets import CannotListen, listen
 
 LOOPBACK_S = 2.0
 """How long this machine may take to reach itself."""
@@ -39,19 +39,21 @@ def check_loopback() -> None:
     """
     try:
         with (
-            socket.create_server((LOOPBACK, 0)) as server,
+            listen(LOOPBACK, 0) as server,
             socket.create_connection(server.getsockname(), timeout=LOOPBACK_S),
         ):
             return
-    except OSError as error:
+    except (CannotListen, OSError) as error:
         interfaces = psutil.net_if_stats().items()
+        addresses = {address.address for each in psutil.net_if_addrs().values() for address in each}
         down = [name for name, stats in interfaces if "loopback" in stats.flags.split(",") and not stats.isup]
         if down:
             reason, move = f"the loopback interface {down[0]} is down", f"bring it up: `ip link set {down[0]} up`"
-        elif error.errno == errno.EADDRNOTAVAIL:
+        elif LOOPBACK not in addresses:
             reason, move = "no interface has that address", f"give it one: `ip address add {LOOPBACK}/8 dev lo`"
         else:  # A firewall, perhaps.
-            reason, move = error.strerror or str(error), "see what holds traffic on `lo`"
+            words = error.strerror if isinstance(error, OSError) else None
+            reason, move = words or str(error), "see what holds traffic on `lo`"
     raise InfrastructureFailed(f"ranks cannot reach each other at {LOOPBACK} of this machine: {reason}; {move}")
 
 

@@ -496,7 +496,5 @@ def _one_case(name: str, cases: Mapping[str, Sequence[_Resolved]], place: str) -
         return found[0]
     names = [case.name for case in found or everywhere]
     what = "which is no case of the suite" if not found else "a table of several cases"
-    raise Misuse(
-        f"{place} is {shown(name)}, {what}{nearest(name, names)}; it may be {', '.join(names[:8])}"
-        f"{', ...' * (len(names) > 8)}"
-    )
+    allowed = ", ".join(names[:8]) + ", ..." * (len(names) > 8)
+    raise Misuse(f"{place} is {shown(name)}, {what}{nearest(name, names)}; it may be {allowed}")

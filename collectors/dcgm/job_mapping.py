@@ -105,7 +105,7 @@ def _left_by_the_dead(path: Path) -> set[Claim] | None:
     try:
         if os.fstat(fd).st_uid != os.geteuid() or not try_lock(fd):
             return None
-        with open(fd, "rb", closefd=False) as file:
+        with os.fdopen(fd, "rb", closefd=False) as file:
             head, *lines = file.read().splitlines(keepends=True) or [b""]
         if not head:
             return set()

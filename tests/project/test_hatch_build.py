@@ -96,6 +96,7 @@ def tree(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tree)
     for name in ("bench", "collectors", "dashboards", "workloads"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copytree(ROOT / "docs" / "runbooks", tree / "docs" / "runbooks")
     _git(tree, "init", "--quiet")
     _git(tree, "add", "--all")
     _git(tree, "commit", "--quiet", "--message", "first")

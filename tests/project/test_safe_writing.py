@@ -12,6 +12,7 @@ REASONS = {
     ("bench/analysis/timelines.py", "hardlink_to"): "another name for a file in the same run's folder, which is ours",
     ("bench/engines/local.py", "open"): "in a temporary folder, which is made for this user alone",
     ("bench/engines/wire/frames.py", "os.open"): "a new key: with O_EXCL, in a folder that a person named",
+    ("bench/runs/database.py", "open"): "opened and closed: whether a store may be written, for a dry run",
     ("bench/runs/prune.py", "rename"): "what was renamed is compared with the folder that was opened",
     ("collectors/dcgm/job_mapping.py", "os.link"): "a job file appears whole, and replaces none of a scheduler's",
     ("collectors/dcgm/job_mapping.py", "os.open"): "the folder is dcgm-exporter's; with O_NOFOLLOW",

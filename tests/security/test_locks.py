@@ -49,7 +49,7 @@ def test_a_lock_has_a_limit_and_its_message_names_the_holder(victim: User, attac
     with _held(attacker, folder) as pid:
         said = victim.python(WAITS, str(folder)).stdout
     assert said.startswith(f"process {pid} ('python")
-    assert f") of uid {attacker.uid} has held its lock for 0.2 s; end it, or try again when it has ended" in said
+    assert f") of the user with uid {attacker.uid} has held its lock for 0.2 s; end it, or try again when" in said
     assert victim.python(WAITS, str(folder)).stdout == "locked\n"
 
 
@@ -59,4 +59,4 @@ def test_a_run_folder_that_another_holds_is_refused_by_the_holders_name(victim: 
     with _held(attacker, folder) as pid:
         said = victim.python(BEGINS, str(runs), cwd=Path(__file__).parents[2]).stdout
     assert said.startswith(f"Misuse process {pid} ('python")
-    assert f") of uid {attacker.uid} works on {folder}; name another folder" in said
+    assert f") of the user with uid {attacker.uid} works on {folder}; name another folder" in said

@@ -85,4 +85,4 @@ def test_a_data_folder_that_another_user_made_is_refused(victim: User, attacker:
     refused = victim.observatory("show")
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
-    assert f"the data folder {data} belongs to uid {attacker.uid} and not to you" in line
+    assert f"the data folder {data} belongs to the user with uid {attacker.uid} and not to you" in line

@@ -83,8 +83,8 @@ def test_a_link_or_another_users_file_is_no_history(victim: User, attacker: User
     hand_over(shared / "theirs.sqlite", attacker)
     hand_over(Path(ddp_summary(shared).folder), victim)  # So that there is something to write.
     for name, reason in (
-        ("link.sqlite", f"is a link of uid {attacker.uid}"),
-        ("theirs.sqlite", f"the file belongs to uid {attacker.uid}"),
+        ("link.sqlite", f"is a link of the user with uid {attacker.uid}"),
+        ("theirs.sqlite", f"the file belongs to the user with uid {attacker.uid}"),
     ):
         store = f"sqlite:///{shared / name}"
         refused = victim.observatory("show", "--rebuild", "--runs", str(shared), "--store", store)
@@ -125,7 +125,8 @@ def test_nothing_is_written_into_the_folder_of_another(
     theirs = attacker.owns(shared / "theirs", 0o777)
     (shared / "link").symlink_to(victim.owns(victim.home / "own"))
     hand_over(shared / "link", attacker)
-    for folder, reason in ((theirs, f"it belongs to uid {attacker.uid}"), (shared / "link", "it is a link, and must")):
+    reasons = {theirs: f"it belongs to the user with uid {attacker.uid}", shared / "link": "it is a link, and must"}
+    for folder, reason in reasons.items():
         answers = victim.python(WRITES, str(folder)).stdout.splitlines()
         assert len(answers) == len(FILES)
         assert all(reason in answer for answer in answers), answers
