@@ -287,6 +287,33 @@ def _is_own_group(folder: os.stat_result) -> bool:
         return folder.st_gid == folder.st_uid
 
 
+def exposed_by(path: Path) -> str | None:
+    """Return why another user may change what is in this folder, which need not be there yet; None where nobody may."""
+    path = path.absolute()
+    real = path.resolve()
+    for folder in dict.fromkeys((path, *path.parents, real, *real.parents)):
+        try:
+            found = folder.lstat()
+            if stat.S_ISLNK(found.st_mode) and found.st_uid in (0, os.geteuid()):
+                continue  # Where it leads to is also looked at.
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{folder} cannot be read ({error.strerror})"
+        if found.st_uid not in (0, os.geteuid()):
+            return f"{folder} belongs to another user"
+        # In a sticky folder nobody can replace what belongs to us, but whoever is first has a name in it.
+        if is_writable_by_others(found) and not (found.st_mode & stat.S_ISVTX and _has_next(path, real, folder)):
+            return f"other users may write to {folder}"
+    return None
+
+
+def _has_next(path: Path, real: Path, folder: Path) -> bool:
+    """Return whether the path leads on from the folder by something that is there, whose owner was looked at."""
+    whole = path if path.is_relative_to(folder) else real
+    return folder != whole and os.path.lexists(folder / whole.relative_to(folder).parts[0])
+
+
 # Locks. Whoever may read a file or folder can hold its lock, so none is waited for without an end.
 
 LOCK_WAIT_S = 10.0

@@ -158,7 +158,7 @@ class AgentLink:
             now=message.now, offset_s=offset_ns / 1e9, offset_error_s=max(0, taken_ns - on_node_ns) / 2 / 1e9
         )
 
-    def open_store(self, ranks: int) -> Store:
+    def open_store(self, ranks: int) -> str | Store:
         """Have the agent open a store for the next trial, in which so many ranks meet, while no trial runs.
 
         Raises:

@@ -73,17 +73,17 @@ class RankOrder(_Order, frozen=True, kw_only=True):
 class TrialOrder(_Order, frozen=True, kw_only=True, tag="trial"):
     """Runner to agent: measure this case once, with fresh ranks, within the limit.
 
-    It names the run alone: the agent knows the folder of runs. It carries no path and no code.
+    It names the run alone: the agent knows the folder of runs. It carries no code, and no path but that of a store.
     node: the number of the agent's node in the run. first_rank, local_ranks: the node has this many of the case's ranks
-    from this one on; None for all that follow. store: where the ranks of all nodes meet; None on one node, where they
-    meet in a file.
+    from this one on; None for all that follow. store: where the ranks of all nodes meet: a file, where these are but
+    parts of one machine; None on one node, where the agent chooses a file.
     """
 
     limit_s: Annotated[float, msgspec.Meta(gt=0)]
     node: Annotated[int, msgspec.Meta(ge=0)] = 0
     first_rank: Annotated[int, msgspec.Meta(ge=0)] = 0
     local_ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    store: Store | None = None
+    store: str | Store | None = None
 
     @property
     def ranks(self) -> range:
@@ -134,7 +134,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class StoreOpened(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="store_opened"):
     """Agent to runner: the store listens, until the ranks have made their groups, or the next trial has ended."""
 
-    store: Store
+    store: str | Store
 
 
 class NodeChecked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="node_checked"):

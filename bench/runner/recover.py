@@ -13,7 +13,7 @@ from bench.runs.active_runs import ended_folders, run_folders
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.errors import in_words
-from collectors.files import is_ours
+from collectors.files import is_open_to_others, is_ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ def new_runs(
                 moved += [] if again is None else [again]
             continue
         with _noting(run_folder, problems):
+            if not of_all_users and is_open_to_others(run_folder.stat()):
+                raise Misuse(f"others may have written in it; `chmod -R go-w {run_folder}` if its files are yours")
             file = run_dir.case_file(run_folder)
             if not of_every_store and file.store != run_dir.store_name(store):
                 continue

@@ -38,6 +38,8 @@ from collectors.sockets import CannotListen, listen
 USAGE = "torchrun --nproc-per-node {ranks} -m bench.runner.torchrun CASE.json --folder FOLDER"
 PURPOSE = Purpose(note="started by torchrun")
 """Ad hoc: a person's trial of one case is not the newest result of its series."""
+STORE = ".store"
+"""File in the run's folder in which the ranks of one node meet."""
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE = 0, 2, 3, 4
 """Exit codes, as the command line has them."""
 
@@ -175,7 +177,7 @@ def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
     make_folder(folder)
     log = SampleLog(path)
     store = None
-    if place.rank == 0 and not place.has_store:
+    if place.rank == 0 and not place.is_one_node and not place.has_store:
         store = _own_store(place)
     if case.trace_steps and profiler.may_start_before_fork():
         profiler.warm(torch.device("cpu"))  # As the forkserver has done for its ranks.
@@ -186,11 +188,15 @@ def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
         local_rank=place.local_rank,
         case=replace(case, trials=1),
         folder=str(folder),
-        store=Store(host=place.host, port=place.port, prefix="observatory"),
+        store=str(folder / STORE)
+        if place.is_one_node
+        else Store(host=place.host, port=place.port, prefix="observatory"),
         store_timeout_s=limit_s,
         collective_timeout_s=limit_s,
     )
     code = work(order, log)
+    if place.rank == 0:
+        (folder / STORE).unlink(missing_ok=True)
     del store  # Until here its ranks meet in it.
     return CASE_FAILED if code else FINE
 

@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import sqlite3
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -103,6 +104,8 @@ def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
             f"store {shown(url)}: its driver {url.get_driver_name()} is not installed;"
             " pip install 'parallel-observatory[postgres]', and write the URL as postgresql://"
         ) from None
+    except Misuse:
+        raise
     except ValueError as error:
         raise Misuse(f"store {shown(url)}: what stands behind its ? cannot be read: {error}") from None
 
@@ -249,6 +252,8 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
                 f"store {shown(url)}: the file belongs to {user_name(path.stat().st_uid)}, and we write only into what"
                 " is our own; choose another file, or a PostgreSQL database for several users, with --store"
             )
+        if is_ours(path.resolve()) or (writable and not path.exists()):
+            _check_neighbours(url, path.resolve())
         if path.exists() and not path.is_file():
             raise InfrastructureFailed(f"store {shown(url)}: {path} is no regular file; choose another --store")
         if not writable and not path.exists():
@@ -257,6 +262,26 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
         raise InfrastructureFailed(
             f"store {shown(url)}: {error.filename}: {error.strerror}; choose another file with --store"
         ) from None
+
+
+def _check_neighbours(url: URL, path: Path) -> None:
+    """Refuse a store of ours beside which others could put a file: SQLite takes in a log that lies beside it.
+
+    Raises:
+        InfrastructureFailed: everybody may write the folder, or a log beside the store is another user's.
+    """
+    if path.parent.stat().st_mode & stat.S_IWOTH:
+        raise InfrastructureFailed(
+            f"store {shown(url)}: everybody may write in {path.parent}, and SQLite takes in what lies beside a store;"
+            " choose a file in a folder of your own with --store"
+        )
+    for suffix in ("-wal", "-shm", "-journal"):
+        beside = path.with_name(path.name + suffix)
+        if os.path.lexists(beside) and not is_ours(beside):
+            raise InfrastructureFailed(
+                f"store {shown(url)}: {beside} belongs to {user_name(beside.lstat().st_uid)} or is a link, and SQLite"
+                " would take it in; delete it"
+            )
 
 
 def _is_frozen(path: Path, is_glance: bool) -> bool:

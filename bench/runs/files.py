@@ -10,7 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from bench.errors import Misuse
-from collectors.files import is_open_to_others, user_name
+from collectors.files import exposed_by, is_open_to_others, open_to_read, user_name
 from collectors.regular_files import open_regular
 
 APPLICATION = "parallel-observatory"
@@ -23,9 +23,14 @@ def data_folder() -> Path:
     """Return the folder of everything that we keep. It need not exist.
 
     Raises:
-        Misuse: it is another user's, or others may replace it.
+        Misuse: it is another user's, or others may replace it; or nothing says where this user's data is.
     """
-    folder, home = Path(platformdirs.user_data_dir(APPLICATION)), Path(os.environ.get("HOME") or "/")
+    try:
+        folder, home = Path(platformdirs.user_data_dir(APPLICATION)), Path(os.environ.get("HOME") or "/")
+    except RuntimeError:  # No HOME, and no account that has one.
+        raise Misuse(
+            "nothing says where your data is kept: set HOME or XDG_DATA_HOME to a folder of your own"
+        ) from None
     for place in (folder, *(one for one in folder.parents if one == folder.parent or one.is_relative_to(home))):
         with suppress(OSError):  # What cannot be looked at is said by what needs it.
             found = place.stat()
@@ -40,6 +45,10 @@ def data_folder() -> Path:
                     f"{name} {place} belongs to {user_name(found.st_uid)} and not to you; set HOME or XDG_DATA_HOME to"
                     " a folder of your own"
                 )
+    if (why := exposed_by(folder)) is not None:
+        raise Misuse(
+            f"the data folder {folder} could be replaced: {why}; set HOME or XDG_DATA_HOME to a folder of your own"
+        )
     return folder
 
 
@@ -47,16 +56,16 @@ MOST_BYTES = 64 << 20
 """Size limit of a file that is read whole. Traces are streamed and have no limit."""
 
 
-def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+def read_small(path: Path, most_bytes: int = MOST_BYTES, *, follows_link: bool = True) -> bytes:
     """Return the content of a regular file, within a limit: a name that a user gives may be that of anything.
 
     A byte order mark, which some editors put in front, is left out: neither TOML nor JSON has one.
 
     Raises:
         Misuse: it is larger than the limit.
-        OSError: it cannot be read, or is a folder, a pipe, a socket or a device.
+        OSError: it cannot be read, or is a folder, a pipe, a socket or a device, or a link where none is followed.
     """
-    with open_regular(path) as file:
+    with open_regular(path) if follows_link else open_to_read(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise Misuse(f"{path}: it goes on beyond {most_bytes >> 20} MiB, which no such file does; name another")

@@ -258,12 +258,12 @@ def load(folder: Path) -> Summary:
     """
     path = folder / "summary.json"
     if path.exists():
-        summary = decode(read_small(path), str(path))
+        summary = decode(read_small(path, follows_link=False), str(path))
         if summary.run != (run := case_file(folder).run):
             raise Misuse(f"{path} is of run {summary.run}, and case.json beside it of {run}; restore the one that fits")
         return replace(summary, folder=str(folder.absolute()))
     if is_running(folder):
-        raise Misuse(f"{folder} is still running; look again when it is done")
+        raise Misuse(f"{folder} is still running: {lock_holder(folder)} works on it; look again when it is done")
     cause = Cause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
     summary = summarise(folder.absolute(), "interrupted", cause)
     is_whole = summary.trials_done == summary.case.trials and check_of(summary.case) is None
@@ -315,7 +315,13 @@ def case_file(folder: Path) -> CaseFile:
     Raises:
         Misuse: the folder holds no run, or one that a newer version wrote.
     """
-    return _read(folder / "case.json", CaseFile)
+    file = _read(folder / "case.json", CaseFile)
+    spec = next((spec for spec in SPECS if spec.name == file.case.strategy), None)
+    for option in () if spec is None else spec.options:
+        value = file.case.options.get(option.name)
+        if value is not None and option.choices and value not in option.choices:
+            raise Misuse(f"{folder}/case.json: option {option.name} is {value!r}; it may be {option.allowed}")
+    return file
 
 
 def free_slot(runs: Path) -> int:
@@ -345,7 +351,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _read(path: Path, kind: type[T]) -> T:
     try:
-        data = read_small(path)
+        data = read_small(path, follows_link=False)
         version = schema_version_of(data)
         if version > SCHEMA_VERSION:
             raise Misuse(f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads")

@@ -276,7 +276,7 @@ def read_ledger(path: Path) -> Contents:
         Misuse: there is none, a line before the last is broken, or a newer version wrote it.
     """
     try:
-        data = read_small(path)
+        data = read_small(path, follows_link=False)
     except OSError as error:
         raise Misuse(f"{path} cannot be read: {error.strerror}; `observatory suite show` lists suite runs") from None
     records: list[Record] = []

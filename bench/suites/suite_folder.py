@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import stat
 import time
@@ -19,7 +21,7 @@ from bench.suites.ledger import LEDGER, Begun, LedgerWriter, SuiteState, fold, r
 from bench.suites.plan import chosen
 from bench.suites.suite_file import Suite
 from collectors.errors import in_words
-from collectors.files import is_ours, make_folder, replace_file
+from collectors.files import NotOurs, is_open_to_others, is_ours, make_folder, replace_file, user_name
 
 SCHEMA_VERSION = 1
 SUITE_RUNS = "suites"
@@ -68,13 +70,25 @@ def begin(suite: Suite, runs: Path, tags: Sequence[str] = ()) -> LedgerWriter:
 
 
 def _make_place(suites: Path) -> None:
-    """Make the folder of all suite runs, unless it is there: where others may add runs, they may add suite runs."""
+    """Make the folder of all suite runs, unless it is there: where others may add runs, they may add suite runs.
+
+    Raises:
+        NotOurs: what is there is a link, or another user's and theirs to change.
+        OSError: it cannot be made.
+    """
     make_folder(suites.parent)
     with suppress(FileExistsError):
         suites.mkdir(0o750)
         mode = suites.parent.stat().st_mode
         if mode & stat.S_IWGRP and mode & stat.S_ISVTX:
             suites.chmod(stat.S_IMODE(mode))
+    found = suites.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise NotOurs(errno.EPERM, f"{suites} is a link, and must be a folder itself", str(suites))
+    if found.st_uid != os.geteuid() and is_open_to_others(found):
+        raise NotOurs(
+            errno.EPERM, f"{suites} belongs to {user_name(found.st_uid)}, and others may write it", str(suites)
+        )
 
 
 def resume(suite: Suite, runs: Path, suite_run: str | None) -> LedgerWriter:
@@ -166,7 +180,7 @@ def _as_document(suite: Suite) -> dict[str, Any]:
 def _difference(path: Path, suite: Suite) -> str:
     """Say in what the suite differs from the one that was kept in this file."""
     try:
-        before = msgspec.json.decode(read_small(path), type=dict[str, Any])
+        before = msgspec.json.decode(read_small(path, follows_link=False), type=dict[str, Any])
         kept, now = ({case["name"]: case for case in one["cases"]} for one in (before, _as_document(suite)))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
         return f"{path} does not tell how ({in_words(error)})"

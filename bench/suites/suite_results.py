@@ -177,7 +177,7 @@ class _Declared(msgspec.Struct):
 
 def _declared(folder: Path) -> _Declared:
     with suppress(OSError, Misuse, msgspec.DecodeError, UnicodeDecodeError):
-        return msgspec.json.decode(read_small(folder / SUITE), type=_Declared)
+        return msgspec.json.decode(read_small(folder / SUITE, follows_link=False), type=_Declared)
     return _Declared()
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from bench.analysis.timelines import OWN, read_traces
 from bench.errors import InfrastructureFailed, Misuse
+from bench.runs.files import read_small
 from collectors.traces.reading.json_chunks import STANDARD_INPUT, is_own_drawing
 from collectors.traces.reading.reader import RANK_UNKNOWN
 from collectors.traces.timeline import Timeline
@@ -107,8 +108,8 @@ def _is_run(folder: Path) -> bool:
     if not case.is_file():
         return False
     try:
-        content = msgspec.json.decode(case.read_bytes())
-    except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        content = msgspec.json.decode(read_small(case))
+    except (Misuse, OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         content = None
     is_ours = isinstance(content, dict) and "schema_version" in content
     return is_ours or not any(path.name.endswith(ENDINGS) and path != case for path in folder.iterdir())

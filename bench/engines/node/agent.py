@@ -65,7 +65,7 @@ from bench.rank.messages import (
     TrialOrder,
     WatchFiles,
 )
-from collectors.files import PRIVATE
+from collectors.files import PRIVATE, exposed_by
 from workloads.options import check_of
 from workloads.registry import SPECS
 
@@ -115,6 +115,10 @@ def main() -> int:
         if arguments.connect is not None:
             stream = connect(*arguments.connect, within_s=arguments.within)
         host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
+        if (why := exposed_by(Path(get_temp_dir()))) is not None:  # Has the socket that starts ranks.
+            raise InfrastructureFailed(
+                f"the folder for temporary files could be replaced: {why}; set TMPDIR to a folder of your own"
+            )
         caches, notices = private_caches(os.environ)
         os.environ.update(environment(os.environ, host) | caches)
     except (Refused, StreamEnded, InfrastructureFailed, OSError) as error:

@@ -8,7 +8,9 @@ from contextlib import closing
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from typing import Any, NoReturn
+from typing import NoReturn
+
+import msgspec
 
 from bench.machine import machine
 from bench.rank.messages import GROUPS_MADE
@@ -32,7 +34,7 @@ class _TorchProcess:
             self._process.start()
             child_end.close()
             try:
-                self.answer: Any = self._pipe.recv()
+                self.answer = self._pipe.recv_bytes()
             except EOFError:
                 self._process.join()
                 raise EOFError(f"its first process ended with {self._process.exitcode}") from None
@@ -53,9 +55,7 @@ def read_machine(context: ForkServerContext) -> machine.Machine:
         RuntimeError: as `_TorchProcess`.
     """
     with closing(_TorchProcess(context, _tell_machine)) as process:
-        answer = process.answer
-    assert isinstance(answer, machine.Machine)
-    return answer
+        return msgspec.json.decode(process.answer, type=machine.Machine)
 
 
 class TrialStore:
@@ -72,10 +72,11 @@ class TrialStore:
 
     def __init__(self, context: ForkServerContext, host: str, prefix: str, ranks: int) -> None:
         self._process = _TorchProcess(context, _hold_store, host, prefix, ranks)
-        if isinstance(self._process.answer, str):
+        answer = msgspec.json.decode(self._process.answer, type=int | str)
+        if isinstance(answer, str):
             self.close()
-            raise RuntimeError(f"the ranks' store cannot be opened: {self._process.answer}")
-        self.port = int(self._process.answer)
+            raise RuntimeError(f"the ranks' store cannot be opened: {answer}")
+        self.port = answer
 
     def close(self) -> None:
         """End the store and its process."""
@@ -85,7 +86,7 @@ class TrialStore:
 def _tell_machine(pipe: Connection) -> NoReturn:
     import torch.distributed  # noqa: F401  # A torch that cannot be loaded ends this process: no rank could start.
 
-    pipe.send(machine.read())
+    pipe.send_bytes(msgspec.json.encode(machine.read()))
     os._exit(0)  # Unloading torch would take seconds.
 
 
@@ -96,11 +97,11 @@ def _hold_store(pipe: Connection, host: str, prefix: str, ranks: int) -> NoRetur
     try:
         listener = listen(host, 0)  # By itself, the store would listen on every network of the node.
     except CannotListen as error:
-        pipe.send(str(error))
+        pipe.send_bytes(msgspec.json.encode(str(error)))
         os._exit(0)
     port = listener.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    pipe.send(port)
+    pipe.send_bytes(msgspec.json.encode(port))
     keys = PrefixStore(prefix, store)
     while not pipe.poll(LOOK_S):  # It becomes readable when the other end is closed: nothing is ever sent.
         if keys.add(GROUPS_MADE, 0) >= ranks:

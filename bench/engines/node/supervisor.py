@@ -23,6 +23,7 @@ from typing import NoReturn
 import msgspec
 import psutil
 
+from bench.engines.environment import LOOPBACK
 from bench.engines.node.node_store import TrialStore, read_machine
 from bench.engines.node.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.engines.root_cause import RankEnd, encoded, root_cause
@@ -258,6 +259,7 @@ class Supervisor:
         self.runs = runs
         self._trials = itertools.count()
         self._store: TrialStore | None = None
+        self._file: Path | None = None
         collectors = open_collectors()
         self._poller = Poller(collectors)
         self._gpus = next((one for one in collectors if isinstance(one, GpuCollector)), None)
@@ -268,13 +270,18 @@ class Supervisor:
         self._poller.close()
         self._close_store()
 
-    def open_store(self, ranks: int) -> Store:
+    def open_store(self, ranks: int) -> str | Store:
         """Open a store in which so many ranks of this node and others meet in the next trial; its end closes it.
+
+        At the loopback, all nodes are on this machine, and a file serves them.
 
         Raises:
             RuntimeError: it cannot listen, or no process can be forked.
         """
         self._close_store()
+        if self.host == LOOPBACK:
+            self._file = self._new_file()
+            return str(self._file)
         prefix = secrets.token_hex(16)
         self._store = TrialStore(self._context, self.host, prefix, ranks)
         return Store(host=self.host, port=self._store.port, prefix=prefix)
@@ -283,6 +290,13 @@ class Supervisor:
         if self._store is not None:
             self._store.close()
             self._store = None
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            self._file = None
+
+    def _new_file(self) -> Path:
+        """Return a file for the keys of one trial, in a folder of mode 0700, whose socket starts ranks."""
+        return Path(get_temp_dir(), f"trial{next(self._trials)}")
 
     def run(self, order: TrialOrder, *, stop: int, progress: Callable[[Progress], None]) -> TrialEnded:
         """Measure the case once with fresh ranks; return how it ended, when none of them is left.
@@ -290,8 +304,10 @@ class Supervisor:
         stop: a file descriptor that becomes readable when the runner wants the trial ended.
         """
         ranks: list[RankProcess] = []
-        # In a folder of mode 0700, whose socket starts ranks. A file is used once: it keeps the keys of earlier ranks.
-        file = Path(get_temp_dir(), f"trial{next(self._trials)}")
+        store = order.store
+        if store is None:
+            self._file = self._new_file()
+            store = str(self._file)
         patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
         folder = self.runs / order.run
         node_log = folder / f"node{order.node}.jsonl"
@@ -306,7 +322,7 @@ class Supervisor:
         ):
             try:
                 for rank in order.ranks:
-                    ranks.append(RankProcess(self._context, _rank_order(order, rank, folder, order.store or str(file))))
+                    ranks.append(RankProcess(self._context, _rank_order(order, rank, folder, store)))
                 outcome = self._watch(order, ranks, stop, progress)
                 if outcome == "interrupted":
                     patience = ON_CPU  # No trial follows, and the runner waits for us.
@@ -315,7 +331,6 @@ class Supervisor:
             finally:
                 notes = end(ranks, patience)
                 self._close_store()
-                file.unlink(missing_ok=True)
             if outcome != "done" and self._gpus is not None:
                 notes += wait_until_freed(ranks, self._gpus, patience, is_named=names_all_processes())
         if notes:
