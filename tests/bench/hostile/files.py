@@ -50,6 +50,7 @@ def make_files(folder: Path) -> None:
         "deep.toml": f"x = {'[' * 5000}",
         "deep-key.toml": f"{'a.' * 60_000}b = 1",
         "deep-table.toml": f"[{'a.' * 60_000}b]",
+        "many-tables.toml": "".join(f"[t{number}.a.b.c.d]\n" for number in range(5000)),
         "long-number.toml": f"schema_version = 0x{'f' * 5000}",
         "levels.toml": '[[accepted_efficiency]]\nstrategy="dpp"\ndevice="cuda"\nscaling="weak"\nratio=1',
         "stack.toml": "[prometheus]\nprot = 9090",
