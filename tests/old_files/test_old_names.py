@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,16 +28,26 @@ def test_every_command_has_every_option_and_choice_that_it_had() -> None:
             assert set(choices) <= set(now[command][option]), f"{command} {option}"
 
 
+_NEW_VERSIONS = {"parameter_server": 2}
+"""Strategies that measure something else than in that version, and whose cases thus have other keys, on purpose:
+parameter_server sends its messages by gloo, and no longer by torch's RPC."""
+
+
 def test_every_strategy_has_its_versions_and_options_with_their_defaults() -> None:
     now = forms.strategies()
     for name, old in forms.expected("strategies").items():
         assert old.pop("options").items() <= now[name].pop("options").items(), name
+        if name in _NEW_VERSIONS:
+            old["version"] = old["cuda_version"] = _NEW_VERSIONS[name]
         assert old == now[name]
 
 
 def test_a_case_of_each_strategy_has_the_key_that_it_had() -> None:
     old = forms.expected("case_keys")
     assert {words.split()[0] for words in old} == set(forms.expected("strategies"))
+    for words, key in old.items():
+        if (version := _NEW_VERSIONS.get(words.split()[0])) is not None:
+            old[words] = json.dumps(json.loads(key) | {"version": version}, separators=(",", ":"))
     assert forms.case_keys() == old
 
 

@@ -40,6 +40,9 @@ SHAPE = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "
 SLOW_LOADER = ("--option", "loader_delay_ms=100")
 FIGURES = {metric.name: metric for metric in (*probes.METRICS, *results.METRICS)}
 SCRAPE_S = 1
+POINT_S = 5
+"""Lines have points at multiples of a sixtieth of the page's time, which is less; what came since the last is not
+drawn yet."""
 AGENT_LAG_S = 10.0
 """What is stored may be older by a beat; far more on a machine that others keep busy."""
 
@@ -88,7 +91,7 @@ def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
         empty["while"] = _empty_panels(prometheus, of_long["metric"]["run"])
         assert prometheus.query(_on_slot(RUN_INFO, 0)), "the long run goes on"
         _end(long)
-    _wait_until(lambda: len(prometheus.query(RESULT_INFO.name)) == 2)
+    _wait_until(lambda: len(prometheus.query(f"{RESULT_INFO.name} offset {POINT_S}s")) == 2)
     _wait_until(lambda: not prometheus.query(STEP_SECONDS.name))
     _wait_until(lambda: sum(float(one["value"][1]) for one in prometheus.query(RUNS.name)) == 2)
     texts["after"] = _text(address)

@@ -343,6 +343,12 @@ _COST = (
         steps=rising(_LIMITS.agents.missed_ratio),
     ),
     _lines(
+        "Answers that cannot be, left out since the agent began",
+        # No rate: there is no series before the first of these answers, and often no second.
+        _query(agent.IMPLAUSIBLE, promql.select(agent.IMPLAUSIBLE, **OF_NODE), "count", "{{source}}: {{question}}"),
+        absent="Nothing has answered what cannot be, or the agent is not there.",
+    ),
+    _lines(
         "A beat, and how late one is",
         _gauge(agent.AGENT_BEAT_SECONDS, "from beat to beat"),
         _query(
