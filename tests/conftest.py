@@ -50,6 +50,14 @@ def _ctrl_c_is_heard() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def _umask_of_the_tests() -> Iterator[None]:
+    """Our command keeps what it writes for its user; run in this process, it leaves its umask behind."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """An empty folder whose name leaves room for a socket's, which may have 107 letters in all."""

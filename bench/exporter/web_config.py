@@ -198,12 +198,21 @@ class _File:
             raise self._misuse("its tables are nested too deeply; name a web configuration") from None
         except yaml.YAMLError:
             raise self._misuse("is no text; it must be YAML in UTF-8") from None
+        except (ArithmeticError, AttributeError, LookupError, ValueError):  # Of PyYAML's constructors.
+            raise self._misuse(
+                "a value cannot be read, like a number of 5,000 digits or the date 2001-99-99; quote it"
+            ) from None
 
     def _tls(self, table: object) -> TlsConfig:
         where = "tls_server_config"
         words = {
             key: self._text(value, f"{where}.{key}") for key, value in self._table(table, where, _TLS_KEYS).items()
         }
+        for key, text in words.items():  # A path with a NUL, which Python would not even look for.
+            if not text.isprintable():
+                raise self._misuse(
+                    f"{where}.{key} is {json.dumps(text)}; it may be one line without control characters"
+                )
         for key in ("cert_file", "key_file"):
             if not words.get(key):
                 raise self._misuse(f"{where}.{key} is missing; name the PEM file of the server's {key[:-5]}")
@@ -263,15 +272,17 @@ class _File:
             raise self._misuse(f"{where or 'the file'} must be a table of keys and values")
         for key in value:
             if not isinstance(key, str):
-                raise self._misuse(f"{where}: key {key} is no text; quote it")
+                raise self._misuse(f"{where}: key {_shown(key)} is no text; quote it")
             if known is not None and key not in known:
                 name = f"{where}.{key}" if where else key
                 raise self._misuse(f"{name} is not known here; it may be {', '.join(known)}")
         return value
 
     def _text(self, value: object, where: str) -> str:
+        if isinstance(value, (list, dict, set)):  # Not shown: with aliases, a short file writes out as gigabytes.
+            raise self._misuse(f"{where} is a list or table; it must be text")
         if value is not None and not isinstance(value, str):
-            raise self._misuse(f"{where} is {value}, which is no text; quote it")
+            raise self._misuse(f"{where} is {_shown(value)}, which is no text; quote it")
         return value or ""
 
     def _one_of(self, value: str, where: str, known: Collection[str]) -> str:
@@ -281,6 +292,14 @@ class _File:
 
     def _misuse(self, text: str) -> Misuse:
         return Misuse(f"{self._path}: {text}")
+
+
+def _shown(value: object) -> str:
+    """Return the value, unless it is a number of more digits than Python writes."""
+    try:
+        return str(value)
+    except ValueError:
+        return "a long number"
 
 
 # The server's configuration made from the file, kept up to date while it serves.

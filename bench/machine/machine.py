@@ -31,8 +31,8 @@ _RELEVANT = (
 )
 # PAT is a personal access token as a word of its own, and else a part of PATH.
 _SECRET = (
-    r"token|secret|key|cred|cookie|pass(?![a-z])|passw|passphrase|passcode|pwd"
-    r"|(?<![a-z])auth|(?<![a-z])pats?(?![a-z])|(?<![a-z])sig(?:nature)?(?![a-z])"
+    r"token|secret|key|cred|cookie|pass(?![a-z])|passw|passphrase|passcode|pwds?(?![a-z])"
+    r"|(?<![a-z])(?:pw|login)s?(?![a-z])|(?<![a-z])auth|(?<![a-z])pats?(?![a-z])|(?<![a-z])sig(?:nature)?(?![a-z])"
 )
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
 # What values of settings are made of; whatever else stands in a value, nobody has said that it may be shown.
@@ -41,6 +41,9 @@ _BETWEEN_PARTS = re.compile(r"[ ,;:=]+")
 # Numbers, words (ring, NVLS, CollnetDirect) and short names (mlx5, LL128): a token is longer, with digits or at random.
 _WORD = re.compile(r"[A-Za-z0-9]{1,16}|[0-9]{1,20}|[a-z]+|[A-Z]+|(?:[A-Z]?[a-z]{2,}+|[A-Z]{2,4}+)+")
 _LONGEST_WORD = 32
+# A word of upper case, lower case and digits, as passwords and tokens have them; IBext_v8 and B200s are shorter.
+_MIXED_WORD = re.compile(r"(?=[a-z0-9]*[A-Z])(?=[A-Z0-9]*[a-z])(?=[A-Za-z]*[0-9])[A-Za-z0-9]+")
+_MOST_MIXED = 7
 # Up to the last @ of the word: a password may contain an unescaped @, and hiding too much does no harm.
 _USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET_QUERY = re.compile(rf"([?&][^=&\s]*(?:{_SECRET})[^=&\s]*=)[^&\s]*", re.IGNORECASE)
@@ -56,22 +59,24 @@ def relevant(environment: Mapping[str, str]) -> dict[str, str]:
     numbers, words, short names, paths. URLs in other values are redacted.
     """
     return {
-        name: REDACTED if _SECRET_NAME.search(name) or not _is_setting(redacted := redact(value)) else redacted
+        name: REDACTED if _SECRET_NAME.search(name) or not _is_setting(name, redacted := redact(value)) else redacted
         for name, value in sorted(environment.items())
         if name.startswith(_RELEVANT) and name not in CACHES
     }
 
 
-def _is_setting(value: str) -> bool:
+def _is_setting(name: str, value: str) -> bool:
     """Return whether the value is made of paths, numbers and words: `mlx5_0:1`, `/opt/cuda`, `max_split_size_mb:64`."""
     return _PLAIN.fullmatch(value) is not None and all(
-        part.startswith(("/", "~/", "./")) or all(map(_is_word, re.findall(r"[A-Za-z0-9]+", part)))
+        part.startswith(("/", "~/", "./")) or _has_words_only(name, re.findall(r"[A-Za-z0-9]+", part))
         for part in _BETWEEN_PARTS.split(value)
     )
 
 
-def _is_word(text: str) -> bool:
-    return len(text) <= _LONGEST_WORD and _WORD.fullmatch(text) is not None
+def _has_words_only(name: str, words: list[str]) -> bool:
+    # Slurm's variables name partitions and nodes, such as gpuA100x4.
+    mixed = 0 if name.startswith("SLURM_") else sum(len(word) for word in words if _MIXED_WORD.fullmatch(word))
+    return mixed <= _MOST_MIXED and all(len(word) <= _LONGEST_WORD and _WORD.fullmatch(word) for word in words)
 
 
 def redact(text: str) -> str:

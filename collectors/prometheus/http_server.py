@@ -33,7 +33,7 @@ REQUEST_S = 30.0
 MOST_CLIENTS = 64
 """How many clients are served at once; more are turned away, so that they cost no thread."""
 SHARE = 4
-"""An address has this part of these places at most."""
+"""An address, or a user of this machine, has this part of these places at most."""
 KEPT_S = 310.0
 """How long a connection is kept without a request. Prometheus closes its own after 5 minutes, so that it is first."""
 MOST_KEPT = 64
@@ -124,7 +124,7 @@ class _Connection:
     socket: socket.socket
     address: Any
     network: str
-    since_s: float
+    since_s: float = 0.0
     slow_since_s: float | None = None
     tls: ssl.SSLContext | None = None
     is_begun: bool = False
@@ -225,7 +225,7 @@ class _Connections:
                     time.sleep(_NO_FILES_S)  # The client waits at the door, and the selector would tell so at once.
             return  # Otherwise the client has gone again.
         client.setblocking(True)
-        self._begin(_Connection(socket=client, address=address, network=network_of(address[0]), since_s=0.0))
+        self._begin(_Connection(socket=client, address=address, network=network_of(address, client.getsockname())))
 
     def _take_up(self, connection: _Connection) -> None:
         """Have a kept connection served that has something to read. Its end alone costs no thread."""

@@ -18,6 +18,16 @@ from tests.security.users import User
 pytestmark = pytest.mark.timeout(120)
 
 _SCRAPES = 12
+_SCRAPE = """
+import sys, urllib.error, urllib.request
+for _ in range(int(sys.argv[2])):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=60) as answer:
+            answer.read()
+            print(answer.status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
 _DRIP = """
 import socket, sys, time
 port, head = int(sys.argv[1]), sys.argv[2].encode()
@@ -50,6 +60,21 @@ def guess(words):
             pass
 for number in range(40):
     threading.Thread(target=guess, args=(itertools.count(number, 40),)).start()
+print("held", flush=True)
+"""
+_PIPELINE = """
+import socket, sys, threading
+def ask():
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as client:
+                client.sendall(b"GET /metrics HTTP/1.1\\r\\n\\r\\n" * 200)
+                while client.recv(1 << 16):
+                    pass
+        except OSError:
+            pass
+for _ in range(40):
+    threading.Thread(target=ask).start()
 print("held", flush=True)
 """
 _PRETEND = """
@@ -115,6 +140,12 @@ def _scrape(port: int, authorization: str | None = None) -> int:
 def test_connections_that_are_held_open_lock_no_scrape_out(victim: User, attacker: User, head: str) -> None:
     with _serving(victim) as port, _attacking(attacker, _DRIP, str(port), head):
         assert [_scrape(port) for _ in range(_SCRAPES)] == [200] * _SCRAPES
+
+
+def test_requests_without_a_pause_lock_no_scrape_out(victim: User, attacker: User) -> None:
+    with _serving(victim) as port, _attacking(attacker, _PIPELINE, str(port)):
+        said = victim.python(_SCRAPE, str(port), str(_SCRAPES))
+    assert said.stdout.split() == ["200"] * _SCRAPES
 
 
 def test_guesses_of_a_password_lock_no_scrape_out(victim: User, attacker: User) -> None:

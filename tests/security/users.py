@@ -49,6 +49,7 @@ class User:
         }
         inherited = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS")}
         identity = ["setpriv", "--reuid", str(self.uid), "--regid", str(self.uid), "--clear-groups", "--", *argv]
+        options.setdefault("umask", 0o022)
         env = inherited | own | options.pop("env", {})
         cwd = options.pop("cwd", self.home)
         process = subprocess.Popen([*_seen_by_all(), *identity], text=True, cwd=cwd, env=env, **options)
@@ -152,7 +153,7 @@ def _seen_by_all() -> list[str]:
                 break
     if not hidden:
         return []
-    lines = ["set -e", "aside=$(mktemp -d)", "mount -t tmpfs -o mode=755 none $aside"]
+    lines = ["set -e", "wanted=$(umask)", "umask 022", "aside=$(mktemp -d)", "mount -t tmpfs -o mode=755 none $aside"]
     for number, (folder, paths) in enumerate(hidden.items()):
         # What is wanted is kept aside while an empty folder is laid over the hidden one.
         for path_number, path in enumerate(sorted(paths)):
@@ -162,5 +163,5 @@ def _seen_by_all() -> list[str]:
         for path_number, path in enumerate(sorted(paths)):
             lines += [f"mkdir -p {shlex.quote(str(path))}"]
             lines += [f"mount --move $aside/{number}.{path_number} {shlex.quote(str(path))}"]
-    lines += ["umount $aside", "rmdir $aside", 'exec "$@"']
+    lines += ["umount $aside", "rmdir $aside", "umask $wanted", 'exec "$@"']
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(lines), "sh"]

@@ -187,6 +187,8 @@ def whole_norm(group: dist.ProcessGroup, norm: float) -> float:
     Raises:
         PeerLost: a server is gone, or did not answer in time.
     """
+    if group.size() == 1:
+        return norm
     parts = [torch.empty((), dtype=torch.float64) for _ in range(group.size())]
     try:
         dist.all_gather(parts, torch.tensor(norm, dtype=torch.float64), group=group)

@@ -56,6 +56,11 @@ LINES = (
         "suite plan deep.toml", 2, "deep.toml: lists and tables are nested more than 16 deep (at line 1); a suite file"
     ),
     Line("suite plan deep-key.toml", 2, "deep-key.toml: a key has more than 16 parts (at line 1); a suite file needs"),
+    Line(
+        "suite plan many-tables.toml",
+        2,
+        "many-tables.toml: it has more than 4,000 tables and dotted keys (at line 4001)",
+    ),
     Line("suite plan deep-table.toml", 2, "deep-table.toml: a key has more than 16 parts (at line 1)"),
     Line("suite plan long-number.toml", 2, "long-number.toml: schema_version is a whole number beyond 64 bits"),
     Line(f"{_PLAN} --set", 2, "Option '--set' requires an argument"),

@@ -18,10 +18,16 @@ def test_only_what_can_change_a_measurement_is_kept() -> None:
         *("TORCH_HUB_TOKEN", "NCCL_SECRET", "CUDA_PASSWORD", "MKL_API_KEY", "NVIDIA_CREDENTIALS", "TORCH_token"),
         *("NCCL_AUTH", "NCCL_AUTHORIZATION", "UCX_PASS", "UCX_PASSPHRASE", "FI_PWD", "TORCH_HUB_PAT", "TORCH_PATS_2"),
         *("GLOO_CRED", "NVIDIA_COOKIE", "TORCH_SIG", "TORCH_SIGNATURE"),
+        *("TORCH_LOGIN", "TORCH_PW", "UCX_PW_2", "FI_PWDS", "NCCL_DBPWD", "NCCL_LOGINS", "NCCL_login"),
     ],
 )
 def test_a_secret_keeps_its_name_only(name: str) -> None:
     assert relevant({name: "hunter2"}) == {name: REDACTED}
+
+
+@pytest.mark.parametrize("name", ["NCCL_PWDX", "NCCL_PWM", "UCX_LOGINTERVAL", "TORCH_PATTERN", "NCCL_BYPASSED"])
+def test_a_name_that_only_contains_such_letters_is_a_settings(name: str) -> None:
+    assert relevant({name: "1"}) == {name: "1"}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,11 @@ def test_an_address_loses_who_and_by_which_password(value: str) -> None:
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.TVA",
         "0123456789abcdef0123456789abcdef",
         "it$a!secret",
+        "user:S3cretPw0rd",
+        "ghp_A1b2C3d4E5f6",
+        "A1b2C3d4E5f6G7h8-I9j0K1l2M3n4O5p6",
+        "aB3-dE5-gH7",
+        "S3cretPw",
         "two\nlines",
         "\x1b[31mred",
         "x" * 33,
@@ -78,6 +89,16 @@ def test_a_value_that_has_no_form_of_a_setting_is_hidden(value: str) -> None:
         ("KMP_AFFINITY", "granularity=fine,compact,1,0"),
         ("SLURM_JOB_NODELIST", "ip-10-0-1-7,gpu-a100-[001-128]"),
         ("TORCH_DISTRIBUTED_DEBUG", ""),
+        ("NCCL_SOCKET_IFNAME", "^docker0,lo"),
+        ("NCCL_IB_HCA", "mlx5_0:1,mlx5_1:1"),
+        ("NCCL_ALGO", "Ring,Tree"),
+        ("NCCL_TOPO_FILE", "/opt/nccl/Topo8xH100.xml"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,NET"),
+        ("NCCL_NET_GDR_LEVEL", "SYS"),
+        ("NCCL_CROSS_NIC", "AUTO"),
+        ("NCCL_PROTO", "LL128"),
+        ("NCCL_NET", "IBext_v8"),
+        ("SLURM_JOB_PARTITION", "gpuA100x4"),
     ],
 )
 def test_a_setting_is_kept_whole(name: str, value: str) -> None:

@@ -54,4 +54,26 @@ def test_connections_have_no_part_in_who_listens() -> None:
     ],
 )
 def test_clients_are_counted_by_what_one_of_them_has_at_least(host: str, network: str) -> None:
-    assert network_of(host) == network
+    assert network_of((host, 1), ("127.0.0.1", 2)) == network
+
+
+@pytest.mark.parametrize(
+    ("listening", "connected"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.8.9.1"), ("::1", "::1"), ("::", "127.0.0.1"), ("::", "::1")],
+)
+def test_a_client_of_this_machine_is_counted_with_those_of_its_user(listening: str, connected: str) -> None:
+    try:
+        held = listen(listening, 0)
+    except CannotListen as error:
+        pytest.skip(f"no such address here: {error}")
+    with held, socket.create_connection((connected, held.getsockname()[1])) as client:
+        served, address = held.accept()
+        with served:
+            assert network_of(address, served.getsockname()) == f"uid {os.getuid()} on this machine"
+            client.close()  # The kernel would now call it root's.
+            assert network_of(address, served.getsockname()) == "this machine"
+
+
+def test_who_listens_at_the_port_of_a_client_is_not_taken_for_the_client() -> None:
+    with listen("127.0.0.1", 0) as held:
+        assert network_of(held.getsockname(), ("127.0.0.1", 1)) == "this machine"

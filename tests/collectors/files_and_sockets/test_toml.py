@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.toml import MOST_DEPTH, MOST_PARTS, BadToml, TomlLimit, read_toml
+from collectors.toml import MOST_DEPTH, MOST_PARTS, MOST_TABLES, BadToml, TomlLimit, read_toml
 
 _MEMORY_BYTES = 1 << 30
 
@@ -33,6 +33,10 @@ def _keys(parts: int) -> str:
         f"x = '''\n{_keys(99)} '' {'[' * 99}'''''",
         f"x = [{', '.join(['1.5'] * 999)}]",
         "x = [[1], [2]]\n" + "[[y]]\n" * 99,
+        "".join(f"[t{number}]\n" for number in range(MOST_TABLES)),
+        "".join(f"t{number}.a = 1.5\n" for number in range(MOST_TABLES)),
+        "[[t]]\nx = [ # [\n" + "[1.5],\n  [2],\n" * MOST_TABLES + "]",
+        "x = '''\n" + "[t]\na.b = 1\n" * MOST_TABLES + "'''",
         "x = 0x7fff_ffff_ffff_ffff\ny = -9223372036854775808",
     ],
 )
@@ -51,6 +55,11 @@ def test_what_is_within_the_limits_is_read_as_python_reads_it(text: str) -> None
         (f"x = {'{a=' * (MOST_DEPTH + 1)}", "lists and tables are nested more than 16 deep (at line 1)"),
         (f"x = ['''\n'''\n,{'[' * MOST_DEPTH}", "lists and tables are nested more than 16 deep (at line 3)"),
         ("[t]\nx = [1, 0x8000000000000000]", "t.x is a whole number beyond 64 bits"),
+        ("\n[[t]]" * (MOST_TABLES + 1), "it has more than 4,000 tables and dotted keys (at line 4002)"),
+        ("[t] # [\n" * (MOST_TABLES + 1), "it has more than 4,000 tables and dotted keys (at line 4001)"),
+        ("a . 'b' = 1\n" * (MOST_TABLES + 1), "it has more than 4,000 tables and dotted keys (at line 4001)"),
+        ("\t[t]\r\na.b=1\r\n" * MOST_TABLES, "it has more than 4,000 tables and dotted keys (at line 4001)"),
+        (f"x = {{{'a.b=1,' * (MOST_TABLES + 1)}", "it has more than 4,000 tables and dotted keys (at line 1)"),
         (f"x = 0o{'7' * 9999}", "x is a whole number beyond 64 bits"),
         ("#" * 1_000_001, "it has more than 1,000,000 bytes"),
     ],
@@ -92,6 +101,7 @@ def test_any_text_is_read_as_python_reads_it_or_refused(text: str) -> None:
         r"'x = \"\"\"' + 'a\"' * 400_000 + '\"\"\"'",
         "'a.' * 15 + 'b' + '.b = 1\\n' * 60_000",
         r"'\"' * 900_000",
+        "'[a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p]\\n' + '0.a.b.c.d.e.f.g.h.i.j.k.l.m.n = 1\\n' * 28_000",
     ],
 )
 def test_no_text_takes_more_than_a_little_memory(text: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from bench.cli import main
 from tests.dashboards.alert_links import ALERTS
 
-PAGE = Path(__file__).parents[3] / "docs" / "runbooks" / "suite-case-failed.md"
+PAGE = Path(__file__).parents[4] / "docs" / "runbooks" / "suite-case-failed.md"
 
 
 @pytest.mark.parametrize("name", ["SuiteCaseFailed", "suite-case-failed", "suite-case-failed.md", "suitecasefailed"])

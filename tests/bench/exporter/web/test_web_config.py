@@ -83,6 +83,13 @@ def test_what_a_file_leaves_open_is_as_safe_as_prometheus_has_it(tmp_path: Path)
         ("tls_server_config: {key_file: k}", "tls_server_config.cert_file is missing; name the PEM file of the"),
         ("tls_server_config: {min_version: TLS13}", "tls_server_config.cert_file is missing"),
         ("tls_server_config: {cert_file: 5, key_file: k}", "tls_server_config.cert_file is 5, which is no text"),
+        (f"tls_server_config: {{cert_file: 0x{'f' * 5000}}}", "tls_server_config.cert_file is a long number, which is"),
+        (f"basic_auth_users:\n  ? 0x{'f' * 5000}\n  : x", "basic_auth_users: key a long number is no text; quote it"),
+        ("tls_server_config: {cert_file: [a]}", "tls_server_config.cert_file is a list or table; it must be text"),
+        (
+            'tls_server_config: {cert_file: "a\\0b"}',
+            'tls_server_config.cert_file is "a\\u0000b"; it may be one line without control characters',
+        ),
         ("tls_server_config: yes", "tls_server_config must be a table of keys and values"),
         ("- a\n- b", "the file must be a table of keys and values"),
         ("http_server_config: {http2: maybe}", "http_server_config.http2 must be true or false"),
@@ -122,6 +129,18 @@ def test_a_line_that_is_no_yaml_is_named_and_not_shown(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"line 2: ") as refused:
         _read(tmp_path, "basic_auth_users:\n  ann: secretword: [\n")
     assert "secretword" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("9" * 5000, "2001-99-99", "0000-01-01", "2001-01-01T00:00:00+99:99", f"1{':1' * 300}.5", '"\\UFFFFFFFF"'),
+        *("!!float x", "!!int x", '!!int ""', "!!bool x", "!!timestamp x", "!!map x"),
+    ],
+)
+def test_a_value_that_its_kind_does_not_allow_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(Misuse, match=r"web\.yml: a value cannot be read, like .*; quote it$"):
+        _read(tmp_path, f"a: {value}")
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
