@@ -42,7 +42,7 @@ COMMANDS = {
     "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
     "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
     "stack": "Prometheus, Alertmanager and Grafana with our alerts and dashboards, and what a fleet needs.",
-    "runbook": "What an alert means, what to look at and what to do.",
+    "runbook": "Print the runbook of an alert, or without a name the list of all alerts.",
     "completion": "The script with which a shell completes strategies, options and runs.",
 }
 """Each command and its one line of help, so that `--help` imports none of their modules."""
@@ -131,7 +131,7 @@ def run(arguments: Sequence[str]) -> int:
         code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
-        say(error.format_message())
+        say(error.format_message(), is_page=True)
         return MISUSE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "observatory"

@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
 
 from bench.errors import InfrastructureFailed, Misuse, size_limit_words
-from bench.runs.files import data_folder
+from bench.runs.files import data_folder, is_data_folder
 from collectors.files import is_ours, make_folder, user_name
 
 _LOCK_WAIT_S = 30
@@ -232,9 +232,9 @@ def check_writable(url: URL) -> None:
 def _check_file(url: URL, path: Path, writable: bool) -> None:
     folder = path.absolute().parent
     try:
-        if writable and folder == data_folder():
-            make_folder(folder)
-        if not writable and folder == data_folder() and not folder.exists():
+        if writable and is_data_folder(folder):
+            make_folder(data_folder())
+        if not writable and is_data_folder(folder) and not data_folder().exists():
             raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
         if not folder.is_dir():
             is_what = "is a file" if folder.exists() else "does not exist"

@@ -52,6 +52,14 @@ def data_folder() -> Path:
     return folder
 
 
+def is_data_folder(folder: Path) -> bool:
+    """Whether this is the folder of everything that we keep, be it safe or not (see `data_folder`)."""
+    try:
+        return folder == Path(platformdirs.user_data_dir(APPLICATION))
+    except RuntimeError:  # No HOME, and no account that has one.
+        return False
+
+
 MOST_BYTES = 64 << 20
 """Size limit of a file that is read whole. Traces are streamed and have no limit."""
 

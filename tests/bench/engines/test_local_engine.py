@@ -20,6 +20,7 @@ from bench.rank.fault_injection import Fault, FaultKind
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
 from collectors.sample_log import Ended, Opened, Reading, read
 from tests.bench.made.examples import SMALL, small_case
+from tests.bench.made.small_disk import on_a_full_disk
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -185,9 +186,12 @@ def test_the_others_are_gone_within_five_seconds_of_a_fault(engine: LocalEngine,
     assert waited_ns <= 5e9
 
 
-def test_a_rank_that_cannot_write_its_log_is_named_with_the_reason(engine: LocalEngine, tmp_path: Path) -> None:
-    (tmp_path / "rank1.jsonl").symlink_to("/dev/full")
-    ended = _run(engine, tmp_path, small_case(ranks=2))
+def test_a_rank_that_cannot_write_its_log_is_named_with_the_reason(tmp_path: Path) -> None:
+    with (
+        on_a_full_disk(tmp_path / "rank1.jsonl") as path,
+        LocalEngine(path.parents[1]) as engine,
+    ):
+        ended = _run(engine, path.parent, small_case(ranks=2))
     assert ended.cause is not None
     assert (ended.cause.kind, ended.cause.rank) == ("disk", 1)
     assert "No space left on device" in ended.cause.text
@@ -262,7 +266,7 @@ def test_a_killed_agent_is_told_without_the_log_of_its_profiler(tmp_path: Path) 
         engine.machine()
         agent.kill()
         with pytest.raises(InfrastructureFailed, match=r"^the agent of this machine ended with code -9$"):
-            engine.machine()
+            _run(engine, tmp_path, small_case())
 
 
 def test_an_agent_that_is_stopped_is_ended_when_its_time_is_over(tmp_path: Path) -> None:

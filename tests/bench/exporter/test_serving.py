@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.exporter.demo import NOTICE, open_demonstration
 from bench.exporter.server import NodePlan, once, open_server, serving
+from bench.machine.machine import Machine
+from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.run_dir import Run, begin
 from bench.runs.suite_record import SuiteRecord
@@ -260,11 +263,16 @@ def test_a_rank_is_joined_to_the_gpu_that_its_process_computes_on(tmp_path: Path
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_watched", [True, False], ids=["beside a watched node", "alone"])
 def test_logs_that_hang_hold_up_neither_scrapes_nor_the_watch_nor_the_end(
-    tmp_path: Path, url: str, is_watched: bool
+    tmp_path: Path, url: str, is_watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = begin(small_case(), make_machine(), tmp_path / "runs")
-    (run.folder / "machine.json").unlink()
-    os.mkfifo(run.folder / "machine.json")  # As a network file system that is gone: who opens it waits.
+    answers = threading.Event()
+
+    def machine_of(folder: Path) -> Machine:
+        answers.wait()  # As a network file system that is gone: who opens a file waits. A pipe would be refused.
+        return run_dir.machine_of(folder)
+
+    monkeypatch.setattr("bench.exporter.live_runs.machine_of", machine_of)
     watched, notices = FakeCollector(), Notices()
     late = "runs: their logs are not read within 1 s at times; what was read last is shown"
     node = NodePlan(polling=PollingConfig(beat_s=0.1), opener=lambda polling: [watched]) if is_watched else None
@@ -272,8 +280,7 @@ def test_logs_that_hang_hold_up_neither_scrapes_nor_the_watch_nor_the_end(
         _wait_until(lambda: RUN_STEP_SECONDS.name in _names(server) and late in notices)
         reads = watched.reads
         _wait_until(lambda: not is_watched or watched.reads > reads)
-    with (run.folder / "machine.json").open("w"):  # Lets the thread go.
-        pass
+    answers.set()  # Lets the thread go.
     ended("runs")
     run.close()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-_MOUNT = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=300k none "$0" && exec "$@"']
+_MOUNT = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=300k,mode=700 none "$0" && exec "$@"']
 
 
 def on_a_small_disk(folder: Path, *command: str) -> list[str]:
@@ -20,3 +22,18 @@ def on_a_small_disk(folder: Path, *command: str) -> list[str]:
     if mounted.returncode:
         pytest.skip(f"no right to mount a small file system here: {mounted.stderr.strip()}")
     return [*_MOUNT, str(folder), *command]
+
+
+_FILL = ': > "$0/file"; head -c 1M /dev/zero > "$0/filler" 2>&-; mount --bind "$0/file" "$1" && echo full && exec cat'
+
+
+@contextmanager
+def on_a_full_disk(path: Path) -> Iterator[Path]:
+    """Let an empty file at the path lie on a full disk; give the path by which it is seen so. Needs the same rights."""
+    path.touch()
+    disk = path.with_name("disk")
+    command = on_a_small_disk(disk, "sh", "-c", _FILL, str(disk), str(path))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as mounting:  # Ends with its input.
+        assert mounting.stdout is not None
+        assert mounting.stdout.readline() == b"full\n"
+        yield Path(f"/proc/{mounting.pid}/root{path}")

@@ -377,7 +377,7 @@ def test_runs_cannot_be_made_below_a_file(tmp_path: Path) -> None:
 def test_what_one_place_refuses_the_other_keeps(tmp_path: Path, history: History) -> None:
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S})
     (summary,) = measure_fake(tmp_path, engine, DDP).summaries
-    (Path(summary.folder) / "summary.part").mkdir()  # So that summary.json cannot be written.
+    (Path(summary.folder) / "summary.json").mkdir()  # So that it cannot be written.
     kept = persist([summary], engine.machine(), history, explicit_baseline=None)
     (failure,) = kept.failures
     assert str(failure).startswith(f"{summary.folder}/summary.json cannot be written")

@@ -429,7 +429,7 @@ def test_a_file_of_a_newer_version_is_refused_before_its_keys_are_read(folder: P
     [
         ("empty.toml", b"", "is empty; a suite has a line schema_version = 1 and a table for each case, as [case.ddp]"),
         ("comment.toml", b"# nothing else\n", "is empty; a suite has a line schema_version = 1"),
-        ("picture.toml", b"\x89PNG\r\n\xff\xfe", ": it is no text in UTF-8; this is no TOML"),
+        ("picture.toml", b"\x89PNG\r\n\xff\xfe", "is no text in UTF-8; name a suite file, which is TOML"),
         ("long.toml", b"#" * 1_000_001, "has more than 1,000,000 bytes; a suite file has fewer"),
         (
             "deep.toml",

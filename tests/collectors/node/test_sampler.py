@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import psutil
-import pytest
 
 from collectors.metrics import host
 from collectors.node.node_log import NodeState, open_node_log
@@ -16,10 +15,10 @@ from collectors.node.poller import Poller
 from collectors.node.registry import NodeCollector
 from collectors.node.watch import Sampler, polling
 from collectors.sample_log import Changed, NodeOpened, Note, Polled, Record, SampleLog, read
+from tests.bench.made.small_disk import on_a_full_disk
 from tests.collectors.fake_collectors import FakeCollector, FakeHang, ended, lose_its_way
 
 SECOND = 1_000_000_000
-needs_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, a disk that is always full")
 
 
 class FakeTime:
@@ -141,12 +140,10 @@ def test_a_second_trial_appends_to_the_log_of_its_run(tmp_path: Path) -> None:
     assert kinds == [NodeOpened, Polled, Changed] * 2
 
 
-@needs_full_disk
 def test_a_disk_that_fills_up_ends_the_polling_with_its_reason(tmp_path: Path) -> None:
-    path = tmp_path / "node0.jsonl"
-    path.symlink_to("/dev/full")
     collector, time = FakeCollector(), FakeTime(waits=5)
     with (
+        on_a_full_disk(tmp_path / "node0.jsonl") as path,
         closing(_poller([collector])) as poller,
         Sampler(poller, SampleLog(path), trial=0, stop_s=60, clock_ns=time.clock_ns, wait=time.wait) as sampler,
     ):
@@ -233,16 +230,14 @@ def test_a_log_that_cannot_be_opened_is_said_and_ends_nothing(tmp_path: Path) ->
     assert problems == [f"the node's log cannot be written: No such file or directory: {path}"]
 
 
-@needs_full_disk
 def test_a_log_that_cannot_be_begun_is_said_and_leaves_no_file_open(tmp_path: Path) -> None:
-    path = tmp_path / "node0.jsonl"
-    path.symlink_to("/dev/full")
     problems: list[str] = []
-    before = psutil.Process().num_fds()
-    with (
-        closing(_poller([FakeCollector()])) as poller,
-        polling(poller, path, run="r", node=0, trial=0, on_problem=problems.append),
-    ):
-        pass
-    assert problems == [f"the node's log cannot be written: No space left on device: {path}"]
-    assert psutil.Process().num_fds() == before
+    with on_a_full_disk(tmp_path / "node0.jsonl") as path:
+        before = psutil.Process().num_fds()
+        with (
+            closing(_poller([FakeCollector()])) as poller,
+            polling(poller, path, run="r", node=0, trial=0, on_problem=problems.append),
+        ):
+            pass
+        assert problems == [f"the node's log cannot be written: No space left on device: {path}"]
+        assert psutil.Process().num_fds() == before

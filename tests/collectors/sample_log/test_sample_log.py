@@ -1,6 +1,5 @@
 """A sample log is whole up to its last line, whatever happened to its writer."""
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -22,6 +21,7 @@ from collectors.sample_log import (
     TimedMessage,
     read,
 )
+from tests.bench.made.small_disk import on_a_full_disk
 
 OPENED = Opened(run="r", trial=0, rank=1, time_ns=1, pid=2, host="here")
 READING = Reading(
@@ -68,12 +68,12 @@ def test_a_new_writer_does_not_continue_the_half_line_of_a_dead_one(tmp_path: Pa
     assert read(tmp_path / "log").records == [OPENED, ENDED]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here, which is a disk that is always full")  # noqa: PTH110
 def test_a_full_disk_is_an_error_with_the_path(tmp_path: Path) -> None:
-    (tmp_path / "log").symlink_to("/dev/full")
-    log = SampleLog(tmp_path / "log")
-    with pytest.raises(LogUnwritable, match=r"No space left on device.*log"):
-        log.write(OPENED)
+    with on_a_full_disk(tmp_path / "log") as path:
+        log = SampleLog(path)
+        with pytest.raises(LogUnwritable, match=rf"No space left on device.*{path}"):
+            log.write(OPENED)
+        log.close()
 
 
 def test_a_reading_of_training_is_written_as_before(tmp_path: Path) -> None:
