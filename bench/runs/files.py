@@ -45,6 +45,12 @@ def data_folder() -> Path:
                     f"{name} {place} belongs to {user_name(found.st_uid)} and not to you; set HOME or XDG_DATA_HOME to"
                     " a folder of your own"
                 )
+    try:
+        folder.lstat()
+    except PermissionError:
+        return folder
+    except OSError:
+        pass
     if (why := exposed_by(folder)) is not None:
         raise Misuse(
             f"the data folder {folder} could be replaced: {why}; set HOME or XDG_DATA_HOME to a folder of your own"
