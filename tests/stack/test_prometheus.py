@@ -25,7 +25,7 @@ from bench.runs.summary import Summary, series_of
 from collectors.metrics import host, probes, results
 from collectors.metrics.agent import RANK_INFO, RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
 from collectors.metrics.metric import STATISTICS, Metric
-from collectors.metrics.rank import LOSS, OVERLAP_SECONDS, PHASE_SECONDS, STEP_SECONDS, TOKENS
+from collectors.metrics.rank import LOSS, OVERLAP_SECONDS, PHASE_SECONDS, STATE_BYTES, STEP_SECONDS, TOKENS
 from collectors.metrics.registry import form_of
 from collectors.metrics.run_counts import RUNS, STEP_DURATION, STEPS
 from collectors.node.node_log import NodeState
@@ -88,6 +88,8 @@ def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
             (of_long,) = prometheus.query(_on_slot(RUN_INFO, 0))
             live = {slot: _live_names(prometheus, slot) for slot in ("0", "1")}
             _end(short)
+        # What is instrumented comes at the end of a trial: the short run may have had it before the long one has.
+        _wait_until(lambda: prometheus.query(f"{_on_slot(STATE_BYTES, 0)} offset {POINT_S}s"), beside=long)
         empty["while"] = _empty_panels(prometheus, of_long["metric"]["run"])
         assert prometheus.query(_on_slot(RUN_INFO, 0)), "the long run goes on"
         _end(long)
