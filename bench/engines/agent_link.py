@@ -120,7 +120,7 @@ class AgentLink:
         self._channel.start()
 
     def ready(self) -> Ready:
-        """Wait until ranks can be started; return what the agent says of its node, which it says once.
+        """Wait until ranks can be started; return the node that the agent reports, which it does once.
 
         Raises:
             InfrastructureFailed: the agent does not start.

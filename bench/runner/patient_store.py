@@ -20,7 +20,7 @@ PAUSE_S = 1.0
 
 
 class PatientStore:
-    """A history of which every failure is told once and survived. Use it in a `with`, which opens and closes it.
+    """A history whose failures are each reported once and survived. Use it in a `with`, which opens and closes it.
 
     What it misses meanwhile is in the folders of the runs, from which it is recovered.
 

@@ -265,7 +265,7 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
 
 
 def _check_neighbours(url: URL, path: Path) -> None:
-    """Refuse a store of ours beside which others could put a file: SQLite takes in a log that lies beside it.
+    """Refuse our store where others could add a file to its folder: SQLite replays a log that it finds there.
 
     Raises:
         InfrastructureFailed: everybody may write the folder, or a log beside the store is another user's.

@@ -123,7 +123,7 @@ def states_of(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmNode:
-    """What Slurm says of a node. state: in Slurm's words, for people. cores, memory_bytes: None where implausible."""
+    """A node as Slurm reports it. state: in Slurm's words, for people. cores, memory_bytes: None where implausible."""
 
     name: str
     state: str
