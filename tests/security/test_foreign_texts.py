@@ -1,4 +1,4 @@
-"""Files that another user wrote cost their reader no memory, and what the reader's environment keeps secret stays so."""
+"""Files of another user cost their reader no memory, and secrets of the environment are not printed."""
 
 from __future__ import annotations
 
