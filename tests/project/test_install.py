@@ -18,7 +18,7 @@ _EXTRAS = re.compile(r"pip install[^\n`\"]*\[[a-z,]+\]'?")
 def _said(venv: Path, devices: str) -> str:
     """What `make install` says. The Python that would make the environment fails, so that nothing is downloaded."""
     done = subprocess.run(
-        ["make", "install", f"VENV={venv}", "PYTHON=false", f"GPU_DEVICES={devices}"],
+        ["make", "--no-print-directory", "install", f"VENV={venv}", "PYTHON=false", f"GPU_DEVICES={devices}"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -46,8 +46,9 @@ WHERE_ALL_IS_WELL = {
     "fleet: Errors of NVLinks in this time range: Errors of NVLinks in this time range",
     "fleet: Errors of PCIe links in this time range: Errors of PCIe links in this time range",
     "one-gpu: Share of time in which clocks are held back, by reason: GPU {{gpu}} {{reason}} (sampled) {{work}}",
+    "one-host: Answers that cannot be, left out since the agent began: {{source}}: {{question}}",
 }
-"""Queries that show nothing where all is well, as with the links of the recorded GPUs."""
+"""Queries that show nothing where all is well, as with the links of the recorded GPUs before the first breaks."""
 STATE = "one-gpu: Lost, late, or waiting for a repair: GPU {{gpu}} {{state}} {{work}}"
 HELD_BACK = "one-gpu: Share of time in which clocks are held back, by reason"
 POWER = "one-gpu: Power, of the limit in force"

@@ -264,12 +264,13 @@ def _hanging(gpu: RecordedGpu) -> RecordedGpu:
 
 
 def _broken(gpu: RecordedGpu) -> RecordedGpu:
-    """Break a row of its memory: XID 63 says that it is remapped, after the next reset."""
+    """Break a row of its memory: XID 63 says that it is remapped, after the next reset. Its sensor answers nonsense."""
     broken = {
         **{field_question(number, 0): at((0, 0), (_BROKEN_S, 1), is_counter=True) for number in (4, 6, 143)},
         **{field_question(number, 0): at((0, 0), (_BROKEN_S, 1)) for number in (144, 230)},
         field_question(3, 0): at((0, 0), (180, 1), (250, 3), is_counter=True),
         field_question(5, 0): at((0, 12), (180, 13), (250, 15), is_counter=True),
+        field_question(82, 0): at((0, 31), (30, 40), (_BROKEN_S, 2**32 - 1), (_BROKEN_S + 120, 40), (585, 31)),
     }
     events = [
         Event(at_s=_BROKEN_S, kind=0x2, data=0),

@@ -81,7 +81,7 @@ LINES = (
     Line("show pipe-run --details", 2, "pipe-run/case.json cannot be read: Is a named pipe"),
     Line("show pipe-run --timeline", 2, "pipe-run/case.json cannot be read: Is a named pipe"),
     Line("show pipe-run --export new", 2, "pipe-run/case.json cannot be read: Is a named pipe"),
-    Line("show device-run", 2, "device-run/case.json cannot be read: Is a device"),
+    Line("show device-run", 2, "device-run/case.json cannot be read: it is a link"),
     Line("show folder-run", 2, "folder-run/case.json cannot be read: Is a directory"),
     Line("show x --strategy ddp", 2, "only the list of runs takes --strategy; leave out what"),
     Line("show x --suite smoke --limit 3", 2, "only the list of runs takes --suite and --limit; "),
