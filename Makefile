@@ -16,8 +16,8 @@ VENV := .venv
 GPU_DEVICES := $(wildcard /dev/nvidiactl /dev/dxg)
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-rest test-ray test-torch test-python servers drawing screenshots install install-dev check
-.PHONY: benchmarks clean
+.PHONY: demo test test-all test-rest test-slow test-alone test-ray test-torch test-python servers drawing screenshots
+.PHONY: install install-dev check benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/observatory run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny \
@@ -36,13 +36,20 @@ test: servers $(VENV)/.installed-dev check
 
 test-all: test test-rest
 
-# Those that measure run alone, one after another. Only files that have such tests are loaded: all take half a minute.
-test-rest: servers drawing $(VENV)/.installed-dev $(VENV)/.installed-ray
+test-rest:
+	$(MAKE) test-slow
+	$(MAKE) test-alone
+	$(MAKE) test-ray
+
+# Only files that have such tests are loaded: all take half a minute.
+test-slow: servers drawing $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone" \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests)
+
+# Those that measure, one after another.
+test-alone: servers $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m alone \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
-	$(MAKE) test-ray
 
 # Ray is 80 MB to install, and one of its clusters takes both cores of a small machine: its tests run alone, too.
 test-ray: $(VENV)/.installed-ray

@@ -19,6 +19,7 @@ from hypothesis import settings
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
 from tests.support.markers import usable_gpus, why_skipped
 from tests.support.ranks import KeptRanks, OnRanks, Result, run_on_ranks
+from tests.support.second_run import keep_exit_code
 
 settings.register_profile("any machine", deadline=None)  # A busy machine makes no example wrong.
 settings.load_profile("any machine")
@@ -89,6 +90,11 @@ def on_fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
         return run_on_ranks(ranks, function, *arguments, store=folder / f"store{next(numbers)}")
 
     return run
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """For a second run of what failed."""
+    keep_exit_code(session.config, exitstatus)
 
 
 def pytest_collection_finish() -> None:
