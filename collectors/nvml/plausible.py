@@ -55,7 +55,7 @@ _BYTES = _Range(0, 1 << 48, "bytes")
 _PERCENT = _Range(0, 100, "%")
 _POWER = _Range(0, 10_000_000, "mW")
 _CLOCK = _Range(0, 20_000, "MHz")
-_GENERATION, _LANES = _Range(0, 16), _Range(0, 64)
+_GENERATION, _LANES, _FLAG = _Range(0, 16), _Range(0, 64), _Range(0, 1)
 _ONE_NUMBER = {
     "nvmlSystemGetCudaDriverVersion": _Range(1000, 99_999),
     "nvmlDeviceGetCount": _Range(0, 1024, "GPUs"),
@@ -72,12 +72,16 @@ _ONE_NUMBER = {
     "nvmlDeviceGetCurrPcieLinkWidth": _LANES,
     "nvmlDeviceGetMaxPcieLinkWidth": _LANES,
     "nvmlDeviceGetTotalEccErrors": _Range(0, (1 << 32) - 2),
+    "nvmlDeviceGetPersistenceMode": _FLAG,
+    "nvmlDeviceGetNvLinkState": _FLAG,
+    # Drivers know nine reasons; later ones may know a few more.
+    "nvmlDeviceGetCurrentClocksEventReasons": _Range(0, (1 << 16) - 1),
 }
 
 
 def _check_memory(memory: Any) -> None:
     """Refuse memory of which more is free or reserved than there is."""
-    _BYTES.check(memory.total)
+    _Range(1, _BYTES.most, _BYTES.unit).check(memory.total)
     taken = memory.free + getattr(memory, "reserved", 0)
     if not 0 <= taken <= memory.total:
         raise Implausible(f"{taken} bytes free and reserved of {memory.total} are implausible")
@@ -98,9 +102,21 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = {
     "nvmlDeviceGetUtilizationRates": _check_utilization,
     "nvmlDeviceGetEncoderUtilization": lambda answer: _PERCENT.check(answer[0]),
     "nvmlDeviceGetDecoderUtilization": lambda answer: _PERCENT.check(answer[0]),
+    "nvmlDeviceGetMigMode": lambda answer: _FLAG.check(answer[0]),
     "nvmlDeviceGetMemoryInfo": _check_memory,
     "nvmlDeviceGetBAR1MemoryInfo": _check_window,
 }
+
+
+def lenient(read: Callable[[], Any]) -> Any:
+    """Return what `read` gives, and text that is no UTF-8 with "\\xff" for each such byte.
+
+    pynvml decodes a text when its function returns, and a text in a structure when the attribute is read.
+    """
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="backslashreplace")
 
 
 def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,10 +128,7 @@ def checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     check = _CHECKS.get(name)
 
     def call(*arguments: Any, **named: Any) -> Any:
-        try:
-            answer = function(*arguments, **named)
-        except UnicodeDecodeError as error:
-            return error.object.decode(errors="backslashreplace")
+        answer = lenient(lambda: function(*arguments, **named))
         if check is not None:
             check(answer)
         return answer
@@ -279,6 +292,17 @@ _RELATIONS = (
             of_labels={"clock": clock},
         )
         for clock in ("sm", "memory", "video")
+    ),
+    *(
+        _Relation(
+            question="PCIe link now",
+            metric=metric,
+            labels={"link": "now"},
+            times=1,
+            of=metric,
+            of_labels={"link": "maximum"},
+        )
+        for metric in (gpu_metrics.GPU_PCIE_GENERATION, gpu_metrics.GPU_PCIE_LANES, gpu_metrics.GPU_PCIE_LINK)
     ),
 )
 

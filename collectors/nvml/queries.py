@@ -26,6 +26,7 @@ from collectors.metrics.gpu import GPU_INFO
 from collectors.metrics.metric import Metric, Sample
 from collectors.nvml.fields import link_bytes_per_second
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError, says_unsupported
+from collectors.nvml.plausible import lenient
 
 # The fabric of NVLink switches, and how far a GPU has joined it.
 
@@ -118,8 +119,8 @@ class _Fact:
 
 
 def _pci_address(nvml: Nvml, handle: Any) -> str:
-    address = nvml.nvmlDeviceGetPciInfo_v3(handle).busId
-    return address.decode() if isinstance(address, bytes) else str(address)
+    info = nvml.nvmlDeviceGetPciInfo_v3(handle)
+    return str(lenient(lambda: info.busId))
 
 
 def _pcie_capability(nvml: Nvml, handle: Any) -> str:

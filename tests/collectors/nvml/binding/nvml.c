@@ -13,6 +13,11 @@ typedef struct { unsigned version; unsigned long long total, reserved, free, use
 typedef struct { unsigned long long total, free, used; } Window;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
 typedef struct {
+    char short_address[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char address[32];
+} Pci;
+typedef struct {
     uint32_t field, scope;
     int64_t time_us, latency_us;
     unsigned type, result;
@@ -57,7 +62,23 @@ int nvmlDeviceGetName(Device gpu, char *into, unsigned length) { return text(gpu
 int nvmlDeviceGetSerial(Device gpu, char *into, unsigned length) { return text(gpu, "NVML_SERIAL", "1650", into, length); }
 int nvmlDeviceGetVbiosVersion(Device gpu, char *into, unsigned length) { return text(gpu, "NVML_VBIOS", "96.00", into, length); }
 int nvmlDeviceGetNumaNodeId(Device gpu, unsigned *into) { return answer(gpu, "NVML_NUMA", 0, into); }
-int nvmlDeviceGetMigMode(Device gpu, unsigned *now, unsigned *next) { return NOT_SUPPORTED; }
+int nvmlDeviceGetPciInfo_v3(Device gpu, Pci *into) {
+    memset(into, 0, sizeof *into);
+    return text(gpu, "NVML_PCI", gpu == 1 ? "00000000:10:00.0" : "00000000:21:00.0", into->address, sizeof into->address);
+}
+int nvmlDeviceGetPersistenceMode(Device gpu, unsigned *into) { return answer(gpu, "NVML_PERSISTENCE", 1, into); }
+int nvmlDeviceGetMigMode(Device gpu, unsigned *now, unsigned *next) {
+    *next = 0;
+    return answer(gpu, "NVML_MIG", 0, now);
+}
+int nvmlDeviceGetNvLinkState(Device gpu, unsigned link, unsigned *into) {
+    return link < 18 ? answer(gpu, "NVML_NVLINK", 1, into) : NOT_SUPPORTED;
+}
+int nvmlDeviceGetNvLinkVersion(Device gpu, unsigned link, unsigned *into) { return answer(gpu, "NVML_NVLINK_VERSION", 7, into); }
+int nvmlDeviceGetCurrentClocksEventReasons(Device gpu, unsigned long long *into) {
+    *into = number(gpu, "NVML_REASONS", 0);
+    return SUCCESS;
+}
 int nvmlDeviceGetUtilizationRates(Device gpu, Utilization *into) {
     answer(gpu, "NVML_UTILIZATION", 97, &into->gpu);
     return answer(gpu, "NVML_MEMORY_UTILIZATION", 43, &into->memory);
@@ -89,7 +110,7 @@ int nvmlDeviceGetEnforcedPowerLimit(Device gpu, unsigned *into) { return answer(
 int nvmlDeviceGetTemperature(Device gpu, int sensor, unsigned *into) { return answer(gpu, "NVML_TEMPERATURE", 55, into); }
 int nvmlDeviceGetClockInfo(Device gpu, int clock, unsigned *into) { return answer(gpu, "NVML_CLOCK", 1755, into); }
 int nvmlDeviceGetMaxClockInfo(Device gpu, int clock, unsigned *into) { return answer(gpu, "NVML_MAX_CLOCK", 1980, into); }
-int nvmlDeviceGetCurrPcieLinkGeneration(Device gpu, unsigned *into) { return answer(gpu, "NVML_PCIE", 5, into); }
+int nvmlDeviceGetCurrPcieLinkGeneration(Device gpu, unsigned *into) { return answer(gpu, "NVML_PCIE_NOW", 5, into); }
 int nvmlDeviceGetCurrPcieLinkWidth(Device gpu, unsigned *into) { return answer(gpu, "NVML_LANES", 16, into); }
 int nvmlDeviceGetMaxPcieLinkGeneration(Device gpu, unsigned *into) { return answer(gpu, "NVML_PCIE", 5, into); }
 int nvmlDeviceGetMaxPcieLinkWidth(Device gpu, unsigned *into) { return answer(gpu, "NVML_LANES", 16, into); }

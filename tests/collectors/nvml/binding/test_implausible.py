@@ -77,10 +77,12 @@ FAULTS: dict[str, dict[str, str | bytes]] = {
         "BAR1": "1000",
         "FIELD_186": "9000000",
         "FIELD_187": "800000",
+        "PCIE_NOW": "6",
     },
+    "flags and masks": {**dict.fromkeys(("REASONS", "PERSISTENCE", "MIG", "NVLINK"), MOST), "TOTAL": "0", "FREE": "0"},
     "too much held": {"PROCESS": str(2**60)},
     "once seen": {"UTILIZATION": "627618", "MAX_CLOCK": "0"},
-    "texts": {"NAME": b"NVIDIA \xff\xfe H200", "SERIAL": b"\x80", "VBIOS": b"96\xa0"},
+    "texts": {"NAME": b"NVIDIA \xff\xfe H200", "SERIAL": b"\x80", "VBIOS": b"96\xa0", "PCI": b"0000\xff:10:00.0"},
     "identity": {"UUID": b"GPU-\xff", "DRIVER": b"580\xff"},
     "number of GPUs": {"COUNT": MOST},
 }
@@ -123,6 +125,9 @@ def test_healthy_gpus_answer_nothing_implausible(read: Read) -> None:
         ("all bits set", "instant power", "gpu_power_instant_watts", "4294967.295 W is implausible: 0 to 10000"),
         ("a little too much", "instant power", "gpu_power_instant_watts", "9000 is implausible where 700 is the limit"),
         ("a little too much", "minimum power limit", "gpu_power_limit_watts", "800 is implausible where 700 is the"),
+        ("a little too much", "PCIe link now", "gpu_pcie_link_generation", "6 is implausible where 5 is the limit"),
+        ("flags and masks", "clock event reasons", "gpu_clock_held_ratio", "4294967295 is implausible: 0 to 65535"),
+        ("flags and masks", "account of device memory", "gpu_memory_bytes", "0 bytes is implausible: 1 to"),
         ("all bits set", "energy counter", "gpu_energy_joules_total", "J is implausible"),
         ("all bits set", "memory temperature", "gpu_memory_temperature_celsius", "4294967295 C is implausible"),
     ],
@@ -145,9 +150,24 @@ def test_a_text_that_is_not_utf_8_affects_its_label_alone(read: Read) -> None:
         next(labels for name, labels, _ in read(fault)["samples"] if name == "gpu_info" and labels["gpu"] == "0")
         for fault in ("none", "texts")
     ]
-    assert infos[1] == {**infos[0], "name": r"NVIDIA \xff\xfe H200", "serial": r"\x80", "vbios": r"96\xa0"}
+    assert infos[1] == {
+        **infos[0],
+        "name": r"NVIDIA \xff\xfe H200",
+        "serial": r"\x80",
+        "vbios": r"96\xa0",
+        "pci_address": r"0000\xff:10:00.0",
+    }
     assert _series(read("texts")).keys() == _series(read("none")).keys()
     assert [gpu["name"] for gpu in read("texts")["gpus"]["gpus"]] == [r"NVIDIA \xff\xfe H200", "NVIDIA H200"]
+
+
+def test_a_flag_that_is_neither_0_nor_1_is_unknown(read: Read) -> None:
+    infos = [
+        next(labels for name, labels, _ in read(fault)["samples"] if name == "gpu_info" and labels["gpu"] == "0")
+        for fault in ("none", "flags and masks")
+    ]
+    assert {name for name in infos[0] if infos[0][name] != infos[1][name]} == {"persistence", "mig", "nvlink"}
+    assert {infos[1][name] for name in ("persistence", "mig", "nvlink")} == {"unknown"}
 
 
 def test_gpus_are_read_where_identity_and_driver_are_not_utf_8(read: Read) -> None:
