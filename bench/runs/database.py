@@ -69,6 +69,13 @@ def parse_url(text: str) -> URL:
         raise Misuse(
             "the store's URL cannot be read; it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
         ) from None
+    for host in _hosts(url):
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            raise Misuse(
+                f'store {shown(url)}: "{host}" is no name of a machine; parts between dots have 1 to 63 letters'
+            ) from None
     if url.drivername in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() not in ("sqlite", "postgresql"):
@@ -78,6 +85,12 @@ def parse_url(text: str) -> URL:
             f"store {shown(url)} names no file, and would keep nothing; it may be sqlite:////FOLDER/history.sqlite"
         )
     return url
+
+
+def _hosts(url: URL) -> list[str]:
+    """The machines in a URL: libpq takes several, also behind the question mark, and folders of sockets among them."""
+    hosts = [host for text in (url.host or "", *url.normalized_query.get("host", ())) for host in text.split(",")]
+    return [host for host in hosts if not host.startswith(("/", "@"))]
 
 
 def shown(url: URL) -> str:

@@ -217,6 +217,8 @@ LINES = (
     Line("run single --runs loop/x", 4, "no run can be written in loop/x: Too many levels of symbolic links"),
     Line(f"run single --runs {LONG}", 4, "File name too long; choose another place with --runs"),
     Line("run single --store notaurl", 2, "the store's URL cannot be read"),
+    Line("run single --store postgresql://db..example/x", 2, '"db..example" is no name of a machine'),
+    Line("run single --store 'postgresql:///x?host=db,a..b'", 2, '"a..b" is no name of a machine'),
     Line("run single --store sqlite:///", 2, "names no file, and would keep nothing"),
     Line("run single --store sqlite://", 2, "names no file, and would keep nothing"),
     Line("run single --dry-run --store sqlite:///:memory:", 2, "names no file, and would keep nothing"),

@@ -109,6 +109,7 @@ LINES = (
     Line("suite show --limit 0", 2, "0 is not in the range 1<=x<=1000000"),
     Line("suite show --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("suite show --store nonsense", 2, "the store's URL cannot be read"),
+    Line(f"suite show --store postgresql://{'a' * 64}/x", 2, '" is no name of a machine; parts between dots have 1 to'),
     Line("suite show 2026 --runs nights", 2, 'suite or suite run "2026" may be any of', before=3),
     # scaling
     Line("suite scaling", 2, "no suite has run yet; `observatory suite run scaling` runs one"),
