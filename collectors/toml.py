@@ -64,8 +64,10 @@ def read_toml(data: bytes) -> dict[str, Any]:
     _check(text)
     try:
         document = tomllib.loads(text)
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise BadToml(str(error)) from None
+    except ValueError:  # Python reads no number of more than 4,300 digits.
+        raise TomlLimit("it has a whole number beyond 64 bits") from None
     _check_numbers(document, ())
     return document
 

@@ -61,6 +61,7 @@ def test_what_is_within_the_limits_is_read_as_python_reads_it(text: str) -> None
         ("\t[t]\r\na.b=1\r\n" * MOST_TABLES, "it has more than 4,000 tables and dotted keys (at line 4001)"),
         (f"x = {{{'a.b=1,' * (MOST_TABLES + 1)}", "it has more than 4,000 tables and dotted keys (at line 1)"),
         (f"x = 0o{'7' * 9999}", "x is a whole number beyond 64 bits"),
+        (f"x = {'7' * 60_000}", "it has a whole number beyond 64 bits"),
         ("#" * 1_000_001, "it has more than 1,000,000 bytes"),
     ],
 )
