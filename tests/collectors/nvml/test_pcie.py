@@ -140,7 +140,8 @@ def test_after_a_beat_that_was_refused_the_bytes_are_counted_anew(whole_call: bo
 
 def test_generation_and_lanes_are_told_of_a_generation_whose_rate_is_not_known() -> None:
     clock = FakeClock()
-    with opened(replayed(a_node(a_gpu({"nvmlDeviceGetCurrPcieLinkGeneration": 9})), clock), clock) as collector:
+    gpu = a_gpu({f"nvmlDeviceGet{which}PcieLinkGeneration": 9 for which in ("Curr", "Max")})
+    with opened(replayed(a_node(gpu), clock), clock) as collector:
         found = values(collector.read(), gpu="0", link="now")
     assert (found[gpu_metrics.GPU_PCIE_GENERATION.name], found[gpu_metrics.GPU_PCIE_LANES.name]) == (9, 16)
     assert gpu_metrics.GPU_PCIE_LINK.name not in found
