@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from collectors.regular_files import open_regular
+
 _PROC = Path("/proc")
 _MOST_BYTES = 1 << 16
 """How much of a file is read; a process is in one cgroup of each hierarchy, of which there are at most a dozen."""
@@ -82,7 +84,7 @@ def _last(pattern: re.Pattern[str], paths: list[str]) -> str:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_MOST_BYTES).decode(errors="backslashreplace")
     except OSError:  # It has ended, or is another user's.
         return ""
