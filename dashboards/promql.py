@@ -148,11 +148,18 @@ def bearing(expression: str, info: str, labels: Sequence[str], *, on: Sequence[s
     named = (
         f"({expression}) * on ({_listed(on)}) group_left ({_listed(labels)}) ({info} and on ({_listed(on)}) {alone})"
     )
+    return either(joined(named, labels, called=called, between=between), unless(f"({expression})", alone, on=on))
+
+
+def cut(expression: str, label: str, *, to: int, called: str) -> str:
+    """Add to the expression's series the first characters of a label, as a new one; none where it has fewer."""
+    return f'label_replace({expression}, "{called}", "$1", "{label}", "(.{{{to}}}).*")'
+
+
+def joined(expression: str, labels: Sequence[str], *, called: str, between: str) -> str:
+    """Add labels of the expression's series to them, joined into one. between: what stands between its parts."""
     parts = ", ".join(f'"{label}"' for label in labels)
-    return either(
-        f'label_join({named}, "{called}", "{between}", {parts})',
-        unless(f"({expression})", alone, on=on),
-    )
+    return f'label_join({expression}, "{called}", "{between}", {parts})'
 
 
 def _on(labels: Sequence[str] | None) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from bench.exporter.demo_results import FAILED_STRATEGY, results_of
+from bench.exporter.gpu_placement import with_ranks
 from bench.exporter.latest_results import statistics_of
 from bench.exporter.server import answering, once, refusal
+from collectors.host.process_owner import ProcessOwner
 from collectors.metrics import agent, gate, host, results, run_counts, suites
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
@@ -34,9 +36,23 @@ NOTICE = (
 )
 
 
+_IN_A_POD, _IN_A_JOB = 5000, 5001
+"""The recorded processes on the slices of the GPU that MIG split; those on whole GPUs are the made-up run's ranks."""
+
+
+def made_owner(pid: int) -> ProcessOwner:
+    """Return the made-up owner of a recorded process."""
+    if pid == _IN_A_POD:
+        pod_uid = "6d3b1f0a-52c4-4e8b-9d57-0a1b2c3d4e5f"
+        return ProcessOwner(process="made_server", container_id="0f1e2d3c" * 8, pod_uid=pod_uid)
+    return ProcessOwner(process="python3", slurm_job="4711" if pid == _IN_A_JOB else "")
+
+
 def open_recorded_collectors(polling: PollingConfig = USUAL) -> tuple[NodeCollector, ...]:
     """Open the registered node collectors, with recorded GPUs in place of this node's."""
-    recorded: Opener = lambda polling: open_nvml(polling, RecordedNvml(load(EIGHT_GPUS)).nvml)  # noqa: E731
+    recorded: Opener = lambda polling: open_nvml(  # noqa: E731
+        polling, RecordedNvml(load(EIGHT_GPUS)).nvml, owner_of=made_owner
+    )
     openers = tuple((name, recorded if name == "nvml" else opener) for name, opener in OPENERS)
     return open_collectors(polling, openers)
 
@@ -45,7 +61,7 @@ def open_recorded_collectors(polling: PollingConfig = USUAL) -> tuple[NodeCollec
 
 RUN = "demonstration"
 STRATEGY, SERIES, SLOT, HOST = "ddp", "demonstration-ddp", "0", "demonstration"
-RANKS = 6
+RANKS, _FIRST_PID = 6, 4000
 """The recorded node has two GPUs more: one falls off the bus, one is split by MIG."""
 LAP_S = 600.0
 HOT_S, COOL_S = 240.0, 360.0
@@ -68,6 +84,13 @@ _ACTIVE, _INACTIVE_SPLIT = _ALLOCATED + _GIB // 4, 3 * _GIB
 _CONTEXT = _GIB // 2
 """What the driver counts for a process beyond what torch reserves."""
 _PHASE_PEAKS = {"data": 54 * _GIB, "forward": 91 * _GIB, "backward": 97 * _GIB, "optimizer": 81 * _GIB}
+
+
+def watched(samples: Iterable[Owned]) -> Iterator[Owned]:
+    """Yield the samples of the recorded node; those of the ranks' processes with run and rank."""
+    ranks = {(HOST, str(_FIRST_PID + rank)): (RUN, str(rank)) for rank in range(RANKS)}
+    for sample in with_ranks((sample for sample, _ in samples), ranks, host=HOST):
+        yield sample, {}
 
 
 def made_ranks(at_s: float, begun_s: float = 0.0) -> Iterator[Owned]:
@@ -359,7 +382,7 @@ def open_demonstration(
     watch = NodeWatch(lambda: open_recorded_collectors(polling), beat_s=polling.beat_s, on_notice=tell)
     begun_s, unix_s = time.monotonic(), time.time()
     sources: tuple[Source, ...] = (
-        watch.samples,
+        lambda: watched(watch.samples()),
         lambda: made_ranks(time.monotonic() - begun_s, unix_s),
         lambda: made_ports(time.monotonic() - begun_s),
         lambda: made_results(unix_s - COMPLETED_AGO_S),

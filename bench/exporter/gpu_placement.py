@@ -1,16 +1,21 @@
-"""Which GPUs of this node, or slices of them, a rank computes on: by the UUID in its log, else by its process."""
+"""Which GPUs of this node, or slices of them, a rank computes on: by the UUID in its log, else by its process.
+
+And the other way round: which of the processes on a node's GPUs are ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from collectors.metrics.gpu import GPU_INFO, GPU_INSTANCE
+from collectors.metrics.gpu import GPU_INFO, GPU_INSTANCE, GPU_PROCESS_MEMORY, GPU_PROCESS_UTILIZATION
 from collectors.metrics.metric import Sample
 from collectors.nvml.queries import GpuProcess
 from collectors.sample_log import Opened
 
 _NAMED_BY_UUID = frozenset({GPU_INFO.name, GPU_INSTANCE.name})
+
+_OF_PROCESSES = frozenset({GPU_PROCESS_MEMORY.name, GPU_PROCESS_UTILIZATION.name})
 
 _Where = tuple[str, str]
 """A GPU, by NVML's index, and a slice of it; "" for the whole GPU."""
@@ -70,6 +75,20 @@ class Placement:
                 return ()
             self._by_uuid[uuid] = found
         return self._by_uuid[uuid]
+
+
+RanksByPid = Mapping[tuple[str, str], tuple[str, str]]
+"""The run and the rank of a process, by its host and its pid there."""
+
+
+def with_ranks(samples: Iterable[Sample], ranks: RanksByPid, *, host: str) -> Iterator[Sample]:
+    """Yield a node's samples; those of a process that is a rank with its run and rank."""
+    for sample in samples:
+        if sample.metric in _OF_PROCESSES and (found := ranks.get((host, sample.labels["pid"]))) is not None:
+            run, rank = found
+            yield Sample(sample.metric, sample.value, {**sample.labels, "run": run, "rank": rank})
+        else:
+            yield sample
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import Misuse
-from bench.exporter.gpu_placement import Place
+from bench.exporter.gpu_placement import Place, RanksByPid, with_ranks
 from bench.exporter.info_labels import case_labels, membership
 from bench.exporter.step_counts import StepCounts
 from bench.runs.active_runs import FollowedFolders
@@ -203,6 +203,12 @@ class _ActiveRun:
             for sample in newest.samples():
                 yield sample, owner
 
+    def ranks(self) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+        """Yield host and pid of each rank that has begun, and its run and rank."""
+        for rank, newest in self._ranks.items():
+            if newest.opened is not None:
+                yield (newest.opened.host, str(newest.opened.pid)), (self._file.run, rank)
+
     def counts(self) -> list[Owned]:
         """Return how many steps its ranks have done, and the histogram of their times."""
         return [] if self._steps is None else list(self._steps.samples())
@@ -224,6 +230,7 @@ ENDED_S = 60.0
 class RunLogs:
     """Follows the logs of all runs in progress in a folder; one thread at a time may read.
 
+    ranks: which processes are ranks, as last read; replaced by each reading.
     has_nodes: also show what the logs say of the runs' nodes; False where this node is watched directly.
     of_all_users: also follow runs of other users.
     places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: monotonic.
@@ -248,6 +255,7 @@ class RunLogs:
         self._ended: dict[int, tuple[int, list[Owned]]] = {}  # By slot, when the run in it ended, and its counts.
         self._clock_ns = clock_ns
         self._reads = 0
+        self.ranks: RanksByPid = {}
 
     def read(self) -> list[Owned]:
         """Return the newest samples of every rank and, with has_nodes, every node; of a run that has ended its counts.
@@ -264,6 +272,7 @@ class RunLogs:
         self._reads += 1
         for run in self._followed.values():
             run.read(self._reads)
+        self.ranks = dict(pair for run in self._followed.values() for pair in run.ranks())
         ranks = (owned for run in self._followed.values() for owned in run.samples(self._places_of))
         counts = (owned for run in self._followed.values() for owned in run.counts())
         return [*ranks, *counts, *self._ended_counts(), *self._node_samples()]
@@ -303,7 +312,11 @@ class RunLogs:
             when = (read, state.time_ns or 0)
             if name not in newest or when > newest[name][0]:
                 newest[name] = (when, state)
-        return [(sample, {}) for _, state in newest.values() for sample in state.samples]
+        return [
+            (sample, {})
+            for _, state in newest.values()
+            for sample in with_ranks(state.samples, self.ranks, host=state.host)
+        ]
 
 
 # Looks at the logs, in a thread of their own: a disk may hang.

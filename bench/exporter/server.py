@@ -15,7 +15,7 @@ from typing import Literal
 from bench.engines.cluster import Capacity
 from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
-from bench.exporter.gpu_placement import Placement
+from bench.exporter.gpu_placement import Placement, with_ranks
 from bench.exporter.latest_results import NewestResults
 from bench.exporter.live_runs import LiveRuns, RunLogs
 from bench.exporter.own_process import own_process
@@ -232,8 +232,8 @@ def _open(
             runs = stack.enter_context(closing(LiveRuns(logs.read, on_notice=on_notice)))
             shown = [runs.fresh]
         else:
-            watch, runs = _watch_with_runs(runs_folder, node, on_notice, stack)
-            shown = [watch.samples, runs.samples]
+            watch, runs, of_node = _watch_with_runs(runs_folder, node, on_notice, stack)
+            shown = [of_node, runs.samples]
         server = stack.enter_context(
             answering(
                 [*shown, further, *(one.samples for one in of_history)],
@@ -264,13 +264,17 @@ def _of_history(
 
 def _watch_with_runs(
     runs_folder: Path, node: NodePlan, on_notice: Callable[[str], None], stack: ExitStack
-) -> tuple[NodeWatch, LiveRuns]:
-    """Return this node's watch, to be entered, and the runs, which are looked at after each of its beats."""
+) -> tuple[NodeWatch, LiveRuns, Source]:
+    """Return this node's watch, to be entered, the runs, which are looked at after each of its beats, and its source.
+
+    The source gives what the watch does, with run and rank of each process on a GPU that is a rank.
+    """
     jobs = None
     if node.mapping is not None:
         jobs = stack.enter_context(closing(JobMappingWriter(node.mapping, on_notice=on_notice)))
     watch = NodeWatch(lambda: node.opener(node.polling), beat_s=node.polling.beat_s, on_notice=on_notice)
-    placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
+    host = socket.gethostname()
+    placement = Placement(watch.node_samples, watch.processes, host=host)
     logs = RunLogs(
         runs_folder,
         on_notice=on_notice,
@@ -285,4 +289,9 @@ def _watch_with_runs(
         hold_s=node.polling.held_s(HOLD_S),
     )
     watch.on_beat = runs.ask
-    return watch, stack.enter_context(closing(runs))
+
+    def of_node() -> Iterator[Owned]:
+        for sample in with_ranks((sample for sample, _ in watch.samples()), logs.ranks, host=host):
+            yield sample, {}
+
+    return watch, stack.enter_context(closing(runs)), of_node

@@ -106,6 +106,22 @@ GPU_INSTANCE_TASKS = NODE.gauge(
 )
 
 
+# What each process uses, and who it is: a run's rank, or what its cgroups name. Prometheus has labels `pod`,
+# `container` and `job` of its own for the exporter, so these are called otherwise.
+
+_OF_PROCESS = "{gpu, slice, pid, process, run, rank, container_id, pod_uid, slurm_job}"
+GPU_PROCESS_MEMORY = NODE.gauge(
+    f"observatory_gpu_process_memory_used_bytes{_OF_PROCESS}",
+    "Device memory that the driver counts for a process on a GPU or a slice of it, its context included, of the 64"
+    " processes of a GPU with the most; absent where the driver tells none, and in a container with PIDs of its own.",
+)
+GPU_PROCESS_UTILIZATION = NODE.gauge(
+    f"observatory_gpu_process_sm_utilization_ratio{_OF_PROCESS}",
+    "Share of the GPU's multiprocessors that NVML counts for a process since the last reading, 0 for one that was idle;"
+    " absent under MIG, for which NVML counts none, and in a container with PIDs of its own.",
+)
+
+
 # Power, temperature, clocks, and what holds the clocks back.
 
 GPU_POWER_WATTS = NODE.gauge(

@@ -64,11 +64,13 @@ class NodeLogWriter:
 class NodeState:
     """The newest state of a node, from the records of its log, handed in in order.
 
-    time_ns: of the last beat, by the node's clock; None before the first. Changes to a whole beat that was lost are
+    host: the node's name; "" before its log says it. time_ns: of the last beat, by the node's clock; None before the
+    first. Changes to a whole beat that was lost are
     ignored until the next whole one.
     """
 
     def __init__(self) -> None:
+        self.host = ""
         self.time_ns: int | None = None
         self.samples: list[Sample] = []
         self._whole_ns: int | None = None
@@ -76,6 +78,9 @@ class NodeState:
     def take(self, record: Record) -> bool:
         """Apply the record if it is a beat, and return whether it was one."""
         match record:
+            case NodeOpened():
+                self.host = record.host
+                return False
             case Polled():
                 self.samples = list(record.samples)
                 self._whole_ns = record.time_ns

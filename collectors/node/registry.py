@@ -12,6 +12,7 @@ from collectors.host.collector import HostCollector
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import DEADLINE_S, HOLD_S, NvmlCollector
 from collectors.nvml.library import Nvml
+from collectors.nvml.processes import OwnerOf
 from collectors.nvml.queries import GpuProcess
 
 _ALL_RATIO = 0.9
@@ -26,12 +27,14 @@ class PollingConfig:
     """What is wanted of the collectors.
 
     beat_s: time between two polls. per_nvlink: also the bytes of each NVLink. read_costs: also what each of
-    NVML's functions and fields takes to read. folders: those that must not become full.
+    NVML's functions and fields takes to read. per_process: also what each process uses of a GPU. folders: those that
+    must not become full.
     """
 
     beat_s: float = 1.0
     per_nvlink: bool = False
     read_costs: bool = False
+    per_process: bool = True
     folders: tuple[Path, ...] = ()
 
     def all_within_s(self, longest_s: float) -> float:
@@ -85,10 +88,12 @@ class CountingCollector(Protocol):
         """Number of fields and single values that it has asked for since it was opened; read from any thread."""
 
 
-def open_nvml(polling: PollingConfig, nvml: Nvml | None = None) -> NvmlCollector:
-    """Open the collector of this node's GPUs, or of the GPUs of the given NVML."""
+def open_nvml(polling: PollingConfig, nvml: Nvml | None = None, *, owner_of: OwnerOf | None = None) -> NvmlCollector:
+    """Open the collector of this node's GPUs, or of the GPUs of the given NVML, whose processes `owner_of` knows."""
     return NvmlCollector(
         nvml,
+        per_process=polling.per_process,
+        owner_of=owner_of,
         per_link=polling.per_nvlink,
         tells_costs=polling.read_costs,
         deadline_s=polling.part_within_s(DEADLINE_S),

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from collectors.background import BackgroundTask
+from collectors.host.process_owner import NOBODY, read_owner
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.metric import Sample
@@ -24,6 +25,7 @@ from collectors.nvml.library import (
     installed_nvml,
     missing_driver,
 )
+from collectors.nvml.processes import MOST_PROCESSES, OwnerOf
 from collectors.nvml.queries import GpuProcess, cuda_version, names_all_processes
 
 # Refused questions, summarised in few lines.
@@ -91,8 +93,10 @@ class NvmlCollector:
     that is loaded later, or reloaded, is found. (Not covered: a driver of another version, whose library this process
     would have to load again.)
 
-    per_link: also read the bytes of each NVLink. tells_costs: also tell what functions and fields take. deadline_s: see
-    DEADLINE_S; must be below the beat. hold_s: see HOLD_S; should be several beats. clock_ns: a monotonic clock.
+    per_process: also read what each process uses. owner_of: see `OwnerOf`; by default by /proc, and nobody for a given
+    NVML, whose processes need not be this node's. per_link: also read the bytes of each NVLink. tells_costs: also tell
+    what functions and fields take. deadline_s: see DEADLINE_S; must be below the beat. hold_s: see HOLD_S; should be
+    several beats. clock_ns: a monotonic clock.
     """
 
     name = "nvml"
@@ -101,6 +105,8 @@ class NvmlCollector:
         self,
         nvml: Nvml | None = None,
         *,
+        per_process: bool = True,
+        owner_of: OwnerOf | None = None,
         per_link: bool = False,
         tells_costs: bool = False,
         deadline_s: float = DEADLINE_S,
@@ -110,6 +116,9 @@ class NvmlCollector:
     ) -> None:
         self._nvml = installed_nvml() if nvml is None else nvml
         self._names_processes = nvml is not None or names_all_processes()
+        if owner_of is None:
+            owner_of = read_owner if nvml is None else lambda pid: NOBODY
+        self._owner_of = owner_of if per_process else None
         self._per_link, self._tells_costs = per_link, tells_costs
         self._deadline_s, self._hold_s, self._open_s = deadline_s, hold_s, open_s
         self._clock_ns = clock_ns
@@ -129,14 +138,21 @@ class NvmlCollector:
                 f"NVML does not start: no answer within {self._open_s:g} s; samples of GPUs are left out until it does",
             )
         events = [one.reason for one in opened.events if one.reason is not None]
+        gpus = [one.gpu for one in opened.watched if one.gpu is not None]
         split = [
-            f"GPU {one.label}: split by MIG; NVML reports no utilization of the GPU or of an instance"
-            for one in opened.watched
-            if one.gpu is not None and one.gpu.is_split
+            f"GPU {gpu.label}: split by MIG; NVML reports no utilization of the GPU, an instance or a process"
+            for gpu in gpus
+            if gpu.is_split
+        ]
+        crowded = [
+            f"GPU {gpu.label}: at times more than {MOST_PROCESSES} processes compute on it; only the {MOST_PROCESSES}"
+            " with the most memory have series of their own then"
+            for gpu in gpus
+            if gpu.is_crowded
         ]
         refused = refusals(self.support(), driver=self._driver)
         own = [reason for one in opened.watched for reason in one.reasons]
-        return tuple(dict.fromkeys([*opened.reasons, *events, *split, *refused, *own]))
+        return tuple(dict.fromkeys([*opened.reasons, *events, *split, *crowded, *refused, *own]))
 
     def read(self) -> list[Sample]:
         """Return what each GPU answers now, or answered last, and the metrics of the reading itself."""
@@ -255,6 +271,7 @@ class NvmlCollector:
             cuda=self._cuda,
             per_link=self._per_link,
             names_processes=self._names_processes,
+            owner_of=self._owner_of,
             clock_ns=self._clock_ns,
         )
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from collectors.background import BackgroundTask
 from collectors.errors import in_words
+from collectors.host.process_owner import NOBODY
 from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.gpu import GPU_PCIE_LINK
@@ -29,12 +30,15 @@ from collectors.nvml.library import (
 )
 from collectors.nvml.mig import Instance, find_instances, read_instance
 from collectors.nvml.plausible import related
+from collectors.nvml.processes import OwnerOf, ProcessUse
 from collectors.nvml.queries import QUESTIONS, UNKNOWN, GpuProcess, Identity, nvlinks, processes_on
 
 SLOW_S = 10.0
 """How old an answer that rarely changes may be: limits, links, counts of errors, MIG instances."""
 _PROCESSES = "list of processes"
-_UNNAMED = "in a container with PIDs of its own the driver does not name all processes, so they are not counted"
+_UNNAMED = (
+    "in a container with PIDs of its own the driver does not name all processes, so they are neither counted nor shown"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,8 @@ class Gpu:
     """Asks one GPU all questions that it has not refused for good; `support` tells which, and what answers cost.
 
     Slow questions are asked every SLOW_S; readings in between repeat their answers.
-    names_processes: whether the driver names all computing processes to this one.
+    names_processes: whether the driver names all computing processes to this one. owner_of: see `OwnerOf`; None where
+    no process is to have series of its own.
     is_changed: MIG was switched on or off, or its instances changed, so that the GPU should be found anew.
     timed: the functions that were called, with their time.
 
@@ -69,6 +74,7 @@ class Gpu:
         cuda: str,
         per_link: bool,
         names_processes: bool = True,
+        owner_of: OwnerOf | None = lambda pid: NOBODY,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.label = str(index)
@@ -86,6 +92,11 @@ class Gpu:
         self._batch = FieldBatch(self._nvml, self.handle, self.label, fields, self.support, clock_ns=clock_ns)
         self._profile = Profile(self._nvml, self.handle, self.label, self.support, clock_ns=clock_ns)
         self._names_processes = names_processes
+        self._uses: ProcessUse | None = None
+        if names_processes and owner_of is not None:
+            self._uses = ProcessUse(
+                self._nvml, self.handle, self.support, gpu=self.label, owner_of=owner_of, clock_ns=clock_ns
+            )
         self._instances: tuple[Instance, ...] = ()
         # Whether MIG is on, and the UUIDs of its instances.
         self._mig: tuple[str, frozenset[str]] | None = None
@@ -110,6 +121,11 @@ class Gpu:
     def is_split(self) -> bool:
         """Whether MIG splits the GPU into instances."""
         return bool(self._instances)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many processes were on the GPU at once that some have no series of their own."""
+        return self._uses is not None and self._uses.is_crowded
 
     def close(self) -> None:
         """Free what NVML allocated."""
@@ -164,6 +180,8 @@ class Gpu:
             self.support.doubted(_PROCESSES, _UNNAMED)
         elif None not in lists:
             samples.append(gpu_metrics.GPU_TASKS.at(len({process.pid for process in found}), gpu=self.label))
+        if self._uses is not None:
+            samples += self._uses.read(found, is_split=self.is_split)
         return samples, found
 
 

@@ -103,6 +103,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int) -> int: ...  # noqa: N802
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetProcessUtilization(self, handle: Any, newer_than: int) -> Any: ...  # noqa: N802
     def nvmlGpmQueryDeviceSupport(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlGpmSampleAlloc(self) -> Any: ...  # noqa: N802
     def nvmlGpmSampleFree(self, sample: Any) -> None: ...  # noqa: N802

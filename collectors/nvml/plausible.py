@@ -79,6 +79,15 @@ _ONE_NUMBER = {
 }
 
 
+def check_percent(value: float) -> None:
+    """Refuse a share in percent that cannot be.
+
+    Raises:
+        Implausible: it is outside of 0 to 100.
+    """
+    _PERCENT.check(value)
+
+
 def _check_memory(memory: Any) -> None:
     """Refuse memory of which more is free or reserved than there is."""
     _Range(1, _BYTES.most, _BYTES.unit).check(memory.total)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from pynvml import NVML_SUCCESS
+from pynvml import NVML_ERROR_NOT_FOUND, NVML_SUCCESS
 
 from collectors.files import write_named
 from collectors.nvml.collector import NvmlCollector
@@ -156,6 +156,7 @@ def load(path: Path) -> Recording:
 
 
 _FIELDS = "nvmlDeviceGetFieldValues"
+_SHARES = "nvmlDeviceGetProcessUtilization"
 _FIND = "nvmlDeviceGetHandleByIndex"
 _HIDDEN = {
     "nvmlDeviceGetUUID": "{kind}-00000000-0000-0000-0000-{place:012d}",
@@ -258,7 +259,9 @@ class _Listener:
             try:
                 answer = function(*arguments, **named)
             except NVMLError as error:
-                if name != _FIELDS and not says_nothing_yet(error):
+                if name == _SHARES and code_of(error) == NVML_ERROR_NOT_FOUND:  # No process was busy.
+                    self._record(name, arguments, [])
+                elif name != _FIELDS and not says_nothing_yet(error):
                     gpu, _, rest = self._asked(name, arguments)
                     gpu.refuse(question_of(name, *rest), self._now_s(), error)
                 raise
@@ -291,7 +294,8 @@ class _Listener:
         if name == "nvmlGpmMetricsGet":  # Its structure names no GPU, but samples of one.
             return self._by_sample[key_of(arguments[0].sample2)], 0, ()
         found = self._by_handle.get(key_of(arguments[0])) if arguments else None
-        return (self._system, 0, arguments) if found is None else (*found, arguments[1:])
+        rest = () if name == _SHARES else arguments[1:]  # Only when was asked.
+        return (self._system, 0, arguments) if found is None else (*found, rest)
 
     def _record(self, name: str, arguments: tuple[Any, ...], answer: Any) -> None:
         gpu, place, rest = self._asked(name, arguments)
@@ -314,6 +318,8 @@ class _Listener:
             case "nvmlDeviceGetGpuFabricInfoV":
                 info = rest[0]._obj
                 gpu.answer(name, self._now_s(), {"state": info.state, "cliqueId": info.cliqueId})
+            case "nvmlDeviceGetProcessUtilization":  # Without the time, which would make each answer another one.
+                gpu.answer(name, self._now_s(), [{"pid": one.pid, "smUtil": one.smUtil} for one in answer])
             case "nvmlGpmSampleGet":
                 self._by_sample[key_of(answer)] = gpu
                 gpu.answer(name, self._now_s(), 0)

@@ -151,6 +151,14 @@ class RecordedNvml:
             setattr(info._obj, name, value)
         return int(NVML_SUCCESS)
 
+    def nvmlDeviceGetProcessUtilization(self, handle: RecordedHandle, newer_than: int) -> Any:
+        """Return a sample of each process that is not idle, as taken now; a recording has no times of samples."""
+        now = 1 + round(self._elapsed_s() * 1e6)
+        found = self._answer(handle, "nvmlDeviceGetProcessUtilization") if now > newer_than else []
+        if not found:
+            raise NVMLError(NVML_ERROR_NOT_FOUND)
+        return [SimpleNamespace(**vars(one), timeStamp=now) for one in found]
+
     def nvmlGpmSampleAlloc(self) -> Any:
         """Return an empty sample."""
         return ctypes.cast(ctypes.create_string_buffer(1), pynvml.c_nvmlGpmSample_t)

@@ -44,6 +44,7 @@ def faults(dashboard: dict[str, Any]) -> list[str]:
     variables = [variable["name"] for variable in dashboard["templating"]["list"]]
     found += _repeated("variable", variables)
     used = {name for text in texts(dashboard) for name in _VARIABLE.findall(text) if not name.startswith("__")}
+    used -= {"1"}  # A group of label_replace, which Grafana leaves as it is.
     return found + [f"variable {name} is not defined" for name in sorted(used - set(variables))]
 
 

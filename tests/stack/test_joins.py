@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from collectors.metrics.agent import AGENT_BEATS, RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION, RUN_LAST_PROGRESS
 from collectors.metrics.gate import VERDICT, VERDICT_CHANGE
-from collectors.metrics.gpu import GPU_MEMORY_FREE_BYTES, GPU_MEMORY_USED_BYTES, GPU_POWER_WATTS, RANK_GPU
+from collectors.metrics.gpu import (
+    GPU_MEMORY_FREE_BYTES,
+    GPU_MEMORY_USED_BYTES,
+    GPU_POWER_WATTS,
+    GPU_PROCESS_MEMORY,
+    RANK_GPU,
+)
 from collectors.metrics.metric import STATISTICS
 from collectors.metrics.rank import STEP_SECONDS, TOKENS
 from collectors.metrics.results import RUN_BUBBLE_RATIO, RUN_STEP_SECONDS
@@ -304,3 +311,26 @@ def test_a_run_is_told_by_its_case_in_the_suite_and_else_by_strategy_and_ranks(t
         {'{run="a", about="wide"}': 60.0, '{run="b", about="fsdp on 4"}': 60.0},
         at_minutes=5,
     )
+
+
+def _series(name: str, **labels: str) -> str:
+    listed = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+    return f"{name}{{{listed}}}"
+
+
+def test_a_pod_gets_its_name_from_kube_state_metrics_as_the_page_says(tmp_path: Path) -> None:
+    uid = "57e67067-89e4-4001-bdd4-8632d39ea02b"
+    agent = {"pod": "observatory-x", "namespace": "monitoring", "instance": "node1:9464", "gpu": "0"}  # By the scrape.
+    trainer = {"pod": "trainer-0", "namespace": "team-a", "node": "node1", "uid": uid}
+    series = {
+        _series(GPU_PROCESS_MEMORY.name, **agent, pid="71", pod_uid=uid): "5x10",
+        _series(GPU_PROCESS_MEMORY.name, **agent, pid="72", pod_uid=uid): "7x10",
+        _series(GPU_PROCESS_MEMORY.name, **agent, pid="73"): "9x10",
+        # Two instances of kube-state-metrics show the same pod.
+        _series("kube_pod_info", **trainer, instance="a"): "1x10",
+        _series("kube_pod_info", **trainer, instance="b"): "1x10",
+    }
+    page = (Path(__file__).parents[2] / "docs/watching.md").read_text()
+    (query,) = re.findall(r"^ {6}(sum by \(node, gpu, namespace, pod\).*?^ {6}\))$", page, re.DOTALL | re.MULTILINE)
+    expected = {'{gpu="0", namespace="team-a", node="node1", pod="trainer-0"}': 12.0}
+    Rehearsal(series=series, folder=tmp_path).gives(query, expected, at_minutes=5)

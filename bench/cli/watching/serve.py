@@ -27,7 +27,15 @@ _HEAR_S = 1.0
 """Longest time until a signal is heard that the kernel gave to another thread, as it may after a stop."""
 _OF_DEMO = ("runs_folder", "of_all_users", "store_url", "mapping_folder", "results")
 """Options that name the user's own data, of which the demonstration shows nothing."""
-_OF_NODE = ("beat_s", "mapping_folder", "is_per_nvlink", "has_read_costs", "runs_folder", "of_all_users")
+_OF_NODE = (
+    "beat_s",
+    "mapping_folder",
+    "is_per_nvlink",
+    "has_read_costs",
+    "is_without_processes",
+    "runs_folder",
+    "of_all_users",
+)
 """Options of the node and its runs, of which an exporter of results shows nothing."""
 LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
 """Below, NVML's averages say nothing new; above, the values would be too old to be called live."""
@@ -73,6 +81,7 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     help="Prometheus's list of targets (file_sd, JSON), that lists this node while it serves.",
 )
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Show the bytes of each NVLink, too.")
+@click.option("--no-processes", "is_without_processes", is_flag=True, help="Leave out what each process on a GPU uses.")
 @click.option(
     "--read-costs", "has_read_costs", is_flag=True, help="Show what reading each field of the GPUs takes, too."
 )
@@ -101,6 +110,7 @@ def command(
     of_all_users: bool,
     is_per_nvlink: bool,
     has_read_costs: bool,
+    is_without_processes: bool,
     is_demo: bool,
 ) -> None:
     """Serve /metrics of this node, its runs and results to Prometheus.
@@ -136,6 +146,7 @@ def command(
             beat_s=beat_s,
             per_nvlink=is_per_nvlink,
             read_costs=has_read_costs,
+            per_process=not is_without_processes,
             folders=(runs_folder.absolute(),),
         )
         if is_demo:

@@ -169,6 +169,9 @@ def _use(index: int, course: Course) -> dict[str, Track]:
         "nvmlDeviceGetComputeRunningProcesses_v3": stepped(
             course, lambda load: [{"pid": 4000 + index, "usedGpuMemory": 116_820_000_000}] if load > 0 else []
         ),
+        "nvmlDeviceGetProcessUtilization": stepped(
+            course, lambda load: [{"pid": 4000 + index, "smUtil": round(92 * load)}] if load > 0 else []
+        ),
         "nvmlDeviceGetPowerUsage": straight(course, lambda load: round(idle_mw + (full_mw - idle_mw) * load)),
         field_question(186, 0): straight(course, lambda load: round(idle_mw + (full_mw - idle_mw) * load * 0.998)),
         "nvmlDeviceGetTemperature(0)": straight(course, lambda load: round(33 + 19 * load)),

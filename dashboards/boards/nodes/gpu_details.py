@@ -28,6 +28,7 @@ _GPM = (
 )
 _WIDTHS = {"uuid": 400, "serial": 140, "pci_address": 170}
 _COSTS = "This is shown only where it is asked for: `observatory serve --read-costs`."
+_CONTAINER = "container_short"
 _NONE_YET = "None since the agent began to listen."
 
 
@@ -67,6 +68,37 @@ _DETAIL_OF_HEAT = (
     gpu_lines("Clocks", *(gauge(form, told["clock"]) for told, form in gpu.GPU_CLOCK_HERTZ.forms()), worst="lowest"),
     gpu_lines("Limits of clocks", *(gauge(form, told["clock"]) for told, form in gpu.GPU_CLOCK_LIMIT_HERTZ.forms())),
 )
+_UNNAMED = "The driver names no processes, as in a container with PIDs of its own."
+
+
+def _of_processes(name: str, metric: Metric) -> Column:
+    ranks = promql.select(metric, **OF_GPU, run=promql.none_of(""))
+    others = promql.select(metric, **OF_GPU, run="")
+    of_all = promql.either(promql.joined(ranks, ("run", "rank"), called=WORK, between=" rank "), others)
+    short = promql.cut(of_all, "container_id", to=12, called=_CONTAINER)
+    return Column(name=name, source=Query(metric=metric, expression=short, legend=name, unit=metric.unit))
+
+
+_PROCESSES = Table(
+    title="Processes on these GPUs",
+    width=24,
+    columns=(
+        Column(name="GPU", source="gpu", width=60),
+        Column(name="Slice", source="slice", width=60),
+        Column(name="PID", source="pid", width=90),
+        Column(name="Process", source="process", width=150),
+        Column(name="Run and rank", source=WORK, width=150),
+        Column(name="Pod's UID", source="pod_uid", width=300),
+        Column(name="Container", source=_CONTAINER, width=120),
+        Column(name="Slurm job", source="slurm_job", width=90),
+        _of_processes("Memory", gpu.GPU_PROCESS_MEMORY),
+        _of_processes("Multiprocessors", gpu.GPU_PROCESS_UTILIZATION),
+    ),
+    sorted_by=("Memory",),
+    note="Ranks of runs have their run and rank; all others are named by their cgroups. kube_pod_info has the name of a"
+    " pod by its UID.",
+    absent=f"No process computes on these GPUs, or nobody asks for them. {_UNNAMED}",
+)
 _DETAIL_OF_WORK = (
     gpu_lines(
         "Busy: with any kernel, its multiprocessors, its tensor cores",
@@ -98,8 +130,9 @@ _DETAIL_OF_WORK = (
         "Processes with a context",
         gauge(gpu.GPU_TASKS),
         gauge(gpu.GPU_INSTANCE_TASKS, "slice {{slice}}"),
-        absent="The driver names no processes, as in a container with PIDs of its own.",
+        absent=_UNNAMED,
     ),
+    _PROCESSES,
 )
 _DETAIL_OF_MEMORY = (
     gpu_lines(

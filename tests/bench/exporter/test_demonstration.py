@@ -23,21 +23,24 @@ from bench.exporter.demo import (
     LAP_S,
     LONG_RATIO,
     RANKS,
+    RUN,
     STEP_S,
     UP_S,
+    made_owner,
     made_ports,
     made_ranks,
     made_results,
     made_suites,
     open_recorded_collectors,
     steps_by,
+    watched,
 )
 from bench.exporter.demo_results import FAILED_STRATEGY
 from bench.exporter.own_process import own_process
 from collectors.metrics import host
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.agent import RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
-from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
+from collectors.metrics.gpu import GPU_PROCESS_MEMORY, RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.gpu_health import GPU_NVLINK_LINK_BYTES, GPU_XID_TIME
 from collectors.metrics.metric import Metric
 from collectors.metrics.rank import STEP_SECONDS, TOKENS
@@ -47,11 +50,11 @@ from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
-from collectors.prometheus.exposition import Exporter
+from collectors.prometheus.exposition import Exporter, Owned
 from collectors.prometheus.histogram import Histogram, native_bucket
 from dashboards.render import DASHBOARDS, groups
 from dashboards.thresholds import shipped
-from tests.collectors.nvml.nodes import FakeClock, replayed
+from tests.collectors.nvml.nodes import FakeClock, opened, replayed
 
 MADE_OF_THE_HOST = {host.HOST_INFINIBAND_INFO.name, host.HOST_INFINIBAND_BYTES.name, host.HOST_INFINIBAND_ERRORS.name}
 OF_THE_HOST = {shown.name for metric in host.METRICS for shown in metric.shown()}
@@ -193,6 +196,18 @@ def test_each_rank_is_on_a_gpu_of_its_own() -> None:
             (owner["rank"], sample.labels["gpu"]) for sample, owner in made_ranks(0) if sample.metric == metric.name
         ]
         assert placed == [(str(rank), str(rank)) for rank in range(RANKS)]
+
+
+def test_the_recorded_processes_are_ranks_a_pod_and_a_job() -> None:
+    clock = FakeClock()
+    with opened(replayed(eight_gpus(), clock), clock, owner_of=made_owner) as nvml:
+        clock.now_s = 60.0
+        samples: list[Owned] = [(sample, {}) for sample in nvml.read()]
+    found = {one.labels["pid"]: one.labels for one, _ in watched(samples) if one.metric == GPU_PROCESS_MEMORY.name}
+    ranks = {labels["rank"]: labels["gpu"] for labels in found.values() if labels["run"] == RUN}
+    assert ranks == {str(rank): str(rank) for rank in range(RANKS)}
+    others = {labels["slice"]: bool(labels["pod_uid"]) or labels["slurm_job"] for labels in found.values()}
+    assert (others["1/0"], others["2/0"]) == (True, "4711")
 
 
 def test_results_are_fresh_for_the_alerts() -> None:

@@ -26,7 +26,7 @@ from bench.runs.run_dir import Run, begin
 from bench.runs.suite_record import SuiteRecord
 from collectors.dcgm.job_mapping import JobMapping
 from collectors.metrics.agent import AGENT_COLLECTOR, RUN_INFO
-from collectors.metrics.gpu import GPU_STATE, RANK_GPU, RANK_GPU_MEMORY
+from collectors.metrics.gpu import GPU_PROCESS_MEMORY, GPU_STATE, RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.host import HOST_LOAD, HOST_NETWORK_BYTES
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import STEP_SECONDS
@@ -221,6 +221,15 @@ class FakeGpus(FakeCollector):
         return {os.getpid(): (GpuProcess(pid=os.getpid(), gpu="3", uuid="GPU-d", memory_bytes=1 << 30),)}
 
 
+class FakeProcesses(FakeCollector):
+    """Shows this process and another one on GPU 3."""
+
+    def read(self) -> list[Sample]:
+        names = ("slice", "process", "run", "rank", "container_id", "pod_uid", "slurm_job")
+        labels = {"gpu": "3", **dict.fromkeys(names, "")}
+        return [GPU_PROCESS_MEMORY.at(1 << 30, pid=pid, **labels) for pid in (str(os.getpid()), "1")]
+
+
 def _begin_here(folder: Path) -> Run:
     """A run whose rank is this process."""
     run = begin(small_case(), make_machine(), folder)
@@ -258,6 +267,17 @@ def test_a_rank_is_joined_to_the_gpu_that_its_process_computes_on(tmp_path: Path
     place = {"rank": "0", "slot": "0", "gpu": "3", "slice": ""}
     assert shown[RANK_GPU.name].labels == {**place, "run": run.id}
     assert (shown[RANK_GPU_MEMORY.name].labels, shown[RANK_GPU_MEMORY.name].value) == (place, 1 << 30)
+
+
+def test_a_process_on_a_gpu_is_named_by_the_rank_that_it_is(tmp_path: Path, url: str) -> None:
+    run = _begin_here(tmp_path / "runs")
+    node = NodePlan(polling=PollingConfig(beat_s=60), opener=lambda polling: [FakeProcesses()])
+    with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node) as server:
+        _wait_until(lambda: RUN_INFO.name in _names(server))
+        shown = [sample.labels for sample in _shown(server.url) if sample.name == GPU_PROCESS_MEMORY.name]
+    run.close()
+    named = {labels["pid"]: (labels["run"], labels["rank"]) for labels in shown}
+    assert named == {str(os.getpid()): (run.id, "0"), "1": ("", "")}
 
 
 @pytest.mark.timeout(60)

@@ -25,6 +25,7 @@ LINES = (
     Line("serve --host 192.0.2.1 --port 0", 4, "cannot be listened at: Cannot assign requested address"),
     Line("serve --results some", 2, "'some' is not one of 'all', 'only', 'none'"),
     Line("serve --results only --job-mapping .", 2, "leave out --job-mapping, or say --results all"),
+    Line("serve --results only --no-processes", 2, "leave out --no-processes, or say --results all"),
     Line("serve --results only --read-costs", 2, "leave out --read-costs, or say --results all"),
     Line("serve --results only --nvlink-per-link", 2, "leave out --nvlink-per-link, or say --results all"),
     Line("serve --results only --beat 1", 2, "leave out --beat, or say --results all"),

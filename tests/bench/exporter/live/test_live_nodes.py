@@ -1,6 +1,8 @@
 """What runs say of their nodes is shown where nobody else watches them, and ranks are joined to their GPUs."""
 
+import socket
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,10 @@ from bench.exporter.gpu_placement import Place
 from bench.exporter.live_runs import RunLogs
 from bench.runs.run_dir import Run, begin
 from collectors.metrics.agent import RANK_INFO
-from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
+from collectors.metrics.gpu import GPU_PROCESS_MEMORY, RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.host import HOST_LOAD, HOST_NETWORK_BYTES
 from collectors.metrics.metric import Metric, Sample
-from collectors.node.node_log import NodeLogWriter
+from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.sample_log import Opened, SampleLog
 from tests.bench.made.examples import make_machine, small_case
 
@@ -71,3 +73,18 @@ def test_a_rank_is_joined_to_the_gpus_that_it_computes_on(tmp_path: Path) -> Non
         (1, {**owner, "run": run.id, "gpu": "7", "slice": "1/0"}),
     ]
     assert _values(live, RANK_GPU_MEMORY) == [(9, {**owner, "gpu": "2", "slice": ""})]
+
+
+def _process(pid: int, memory_bytes: int) -> Sample:
+    names = ("slice", "process", "run", "rank", "container_id", "pod_uid", "slurm_job")
+    return GPU_PROCESS_MEMORY.at(memory_bytes, gpu="0", pid=str(pid), **dict.fromkeys(names, ""))
+
+
+def test_a_process_in_a_nodes_log_is_named_by_the_rank_that_it_is(tmp_path: Path, live: RunLogs) -> None:
+    run = begin(small_case(ranks=3), make_machine(), tmp_path)
+    _open(run, 0, pid=70, host="another")  # That node counts its processes otherwise.
+    _open(run, 1, pid=71, host=socket.gethostname())
+    with closing(open_node_log(run.folder / "node0.jsonl", run=run.id, node=0)) as log:
+        NodeLogWriter(log).write([_process(70, 5), _process(71, 6)], time_ns=1)
+    found = _values(live, GPU_PROCESS_MEMORY)
+    assert [(value, labels["run"], labels["rank"]) for value, labels in found] == [(5, "", ""), (6, run.id, "1")]

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 typedef int64_t Device; /* A handle: 1 for GPU 0. */
@@ -12,6 +13,7 @@ typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
 typedef struct { unsigned long long total, free, used; } Window;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
+typedef struct { unsigned pid; unsigned long long time_us; unsigned sm, memory, encoder, decoder; } Share;
 typedef struct {
     char short_address[16];
     unsigned domain, bus, device, device_id, subsystem_id;
@@ -119,8 +121,17 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device gpu, unsigned *count, Process
     unsigned room = *count;
     *count = 1;
     if (into == NULL || room == 0) return INSUFFICIENT_SIZE;
-    *into = (Process){.pid = 42, .used = number(gpu, "NVML_PROCESS", 1 << 30)};
+    *into = (Process){.pid = (unsigned)number(gpu, "NVML_PID", 42), .used = number(gpu, "NVML_PROCESS", 1 << 30)};
     return SUCCESS;
+}
+int nvmlDeviceGetProcessUtilization(Device gpu, Share *into, unsigned *count, unsigned long long newer_than) {
+    struct timespec now;
+    unsigned room = *count;
+    *count = 1;
+    if (into == NULL || room == 0) return INSUFFICIENT_SIZE;
+    clock_gettime(CLOCK_REALTIME, &now);
+    *into = (Share){.pid = (unsigned)number(gpu, "NVML_PID", 42), .time_us = now.tv_sec * 1000000ULL + now.tv_nsec / 1000};
+    return answer(gpu, "NVML_SHARE", 61, &into->sm);
 }
 static unsigned long long healthy_field(unsigned field) {
     switch (field) {

@@ -1,0 +1,98 @@
+"""Who a process of this node is: its name, and the container, pod and Slurm job that its cgroups name.
+
+Asks no container runtime, no kubelet and no Slurm: the paths in /proc/PID/cgroup name what these put the process into.
+Knows no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from collectors.regular_files import open_regular
+
+_PROC = Path("/proc")
+_MOST_BYTES = 1 << 16
+"""How much of a file is read; a process is in one cgroup of each hierarchy, of which there are at most a dozen."""
+_MOST_CHARACTERS = 64
+"""Longer names, which only kernel threads have, are cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOwner:
+    """Who a process is; "" for what is unknown or none.
+
+    process: its name, as `ps` shows it, which the process may choose. container_id: 64 hexadecimal digits.
+    pod_uid: as Kubernetes writes it; of a static pod the hash of its configuration. slurm_job: the job's number.
+    """
+
+    process: str = ""
+    container_id: str = ""
+    pod_uid: str = ""
+    slurm_job: str = ""
+
+
+NOBODY = ProcessOwner()
+
+
+def read_owner(pid: int, proc: Path = _PROC) -> ProcessOwner:
+    """Return who a process of this node is; NOBODY where it has ended.
+
+    Of a process that another user may not look at, as with hidepid, nothing is known either.
+    """
+    return by_cgroups(_text(proc / f"{pid}/cgroup"), process=_plain(_text(proc / f"{pid}/comm")))
+
+
+# Sources of the layouts: Kubernetes, pkg/kubelet/cm/pod_container_manager_linux.go and cgroup_manager_linux.go (drivers
+# systemd and cgroupfs); containerd, getCgroupsPath; Slurm, doc/html/cgroups.shtml and cgroup_v2.shtml.
+#
+#   /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice/cri-containerd-ID.scope (_ for - in UID)
+#   /kubepods/burstable/podUID/ID
+#   /system.slice/containerd.service/kubepods-burstable-podUID.slice:cri-containerd:ID
+#   /system.slice/docker-ID.scope, /docker/ID, /machine.slice/libpod-ID.scope/container
+#   /slurm/uid_1000/job_42/step_0/task_0, /system.slice/slurmstepd.scope/job_42/step_0/user/task_0
+#
+# A reader in a cgroup namespace of its own sees others' paths from its own root: /../../podUID/ID. So no pattern may
+# rest on how a path begins.
+_CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
+_POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[/.:]|$)")
+_SLURM_JOB = re.compile(r"/(?:slurm[^/]*/uid_\d+|(?:[^/]+_)?slurmstepd\.scope)/job_(\d{1,20})(?=/|$)")
+_OF_A_USER = re.compile(r"/user@\d+\.service/")
+"""Below it systemd lets a user make cgroups of any name, so that only a container without root is looked for there."""
+
+
+def by_cgroups(cgroups: str, *, process: str = "") -> ProcessOwner:
+    """Return the owner that the lines of /proc/PID/cgroup name; of nested containers and pods the innermost.
+
+    With cgroup v2 there is one line; with v1 one for each controller, of which not all need be in use.
+    """
+    paths = [line.split(":", 2)[-1] for line in cgroups.splitlines()]
+    of_root = [_OF_A_USER.split(path)[0] for path in paths]
+    return ProcessOwner(
+        process=process,
+        container_id=_last(_CONTAINER, paths),
+        pod_uid=_last(_POD, of_root).replace("_", "-"),
+        slurm_job=_last(_SLURM_JOB, of_root),
+    )
+
+
+def _last(pattern: re.Pattern[str], paths: list[str]) -> str:
+    """Return the last match in the first path that has one."""
+    return next((found[-1] for path in paths if (found := pattern.findall(path))), "")
+
+
+def _text(path: Path) -> str:
+    try:
+        with open_regular(path) as file:
+            return file.read(_MOST_BYTES).decode(errors="backslashreplace")
+    except OSError:  # It has ended, or is another user's.
+        return ""
+
+
+def _plain(name: str) -> str:
+    """Return a name that its process chose on one line, cut, and with escapes for what a terminal would obey."""
+    name = name.removesuffix("\n")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)[
+        :_MOST_CHARACTERS
+    ]
