@@ -133,7 +133,8 @@ def find_straggler(
     found = verdict(trials)
     if isinstance(found, NoStraggler):
         more = "" if found.more is None else f"; --trials {len(trials) + found.more} or more tells"
-        return None, f"no straggler: {found.why}{more}"
+        certainty = "no straggler" if found.likely is None else f"straggler: {found.likely}; not certain"
+        return None, f"{certainty}: {found.why}{more}"
     doing = f" ({', '.join(found.names)})" if found.names else ""
     where = "" if (node := node_of(found.rank)) is None else f" on {node}"
     note = (

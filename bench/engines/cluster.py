@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -89,6 +89,7 @@ class Capacity:
 
     whose: the cluster's name for a node. asks: what it would be asked for, a sentence. cores: logical. memory_bytes: of
     the host. gpus: the name of each GPU. notes: for people. implausible: number of answers that cannot be, by question.
+    source: who gave them, as the metric names it.
     """
 
     whose: str
@@ -98,6 +99,7 @@ class Capacity:
     gpus: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     implausible: Mapping[str, int] = field(default_factory=dict)
+    source: Literal["slurm", "ray", ""] = ""
 
 
 class Placement(Protocol):

@@ -33,8 +33,8 @@ class RankEnd:
 
     result: the rank's own account; None if it left none. exit_code: as the operating system gives it, or minus the
     number of the signal that killed the rank; None if we had to end it.
-    ended_ns: Unix time of its end. step: the step it was in. collectives: how many it had entered (gloo), if known.
-    reached: how far it came in each process group (NCCL), if its flight record tells.
+    ended_ns: Unix time of its end. step: the step it was in.
+    reached: how far it came in each process group, if its flight record tells.
     is_moving: it had finished a step shortly before its time was over, compared with the pace of its steps.
     disk: why it could not write its log. output: the end of what it printed.
     """
@@ -44,7 +44,6 @@ class RankEnd:
     exit_code: int | None
     ended_ns: int
     step: int
-    collectives: int | None = None
     reached: Mapping[str, Reached] | None = None
     is_moving: bool = False
     disk: str | None = None
@@ -181,43 +180,33 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
 
 
 def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Cause:
-    """Return the cause of a hang: the rank that entered the fewest collectives, since the others wait for it.
+    """Return the cause of a hang: the rank that others wait for and that waits for none.
 
-    Where all ranks still moved at the limit, the cause is the limit, and no rank.
+    Where all ranks still moved at the limit, the cause is the limit, and no rank. Gloo records no messages: where its
+    collectives do not tell, the rank in the earliest step is the cause.
+
+    Stages of a pipeline issue different numbers of operations, and with NCCL the host runs ahead of its device. So two
+    ranks are compared only in what both do in the same order: collectives of a process group, messages of a direction.
     """
     step = min(end.step for end in hung)
     if len(hung) == ranks and all(end.is_moving for end in hung):
         text = f"the trial was in step {step} when its limit of {limit_s:g} s was over, and no rank hung; raise --limit"
         return Cause(kind="limit", rank=None, step=step, text=text)
 
-    if any(end.reached for end in hung):
-        return _hung_on_nccl(hung, ranks=ranks, folder=folder)
-
-    progress = {end.rank: (-1 if end.collectives is None else end.collectives, end.step) for end in hung}
-    behind = min(hung, key=lambda end: progress[end.rank])
-    if len(hung) > 1 and len(set(progress.values())) == 1:
-        text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
-        return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind.last_lines)
-    return _cause("hung", behind, f"rank {behind.rank} hung", folder)
-
-
-def _hung_on_nccl(hung: list[RankEnd], *, ranks: int, folder: str) -> Cause:
-    """Return the cause of a hang on NCCL: the rank that others wait for and that waits for none.
-
-    With NCCL the host runs ahead of its device, and pipeline ranks issue different numbers of operations. So two ranks
-    are compared only in what both do in the same order: collectives of a process group, messages of a direction.
-    """
-    step = min(end.step for end in hung)
     if len(hung) == 1:
         return _cause("hung", hung[0], f"rank {hung[0].rank} hung", folder)
-    behind, lack = _behind(hung)
+    reached = [one for end in hung for one in (end.reached or {}).values()]
+    has_states = any(one.completed is not None for one in reached)
+    behind, lack = _behind(hung) if reached else ([], "")
+    if not behind and not has_states and any(end.step > step for end in hung):
+        behind, lack = [end for end in hung if end.step == step], "it is in an earlier step than others"
     if len(behind) == 1:
         return _cause("hung", behind[0], f"rank {behind[0].rank} hung: {lack}", folder)
     if behind:
         text = f"{_numbers(behind, ranks)} in step {step}, and others wait for them; {_stacks(folder)}"
         return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind[0].last_lines)
     text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
-    if all(one.started is None for end in hung for one in (end.reached or {}).values()):
+    if has_states and all(one.started is None for one in reached):
         text += f"; {TIMING}=1 lets torch record whose device has begun it"
     return Cause(kind="hung", rank=None, step=step, text=text, last_lines=hung[0].last_lines)
 

@@ -104,8 +104,10 @@ def serving(
 
     cluster: by which the run was planned, whose implausible answers are shown, too.
     """
-    counts = {} if cluster is None else cluster.implausible
-    doubts: list[Owned] = [(IMPLAUSIBLE.at(count, source="slurm", question=name), {}) for name, count in counts.items()]
+    doubts: list[Owned] = []
+    if cluster is not None:
+        counts = cluster.implausible.items()
+        doubts += [(IMPLAUSIBLE.at(count, source=cluster.source, question=name), {}) for name, count in counts]
     with ExitStack() as stack:
         server = None
         try:

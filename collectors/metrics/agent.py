@@ -53,7 +53,8 @@ AGENT_FIELDS = NODE.counter(
 IMPLAUSIBLE = NODE.counter(
     "observatory_implausible_total{source, question}",
     "Answers that cannot be (a utilization of 627618 %, 65534 CPUs) and are left out, by who gave them (nvml, or slurm"
-    " of the nodes by which a run was planned) and the question; the first of each is in the log, with its range.",
+    " and ray of the nodes by which a run was planned) and the question; the first of each is in the log, with its"
+    " range.",
     unit="errors",
 )
 

@@ -128,10 +128,11 @@ def count(record: bytes) -> int:
     return max((entry.record_id + 1 for entry in _entries(record)), default=0)
 
 
-def reached(record: bytes) -> dict[str, Reached]:
+def reached(record: bytes, *, has_states: bool) -> dict[str, Reached]:
     """Return how far the rank came with each group's collectives, and with each group's messages in each direction.
 
-    NCCL only: gloo's record has no states. Keys are alike on all ranks: "3" for the collectives of group 3, "3 0->1"
+    has_states: NCCL's record says what the device began and completed; gloo's says neither, and nothing of messages.
+    Keys are alike on all ranks: "3" for the collectives of group 3, "3 0->1"
     for its messages from rank 0 to rank 1. Messages have no number that both ends share, so they are counted here; they
     are left out where the record has forgotten its oldest entries.
     """
@@ -150,7 +151,12 @@ def reached(record: bytes) -> dict[str, Reached]:
                 numbered.append((len(numbered) + 1, work.end.state))
     if entries and entries[0].record_id > 0:
         messages.clear()
-    return {key: _reached(numbered, is_timed=is_timed) for key, numbered in (collectives | messages).items()}
+    return {
+        key: _reached(numbered, is_timed=is_timed)
+        if has_states
+        else Reached(issued=max(number for number, _ in numbered), started=None, completed=None)
+        for key, numbered in (collectives | messages).items()
+    }
 
 
 def _reached(numbered: Sequence[tuple[int, str]], *, is_timed: bool) -> Reached:

@@ -148,8 +148,11 @@ def _suspect(observed: Observed) -> tuple[Estimate, str] | None:
     worst = max(late, key=lambda one: one.median)
     if worst.median < LEADING_RATIO * total:
         return None
-    verdict = next((note for note in observed.notes if note.startswith("no straggler:")), None)
-    doubt = f"rank {worst.labels['rank']} has {worst.median / total:.0%} of the lateness, which may be chance"
+    verdict = next((note for note in observed.notes if note.startswith(("no straggler:", "straggler: likely "))), None)
+    rank = worst.labels["rank"]
+    if verdict is not None and verdict.startswith(f"straggler: likely rank {rank} "):
+        return worst, verdict.removeprefix("straggler: ")
+    doubt = f"rank {rank} has {worst.median / total:.0%} of the lateness, which may be chance"
     return worst, doubt if verdict is None else f"{doubt} ({verdict})"
 
 

@@ -25,6 +25,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from bench.engines.cluster import STOP_S, Capacity, ClusterEngine, Meeting, Request
+from bench.engines.implausible import Implausible
 from bench.engines.ray.orders import (
     Answer,
     AskAgents,
@@ -44,6 +45,7 @@ from bench.engines.ray.orders import (
     bundle,
     has,
     in_words,
+    plausible,
 )
 from bench.engines.settings_file import exporter_words, read_settings, setup_lines
 from bench.engines.wire.frames import new_key, write_key
@@ -188,6 +190,10 @@ def capacity_of(order: Reserve, nodes: Sequence[RayNode]) -> Capacity:
     Raises:
         Misuse: fewer nodes have what is asked for, or nothing is.
     """
+    doubts = Implausible("Ray")
+    for node in nodes:
+        for resource, value in node.implausible.items():
+            doubts.out_of_range(resource, value, *plausible(resource), node.name)
     reserved = bundle(order, nodes)
     able = [node.resources for node in nodes if has(node, reserved)]
     # A node with GPUs of one type has the resource "accelerator_type:A100", too.
@@ -199,6 +205,9 @@ def capacity_of(order: Reserve, nodes: Sequence[RayNode]) -> Capacity:
         asks=f"Ray would be asked for {order.nodes} node(s) with {in_words(reserved)} on each",
         cores=int(min(one.get("CPU", 0.0) for one in able)) or None,
         gpus=(name,) * int(reserved.get("GPU", 0.0)),
+        notes=tuple(doubts.lines()),
+        implausible=dict(doubts.counts),
+        source="ray",
     )
 
 

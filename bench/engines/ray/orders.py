@@ -7,7 +7,7 @@ the cluster is gone. Knows nothing of the package ray.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -69,11 +69,15 @@ class Connected(msgspec.Struct, frozen=True, kw_only=True, tag="connected"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node that is alive. resources: all that it has, by Ray's names, also what is in use."""
+    """A node that is alive. resources: all that it has, by Ray's names, also what is in use.
+
+    implausible: what Ray gives of the node that cannot be, by name; it is not in the resources.
+    """
 
     id: str
     name: str
     resources: Mapping[str, float]
+    implausible: Mapping[str, str] = field(default_factory=dict)
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
@@ -121,13 +125,30 @@ def alive_nodes(listed: Sequence[Mapping[str, object]]) -> tuple[RayNode, ...]:
         for node in alive
     ]
     return tuple(
-        RayNode(
-            id=(number := str(node["NodeID"])),
-            name=name if names.count(name) == 1 else f"{name} ({number[:8]})",
-            resources=msgspec.convert(node["Resources"], dict[str, float]),
-        )
+        _node(node, name if names.count(name) == 1 else f"{name} ({str(node['NodeID'])[:8]})")
         for node, name in zip(alive, names, strict=True)
     )
+
+
+def _node(node: Mapping[str, object], name: str) -> RayNode:
+    resources: dict[str, float] = {}
+    implausible: dict[str, str] = {}
+    for resource, value in msgspec.convert(node["Resources"], dict[str, object]).items():
+        least, most = plausible(resource)
+        if isinstance(value, int | float) and least <= value <= most:  # Not so for NaN.
+            resources[resource] = float(value)
+        else:
+            implausible[resource] = str(value)
+    return RayNode(id=str(node["NodeID"]), name=name, resources=resources, implausible=implausible)
+
+
+_RANGES = {"CPU": (0, 65533), "GPU": (0, 1024), "memory": (0, 1 << 50), "object_store_memory": (0, 1 << 50)}
+"""Of a node, those of Slurm; memory in bytes."""
+
+
+def plausible(resource: str) -> tuple[int, int]:
+    """Return the least and the most that a node can have of a resource, by Ray's name; of a custom one any."""
+    return _RANGES.get(resource, (0, 1 << 53))
 
 
 def bundle(order: Reserve, nodes: Sequence[RayNode]) -> dict[str, float]:

@@ -9,11 +9,11 @@ import json
 import re
 import shlex
 import subprocess
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.engines.implausible import Implausible
 from bench.errors import InfrastructureFailed
 
 CALL_S = 60.0
@@ -148,31 +148,6 @@ class SlurmNode:
         return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
-class Implausible:
-    """What Slurm gave that cannot be: how often, by question, and an example of each, for people."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._examples: dict[str, str] = {}
-
-    def add(self, question: str, example: str) -> None:
-        """Count an answer."""
-        self.counts[question] += 1
-        self._examples.setdefault(question, example)
-
-    def number(self, question: str, value: object, least: int, most: int, node: str) -> int | None:
-        """Return a number that is in its range; else count it, and return None."""
-        text = str(value)
-        if text.isdecimal() and least <= int(text) <= most:
-            return int(text)
-        self.add(question, f"{question} {text} of node {node} (plausible: {least} to {most})")
-        return None
-
-    def lines(self) -> list[str]:
-        """Return a line for each question that was answered implausibly."""
-        return [f"Slurm: {text} is left out, {self.counts[name]} time(s)" for name, text in self._examples.items()]
-
-
 _CORES = (1, 65533)
 """What Slurm gives as a node's CPUs; 65534 and 65535 are its words for "no value" and "infinite"."""
 _MEGABYTES = (64, 1 << 30)
@@ -187,34 +162,33 @@ def read_nodes(names: Iterable[str] = (), implausible: Implausible | None = None
     Raises:
         InfrastructureFailed: Slurm does not answer, or knows no such node.
     """
-    doubts = Implausible() if implausible is None else implausible
+    doubts = Implausible("Slurm") if implausible is None else implausible
     wanted = tuple(names)
     listed = (",".join(wanted),) if wanted else ()
     for words in (("scontrol", "show", "nodes", *listed, "--json"), ("sinfo", "--json")):
-        done = _run(words)
-        described = _json_nodes(done.stdout) if done.returncode == 0 else None
-        if described is not None:
+        described = read_document(words, "nodes")
+        if described is not None and all(isinstance(node.get("name"), str) for node in described):
+            by_name = {node["name"]: node for node in described}
             break
     else:
-        described = _text_nodes(call("scontrol", "--oneliner", "show", "node", *listed))
-    found = [_node(described[name], doubts) for name in wanted or described if name in described]
-    if missing := [name for name in wanted if name not in described]:
+        by_name = _text_nodes(call("scontrol", "--oneliner", "show", "node", *listed))
+    found = [_node(by_name[name], doubts) for name in wanted or by_name if name in by_name]
+    if missing := [name for name in wanted if name not in by_name]:
         raise InfrastructureFailed(f"Slurm knows no node {missing[0]}")
     return found
 
 
-def _json_nodes(text: str) -> dict[str, Mapping[str, Any]] | None:
-    """Return the nodes of a document of JSON, by name, whatever stands before it; None where there is no document."""
-    for begin in re.finditer(r"^\s*\{", text, re.MULTILINE):
+def read_document(words: Sequence[str], name: str) -> list[Mapping[str, Any]] | None:
+    """Return the list of this name in the JSON that a command prints, whatever stands before it; None without any."""
+    done = _run(words)
+    for begin in re.finditer(r"^\s*\{", done.stdout if done.returncode == 0 else "", re.MULTILINE):
         try:
-            document, _ = json.JSONDecoder(strict=False).raw_decode(text, begin.end() - 1)
+            document, _ = json.JSONDecoder(strict=False).raw_decode(done.stdout, begin.end() - 1)
         except ValueError:
             continue
-        nodes = document.get("nodes")
-        if isinstance(nodes, list) and all(
-            isinstance(node, dict) and isinstance(node.get("name"), str) for node in nodes
-        ):
-            return {node["name"]: node for node in nodes}
+        listed = document.get(name)
+        if isinstance(listed, list) and all(isinstance(one, dict) for one in listed):
+            return listed
     return None
 
 
@@ -247,7 +221,7 @@ def _node(described: Mapping[str, Any], implausible: Implausible) -> SlurmNode:
     states = states_of(words)
     for unknown in sorted(states - _UP - _HARMLESS - _AWAY):
         implausible.add("State", f'State "{unknown}" of node {name} (unknown here, so that it counts as away)')
-    memory = implausible.number("RealMemory", _number(described.get("real_memory")), *_MEGABYTES, name)
+    memory = implausible.number("RealMemory", unwrapped(described.get("real_memory")), *_MEGABYTES, name)
     return SlurmNode(
         name=name,
         state=words,
@@ -256,7 +230,7 @@ def _node(described: Mapping[str, Any], implausible: Implausible) -> SlurmNode:
         features=_words(described.get("active_features")),
         gres=str(described.get("gres") or ""),
         reason=" ".join(str(described.get("reason") or "").split()),
-        cores=implausible.number("CPUTot", _number(described.get("cpus")), *_CORES, name),
+        cores=implausible.number("CPUTot", unwrapped(described.get("cpus")), *_CORES, name),
         memory_bytes=None if memory is None else memory * MEGABYTE,
     )
 
@@ -266,8 +240,8 @@ def _words(value: object) -> tuple[str, ...]:
     return tuple(str(part) for part in parts if part)
 
 
-def _number(value: object) -> object:
-    """Return the number, which some versions wrap: {"set": true, "infinite": false, "number": 8}."""
+def unwrapped(value: object) -> object:
+    """Return a number of JSON, which some versions wrap: {"set": true, "infinite": false, "number": 8}."""
     if isinstance(value, dict):
         return value.get("number") if value.get("set") and not value.get("infinite") else "not set"
     return value

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.engines.cluster import PLACES_TOLD, Capacity
-from bench.engines.slurm.node_list import MEGABYTE, Implausible, SlurmNode, call, fields, job_line, read_nodes
+from bench.engines.implausible import Implausible
+from bench.engines.slurm.node_list import (
+    MEGABYTE,
+    SlurmNode,
+    call,
+    fields,
+    job_line,
+    read_document,
+    read_nodes,
+    unwrapped,
+)
 from bench.errors import Misuse
 
 MOST_GPUS = 1024
@@ -89,7 +99,7 @@ def capacity_of_partition(
     wanted_partitions = set(partitions.split(","))
     counts_gpus = _counts_gpus()
     wanted = None if gres is None else gpus_of(gres)
-    doubts = Implausible()
+    doubts = Implausible("Slurm")
     every = [node for node in read_nodes(implausible=doubts) if wanted_partitions & set(node.partitions)]
     fitting = [node for node in every if _has_feature(node, constraint)] or every
     if wanted:  # Others than those with so many are not given.
@@ -117,31 +127,85 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
         InfrastructureFailed: Slurm does not answer, or knows no such job.
         Misuse: it has fewer nodes.
     """
-    line = job_line(call("scontrol", "--details", "--oneliner", "show", "job", job))
-    check_job(nodes, job, int(fields(line).get("NumNodes", "1").partition("-")[0]))
-    counts_gpus, doubts = _counts_gpus(), Implausible()
+    given = _given_in_json(job) or _given_in_text(job)
+    check_job(nodes, job, given.nodes)
+    counts_gpus, doubts = _counts_gpus(), Implausible("Slurm")
     found = []
-    # A part for each kind of nodes: "Nodes=node[0-1] CPU_IDs=0-7 Mem=1000 GRES=gpu:a100:2(IDX:0-1)".
-    for part in re.findall(r"\bNodes=\S+ CPU_IDs=\S* Mem=\S* GRES=\S*", line.partition(" MinCPUsNode=")[0]):
-        given = fields(part)
-        (node,) = read_nodes(host_names(given["Nodes"])[:1], doubts)
+    for part in given.parts:
+        (node,) = read_nodes((part.node,), doubts)
         whole = _node_has(node, counts_gpus, doubts)
-        # Nothing and 0 are all that the node has; a job has no more than that.
-        cores, memory_bytes = _count(given["CPU_IDs"]), int(given["Mem"] or 0) * MEGABYTE
+        cores, memory_bytes = part.cores, part.megabytes * MEGABYTE
         if whole.cores is not None and cores > whole.cores:
-            doubts.add("CPU_IDs", f"CPU_IDs {given['CPU_IDs']} of job {job} (node {node.name} has {whole.cores})")
+            doubts.add("CPU_IDs", f"{part.cores} CPUs of job {job} (node {node.name} has {whole.cores})")
             cores = 0
         if whole.memory_bytes is not None and memory_bytes > whole.memory_bytes:
-            doubts.add("Mem", f"Mem {given['Mem']} of job {job} (node {node.name} has less)")
+            doubts.add("Mem", f"Mem {part.megabytes} of job {job} (node {node.name} has less)")
             memory_bytes = 0
         found.append(
             _Has(
                 cores=cores or whole.cores,
                 memory_bytes=memory_bytes or whole.memory_bytes,
-                gpus=gpus_of(given["GRES"]) if counts_gpus else None,
+                gpus=gpus_of(part.gres) if counts_gpus else None,
             )
         )
     return _least(found, f"a node of job {job}", asks, doubts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What a job was given on a node, or on each of several alike. 0 cores or megabytes are all that the node has."""
+
+    node: str
+    cores: int
+    megabytes: int
+    gres: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """What a job was given. nodes: their number."""
+
+    nodes: int
+    parts: tuple[_Part, ...]
+
+
+def _given_in_json(job: str) -> _Given | None:
+    """Return what Slurm reports as JSON; None where it has no JSON, or none that counts CPUs (before 24.05)."""
+    jobs = read_document(("scontrol", "--details", "--json", "show", "job", job), "jobs")
+    found = next((one for one in jobs or () if str(one.get("job_id")) == job), None)
+    if found is None:
+        return None
+    gres = found.get("gres_detail") or []  # A text for each node, in their order; none where the job has none.
+    try:
+        parts = [
+            _Part(
+                node=node["name"],
+                cores=int(node["cpus"]["count"]),
+                megabytes=int(str(unwrapped(node["memory"]["allocated"]))),
+                gres=gres[number] if number < len(gres) else "",
+            )
+            for number, node in enumerate(found["job_resources"]["nodes"]["allocation"])
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return _Given(nodes=len(parts), parts=tuple(parts)) if parts else None
+
+
+def _given_in_text(job: str) -> _Given:
+    line = job_line(call("scontrol", "--details", "--oneliner", "show", "job", job))
+    parts = []
+    # A part for each kind of nodes: "Nodes=node[0-1] CPU_IDs=0-7 Mem=1000 GRES=gpu:a100:2(IDX:0-1)".
+    for part in re.findall(r"\bNodes=\S+ CPU_IDs=\S* Mem=\S* GRES=\S*", line.partition(" MinCPUsNode=")[0]):
+        given = fields(part)
+        parts.append(
+            _Part(
+                node=host_names(given["Nodes"])[0],
+                cores=_count(given["CPU_IDs"]),
+                megabytes=int(given["Mem"] or 0),
+                gres=given["GRES"],
+            )
+        )
+    return _Given(nodes=int(fields(line).get("NumNodes", "1").partition("-")[0]), parts=tuple(parts))
 
 
 def check_job(wanted: int, job: str, there: int) -> None:
@@ -202,6 +266,7 @@ def _least(found: Sequence[_Has], whose: str, asks: str, doubts: Implausible, no
         memory_bytes=min((has.memory_bytes for has in found if has.memory_bytes is not None), default=None),
         gpus=_fewest(has.gpus for has in found),
         implausible=dict(doubts.counts),
+        source="slurm",
         notes=(*notes, *doubts.lines()),
     )
 

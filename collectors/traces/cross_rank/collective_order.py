@@ -1,7 +1,7 @@
 """The order of two ranks' collectives of one group: where the one's sequence stands in the other's.
 
-Numbers of steps tell it, else what the collectives are and when they end; a collective that a trace lost in between
-moves none of those behind it.
+Numbers of steps tell it, else what the collectives are and when they end. `lost_collectives` then looks for what a
+trace lost in between.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def best_shift(reference: CollectiveSequence, other: CollectiveSequence) -> Shif
         if not fitting:
             return None
         positions, ties = fitting[0], len(fitting) - 1
-    shared_ratio = _count_shared(reference, other, positions) / min(reference.kinds.size, other.kinds.size)
+    shared_ratio = count_shared(reference, other, positions) / min(reference.kinds.size, other.kinds.size)
     return Shift(positions=positions, is_by_steps=is_by_steps, shared_ratio=shared_ratio, ties=ties)
 
 
@@ -102,7 +102,7 @@ def _shift_by_steps(reference: CollectiveSequence, other: CollectiveSequence, co
     shifts, counts = np.unique(begins - other_begins, return_counts=True)
     shift = int(shifts[counts.argmax()])
     is_most = 2 * counts.max() > common.size
-    return shift if is_most and _agreement(reference, other, shift) >= LEAST_AGREEMENT else None
+    return shift if is_most and agreement(reference, other, shift) >= LEAST_AGREEMENT else None
 
 
 def _shifts_by_kinds_and_ends(reference: CollectiveSequence, other: CollectiveSequence) -> list[int]:
@@ -123,69 +123,21 @@ def _shifts_by_kinds_and_ends(reference: CollectiveSequence, other: CollectiveSe
     # All shifts at which at least half of the shorter, rounded up, has a counterpart.
     half = (min(size, other_size) + 1) // 2
     shifts = range(half - other_size, size - half + 1)
-    if 0 in shifts and _agreement(reference, other, 0) == 1 and _unevenness_ns(reference, other, 0) <= TOLERANCE_NS:
+    if 0 in shifts and agreement(reference, other, 0) == 1 and uneven_by_ns(reference, other, 0) <= TOLERANCE_NS:
         return [0]
     # The shifts with the best agreement of kinds, if that is good enough.
-    agreements = {shift: _agreement(reference, other, shift) for shift in sorted(shifts, key=abs)}
+    agreements = {shift: agreement(reference, other, shift) for shift in sorted(shifts, key=abs)}
     best = max(agreements.values())
     if best < LEAST_AGREEMENT:
         return []
     agreeing = [shift for shift, agreement in agreements.items() if agreement == best]
     # Of these, the shifts whose ends lie apart about as evenly as at the best one.
-    comparable = [shift for shift in agreeing if _count_shared(reference, other, shift) >= LEAST_SHARED]
+    comparable = [shift for shift in agreeing if count_shared(reference, other, shift) >= LEAST_SHARED]
     if len(comparable) < 2:
         return comparable or agreeing
-    unevenness_ns = {shift: _unevenness_ns(reference, other, shift) for shift in comparable}
+    unevenness_ns = {shift: uneven_by_ns(reference, other, shift) for shift in comparable}
     limit_ns = 2 * min(unevenness_ns.values()) + TOLERANCE_NS
     return [shift for shift in comparable if unevenness_ns[shift] <= limit_ns]
-
-
-MOST_LOST = 2
-"""So many collectives more or fewer than at the trace's begin a trace may lack further on."""
-
-
-FEWEST_BEHIND = 2
-"""The end of one collective alone may fit another place by chance."""
-
-
-def positions_of(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> NDArray[np.int64]:
-    """Return the place of each of the other's collectives in the reference, which the shift gives at most of them.
-
-    A profiler may lose a collective in between: then all that follow end evenly apart one place further on.
-
-    Example: the reference ends at 0 30 40 90, the other, which lost the second, at 500 540 590. At shift 0 ends lie
-    500 510 550 apart; one place on from the second collective, 500 500 500: the places are 0 2 3.
-    """
-    places = np.arange(other.kinds.size) + shift
-    steps = np.arange(-MOST_LOST, MOST_LOST + 1)
-    moved = places[:, None] + steps
-    is_held = (moved >= 0) & (moved < reference.kinds.size)
-    within = np.where(is_held, moved, 0)
-    apart_ns = other.end_ns[:, None] - reference.end_ns[within]
-    here_ns = apart_ns[is_held[:, MOST_LOST], MOST_LOST]
-    if here_ns.size < 2 * LEAST_SHARED:
-        return places
-    # How far the clocks are apart: the ends at the shift tell, unless clearly more ends agree on something else.
-    sorted_ns = np.sort(apart_ns[is_held])
-    agreeing = np.searchsorted(sorted_ns, sorted_ns + 2 * TOLERANCE_NS, side="right") - np.arange(sorted_ns.size)
-    offset_ns = np.sort(here_ns)[here_ns.size // 2]
-    if agreeing.max() >= int((np.abs(here_ns - offset_ns) <= TOLERANCE_NS).sum()) + FEWEST_BEHIND:
-        offset_ns = sorted_ns[agreeing.argmax()] + TOLERANCE_NS
-    uneven_ns = np.abs(apart_ns - offset_ns)
-    fits = is_held & (uneven_ns <= TOLERANCE_NS) & (reference.kinds[within] == other.kinds[:, None])
-    # A collective goes on from the one before it, unless only another place fits; the first fitting one begins.
-    chosen = np.full(places.size, MOST_LOST)
-    now = int(np.argmax(fits[fits.any(axis=1)][0])) if fits.any() else MOST_LOST
-    for row, of_row in enumerate(fits):
-        if not of_row[now] and of_row.any():
-            now = int(np.argmin(np.where(of_row, uneven_ns[row], np.iinfo(np.int64).max)))
-        chosen[row] = now
-    found = places + steps[chosen]
-    gained = int(fits[np.arange(places.size), chosen].sum()) - int(fits[:, MOST_LOST].sum())
-    is_better = (
-        gained >= FEWEST_BEHIND and (np.diff(found) > 0).all() and np.count_nonzero(np.diff(chosen)) <= MOST_LOST
-    )
-    return found if is_better else places
 
 
 def ran_together(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> bool:
@@ -199,7 +151,7 @@ def ran_together(reference: CollectiveSequence, other: CollectiveSequence, shift
     return bool((is_before | is_after).mean() <= MOST_SEPARATE)
 
 
-def _count_shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> int:
+def count_shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> int:
     """Return how many collectives both have at this shift."""
     return min(reference.kinds.size - max(shift, 0), other.kinds.size - max(-shift, 0))
 
@@ -209,17 +161,17 @@ def _shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int
 
     Example: of 5 and 4 collectives at shift 1 these are 1 to 4 and 0 to 3; at shift -1, 0 to 2 and 1 to 3.
     """
-    count = _count_shared(reference, other, shift)
+    count = count_shared(reference, other, shift)
     return slice(max(shift, 0), max(shift, 0) + count), slice(max(-shift, 0), max(-shift, 0) + count)
 
 
-def _agreement(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> float:
+def agreement(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> float:
     """Return the share of the shared collectives that are of one kind."""
     mine, theirs = _shared(reference, other, shift)
     return float((reference.kinds[mine] == other.kinds[theirs]).mean())
 
 
-def _unevenness_ns(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> float:
+def uneven_by_ns(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> float:
     """Return the median absolute deviation of the differences between ends."""
     mine, theirs = _shared(reference, other, shift)
     apart_ns = reference.end_ns[mine] - other.end_ns[theirs]

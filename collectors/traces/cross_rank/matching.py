@@ -164,8 +164,12 @@ def _matched(
     for rank, of_rank in zip(traced, rows, strict=True):
         unlike = f"other ranks have an unlike collective at its place in {_title(group)}"
         left_over.append(UnmatchedSpans(rank=rank, rows=of_rank[~is_alike], reason=unlike))
+        unsure = group.rows[rank][aligned.is_unsure.get(rank, np.zeros(group.rows[rank].size, dtype=np.bool_))]
+        lost = f"a trace of {_title(group)} lost some, and which of another rank's collectives it is cannot be told"
+        left_over.append(UnmatchedSpans(rank=rank, rows=unsure, reason=lost))
         outside = f"not in every rank's trace of {_title(group)}"
-        left_over.append(UnmatchedSpans(rank=rank, rows=np.setdiff1d(group.rows[rank], of_rank), reason=outside))
+        rest = np.setdiff1d(group.rows[rank], np.concatenate((of_rank, unsure)))
+        left_over.append(UnmatchedSpans(rank=rank, rows=rest, reason=outside))
     # Ranks agree on what they have in common, so the first describes each collective for all.
     one = timelines[traced[0]]
     matched = [

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,9 @@ from collectors.traces.cross_rank.collective_order import (
     CollectiveSequence,
     Shift,
     best_shift,
-    positions_of,
     ran_together,
 )
+from collectors.traces.cross_rank.lost_collectives import Places, places_of
 from collectors.traces.event_names import OTHER, collective_of
 from collectors.traces.steps import launch_of
 from collectors.traces.timeline import ABSENT, Call, Timeline
@@ -193,12 +193,14 @@ class AlignedGroup:
 
     positions: by rank, one per row; rows with equal positions are one collective. kinds: by rank, one per row; equal if
     the rows are alike in all that must be alike on all ranks. is_numbered: whether sequence numbers tell the positions.
+    is_unsure: by rank, where a trace lost some, and it cannot be told which of the others' collectives a row is.
     notes: what was assumed.
     """
 
     positions: Mapping[int, NDArray[np.int64]]
     kinds: Mapping[int, NDArray[np.int64]]
     is_numbered: bool
+    is_unsure: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -223,15 +225,24 @@ def aligned_groups(group: ProcessGroup, timelines: Mapping[int, Timeline]) -> li
     found = []
     for shifts in _aligned_sets(sequences, is_named=group.name is not None):
         reference = next(rank for rank in _longest_first(sequences) if rank in shifts)
-        positions = {
-            rank: positions_of(sequences[reference], sequences[rank], shift.positions) for rank, shift in shifts.items()
+        places = {
+            rank: places_of(sequences[reference], sequences[rank], shift)
+            for rank, shift in shifts.items()
+            if rank != reference
         }
+        shifts |= {
+            rank: replace(shifts[rank], positions=one.begins, ties=0)
+            for rank, one in places.items()
+            if one.begins is not None
+        }
+        own = np.arange(sequences[reference].kinds.size)
         found.append(
             AlignedGroup(
-                positions=positions,
+                positions={rank: places[rank].positions if rank in places else own for rank in shifts},
                 kinds={rank: kinds[rank] for rank in shifts},
                 is_numbered=False,
-                notes=(*_notes(group, shifts), *_lost(group, positions, reference)),
+                is_unsure={rank: one.is_unsure for rank, one in places.items()},
+                notes=(*_notes(group, shifts), *_lost(group, places, reference)),
             )
         )
     return found
@@ -241,15 +252,20 @@ def _longest_first(sequences: Mapping[int, CollectiveSequence]) -> list[int]:
     return sorted(sequences, key=lambda rank: -sequences[rank].kinds.size)
 
 
-def _lost(group: ProcessGroup, positions: Mapping[int, NDArray[np.int64]], reference: int) -> Iterator[str]:
-    """Yield a note on each rank whose trace, or the reference's, lacks collectives in between."""
-    for rank, of_rank in positions.items():
-        lost = int(np.abs(np.diff(of_rank) - 1).sum())
-        if lost:
+def _lost(group: ProcessGroup, places: Mapping[int, Places], reference: int) -> Iterator[str]:
+    """Yield a note on each trace that lacks collectives in between, and on what cannot be told for that."""
+    name = group.name or "without a name"
+    for rank, one in places.items():
+        for lost, owner, loser in ((one.lost, reference, rank), (one.lost_by_reference, rank, reference)):
+            if lost:
+                yield (
+                    f"group {name}: {lost} collective{'s' * (lost > 1)} of rank {owner} {'are' if lost > 1 else 'is'}"
+                    f" missing from the trace of rank {loser}: the next are matched by their steps and ends"
+                )
+        if unsure := int(one.is_unsure.sum()):
             yield (
-                f"group {group.name or 'without a name'}: {lost} collective{'s' * (lost > 1)} of rank {reference}"
-                f" {'are' if lost > 1 else 'is'} missing from the trace of rank {rank}: the next are matched by their"
-                " ends"
+                f"group {name}: which of rank {reference}'s collectives {unsure} of rank {rank}'s"
+                f" {'are' if unsure > 1 else 'is'} cannot be told, since a trace lost some: they are in no figure"
             )
 
 

@@ -1,5 +1,6 @@
 """The rank that is blamed is the one whose own doing ended the trial."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,6 @@ def _end(
     at_s: float = 1.0,
     step: int = 4,
     has_result: bool = True,
-    collectives: int | None = None,
     disk: str | None = None,
     said: str = "",
     is_moving: bool = False,
@@ -42,7 +42,6 @@ def _end(
         exit_code=code,
         ended_ns=int(1e9 * at_s),
         step=step,
-        collectives=collectives,
         disk=disk,
         output=said,
         is_moving=is_moving,
@@ -60,6 +59,11 @@ def _lost_peer(rank: int, at_s: float = 1.0) -> RankEnd:
 
 def _hung(rank: int, **fields: Any) -> RankEnd:
     return _end(rank, code=None, has_result=False, at_s=9.0, **fields)
+
+
+def _on_gloo(*issued: int) -> dict[str, Reached]:
+    """How far a rank came in the groups 0, 1, ..."""
+    return {str(group): Reached(issued=number, started=None, completed=None) for group, number in enumerate(issued)}
 
 
 def test_nobody_is_blamed_when_all_ended_well() -> None:
@@ -118,9 +122,54 @@ def test_the_abort_of_a_collective_watchdog_is_an_echo_however_many_stacks_follo
 
 
 def test_of_hung_ranks_the_one_that_entered_the_fewest_collectives_is_blamed() -> None:
-    cause = _root_cause((_hung(0, collectives=8), _hung(1, collectives=7), _hung(2, collectives=8)), FOLDER)
+    cause = _root_cause(
+        (_hung(0, reached=_on_gloo(8)), _hung(1, reached=_on_gloo(7)), _hung(2, reached=_on_gloo(8))), FOLDER
+    )
     assert cause is not None
     assert cause.rank == 1
+
+
+def _gloo_record(*groups: str) -> bytes:
+    """What torch 2.13 records of collectives on gloo; it records no messages."""
+    numbers: Counter[str] = Counter()
+    entries = []
+    for number, group in enumerate(groups):
+        numbers[group] += 1
+        entries.append(
+            {
+                "record_id": number,
+                "process_group": [group, ""],
+                "collective_seq_id": numbers[group],
+                "profiling_name": "gloo:all_reduce",
+                "is_p2p": False,
+                "input_sizes": [[2]],
+                "output_sizes": [[2]],
+                "input_dtypes": ["Float"],
+                "output_dtypes": ["Float"],
+                "state": "scheduled",
+            }
+        )
+    return msgspec.json.encode({"entries": entries})
+
+
+def test_a_rank_that_is_in_fewer_groups_is_not_blamed_for_its_fewer_collectives() -> None:
+    """Rank 1 hangs before its message to rank 2, which is in group 0 alone; rank 0 waits for rank 1 in group 1."""
+    records = (_gloo_record("0", "1", "1"), _gloo_record("0", "1"), _gloo_record("0"))
+    hung = tuple(_hung(rank, reached=reached(record, has_states=False)) for rank, record in enumerate(records))
+    cause = _root_cause(hung, FOLDER)
+    assert cause is not None
+    assert cause.rank == 1
+    assert "it has not issued what others have" in cause.text
+
+
+def test_where_gloo_s_collectives_do_not_tell_the_step_does() -> None:
+    cause = _root_cause((_hung(0, reached=_on_gloo(2, 2), step=8), _hung(1, reached=_on_gloo(2), step=7)), FOLDER)
+    assert cause is not None
+    assert cause.rank == 1
+    alike = _root_cause((_hung(0, reached=_on_gloo(2, 2)), _hung(1, reached=_on_gloo(2))), FOLDER)
+    assert alike is not None
+    assert alike.rank is None
+    assert "TORCH_NCCL" not in alike.text
 
 
 def test_of_hung_ranks_without_flight_records_the_one_furthest_behind_is_blamed() -> None:
@@ -130,7 +179,7 @@ def test_of_hung_ranks_without_flight_records_the_one_furthest_behind_is_blamed(
 
 
 def test_ranks_that_hang_at_the_same_place_are_told_from_each_other_by_nothing() -> None:
-    cause = _root_cause((_hung(0, collectives=8), _hung(1, collectives=8)), FOLDER)
+    cause = _root_cause((_hung(0, reached=_on_gloo(8)), _hung(1, reached=_on_gloo(8))), FOLDER)
     assert cause is not None
     assert cause.rank is None
     assert "all ranks hung in step 4" in cause.text
@@ -172,7 +221,7 @@ def test_an_error_of_nccls_own_is_no_echo() -> None:
 
 def _stopped(rank: int, record: MadeRecord, **fields: Any) -> RankEnd:
     """A rank on NCCL that hung, with the flight record that it wrote."""
-    return _hung(rank, reached=reached(record.json()), **fields)
+    return _hung(rank, reached=reached(record.json(), has_states=True), **fields)
 
 
 def _reducing(*states: str, is_timed: bool = False) -> MadeRecord:
@@ -285,8 +334,8 @@ def test_a_rank_without_its_gpu_is_the_nodes_failure_in_one_line() -> None:
 def test_of_ranks_that_all_gave_up_waiting_the_one_that_the_others_wait_for_hung() -> None:
     error = "RuntimeError: [gloo] Timed out waiting 4800ms for recv operation to complete"
     ends = (
-        _end(0, error=error, at_s=1.0, collectives=8),
-        _end(1, error=error, at_s=1.1, collectives=7),
+        _end(0, error=error, at_s=1.0, reached=_on_gloo(8)),
+        _end(1, error=error, at_s=1.1, reached=_on_gloo(7)),
         _lost_peer(2, at_s=1.2),
     )
     cause = _root_cause(ends, FOLDER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -128,6 +129,25 @@ def test_nodes_that_are_alive_have_names_that_differ() -> None:
         [listed("a", "one"), listed("b", "two", is_alive=False), listed("c", "10.0.0.1"), listed("d", "")]
     )
     assert [node.name for node in nodes] == ["one", "host (cccccccc)", "host (dddddddd)"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "value"),
+    [("CPU", 2.0**32 - 1), ("CPU", -1.0), ("GPU", 1025.0), ("memory", 1e300), ("GPU", math.nan), ("ssd", math.inf)],
+)
+def test_what_ray_says_that_cannot_be_is_left_out_counted_and_said_once(resource: str, value: float) -> None:
+    here = {"NodeName": "", "NodeManagerAddress": "10.0.0.1", "Alive": True}
+    listed = [
+        {"NodeID": name, "NodeManagerHostname": name, "Resources": {"CPU": 4.0, "GPU": 1.0, resource: value}, **here}
+        for name in ("a", "b")
+    ]
+    nodes = alive_nodes(listed)
+    assert all(resource not in node.resources for node in nodes)
+    found = capacity_of(_order(1), nodes)
+    assert (found.source, found.implausible) == ("ray", {resource: 2})
+    (note,) = found.notes
+    assert note.startswith(f"Ray: {resource} {value} of node a (plausible: 0 to ")
+    assert note.endswith(") is left out, 2 time(s)")
 
 
 @pytest.mark.parametrize(

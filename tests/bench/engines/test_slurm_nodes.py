@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,15 @@ class Recorded:
         self.write("sinfo", PARTITIONS)
         self.configure("gpu,shard")
 
-    def configure(self, gres: str) -> None:
-        """Say which resources Slurm counts."""
-        answers = {"*config*": f"GresTypes    = {gres}", "*job*": JOB, "*hostnames*": "a0", "*node*": NODES.strip()}
+    def configure(self, gres: str, job_json: str = "no JSON here") -> None:
+        """Say which resources Slurm counts, and what it describes a job as in JSON."""
+        answers = {
+            "*--json*job*": job_json,
+            "*config*": f"GresTypes    = {gres}",
+            "*job*": JOB,
+            "*hostnames*": "a0",
+            "*node*": NODES.strip(),
+        }
         cases = "\n".join(f"{words}) cat <<'END'\n{answer}\nEND\n;;" for words, answer in answers.items())
         self.write("scontrol", f'case "$*" in {cases} esac', is_script=True)
 
@@ -142,6 +149,54 @@ def test_a_job_has_the_least_that_it_was_given_on_a_node() -> None:
     found = capacity_of_job("7", nodes=2, asks="")
     assert (found.cores, found.memory_bytes, found.gpus) == (17, 64000 * MIB, ("h100", "h100"))
     assert found.whose == "a node of job 7"
+
+
+def _described_job(cpus: Mapping[str, int], gres: Sequence[str] = (), memory: object = 64000) -> str:
+    """A job as `scontrol --json` of Slurm 24.05 and later describes it. cpus: by node."""
+    allocation = [
+        {
+            "index": index,
+            "name": name,
+            "cpus": {"count": count, "used": 0},
+            "memory": {"used": 0, "allocated": memory},
+            "sockets": [{"index": 0, "cores": [{"index": 0, "status": ["ALLOCATED"]}]}],
+        }
+        for index, (name, count) in enumerate(cpus.items())
+    ]
+    nodes = {"count": len(cpus), "select_type": ["ONE_ROW"], "list": ",".join(cpus), "whole": False}
+    job = {
+        "job_id": 7,
+        "comment": "NumNodes=9 Nodes=c0 CPU_IDs=0 Mem=1 GRES=",
+        "gres_detail": list(gres),
+        "job_resources": {"select_type": ["CORE"], "nodes": {**nodes, "allocation": allocation}},
+        "node_count": {"set": True, "infinite": False, "number": len(cpus)},
+    }
+    return json.dumps({"jobs": [job], "warnings": [], "errors": []})
+
+
+def test_a_job_is_read_from_json_where_slurm_has_it(slurm: Recorded) -> None:
+    job = _described_job({"a0": 17, "a1": 32}, ("gpu:h100:2(IDX:0-1)", "gpu:h100:4(IDX:0-3)"))
+    slurm.configure("gpu", job_json=job)
+    found = capacity_of_job("7", nodes=2, asks="")
+    assert (found.cores, found.memory_bytes, found.gpus) == (17, 64000 * MIB, ("h100", "h100"))
+    slurm.configure("gpu", job_json=_described_job({"a0": 0}, memory={"set": True, "infinite": False, "number": 0}))
+    found = capacity_of_job("7", nodes=1, asks="")
+    assert (found.cores, found.memory_bytes, found.gpus) == (96, 1000000 * MIB, ())
+    slurm.configure("gpu", job_json=_described_job({"a0": 4_294_967_294}, memory=99_999_999))
+    found = capacity_of_job("7", nodes=1, asks="")
+    assert (found.cores, found.implausible) == (96, {"CPU_IDs": 1, "Mem": 1})
+    with pytest.raises(Misuse, match="--nodes is 2, and job 7 has 1; take fewer"):
+        capacity_of_job("7", nodes=2, asks="")
+
+
+def test_a_job_is_read_from_text_where_json_counts_no_cpus(slurm: Recorded) -> None:
+    """Slurm 23 lists cores, and no CPUs: with two threads a core these are not the same."""
+    nodes = [
+        {"nodename": "a0", "cpus_used": 0, "memory_allocated": 9000, "sockets": {"0": {"cores": {"8": "allocated"}}}}
+    ]
+    job = {"job_id": 7, "job_resources": {"allocated_cores": 1, "allocated_cpus": 0, "allocated_nodes": nodes}}
+    slurm.configure("gpu", job_json=json.dumps({"jobs": [job]}))
+    assert capacity_of_job("7", nodes=2, asks="").cores == 17
 
 
 def test_more_nodes_than_there_are_is_refused() -> None:

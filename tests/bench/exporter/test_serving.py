@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -116,13 +117,16 @@ def test_live_steps_and_results_are_shown_together_and_only_results_stay(tmp_pat
     assert notices == [f"serving {server.url}"]
 
 
-def test_a_run_shows_what_its_cluster_answered_that_cannot_be(tmp_path: Path, url: str) -> None:
-    cluster = Capacity(whose="a node", asks="", implausible={"CPUTot": 2})
+@pytest.mark.parametrize(("source", "question"), [("slurm", "CPUTot"), ("ray", "GPU")])
+def test_a_run_shows_what_its_cluster_answered_that_cannot_be(
+    source: Literal["slurm", "ray"], question: str, tmp_path: Path, url: str
+) -> None:
+    cluster = Capacity(whose="a node", asks="", implausible={question: 2}, source=source)
     with serving(tmp_path / "runs", url, port=0, on_notice=Notices(), cluster=cluster) as server:
         assert server is not None
         with urllib.request.urlopen(server.url, timeout=30) as answer:
             page = answer.read().decode()
-    assert 'observatory_implausible_total{question="CPUTot",source="slurm"} 2.0' in page.splitlines()
+    assert f'observatory_implausible_total{{question="{question}",source="{source}"}} 2.0' in page.splitlines()
 
 
 def test_the_landing_page_names_the_version_and_links_to_its_own_pages_alone(tmp_path: Path) -> None:

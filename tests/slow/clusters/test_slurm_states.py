@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from bench.engines.slurm.node_list import MEGABYTE, read_nodes
-from bench.engines.slurm.nodes import capacity_of_partition
+from bench.engines.slurm.nodes import capacity_of_job, capacity_of_partition
 from tests.slow.clusters.nights import wait
 from tests.slow.clusters.slurm import CPUS, MEMORY_MB, Slurm, run_slurm
 
@@ -51,3 +52,20 @@ def test_a_node_is_available_where_slurm_gives_it_a_job(slurm: Slurm) -> None:
     found = capacity_of_partition("night", nodes=1, constraint=None, gres=None, is_exclusive=True, asks="")
     assert (found.cores, found.memory_bytes, found.implausible) == (CPUS, MEMORY_MB * MEGABYTE, {})
     assert any("node1 is IDLE+DRAIN (two lines State=IDLE)" in note for note in found.notes)
+
+
+def test_a_job_has_what_slurm_gave_it_on_a_node(slurm: Slurm) -> None:
+    """Slurm before 24.05 counts no CPUs in JSON: then the text is read."""
+    words = ("salloc", "--no-shell", "--nodes=1", "--nodelist=node7", "--cpus-per-task=1", "--comment=NumNodes=9 Mem=1")
+    said = subprocess.run(words, env=slurm.environment, capture_output=True, text=True, timeout=60, check=True).stderr
+    job = re.search(r"Granted job allocation (\d+)", said)
+    assert job is not None, said
+    try:
+        found = capacity_of_job(job[1], nodes=1, asks="")
+        described = slurm.call("scontrol", "--details", "--oneliner", "show", "job", job[1])
+    finally:
+        slurm.call("scancel", job[1])
+    (given,) = re.findall(r" CPU_IDs=(\S+) Mem=(\d+) ", described)
+    first, _, last = given[0].partition("-")
+    assert (found.cores, found.implausible) == (int(last or first) - int(first) + 1, {})
+    assert found.memory_bytes == (int(given[1]) or MEMORY_MB) * MEGABYTE

@@ -28,7 +28,8 @@ def find_standout(good: Summary | None, bad: Summary) -> Standout | str:
     """Return the straggler of the bad run, or why there is none."""
     found = of_metric(bad.estimates, RUN_STRAGGLER_RATIO)
     if not found:
-        said = [note for note in bad.notes if note.startswith(("no straggler", "waits and stragglers are absent"))]
+        verdicts = ("no straggler", "straggler: likely ", "waits and stragglers are absent")
+        said = [note for note in bad.notes if note.startswith(verdicts)]
         if said:
             return said[0]
         if bad.case.ranks == 1:

@@ -23,14 +23,20 @@ def test_the_share_is_of_each_trials_traced_steps() -> None:
     assert said == "rank 2 holds the others up by compute (gemm): it has 100% of the lateness in traced steps"
 
 
-def test_too_few_trials_name_the_option_with_more_than_there_were() -> None:
+def test_a_rank_that_is_late_in_most_of_too_few_trials_is_likely_and_the_option_says_how_many_settle_it() -> None:
     # One of four ranks must be late alone in four trials, however many steps each has.
     straggler, said = find_straggler([_lateness(9, 9)] * 3)
     assert straggler is None
     assert said == (
-        "no straggler: rank 2 has 100% of the lateness and is late in 3 of 3 trials: p <= 0.062 (needs 0.02);"
-        " --trials 4 or more tells"
+        "straggler: likely rank 2 (100 %, 3 of 3 trials; 1 more trial would settle it); not certain: rank 2 has 100% of"
+        " the lateness and is late in 3 of 3 trials: p <= 0.062 (needs 0.02); --trials 4 or more tells"
     )
+
+
+def test_a_rank_that_is_late_in_one_trial_is_not_likely() -> None:
+    _, said = find_straggler([_lateness(9, 9), _lateness(9, 0), _lateness(9, 0)])
+    assert said.startswith("no straggler: rank 2 has 100% of the lateness and is late in 1 of 3 trials")
+    assert said.endswith("; --trials 4 or more tells")
 
 
 def test_where_there_were_trials_enough_no_more_is_asked_for() -> None:

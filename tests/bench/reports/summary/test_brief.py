@@ -113,6 +113,11 @@ def test_what_is_absent_is_one_line_and_what_would_tell_more_is_the_last() -> No
     )
 
 
+def test_a_rank_that_is_likely_a_straggler_is_named_at_the_end_of_a_run() -> None:
+    likely = "straggler: likely rank 1 (90 %, 2 of 3 trials; 4 more trials would settle it); not certain: p <= 1"
+    assert likely in first_notes([make_summary(notes=(*INFORMATION, likely))])
+
+
 def test_no_note_is_lost_to_who_asks_for_details() -> None:
     lines = all_notes(_full())
     assert all(any(line.endswith(note) for line in lines) for note in (*ABSENT, *INFORMATION, WRONG))

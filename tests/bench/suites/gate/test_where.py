@@ -185,6 +185,7 @@ def test_a_rank_that_stood_out_before_is_told_as_such() -> None:
     ("bad", "why"),
     [
         (make_summary(case=CASE, notes=("no straggler: rank 1 causes 20 %",)), "no straggler: rank 1 causes 20 %"),
+        (make_summary(case=CASE, notes=("straggler: likely rank 1 (90 %)",)), "straggler: likely rank 1 (90 %)"),
         (make_summary(case=make_case("single", 1)), "a lone rank has no peers"),
         (
             make_summary(case=CASE, notes=()),

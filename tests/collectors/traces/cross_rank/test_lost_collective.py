@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collectors.traces.analyzers.collectives import collectives
 from collectors.traces.cross_rank.matching import match
 from collectors.traces.timeline import Timeline
-from tests.collectors.traces.made.made_collectives import ran, ranks_of
+from tests.collectors.traces.made.made_collectives import ran, rank_of, ranks_of
+from tests.support.timelines import Span
 
 US = 1000
 RANKS, COUNT = 3, 47
@@ -55,3 +58,81 @@ def test_waiting_is_what_it_is_without_the_loss() -> None:
     ]
     assert waits_us[1] == pytest.approx(waits_us[0], rel=0.05)
     assert any("1 collective of rank 0 is missing from the trace of rank 1" in note for note in lossy.matching.notes)
+
+
+def _matched_right(lost: dict[int, tuple[int, ...]], seed: int, *, count: int, jitter_us: int) -> tuple[int, int]:
+    """How many collectives of two ranks matched, and how many of these are one; rank 1's clock is ahead."""
+    random = np.random.default_rng(seed)
+    end_us = np.cumsum(random.integers(300, 900, count))
+    kept = [[number for number in range(count) if number not in lost.get(rank, ())] for rank in range(2)]
+    timelines = ranks_of(
+        *(
+            [
+                ran(
+                    int(end_us[number] + 500 * rank - 40) * US,
+                    int(end_us[number] + 500 * rank) * US + int(random.integers(0, jitter_us * US)),
+                )
+                for number in kept[rank]
+            ]
+            for rank in range(2)
+        )
+    )
+    matched = match(timelines).matched
+    right = sum(len({kept[rank][row] for rank, row in zip(one.ranks, one.rows, strict=True)}) == 1 for one in matched)
+    return len(matched), right
+
+
+@given(data=st.data(), seed=st.integers(0, 10_000), count=st.integers(16, 60))
+def test_two_or_three_losses_in_one_rank_are_mended_wherever_they_are(
+    data: st.DataObject, seed: int, count: int
+) -> None:
+    lost = tuple(data.draw(st.sets(st.integers(0, count - 1), min_size=2, max_size=3)))
+    rank = data.draw(st.integers(0, 1))
+    assert _matched_right({rank: lost}, seed, count=count, jitter_us=2) == (count - len(lost),) * 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("jitter_us", [2, 100])
+def test_where_both_ranks_lost_some_none_is_matched_with_another(seed: int, jitter_us: int) -> None:
+    """Ends that lie 100 us apart are gloo's. What stands between two losses may be left out, and is not guessed."""
+    random = np.random.default_rng(1000 + seed)
+    lost = {rank: tuple(random.integers(0, 40, 2).tolist()) for rank in range(2)}
+    matched, right = _matched_right(lost, seed, count=40, jitter_us=jitter_us)
+    assert matched - right <= (jitter_us > 2)
+    assert right >= 28
+
+
+def test_where_nothing_tells_which_was_lost_none_is_matched_and_the_reason_is_said() -> None:
+    ends_us = range(500, 24_000, 500)
+    whole, lossy = ([ran((end - 40) * US, end * US) for end in ends_us] for _ in range(2))
+    del lossy[20]
+    matching = match(ranks_of(whole, lossy))
+    assert matching.matched == ()
+    reason = "a trace of process group 0 lost some, and which of another rank's collectives it is cannot be told"
+    assert {one.reason for one in matching.unmatched if one.rank == 1} == {reason}
+    assert matching.notes[-1].endswith(
+        "46 of rank 1's are cannot be told, since a trace lost some: they are in no figure"
+    )
+
+
+def test_numbers_of_steps_tell_where_ends_do_not() -> None:
+    """The step in which one is missing is left out; in all others the collectives are told by their order."""
+    random = np.random.default_rng(5)
+    steps = []
+    for rank in range(2):
+        spans = []
+        for step in range(6):
+            begin = step * 10_000
+            spans.append(
+                Span(
+                    name=f"ProfilerStep#{step}", kind="step", stream=1, start_ns=begin * US, end_ns=(begin + 9_900) * US
+                )
+            )
+            for number in range(4):
+                if (rank, step, number) != (1, 2, 1):
+                    late_us = int(random.integers(0, 1900))
+                    spans.append(ran((begin + 2000 * number) * US, (begin + 2000 * number + late_us) * US))
+        steps.append(rank_of(rank, spans))
+    matched = match(steps).matched
+    assert len(matched) == 20
+    assert all(one.rows[0] - one.rows[1] == (one.rows[0] > 12) for one in matched)
