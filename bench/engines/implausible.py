@@ -35,6 +35,8 @@ class Implausible:
 
     def lines(self) -> list[str]:
         """Return a line for each question that was answered implausibly."""
-        return [
-            f"{self._cluster}: {text} is left out, {self.counts[name]} time(s)" for name, text in self._examples.items()
-        ]
+        return [f"{self._cluster}: {text} is left out{self._more(name)}" for name, text in self._examples.items()]
+
+    def _more(self, question: str) -> str:
+        others = self.counts[question] - 1
+        return f", and {others} more of {question}" if others else ""

@@ -224,7 +224,7 @@ def _node(described: Mapping[str, Any], implausible: Implausible) -> SlurmNode:
     memory = implausible.number("RealMemory", unwrapped(described.get("real_memory")), *_MEGABYTES, name)
     return SlurmNode(
         name=name,
-        state=words,
+        state=words or "in an unknown state",
         states=states,
         partitions=_words(described.get("partitions")),
         features=_words(described.get("active_features")),

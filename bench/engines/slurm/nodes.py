@@ -243,9 +243,13 @@ def _has_feature(node: SlurmNode, constraint: str | None) -> bool:
 
 
 def _node_has(node: SlurmNode, counts_gpus: bool, doubts: Implausible) -> _Has:
-    for count in map(int, re.findall(r"\bgpu(?::[^:,(]+)*:(\d+)", node.gres)):
-        doubts.number("Gres", count, 0, MOST_GPUS, node.name)
-    return _Has(cores=node.cores, memory_bytes=node.memory_bytes, gpus=gpus_of(node.gres) if counts_gpus else None)
+    counts = [int(count) for count in re.findall(r"\bgpu(?::[^:,(]+)*:(\d+)", node.gres)]
+    are_known = all([doubts.number("Gres", count, 0, MOST_GPUS, node.name) is not None for count in counts])
+    return _Has(
+        cores=node.cores,
+        memory_bytes=node.memory_bytes,
+        gpus=gpus_of(node.gres) if counts_gpus and are_known else None,
+    )
 
 
 def _count(ranges: str) -> int:

@@ -222,9 +222,19 @@ def test_answers_that_cannot_be_are_left_out_and_said_once(slurm: Recorded) -> N
     wrong = "NodeName=a0 CPUTot=65534 Gres=gpu:h100:4294967294 RealMemory=1 State=IDLE Partitions=gpu"
     slurm.write("scontrol", f"{wrong}\n{wrong.replace('a0', 'a1')}\nGresTypes = gpu\n")
     found = _capacity("gpu", nodes=2)
-    assert (found.cores, found.memory_bytes, found.gpus) == (None, None, ())
+    assert (found.cores, found.memory_bytes, found.gpus) == (None, None, None)
     assert found.implausible == {"CPUTot": 2, "RealMemory": 2, "Gres": 2}
-    assert "Slurm: RealMemory 1 of node a0 (plausible: 64 to 1073741824) is left out, 2 time(s)" in found.notes
+    assert (
+        "Slurm: RealMemory 1 of node a0 (plausible: 64 to 1073741824) is left out, and 1 more of RealMemory"
+        in found.notes
+    )
+
+
+def test_a_node_whose_gpus_are_unknown_hides_none_of_another(slurm: Recorded) -> None:
+    node = "NodeName=a0 CPUTot=64 Gres=gpu:h100:8 RealMemory=500000 State=IDLE Partitions=gpu"
+    wrong = node.replace("a0", "a1").replace(":8", ":4294967295")
+    slurm.write("scontrol", f"{node}\n{wrong}\nGresTypes = gpu\n")
+    assert _capacity("gpu", nodes=2).gpus == ("h100",) * 8
 
 
 def test_a_job_has_no_more_than_its_node(slurm: Recorded) -> None:
