@@ -243,12 +243,12 @@ def _has_feature(node: SlurmNode, constraint: str | None) -> bool:
 
 
 def _node_has(node: SlurmNode, counts_gpus: bool, doubts: Implausible) -> _Has:
-    counts = [int(count) for count in re.findall(r"\bgpu(?::[^:,(]+)*:(\d+)", node.gres)]
-    are_known = all([doubts.number("Gres", count, 0, MOST_GPUS, node.name) is not None for count in counts])
+    told = re.findall(r"\bgpu(?::[^:,(]+)*:(\d+)", node.gres)
+    counts = [doubts.number("Gres", count, 0, MOST_GPUS, node.name) for count in told]
     return _Has(
         cores=node.cores,
         memory_bytes=node.memory_bytes,
-        gpus=gpus_of(node.gres) if counts_gpus and are_known else None,
+        gpus=gpus_of(node.gres) if counts_gpus and None not in counts else None,
     )
 
 
