@@ -122,7 +122,7 @@ def test_a_second_failure_ends_the_reruns_and_not_the_suite_run(tmp_path: Path, 
     assert end.outcome == "done"
     assert end.failure is None
     assert read_result(_folder(night)).outcome == "done"
-    assert night.display.lines[-1] == f"the reruns ended: {error}"
+    assert end.reruns.failure == f"the reruns ended: {error}"
 
 
 def test_ctrl_c_in_a_rerun_interrupts_and_keeps_what_is_measured(tmp_path: Path) -> None:
