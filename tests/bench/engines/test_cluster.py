@@ -13,8 +13,9 @@ import pytest
 
 from bench.analysis.trials import read_trials
 from bench.case import Case
-from bench.engines.cluster import ClusterEngine, Meeting, spread
+from bench.engines.cluster import ClusterEngine, Meeting
 from bench.engines.local import LocalNodes
+from bench.engines.trial_parts import spread
 from bench.errors import InfrastructureFailed, Misuse
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import Progress, TrialEnded, TrialOrder

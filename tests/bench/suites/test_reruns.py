@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.case import why_ad_hoc
-from bench.engines.cluster import ClusterEngine, Node
+from bench.engines.cluster import ClusterEngine
+from bench.engines.trial_parts import Node
 from bench.errors import InfrastructureFailed
 from bench.runs.history import History
 from bench.runs.summary import Summary
