@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from bench.engines.agent_link import LOADING_S, SILENT_S, AgentLink, NodeCheck
+from bench.engines.agent_link import SILENT_S, AgentLink, NodeCheck, StartLimit
 from bench.engines.trial_parts import Node, Parts, joined, spread
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
@@ -56,12 +56,12 @@ class Entrance:
     """Where agents come by themselves, which know key and port before there is an engine.
 
     listening: goes on to listen between engines, so that an agent can tell one's end from that of the runner.
-    within_s: how long the agents of an engine may take to come.
+    within_s: how long the agents of an engine may take to come, where that is unlike later times; None where it is not.
     """
 
     key: bytes
     listening: socket.socket
-    within_s: float = LOADING_S
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class ClusterEngine:
 
     runs: where the runner keeps the folders of runs; files of the nodes are sent there.
     silent_s: see `AgentLink`. entrance: where agents come by themselves; otherwise key and port are new ones.
-    dropped: names of nodes that are left out, whose agents are not waited for.
+    dropped: names of nodes that are left out, whose agents are not waited for. start_limit: of its allocation.
     """
 
     def __init__(
@@ -137,11 +137,13 @@ class ClusterEngine:
         silent_s: float = SILENT_S,
         entrance: Entrance | None = None,
         dropped: Iterable[str] = (),
+        start_limit: StartLimit | None = None,
     ) -> None:
         self.name = placement.name
         self._placement, self.runs = placement, runs
         self._silent_s = silent_s
-        self._within_s = LOADING_S if entrance is None else entrance.within_s
+        self._start_limit = start_limit or StartLimit()
+        self._first_s = None if entrance is None else entrance.within_s
         self._nodes: tuple[Node, ...] = ()
         self._links: dict[int, AgentLink] = {}
         self._ready: dict[int, Ready] = {}
@@ -156,6 +158,7 @@ class ClusterEngine:
             self._listener = AgentListener(placement.address, key, expected=len(placement.nodes), lent=lent)
             stack.callback(self._listener.close)
             stack.callback(placement.stop)
+            self._begun_s = self._come_s = time.monotonic()  # The latter: when the last agent came.
             placement.start(Meeting(host=placement.address, port=self._listener.port, key_file=folder / "key"))
             self._stack = stack.pop_all()
 
@@ -242,13 +245,16 @@ class ClusterEngine:
 
         Which node's it is that will not come, not each placement can tell.
         """
-        until_s, why = time.monotonic() + self._within_s, None
+        within_s = self._start_limit.seconds if self._first_s is None else self._first_s
+        until_s, why = time.monotonic() + within_s, None
         while missing := self._missing():
-            reason = self._meet(until_s)
+            reason = self._meet(until_s, within_s)
             if why is None and reason is not None:
                 why, until_s = reason, min(until_s, time.monotonic() + late_s)
             if why is not None and time.monotonic() >= until_s:
                 break
+        if not missing and self._first_s is None:
+            self._start_limit.took(self._come_s - self._begun_s)
         return missing, why
 
     def _missing(self) -> list[str]:
@@ -256,7 +262,7 @@ class ClusterEngine:
         names = enumerate(self._placement.nodes)
         return [name for number, name in names if number not in self._links and name not in self._dropped]
 
-    def _meet(self, until_s: float) -> str | None:
+    def _meet(self, until_s: float, within_s: float) -> str | None:
         """Take the next agent that comes; where none has, return why those that are missing need not be waited for."""
         if (wire := self._listener.accept(LOOK_S)) is not None:
             assert wire.peer is not None, "the sides have met"
@@ -270,11 +276,13 @@ class ClusterEngine:
                 runs=self.runs,
                 name=f"the agent of {self._placement.nodes[number]}",
                 silent_s=self._silent_s,
+                start_limit=self._start_limit,
             )
+            self._come_s = time.monotonic()
             return None
         reason = self._placement.failure()
         if reason is None and time.monotonic() >= until_s:
-            return f"nothing was heard of it for {self._within_s:g} s"
+            return f"nothing was heard of it for {within_s:.0f} s"
         return reason
 
     def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:

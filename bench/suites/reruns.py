@@ -120,14 +120,22 @@ class Reruns:
         return fitting
 
     def _apart(self, engine: Engine | None, nodes: int) -> Engine:
-        """Return an engine on other nodes than those that measured the case, where the allocation has enough."""
+        """Return an engine on other nodes than those that measured the case, where the allocation has enough.
+
+        Raises:
+            InfrastructureFailed: none can be opened, or its agents do not come; it is stopped.
+        """
         if engine is not None and not isinstance(engine, ClusterEngine):
             return engine
         if engine is not None:
             engine.stop()
         engine = self.open_engine()
         if isinstance(engine, ClusterEngine):
-            names = [node.name for node in engine.nodes()]
+            try:
+                names = [node.name for node in engine.nodes()]
+            except InfrastructureFailed:
+                engine.stop()
+                raise
             if len(names) >= 2 * nodes:
                 engine.drop(names[:nodes])
         return engine
