@@ -29,12 +29,14 @@ Outcome = Literal[
     "accepted",
     "late",
 ]
-"""same: no change was shown; only `Verdict.is_equivalent` says that there is none. suspicion: a change that reruns did
-not show, or that was not rerun. regression: for the worse, by reruns of the same night. confirmed: for the worse, and
-later nights agree. creep: for the worse against the level that a person accepted. improvement: for the better, by
-reruns or later nights. recovered: an alert of an earlier night has closed itself. faster_baseline: an efficiency that
-fell since its baseline got faster. accepted: it was worse, until a person accepted the level. late: the run began more
-than a day before a night that is judged already, and is left out."""
+"""As verdicts are kept. same: no change was shown; `Verdict.is_equivalent` says whether there is none. suspicion: a
+change that reruns did not show, or that was not rerun. regression: for the worse, by reruns of the same night.
+confirmed: for the worse, and later nights agree. creep: for the worse against the level that a person accepted.
+improvement: for the better, by reruns or later nights. recovered: an alert of an earlier night has closed itself.
+faster_baseline: an efficiency that fell since its baseline got faster. accepted: it was worse, until a person accepted
+the level. late: the run began more than a day before a night that is judged already, and is left out."""
+ShownOutcome = Outcome | Literal["no_change_shown"]
+"""As verdicts are shown: `same` only where the night shows that there is no change."""
 BAD: frozenset[Outcome] = frozenset({"regression", "confirmed", "creep"})
 MARGIN = 0.02
 """Largest change that does not matter, as `observatory compare --margin` has it by default."""
@@ -189,6 +191,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     commit: str | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def shown(self) -> ShownOutcome:
+        """The outcome as people and programs are shown it, also of a verdict that an older version kept."""
+        return "no_change_shown" if self.outcome == "same" and not self.is_equivalent else self.outcome
 
     @property
     def is_efficiency(self) -> bool:
