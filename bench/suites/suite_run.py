@@ -319,8 +319,9 @@ class SuiteRunner(Listener):
     def _order(self, waiting: _Waiting, machine: Machine) -> CaseOrder:
         one, suite = waiting.one, self.plan.suite
         assert one.case is not None, "a case without refusal is resolved"
-        name, id_ = one.suite_case.name, self.ledger.folder.name
-        member = SuiteMember(suite=suite.name, id=id_, case=name, margin=suite.margins.get(name))
+        name = one.suite_case.name
+        margin = suite.margins.get(name)
+        member = SuiteMember(suite=suite.name, id=self.ledger.folder.name, case=name, margin=margin)
         return CaseOrder(
             case=one.case,
             fault=one.fault,
