@@ -292,13 +292,15 @@ LONGEST_NOTE = 200
 class SuiteMember(msgspec.Struct, frozen=True, kw_only=True):
     """The suite run that a run was measured in. suite: the suite's name. id: of the suite run. case: its name there.
 
-    is_rerun: it measured the case once more, since the gate suspected a change.
+    is_rerun: it measured the case once more, since the gate suspected a change. margin: the largest change that does
+    not matter, as a ratio, where the suite file says so.
     """
 
     suite: str
     id: str
     case: str
     is_rerun: bool = False
+    margin: float | None = None
 
 
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):

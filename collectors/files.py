@@ -149,14 +149,14 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
     """Give a new file that takes the path's place when the block ends well, and is removed when it does not.
 
     So a reader sees the old content or the new, and after a crash it is one of both. A link at the path is replaced
-    and not followed.
+    and not followed; a pipe, a socket or a device is neither.
 
     mode: the file's permissions; None for as open as the folder. is_any_folder: a person named the file, so that its
     folder may be another user's, as /tmp is.
 
     Raises:
         NotOurs: the folder is a link, or belongs to another user.
-        OSError: it cannot be written; the old file is as it was.
+        OSError: it cannot be written, or is no file; what was there is as it was.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if is_any_folder else None
     if folder is None:
@@ -164,8 +164,11 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
     draft = f".{secrets.token_hex(8)}.part"
     try:
         with suppress(FileNotFoundError):  # Refused before the content is made: a name too long, or a folder's.
-            if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+            present = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(present):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if not stat.S_ISREG(present) and not stat.S_ISLNK(present):
+                raise OSError(errno.EINVAL, "a pipe, a socket or a device is there, and not a file", str(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(draft, flags, 0o600, dir_fd=folder)
         try:
@@ -187,8 +190,10 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
         os.close(folder)
 
 
-def write_named(path: Path, content: bytes) -> None:
+def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
     """Write a file that a person named: replaced in one piece, or written into if it is a device such as /dev/stdout.
+
+    mode: of the file; None for that of the one it replaces.
 
     Raises:
         NotOurs: a link, a device or a pipe of another user stands there.
@@ -200,7 +205,8 @@ def write_named(path: Path, content: bytes) -> None:
         found = None
     if found is None or stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
         is_own = found is not None and found.st_uid == os.geteuid()
-        with drafted(path, mode=found.st_mode & 0o777 if found and is_own else None, is_any_folder=True) as file:
+        mode = found.st_mode & 0o777 if mode is None and found and is_own else mode
+        with drafted(path, mode=mode, is_any_folder=True) as file:
             file.write(content)
         return
     if found.st_uid not in (0, os.geteuid()) or is_open_to_others(path.parent.stat()):

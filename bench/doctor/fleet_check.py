@@ -12,7 +12,8 @@ from pathlib import Path
 from bench.analysis.trials import RankTrial, join_by_labels, read_rank_logs
 from bench.case import Case, Purpose, find_spec, parse_options
 from bench.doctor.fleet import Finding, Fleet, FleetNode, PairRate, Rate, judge
-from bench.engines.cluster import ClusterEngine, Node, spread
+from bench.engines.cluster import ClusterEngine
+from bench.engines.trial_parts import Node, spread
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import Difference, differences

@@ -49,7 +49,7 @@ LEAST_LOADING_S = 60.0
 
 
 class StartLimit:
-    """How long agents may take to start, by what starts of the same allocation took."""
+    """How long agents may take to come, and then to load torch, by what both took before in the same allocation."""
 
     def __init__(self) -> None:
         self._slowest_s: float | None = None
@@ -105,6 +105,7 @@ class AgentLink:
     ) -> None:
         self._begun_s, self._start_limit = time.monotonic(), start_limit or StartLimit()
         self._ready: Ready | None = None
+        self._ready_s: float | None = None  # When it was heard, which may be long before it is asked for.
         self._name, self._silent_s = name, silent_s
         self._process_name = name if process is None else f"{name} (process {process})"
         self._kill, self._how_it_ended, self._tell = kill, how_it_ended, tell
@@ -130,7 +131,8 @@ class AgentLink:
             if not isinstance(message, Ready):
                 raise InfrastructureFailed(f"{self._name} answered {type(message).__name__} before it was ready")
             self._ready = message
-            self._start_limit.took(time.monotonic() - self._begun_s)
+            assert self._ready_s is not None, "it was taken"
+            self._start_limit.took(self._ready_s - self._begun_s)
         return self._ready
 
     def machine(self) -> Machine:
@@ -245,6 +247,8 @@ class AgentLink:
             case AgentNotice():
                 self._tell(f"{self._name}: {message.text}")
                 return
+            case Ready():
+                self._ready_s = time.monotonic()
             case FilePiece():
                 message = msgspec.structs.replace(message, data=b"")
         self._answers.put(message)

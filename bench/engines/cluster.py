@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import queue
 import socket
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -19,19 +15,17 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from bench.engines.agent_link import LOADING_S, SILENT_S, AgentLink, NodeCheck
-from bench.engines.root_cause import joint_cause
+from bench.engines.agent_link import SILENT_S, AgentLink, NodeCheck, StartLimit
+from bench.engines.trial_parts import Node, Parts, joined, spread
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences_of_nodes
 from bench.machine.placement import PLACEMENT, Place, read_placement, write_placement
-from bench.rank.messages import Cause, Outcome, Progress, Ready, TrialEnded, TrialOrder
+from bench.rank.messages import Progress, Ready, TrialEnded, TrialOrder
 from collectors.files import replace_file
 
-PEERS_S = 5.0
-"""How long other nodes may take to end a trial that failed on one: on gloo they take 1.5 s, on NCCL they never do."""
 SPARE_S = 60.0
 """How long before the end of an allocation the last trial must have ended: Slurm may signal that early."""
 LEAST_S = 5.0
@@ -62,12 +56,12 @@ class Entrance:
     """Where agents come by themselves, which know key and port before there is an engine.
 
     listening: goes on to listen between engines, so that an agent can tell one's end from that of the runner.
-    within_s: how long the agents of an engine may take to come.
+    within_s: how long the agents of an engine may take to come, where that is unlike later times; None where it is not.
     """
 
     key: bytes
     listening: socket.socket
-    within_s: float = LOADING_S
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,31 +123,12 @@ class Placement(Protocol):
         """End what is left of the agents."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node whose agent is ready."""
-
-    number: int
-    name: str
-    link: AgentLink
-    ready: Ready
-
-
-def spread(ranks: int, nodes: int) -> list[range]:
-    """Return the ranks of each node: evenly, and in their order, so that neighbours in number share a node.
-
-    Example: 5 ranks over 2 nodes are [0, 1, 2] and [3, 4].
-    """
-    firsts = [-(-ranks * node // nodes) for node in range(nodes + 1)]
-    return [range(first, end) for first, end in itertools.pairwise(firsts)]
-
-
 class ClusterEngine:
     """Runs trials on the nodes of a placement. Use it in a `with`: at its end no agent is left.
 
     runs: where the runner keeps the folders of runs; files of the nodes are sent there.
     silent_s: see `AgentLink`. entrance: where agents come by themselves; otherwise key and port are new ones.
-    dropped: names of nodes that are left out, whose agents are not waited for.
+    dropped: names of nodes that are left out, whose agents are not waited for. start_limit: of its allocation.
     """
 
     def __init__(
@@ -164,11 +139,13 @@ class ClusterEngine:
         silent_s: float = SILENT_S,
         entrance: Entrance | None = None,
         dropped: Iterable[str] = (),
+        start_limit: StartLimit | None = None,
     ) -> None:
         self.name = placement.name
         self._placement, self.runs = placement, runs
         self._silent_s = silent_s
-        self._within_s = LOADING_S if entrance is None else entrance.within_s
+        self._start_limit = start_limit or StartLimit()
+        self._first_s = None if entrance is None else entrance.within_s
         self._nodes: tuple[Node, ...] = ()
         self._links: dict[int, AgentLink] = {}
         self._ready: dict[int, Ready] = {}
@@ -183,6 +160,7 @@ class ClusterEngine:
             self._listener = AgentListener(placement.address, key, expected=len(placement.nodes), lent=lent)
             stack.callback(self._listener.close)
             stack.callback(placement.stop)
+            self._begun_s = self._come_s = time.monotonic()  # The latter: when the last agent came.
             placement.start(Meeting(host=placement.address, port=self._listener.port, key_file=folder / "key"))
             self._stack = stack.pop_all()
 
@@ -269,13 +247,16 @@ class ClusterEngine:
 
         Which node's it is that will not come, not each placement can tell.
         """
-        until_s, why = time.monotonic() + self._within_s, None
+        within_s = self._start_limit.seconds if self._first_s is None else self._first_s
+        until_s, why = time.monotonic() + within_s, None
         while missing := self._missing():
-            reason = self._meet(until_s)
+            reason = self._meet(until_s, within_s)
             if why is None and reason is not None:
                 why, until_s = reason, min(until_s, time.monotonic() + late_s)
             if why is not None and time.monotonic() >= until_s:
                 break
+        if not missing and self._first_s is None:
+            self._start_limit.took(self._come_s - self._begun_s)
         return missing, why
 
     def _missing(self) -> list[str]:
@@ -283,7 +264,7 @@ class ClusterEngine:
         names = enumerate(self._placement.nodes)
         return [name for number, name in names if number not in self._links and name not in self._dropped]
 
-    def _meet(self, until_s: float) -> str | None:
+    def _meet(self, until_s: float, within_s: float) -> str | None:
         """Take the next agent that comes; where none has, return why those that are missing need not be waited for."""
         if (wire := self._listener.accept(LOOK_S)) is not None:
             assert wire.peer is not None, "the sides have met"
@@ -297,11 +278,13 @@ class ClusterEngine:
                 runs=self.runs,
                 name=f"the agent of {self._placement.nodes[number]}",
                 silent_s=self._silent_s,
+                start_limit=self._start_limit,
             )
+            self._come_s = time.monotonic()
             return None
         reason = self._placement.failure()
         if reason is None and time.monotonic() >= until_s:
-            return f"nothing was heard of it for {self._within_s:g} s"
+            return f"nothing was heard of it for {within_s:.0f} s"
         return reason
 
     def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
@@ -337,8 +320,8 @@ class ClusterEngine:
                 replace_file(self.runs / order.run / f"machine{node.number}.json", content)
             places = [_place(node, share) for node, share in zip(taking, shares, strict=True)]
             write_placement(self.runs / order.run, self.name, places)
-        parts = _Parts(taking, orders).run(progress)
-        ended = _joined(order, parts, str(self.runs / order.run))
+        parts = Parts(taking, orders).run(progress)
+        ended = joined(order, parts, str(self.runs / order.run))
         if is_cut and ended.outcome == "timed_out":
             raise InfrastructureFailed(
                 f"the nodes were ours for {left_s:.0f} s more, and the trial did not end in them"
@@ -409,91 +392,3 @@ def _collect(node: Node, run: str) -> list[str]:
         return [f"{node.name}: {line}" for line in node.link.collect(run)]
     except InfrastructureFailed as error:
         return [f"{node.name}: its last files did not come: {error}"]
-
-
-class _Parts:
-    """The parts of one trial on their nodes, each in a thread; what they report is taken in the caller's."""
-
-    def __init__(self, nodes: Sequence[Node], orders: Sequence[TrialOrder]) -> None:
-        self._nodes, self._orders = nodes, orders
-        self._events: queue.SimpleQueue[tuple[int, Progress | TrialEnded | InfrastructureFailed]] = queue.SimpleQueue()
-
-    def run(self, progress: Callable[[Progress], None]) -> dict[int, TrialEnded]:
-        """Run all parts; return how each ended, by its place among the nodes.
-
-        Raises:
-            InfrastructureFailed: an agent is gone; the other parts have ended.
-        """
-        threads = [threading.Thread(target=self._run_part, args=(place,)) for place in range(len(self._nodes))]
-        for thread in threads:
-            thread.start()
-        try:
-            return self._wait(progress)
-        except BaseException:
-            self._end(set())
-            raise
-        finally:
-            for thread in threads:
-                thread.join()
-
-    def _run_part(self, place: int) -> None:
-        try:
-            ended = self._nodes[place].link.run(
-                self._orders[place], lambda progress: self._events.put((place, progress))
-            )
-        except InfrastructureFailed as error:
-            self._events.put((place, error))
-        else:
-            self._events.put((place, ended))
-
-    def _wait(self, progress: Callable[[Progress], None]) -> dict[int, TrialEnded]:
-        steps = dict.fromkeys(range(len(self._nodes)), 0)
-        reported = -1
-        ended: dict[int, TrialEnded] = {}
-        lost: dict[int, InfrastructureFailed] = {}
-        until_s = math.inf  # When the parts that go on are ended.
-        while len(ended) + len(lost) < len(self._nodes):
-            left_s = None if until_s == math.inf else max(0.0, until_s - time.monotonic())
-            try:
-                place, event = self._events.get(timeout=left_s)
-            except queue.Empty:
-                self._end({*ended, *lost})
-                until_s = math.inf
-                continue
-            match event:
-                case Progress():
-                    steps[place] = event.steps
-                    if min(steps.values()) != reported:
-                        reported = min(steps.values())
-                        progress(msgspec.structs.replace(event, steps=reported))
-                case TrialEnded():
-                    ended[place] = event
-                    if event.outcome != "done":
-                        until_s = min(until_s, time.monotonic() + PEERS_S)
-                case InfrastructureFailed():
-                    lost[place] = event
-                    until_s = time.monotonic()
-        if lost:
-            raise lost[min(lost)]
-        return ended
-
-    def _end(self, ended: set[int]) -> None:
-        """End the parts that go on."""
-        for place, (node, order) in enumerate(zip(self._nodes, self._orders, strict=True)):
-            if place not in ended:
-                with suppress(InfrastructureFailed):
-                    node.link.end_trial(order.run, order.trial)
-
-
-def _joined(order: TrialOrder, parts: Mapping[int, TrialEnded], folder: str) -> TrialEnded:
-    """Return how the trial ended whose parts ended so."""
-    ended = [parts[place] for place in sorted(parts)]
-    if len(ended) == 1 and not ended[0].ends:
-        return ended[0]
-    if (cause := joint_cause(ended, folder, order.limit_s)) is None:
-        return TrialEnded(run=order.run, trial=order.trial, outcome="done")
-    worst: tuple[Outcome, ...] = ("failed", "timed_out", "interrupted")
-    outcome = next(one for one in worst if one in {end.outcome for end in ended})
-    if outcome == "interrupted":
-        cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
-    return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause)

@@ -223,4 +223,4 @@ class LocalAllocation:
         """See `Allocation`."""
         if self._nodes == 1:
             return LocalEngine(runs, start_limit=self._start_limit)
-        return ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped)
+        return ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped, start_limit=self._start_limit)

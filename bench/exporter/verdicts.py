@@ -112,7 +112,7 @@ def _of_suite(history: History, suite: str, suite_run: str) -> Iterator[Sample]:
 
 
 def _of_figure(one: Verdict, figure: Mapping[str, str]) -> Iterator[Sample]:
-    yield VERDICT.at(1, **figure, verdict=one.outcome)
+    yield VERDICT.at(1, **figure, verdict=one.shown)
     yield VERDICT_NIGHT.at(one.started_ns / 1e9, **figure)
     for metric, ratio in (
         (VERDICT_CHANGE, one.change_ratio),

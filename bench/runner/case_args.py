@@ -16,8 +16,9 @@ from bench.case import (
     find_spec,
     parse_options,
 )
-from bench.engines.cluster import Capacity, Request, spread
+from bench.engines.cluster import Capacity, Request
 from bench.engines.registry import CAPACITIES, ENGINES
+from bench.engines.trial_parts import spread
 from bench.errors import Misuse, say
 from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build
 from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus

@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.case import Case
 from bench.errors import InfrastructureFailed
+from bench.machine.machine import Machine
 from bench.runner.recover import recover_runs
 from bench.runs.database import StoreGone
+from bench.runs.hardware_baselines import Ceiling, find_ceiling
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 
@@ -76,6 +79,17 @@ class PatientStore:
                 self._history.save_suite(record)
             except InfrastructureFailed as error:
                 self.failed(error)
+
+    def ceiling_of(self, case: Case, machine: Machine) -> float | None:
+        """Return the arithmetic per second that matmul attained on this hardware; None where nothing is known of it."""
+        if self.failure is not None or case.model is None:
+            return None
+        try:
+            found = find_ceiling(self._history, case, machine.hardware(case.device))
+        except InfrastructureFailed as error:
+            self.failed(error)
+            return None
+        return found.flops_per_second.median if isinstance(found, Ceiling) else None
 
     def ready(self, *, is_last: bool = False) -> History | None:
         """Wait until the history answers; return it, or None where it is given up for now.

@@ -17,6 +17,7 @@ from bench.runner.measure import CaseOrder, measure
 from bench.runner.patient_store import PatientStore
 from bench.runner.persist import NamedBaseline, persist
 from bench.runs.history import History
+from bench.runs.suite_record import FAILED
 from bench.runs.summary import Summary
 from bench.suites.ledger import LedgerWriter, Reran
 from bench.suites.plan import PlannedCase, SuitePlan, within_budget
@@ -30,6 +31,19 @@ ATTEMPTS = 2
 Suspects = Callable[[History, str, str], Mapping[str, bool]]
 """Called with the history, the suite and the suite run; returns the cases to measure again, most suspicious first, and
 of each whether its scaling efficiency is suspected, so that its baseline is to be measured again beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerunsEnd:
+    """How the reruns of a suite run ended.
+
+    is_interrupted: by a person. failure: what left suspicions without a rerun, other than the budget. failed: a line on
+    each case whose own rerun failed.
+    """
+
+    is_interrupted: bool = False
+    failure: str | None = None
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +63,16 @@ class Reruns:
     tell: Callable[[str], None]
     watch: Callable[[], None]
 
-    def run(self, suspects: Suspects, left_s: float | None) -> bool:
-        """Measure the suspected cases again, as far as they fit the time that is left; return whether Ctrl-C ended it.
+    def run(self, suspects: Suspects, left_s: float | None) -> RerunsEnd:
+        """Measure the suspected cases again, as far as they fit the time that is left; return how that ended.
 
-        A failure ends the reruns and is told, no more: the suite run itself is complete.
+        A failure ends the reruns alone: the suite run itself is complete.
         """
         history = self.store.ready()
         if history is None:
-            self.tell("nothing is measured again: the store does not answer")
-            return False
+            return RerunsEnd(failure="the store does not answer, so that nothing is measured again")
         engine: Engine | None = None
+        failed: list[str] = []
         try:
             named = suspects(history, self.plan.suite.name, self.ledger.folder.name)
             for together in self._fitting(named, left_s):
@@ -67,8 +81,10 @@ class Reruns:
                 for attempt in range(ATTEMPTS):
                     try:
                         engine = self._apart(engine, max(one.case.nodes for one in together if one.case is not None))
-                        if self._measure(together, engine):
-                            return True
+                        measured = self._measure(together, engine)
+                        failed += measured.failed
+                        if measured.is_interrupted:
+                            return RerunsEnd(is_interrupted=True)
                         break
                     except InfrastructureFailed as error:
                         if engine is not None:
@@ -78,11 +94,11 @@ class Reruns:
                             raise
                         self.tell(f"{error}; another attempt begins")
         except (InfrastructureFailed, Misuse) as error:  # Misuse: an earlier night cannot be read.
-            self.tell(f"the reruns ended: {error}")
+            return RerunsEnd(failure=f"the reruns ended: {error}", failed=tuple(failed))
         finally:
             if engine is not None:
                 engine.stop()
-        return False
+        return RerunsEnd(failed=tuple(failed))
 
     def _fitting(self, named: Mapping[str, bool], left_s: float | None) -> list[list[PlannedCase]]:
         """Return the cases to measure again, each with its baseline where that is needed, as far as time allows."""
@@ -104,20 +120,28 @@ class Reruns:
         return fitting
 
     def _apart(self, engine: Engine | None, nodes: int) -> Engine:
-        """Return an engine on other nodes than those that measured the case, where the allocation has enough."""
+        """Return an engine on other nodes than those that measured the case, where the allocation has enough.
+
+        Raises:
+            InfrastructureFailed: none can be opened, or its agents do not come; it is stopped.
+        """
         if engine is not None and not isinstance(engine, ClusterEngine):
             return engine
         if engine is not None:
             engine.stop()
         engine = self.open_engine()
         if isinstance(engine, ClusterEngine):
-            names = [node.name for node in engine.nodes()]
+            try:
+                names = [node.name for node in engine.nodes()]
+            except InfrastructureFailed:
+                engine.stop()
+                raise
             if len(names) >= 2 * nodes:
                 engine.drop(names[:nodes])
         return engine
 
-    def _measure(self, together: Sequence[PlannedCase], engine: Engine) -> bool:
-        """Measure the cases in turn, and keep them; return whether a person ended it.
+    def _measure(self, together: Sequence[PlannedCase], engine: Engine) -> RerunsEnd:
+        """Measure the cases in turn, and keep them; return how that ended.
 
         Raises:
             InfrastructureFailed: the engine failed, and was stopped; what was complete is kept.
@@ -145,7 +169,12 @@ class Reruns:
         if measured.lost_engine:
             lost = next(one.cause for one in measured.summaries if one.cause is not None and one.cause.kind == "agent")
             raise InfrastructureFailed(lost.text)
-        return measured.is_interrupted
+        failed = (
+            f"{one.suite_case.name}: its rerun {summary.outcome.replace('_', ' ')}: {summary.cause.text}"
+            for one, summary in zip(together, measured.summaries, strict=True)
+            if summary.outcome in FAILED and summary.cause is not None
+        )
+        return RerunsEnd(is_interrupted=measured.is_interrupted, failed=tuple(failed))
 
 
 def _short(one: PlannedCase) -> PlannedCase:

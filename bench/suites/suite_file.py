@@ -113,6 +113,7 @@ class Suite:
     name: the file's stem unless the file names it. path: of the file.
     is_nightly: its results are shown at /metrics though they measure less than usual.
     period_s: how often it is meant to run; None where nobody waits for it.
+    margins: the largest change that does not matter, of cases that set one.
     digest: sha256 of what would be measured, values on the command line included.
     """
 
@@ -124,6 +125,7 @@ class Suite:
     cases: tuple[SuiteCase, ...]
     levers: tuple[Lever, ...]
     digest: str
+    margins: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
@@ -146,7 +148,8 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     check_table(document, TOP_KEYS, f"{path}:")
 
     tables = _resolve(document, path)
-    cases = tuple(one.case for table in tables.values() for one in table)
+    every = [one for table in tables.values() for one in table]
+    cases = tuple(one.case for one in every)
     if len(cases) > MOST_CASES:
         raise Misuse(f"{path} has {len(cases):,} cases; it may have {MOST_CASES:,}: make it several suites")
     levers = tuple(_lever(name, table, tables, path) for name, table in document.get("lever", {}).items())
@@ -164,6 +167,7 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
         cases=cases,
         levers=levers,
         digest=hashlib.sha256(resolved).hexdigest(),
+        margins={one.case.name: one.point.values["gate"]["margin"] for one in every if "gate" in one.point.values},
     )
 
 
@@ -442,13 +446,7 @@ def _training_ranks(one: SuiteCase, place: str) -> int:
         model=shape_of(args),
         device="cpu",
         backend="gloo",
-        precision=args.precision,
-        threads=args.threads,
-        trials=args.trials,
-        steps=args.steps,
-        warm_up=args.warm_up,
-        trace_steps=args.trace_steps,
-        seed=args.seed,
+        **{name: getattr(args, name) for name in _OF_ARGS if name not in ("device", "backend")},
         options=parse_options(spec, args.options),
     )
     try:

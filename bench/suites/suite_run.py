@@ -19,7 +19,6 @@ from bench.runner.measure import CaseOrder, Listener, TrialSettings, measure
 from bench.runner.patient_store import PatientStore
 from bench.runner.persist import NamedBaseline, persist
 from bench.runs import run_dir
-from bench.runs.hardware_baselines import Ceiling, find_ceiling
 from bench.runs.resume import changes_since, check_same_machine
 from bench.runs.suite_record import FAILED, CaseOutcome, SuiteOutcome, SuiteRecord
 from bench.runs.summary import Summary
@@ -27,7 +26,7 @@ from bench.suites import ledger as records
 from bench.suites.choice import Choice, blocks_of, why_left_out
 from bench.suites.ledger import EndOutcome, Judgement, LedgerWriter, SuiteState, judge
 from bench.suites.plan import PlannedCase, SuitePlan, within_budget
-from bench.suites.reruns import Reruns, Suspects
+from bench.suites.reruns import Reruns, RerunsEnd, Suspects
 from collectors.files import is_ours
 
 SAVED_S = 10.0
@@ -82,12 +81,16 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteEnd:
-    """How a suite run ended. is_interrupted: by a person or a signal. failure: what of the infrastructure ended it."""
+    """How a suite run ended. is_interrupted: by a person or a signal. failure: what of the infrastructure ended it.
+
+    reruns: how those of suspected cases ended, which are no part of its outcome.
+    """
 
     outcome: EndOutcome
     state: SuiteState
     is_interrupted: bool
     failure: InfrastructureFailed | None
+    reruns: RerunsEnd
 
 
 @dataclass(slots=True)
@@ -119,6 +122,7 @@ class SuiteRunner(Listener):
     _engine: Engine | None = None
     _machine: Machine | None = None
     _is_interrupted: bool = False
+    _reruns: RerunsEnd = field(default_factory=RerunsEnd)
     _ledger_failure: InfrastructureFailed | None = None
     _saved_s: float = 0.0
     _steps: int = 0  # Of the present trial.
@@ -167,8 +171,8 @@ class SuiteRunner(Listener):
             watch=self._save_now_and_then,
         )
         left_s = None if budget_s is None else budget_s - (self.setup.clock_s() - begun_s)
-        if reruns.run(suspects, left_s):
-            self._is_interrupted = True
+        self._reruns = reruns.run(suspects, left_s)
+        self._is_interrupted |= self._reruns.is_interrupted
 
     def _end(self, failure: InfrastructureFailed | None) -> SuiteEnd:
         outcomes = {self.ledger.state.case(one.suite_case.name).outcome for one in self.plan.cases}
@@ -182,7 +186,13 @@ class SuiteRunner(Listener):
         self._waiting.clear()
         self.setup.store.ready(is_last=True)
         self._save(outcome)
-        return SuiteEnd(outcome=outcome, state=self.ledger.state, is_interrupted=self._is_interrupted, failure=failure)
+        return SuiteEnd(
+            outcome=outcome,
+            state=self.ledger.state,
+            is_interrupted=self._is_interrupted,
+            failure=failure,
+            reruns=self._reruns,
+        )
 
     def _those_that_fit(self, block: tuple[PlannedCase, ...], begun_s: float) -> tuple[PlannedCase, ...]:
         """Return the cases of the block that still fit the budget; the others end as left out."""
@@ -309,19 +319,9 @@ class SuiteRunner(Listener):
     def _order(self, waiting: _Waiting, machine: Machine) -> CaseOrder:
         one, suite = waiting.one, self.plan.suite
         assert one.case is not None, "a case without refusal is resolved"
-
-        def ceiling_of(case: Case) -> float | None:
-            history = self.setup.store.history
-            if history is None or case.model is None:
-                return None
-            try:
-                found = find_ceiling(history, case, machine.hardware(case.device))
-            except InfrastructureFailed as error:
-                self.setup.store.failed(error)
-                return None
-            return found.flops_per_second.median if isinstance(found, Ceiling) else None
-
-        member = SuiteMember(suite=suite.name, id=self.ledger.folder.name, case=one.suite_case.name)
+        name = one.suite_case.name
+        margin = suite.margins.get(name)
+        member = SuiteMember(suite=suite.name, id=self.ledger.folder.name, case=name, margin=margin)
         return CaseOrder(
             case=one.case,
             fault=one.fault,
@@ -331,7 +331,7 @@ class SuiteRunner(Listener):
                 instrumentation=one.suite_case.instrumentation,
                 store=self.setup.store_url,
                 purpose=Purpose(origin="nightly" if suite.is_nightly else "run", member=member),
-                ceiling_of=ceiling_of,
+                ceiling_of=lambda case: self.setup.store.ceiling_of(case, machine),
             ),
             resumes=waiting.folder,
         )

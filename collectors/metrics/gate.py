@@ -10,8 +10,9 @@ from collectors.metrics.metric import NODE, metrics_in
 VERDICT = NODE.info(
     "observatory_verdict_info{suite, case, ranks, hardware, series, figure, verdict}",
     "What the gate says of a figure of a suite, on the newest night that measured it or by what is open from before:"
-    " same, insufficient_data, suspicion, regression, confirmed, creep, improvement, recovered, faster_baseline,"
-    " accepted or late; the value is always 1.",
+    " same (the night shows that nothing changed), no_change_shown (a change may be too small to be seen),"
+    " insufficient_data, suspicion, regression, confirmed, creep, improvement, recovered, faster_baseline, accepted or"
+    " late; the value is always 1.",
 )
 VERDICT_NIGHT = NODE.gauge(
     "observatory_verdict_night_timestamp_seconds{suite, case, ranks, hardware, series, figure}",

@@ -323,9 +323,7 @@ _VERDICTS = Table(
             source=_now(
                 # The gate also judges series that have no result here, as ad hoc runs of a suite.
                 promql.unless(
-                    joins.judged_changes(
-                        gate.VERDICT_CHANGE, by=_FIGURE, but=("same", "insufficient_data"), **_OF_SUITE
-                    ),
+                    joins.judged_changes(gate.VERDICT_CHANGE, by=_FIGURE, but=choices.UNCHANGED, **_OF_SUITE),
                     _OTHER_SERIES,
                     on=_OF_RESULT,
                 ),

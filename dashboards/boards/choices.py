@@ -65,6 +65,8 @@ RANK = Variable(name="rank", label="Rank", query=promql.choices(STEP_SECONDS, "r
 # Moments that are marked on every panel. chosen: of what a mark is, by its labels or those of the result it belongs to.
 
 _RUN = ("run", "name", "nodes")
+UNCHANGED = ("same", "no_change_shown", "insufficient_data")
+"""Verdicts that tell of no change."""
 _VERDICT = ("suite", "case", "ranks", "hardware", "series", "figure", "verdict")
 
 
@@ -82,7 +84,7 @@ def verdicts_marked(**chosen: str | Match) -> Annotation:
     """Return the marks where the gate finds something of these results."""
     of_verdict = {label: value for label, value in chosen.items() if label in (*VERDICT.labels, "cluster")}
     of_result = {label: value for label, value in chosen.items() if label not in VERDICT.labels}
-    found = promql.select(VERDICT, **of_verdict, verdict=promql.none_of("same", "insufficient_data"))
+    found = promql.select(VERDICT, **of_verdict, verdict=promql.none_of(*UNCHANGED))
     came = marks.stands(found, by=_VERDICT)
     return Annotation(
         name="Verdict",

@@ -61,6 +61,7 @@ _VERDICTS: dict[str, Colour] = {
     "improvement": "good",
     "recovered": "good",
     "same": "good",
+    "no_change_shown": "plain",
 }
 _ANY = Steps(below="good", steps=(Step(value=1, colour="bad"),))
 
@@ -99,7 +100,7 @@ _STATS = (
     _judged("Regressions", _ANY, "confirmed", "regression"),
     _judged("Levels crept", rising(1), "creep"),
     _judged("Suspicions", rising(1), "suspicion"),
-    _judged("As they were", Steps(below="plain", steps=()), "same"),
+    _judged("No change shown", Steps(below="plain", steps=()), "same", "no_change_shown"),
     Stat(
         title="Cases missing",
         queries=(now(gate.SUITE_MISSING, promql.total(_MISSING_CASES, by=())),),
@@ -167,8 +168,9 @@ def _series(name: str, metric: Metric, usual_metric: Metric, *, is_higher_better
 
 
 _GRADES = {
-    Word(value=3, text="worse", colour="bad"): ("confirmed", "regression"),
-    Word(value=2, text="to be watched", colour="warning"): ("creep", "suspicion", "late"),
+    Word(value=4, text="worse", colour="bad"): ("confirmed", "regression"),
+    Word(value=3, text="to be watched", colour="warning"): ("creep", "suspicion", "late"),
+    Word(value=2, text="no change shown", colour="plain"): ("no_change_shown",),
     Word(value=1, text="not worse", colour="good"): ("same", "improvement", "recovered", "faster_baseline", "accepted"),
 }
 """What the gate says of a series: the worst of its figures' verdicts."""

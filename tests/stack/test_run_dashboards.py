@@ -172,13 +172,13 @@ def test_of_strategies_whose_intervals_meet_none_is_called_the_best(prometheus: 
 def test_verdicts_and_failures_are_counted(prometheus: PrometheusServer) -> None:
     counts = {
         title: [float(one["value"][1]) for one in _ask(prometheus, with_every_choice(query.expression))]
-        for title in ("Regressions", "Levels crept", "As they were", "Cases missing", "Cases that failed")
+        for title in ("Regressions", "Levels crept", "No change shown", "Cases missing", "Cases that failed")
         for query in _panel(nightly.DASHBOARD, title).queries
     }
     assert counts == {
         "Regressions": [1],
         "Levels crept": [0],
-        "As they were": [1],
+        "No change shown": [1],
         "Cases missing": [1],
         "Cases that failed": [1],
     }

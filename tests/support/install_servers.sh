@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs from Debian what the tests marked `stack` start for themselves, and the compiler that builds the scanner of
-# traces; with the word "drawing" a browser, too. Says what is missing where it may not.
+# Installs from Debian what the tests marked `stack` start for themselves, the compiler that builds the scanner of traces,
+# and a file system with quotas; with the word "drawing" also a browser. Says what is missing where it may not.
 set -eu
 
 packages=""
@@ -13,6 +13,7 @@ command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
 command -v slurmctld >/dev/null 2>&1 && command -v slurmd >/dev/null 2>&1 || packages="$packages slurm-wlm"
 command -v munged >/dev/null 2>&1 || packages="$packages munge"
 command -v faketime >/dev/null 2>&1 || packages="$packages faketime"
+command -v mkfs.btrfs >/dev/null 2>&1 || packages="$packages btrfs-progs"
 command -v g++ >/dev/null 2>&1 || packages="$packages g++"
 # A browser is large, and only what draws pages needs one.
 if [ "${1:-}" = drawing ]; then

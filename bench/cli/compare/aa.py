@@ -12,7 +12,7 @@ from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed
 from bench.reports.comparison.noise import FalseDifferences, NoiseReport, SeriesNoise
 from bench.runner.measure import Place
-from bench.runner.recover import recover_runs
+from bench.runner.patient_store import PatientStore
 from bench.runs.history import History
 from bench.runs.nights import nights_of, noise_over
 from bench.runs.summary import Summary
@@ -39,12 +39,10 @@ def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> M
     """
     pairs: list[tuple[str, Summary, Summary]] = []
     failures: list[InfrastructureFailed] = []
-    with History(places.store) as history, LocalEngine(places.runs) as engine:
-        for notice in recover_runs(places.runs, history, places.store).notices():
-            places.tell(notice)
+    with places.open_store() as store, LocalEngine(places.runs) as engine:
         place = Place(engine=engine, machine=engine.machine())
         for one in cases:
-            turns = _twice(suite, one, place, replace(places, limit_s=one.suite_case.limit_s), history)
+            turns = _twice(suite, one, place, replace(places, limit_s=one.suite_case.limit_s), store)
             first, second = turns.kept.summaries
             pairs.append((one.suite_case.name, first, second))
             failures += turns.kept.failures
@@ -53,21 +51,24 @@ def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> M
     return Measured(pairs=tuple(pairs), failures=tuple(failures))
 
 
-def _twice(suite: str, one: PlannedCase, place: Place, places: Places, history: History) -> Turns:
+def _twice(suite: str, one: PlannedCase, place: Place, places: Places, store: PatientStore) -> Turns:
     assert one.case is not None, "a case without refusal is resolved"
     name = one.suite_case.name
     orders = [
         (f"{name}, {word}", replace(one.case), place, f"compare --aa {suite}: {name}, {word}")
         for word in ("first", "second")
     ]
-    return take_turns(orders, places, history)
+    return take_turns(orders, places, store)
 
 
 # What it tells.
 
 
-def report_of(suite: str, measured: Measured, history: History, missing: Iterable[str] = ()) -> NoiseReport:
-    """Return the noise of each series that was measured twice, and how many false differences there were."""
+def report_of(suite: str, measured: Measured, history: History | None, missing: Iterable[str] = ()) -> NoiseReport:
+    """Return the noise of each series that was measured twice, and how many false differences there were.
+
+    history: of earlier nights; None where the store does not answer.
+    """
     found: list[tuple[str, Summary, list[Change]]] = []
     lines = list(missing)
     for name, first, second in measured.pairs:
@@ -82,7 +83,8 @@ def report_of(suite: str, measured: Measured, history: History, missing: Iterabl
     judged = judge([change for _, _, changed in found for change in changed])
     series: list[SeriesNoise] = []
     for name, first, changed in found:
-        nights = nights_of(first.case, history.baselines(first.case.key(), first.hardware, NIGHTS_SEARCHED))
+        past = () if history is None else history.baselines(first.case.key(), first.hardware, NIGHTS_SEARCHED)
+        nights = nights_of(first.case, past)
         series += [_series(name, first.case, change, nights) for change in changed if _is_timed(change)]
     return NoiseReport(
         suite=suite,

@@ -16,8 +16,8 @@ from bench.machine.gpus import read_memory
 from bench.runner.case_args import CaseArgs, Node, case_of_args, check_room, read_node
 from bench.runner.checkouts import Checkout, check_checkout, check_out
 from bench.runner.measure import CaseOrder, Place, TrialSettings, measure
+from bench.runner.patient_store import PatientStore
 from bench.runner.persist import Kept, persist
-from bench.runner.recover import recover_runs
 from bench.runs.history import History
 from bench.runs.run_dir import check_place
 from bench.runs.summary import Summary
@@ -55,6 +55,10 @@ class Places:
         if not 1 <= self.limit_s < float("inf"):
             raise Misuse(f"limit is {self.limit_s:g}; it must be a number of seconds, 1 or more")
         check_place(self.runs)
+
+    def open_store(self) -> PatientStore:
+        """Return the store, which may be down: what is measured meanwhile stays in the folders of its runs."""
+        return PatientStore(History(self.store), runs=self.runs, url=self.store, tell=self.tell, work="comparison")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,9 +223,7 @@ def measure_sides(sides: Sequence[PlannedSide], wanted: Sequence[Wanted], places
         trees = [None if side.checkout is None else side.checkout.commit or side.source for side in sides]
         if len(set(trees)) == 1 and sides[0].case == sides[1].case:
             raise Misuse(f"--checkout-a and --checkout-b are the same tree, {trees[0]}; name two")
-        history = stack.enter_context(History(places.store))
-        for notice in recover_runs(places.runs, history, places.store).notices():
-            places.tell(notice)
+        store = stack.enter_context(places.open_store())
         for side in sides:
             if side.checkout is not None:
                 places.tell(f"{side.letter}: its ranks run from {side.checkout.title}")
@@ -232,10 +234,10 @@ def measure_sides(sides: Sequence[PlannedSide], wanted: Sequence[Wanted], places
                 engine = stack.enter_context(LocalEngine(places.runs, source=side.source))
                 of_source[side.source] = Place(engine=engine, machine=engine.machine())
         orders = [(side.title, side.case, of_source[side.source], f"compare --ab: {side.title}") for side in sides]
-        return take_turns(orders, places, history)
+        return take_turns(orders, places, store)
 
 
-def take_turns(orders: Sequence[tuple[str, Case, Place, str]], places: Places, history: History) -> Turns:
+def take_turns(orders: Sequence[tuple[str, Case, Place, str]], places: Places, store: PatientStore) -> Turns:
     """Measure the cases in turn, A B B A, and keep their runs.
 
     orders: title, case, place and note of each; the cases are objects of their own.
@@ -272,6 +274,8 @@ def take_turns(orders: Sequence[tuple[str, Case, Place, str]], places: Places, h
     summaries: list[Summary] = []
     failures: list[InfrastructureFailed] = []
     try:
+        history = store.ready()
+        failures += [] if store.failure is None else [store.failure]
         # Each side is kept with its own machine, whose commit may be another.
         for summary, (_, _, place, _) in zip(measured.summaries, orders, strict=True):
             kept = persist([summary], place.machine, history, None)

@@ -21,7 +21,7 @@ from workloads.cost_models.shape import DIMENSIONS
 if TYPE_CHECKING:
     from bench.analysis.comparison import Change
     from bench.cli.compare.ab import Places
-    from bench.cli.compare.sides import Pair
+    from bench.cli.compare.sides import Pair, Side
     from bench.reports.comparison.changes import Comparison
     from bench.runner.case_args import CaseArgs
     from bench.runs.history import History
@@ -164,15 +164,34 @@ def _look(parameters: dict[str, Any]) -> int:
             a, b = (find_side(parameters[name], history) for name in ("a", "b"))
             matched = match(a, b)
             lines = machine_lines(matched.pairs, history)
-    except NoStoreYet:
-        raise Misuse(
-            f'"{parameters["a"]}" is unknown; no run is in the history yet, `observatory run` makes one'
-        ) from None
+    except InfrastructureFailed as error:
+        a, b = (_without_store(parameters[name], parameters["runs_folder"], error) for name in ("a", "b"))
+        matched = match(a, b)
+        lines = machine_lines(matched.pairs, None)
+        if not isinstance(error, NoStoreYet):
+            say(f"both runs are read from their folders: {error}")
     notes = (*a.notes, *b.notes, *lines)
     found = comparison_of(a.title, b.title, matched.pairs, parameters["margin"], missing=matched.missing, notes=notes)
     with to_reader():
         print_comparison(found, parameters["format_name"], has_all=parameters["has_all"])
     return CASE_FAILED if matched.is_incomplete else FINE
+
+
+def _without_store(text: str, runs: Path, error: InfrastructureFailed) -> Side:
+    """Return the run whose folder is named so, where the store cannot be read, which is the error.
+
+    Raises:
+        Misuse: there is no such folder, and no store yet.
+        InfrastructureFailed: there is no such folder.
+    """
+    from bench.cli.compare.sides import side_of_folder
+    from bench.runs.history import NoStoreYet
+
+    if (side := side_of_folder(text, runs)) is not None:
+        return side
+    if isinstance(error, NoStoreYet):
+        raise Misuse(f'"{text}" is unknown; no run is in the history yet, `observatory run` makes one')
+    raise InfrastructureFailed(f'{error}; without it only folders of runs can be compared, and "{text}" is none')
 
 
 def comparison_of(
@@ -205,13 +224,17 @@ def comparison_of(
     return Comparison(a=a, b=b, margin=margin, compared=tuple(compared), missing=missing, notes=notes)
 
 
-def machine_lines(pairs: Sequence[Pair], history: History) -> tuple[str, ...]:
-    """Return in one line what differs between the machines and programs of the runs; nothing where all are alike."""
+def machine_lines(pairs: Sequence[Pair], history: History | None) -> tuple[str, ...]:
+    """Return in one line what differs between the machines and programs of the runs; nothing where all are alike.
+
+    history: None where it cannot be read.
+    """
     from bench.machine.machine_diff import differences
     from bench.runs.run_dir import machine_of
 
     def machine(summary: Summary) -> Any:
-        return history.machine(summary.run) or machine_of(Path(summary.folder))
+        known = None if history is None else history.machine(summary.run)
+        return known or machine_of(Path(summary.folder))
 
     found = dict.fromkeys(
         f"{one.field} {one.before[:40]} -> {one.now[:40]}"
@@ -308,8 +331,12 @@ def _measure_twice(parameters: dict[str, Any]) -> int:
         raise Misuse(f"{planned.suite.path}: no case can be measured: {'; '.join(missing)}")
     interrupt_in_order()
     measured = measure_twice(planned.suite.name, cases, places)
-    with History(places.store, writable=False) as history:
-        found = report_of(planned.suite.name, measured, history, missing)
+    try:
+        with History(places.store, writable=False) as history:
+            found = report_of(planned.suite.name, measured, history, missing)
+    except InfrastructureFailed as error:
+        missing.append(f"how nights differ is not known: {error}")
+        found = report_of(planned.suite.name, measured, None, missing)
     if found.series or parameters["format_name"] != "table":
         with to_reader():
             print_noise(found, parameters["format_name"], has_all=parameters["has_all"])
@@ -325,8 +352,8 @@ def _measure_twice(parameters: dict[str, Any]) -> int:
 
 def _code(summaries: Sequence[Summary], failures: Sequence[InfrastructureFailed], *, is_interrupted: bool) -> int:
     """Return the exit code: interrupted before infrastructure before a failed case; no change makes it another."""
-    for failure in failures:
-        say(str(failure))
+    for line in dict.fromkeys(map(str, failures)):
+        say(line)
     if is_interrupted:
         return INTERRUPTED
     causes = {one.cause.kind for one in summaries if one.cause is not None}

@@ -107,6 +107,16 @@ def find_side(text: str, history: History) -> Side:
     return _of_suite_run(records[name], history) if kind == "suite run" else _of_commit(name, commits[name])
 
 
+def side_of_folder(text: str, runs: Path) -> Side | None:
+    """Return the run whose folder this text names, as a path or by its whole id in the folder of runs; else None.
+
+    Raises:
+        Misuse: the run cannot be read, or has no complete trial.
+    """
+    folders = [folder for folder in (Path(text), runs / text) if (folder / "case.json").is_file()]
+    return _of_run(run_dir.load(folders[0])) if folders else None
+
+
 def _commits(text: str, history: History) -> dict[str, list[Summary]]:
     """Return the runs of each commit of the history that begins so, newest first."""
     found: dict[str, list[Summary]] = {}

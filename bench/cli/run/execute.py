@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import click
 
 from bench.analysis.mfu import Absent
-from bench.case import Case
 from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, interrupt_in_order
 from bench.cli.run.planning import Plan, RunOptions
 from bench.convergence.check import Verdict, conclude
 from bench.engines.cluster import Request
 from bench.engines.registry import ENGINES, nodes_to_ask
-from bench.errors import InfrastructureFailed, say
+from bench.errors import say
 from bench.exporter.server import serving
 from bench.machine.device_checks import check_torch
 from bench.reports.convergence import print_verdict
@@ -25,7 +24,7 @@ from bench.reports.summary import cause_lines, print_curve, print_curve_json, pr
 from bench.runner.measure import alike, measure
 from bench.runner.patient_store import PatientStore
 from bench.runner.persist import Kept, check_hardware, persist
-from bench.runs.hardware_baselines import Ceiling, PredictedStep, find_ceiling, predicted_steps
+from bench.runs.hardware_baselines import PredictedStep, predicted_steps
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
 
@@ -69,20 +68,9 @@ def execute(plan: Plan, options: RunOptions) -> Results:
             check_torch(plan.case, machine)
             if plan.explicit_baseline is not None:
                 check_hardware(plan.case, machine, plan.explicit_baseline)
-
-            def ceiling_of(case: Case) -> float | None:
-                history = store.history
-                if history is None or case.model is None:
-                    return None
-                try:
-                    found = find_ceiling(history, case, machine.hardware(case.device))
-                except InfrastructureFailed as error:
-                    store.failed(error)
-                    return None
-                return found.flops_per_second.median if isinstance(found, Ceiling) else None
-
+            settings = replace(plan.settings, ceiling_of=lambda case: store.ceiling_of(case, machine))
             measured = measure(
-                alike(plan.cases, replace(plan.settings, ceiling_of=ceiling_of)),
+                alike(plan.cases, settings),
                 engine=engine,
                 machine=machine,
                 folder=folder,

@@ -79,7 +79,7 @@ def render(
     from bench.suites.form.document import find_suite, shipped_suites
     from bench.suites.plan import chosen, plan_suite
     from bench.suites.suite_file import read_suite
-    from collectors.files import drafted
+    from collectors.files import write_named
 
     path = find_suite(suite_name)
     suite = read_suite(path, settings)
@@ -115,8 +115,7 @@ def render(
             click.echo(text, nl=False)
         return
     try:
-        with drafted(output, mode=0o600, is_any_folder=True) as file:
-            file.write(text.encode())
+        write_named(output, text.encode(), mode=0o600)
     except OSError as error:
         raise InfrastructureFailed(
             f"{output} cannot be written: {error.strerror}; name another with --output"

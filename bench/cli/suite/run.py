@@ -211,39 +211,44 @@ def run(
                 suspects=suspected_cases if is_gated else None,
             )
             end = SuiteRunner(planned, ledger, setup).run(choice)
-        result = read_result(folder)
+        result, not_judged = read_result(folder), None
         with to_reader():
             print_suite(result, format_name)
         if is_gated and not end.is_interrupted:
-            for line in _judged(suite.name, store):
+            lines, not_judged = _judged(suite.name, store)
+            for line in lines:
                 progress.tell(line)
-    if end.failure is not None:
-        say(str(end.failure))
+    for failure in (end.failure, *end.reruns.failed, end.reruns.failure, not_judged):
+        if failure is not None:
+            say(str(failure))
     if store.failure is not None:
         say(f"{store.failure}; what it lacks is taken in by the next command that reads it, from {runs_folder}")
     words = ["observatory", "suite", "run", suite_name, *(word for text in settings for word in ("--set", text))]
     words += places_given(runs_folder, store_url)
     for line in _next_moves(words, result, len(choose(planned, end.state, tags=only).cases)):
         progress.tell(line)
-    return exit_code(end, result, is_store_gone=store.failure is not None)
+    return exit_code(end, result, is_store_gone=store.failure is not None, is_judged=not_judged is None)
 
 
-def _judged(suite: str, store: PatientStore) -> list[str]:
-    """Judge the night; return what the gate says in a line, and how to see more. Without a store nothing is judged."""
+def _judged(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
+    """Judge the night; return what the gate says in a line and how to see more, or why an earlier night forbids it.
+
+    Without a store nothing is judged.
+    """
     from bench.reports.gate.check import exit_words
     from bench.suites.gate.check import MOST_RUNS, check_suite
 
     history = store.history
     if history is None:
-        return []
+        return [], None
     try:
         check = check_suite(history, suite, history.suite_runs(MOST_RUNS, suite), since_ns=None, now_ns=time.time_ns())
     except InfrastructureFailed as error:
         store.failed(error)
-        return []
-    except Misuse as error:  # An earlier night cannot be read; this one is kept all the same.
-        return [f"the night is not judged: {error}"]
-    return [*exit_words([check]), f"`observatory check --suite {suite}` says more"]
+        return [], None
+    except Misuse as error:  # This night is kept all the same.
+        return [], f"the night is not judged: {error}"
+    return [*exit_words([check]), f"`observatory check --suite {suite}` says more"], None
 
 
 def places_given(runs_folder: Path, store_url: str | None) -> list[str]:
@@ -275,13 +280,18 @@ def _next_moves(words: Sequence[str], result: SuiteResult, missing: int) -> list
     return moves
 
 
-def exit_code(end: SuiteEnd, result: SuiteResult, *, is_store_gone: bool) -> int:
-    """Return the exit code: interrupted before infrastructure before a case that failed or could not run."""
+def exit_code(end: SuiteEnd, result: SuiteResult, *, is_store_gone: bool, is_judged: bool = True) -> int:
+    """Return the exit code: interrupted before infrastructure before a case that failed or could not run.
+
+    A suspicion that is not measured again, other than for the budget, is a failure like that of a case: the night has
+    no verdict on it.
+    """
     from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 
     if end.is_interrupted:
         return INTERRUPTED
     cases = [end.state.case(case.name) for case in result.cases]
-    if end.failure is not None or is_store_gone or any(case.is_infrastructure for case in cases):
+    is_unmeasured = is_store_gone or end.failure is not None or end.reruns.failure is not None
+    if is_unmeasured or not is_judged or any(case.is_infrastructure for case in cases):
         return INFRASTRUCTURE
-    return CASE_FAILED if result.named("failed", "timed_out", "skipped") else FINE
+    return CASE_FAILED if end.reruns.failed or result.named("failed", "timed_out", "skipped") else FINE

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-from bench.engines.agent_link import LOADING_S
+from bench.engines.agent_link import StartLimit
 from bench.engines.cluster import ClusterEngine, Entrance, Meeting, Request
 from bench.engines.kubernetes.settings import PodSettings
 from bench.engines.local import LocalNodes
@@ -52,7 +52,8 @@ class PodAllocation:
             raise Misuse(str(error)) from None
         self._request = request
         self._socket: socket.socket | None = None
-        self._within_s = COMING_S
+        self._first_s: float | None = COMING_S
+        self._start_limit = StartLimit()
 
     def __enter__(self) -> PodAllocation:
         self._socket = listen(self._settings.address, self._settings.port, expected=self._request.nodes)
@@ -68,12 +69,12 @@ class PodAllocation:
         """See `Allocation`."""
         if self._socket is None:
             raise InfrastructureFailed("the port for agents is closed")
-        entrance = Entrance(key=self._key, listening=self._socket, within_s=self._within_s)
-        if self._within_s == COMING_S and self._request.nodes > 1:
+        entrance = Entrance(key=self._key, listening=self._socket, within_s=self._first_s)
+        if self._first_s is not None and self._request.nodes > 1:
             self._request.tell(f"waits for the agents of {self._request.nodes} pods")
-        self._within_s = LOADING_S  # The pods have come; from now on it is only their agents that come again.
+        self._first_s = None  # The pods have come; from now on it is only their agents that come again.
         placement = PodPlacement(self._settings, self._request.nodes)
-        return ClusterEngine(placement, runs, entrance=entrance, dropped=dropped)
+        return ClusterEngine(placement, runs, entrance=entrance, dropped=dropped, start_limit=self._start_limit)
 
 
 class PodPlacement:

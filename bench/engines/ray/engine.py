@@ -24,6 +24,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from bench.engines.agent_link import StartLimit
 from bench.engines.cluster import STOP_S, Capacity, ClusterEngine, Meeting, Request
 from bench.engines.implausible import Implausible
 from bench.engines.ray.orders import (
@@ -119,6 +120,7 @@ class RayAllocation:
         self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._address = cluster_address(self.settings, os.environ)
         self._request = request
+        self._start_limit = StartLimit()
         self._driver: RayDriver | None = None
         self.runner = ""  # Address of this machine, once the driver has connected.
         if self._address is None and request.nodes > 1:
@@ -149,7 +151,7 @@ class RayAllocation:
         Raises:
             InfrastructureFailed: the cluster is gone, or has not so many nodes any more.
         """
-        return ClusterEngine(RayPlacement(self, self.names()), runs, dropped=dropped)
+        return ClusterEngine(RayPlacement(self, self.names()), runs, dropped=dropped, start_limit=self._start_limit)
 
     @property
     def driver(self) -> RayDriver:

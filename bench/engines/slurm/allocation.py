@@ -24,6 +24,7 @@ from types import TracebackType
 
 import msgspec
 
+from bench.engines.agent_link import StartLimit
 from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, Request
 from bench.engines.root_cause import is_chatter
 from bench.engines.settings_file import exporter_words, last_words, read_settings, setup_lines
@@ -125,6 +126,7 @@ class SlurmAllocation:
         self.settings = read_settings(request.file, SlurmSettings, "Slurm")
         self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._request = request
+        self._start_limit = StartLimit()
         self.job: str | None = None
         self._salloc: subprocess.Popen[str] | None = None
         self._names: list[str] = []  # Of all nodes that the job has had.
@@ -160,7 +162,7 @@ class SlurmAllocation:
             raise InfrastructureFailed(
                 f"job {self.job} ends in {max(0.0, left_s):.0f} s, too few for a trial; --resume goes on in another job"
             )
-        return ClusterEngine(SlurmPlacement(self, self.nodes(dropped)), runs)
+        return ClusterEngine(SlurmPlacement(self, self.nodes(dropped)), runs, start_limit=self._start_limit)
 
     def nodes(self, dropped: Collection[str] = ()) -> tuple[str, ...]:
         """Return the names of the nodes that are used, in Slurm's order; of a larger job, those that are up.

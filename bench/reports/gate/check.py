@@ -15,12 +15,13 @@ from bench.suites.gate.gated import NAMES, figure_words
 from bench.suites.gate.groups import Group
 from bench.suites.gate.missing import day_of
 from bench.suites.gate.regimes import SeriesRegimes
-from bench.suites.gate.verdicts import BAD, Outcome, SeriesKey, Verdict
+from bench.suites.gate.verdicts import BAD, SeriesKey, ShownOutcome, Verdict
 
 SCHEMA_VERSION = 1
-WORDS: dict[Outcome, str] = {
+WORDS: dict[ShownOutcome, str] = {
     "insufficient_data": "insufficient data",
     "same": "same",
+    "no_change_shown": "no change shown",
     "suspicion": "suspicion",
     "regression": "regression",
     "confirmed": "confirmed worse",
@@ -31,11 +32,11 @@ WORDS: dict[Outcome, str] = {
     "accepted": "accepted",
     "late": "left out",
 }
-ORDER: tuple[Outcome, ...] = (
+ORDER: tuple[ShownOutcome, ...] = (
     *("confirmed", "regression", "creep", "suspicion", "improvement", "recovered", "faster_baseline"),
-    *("accepted", "late", "insufficient_data", "same"),
+    *("accepted", "late", "insufficient_data", "same", "no_change_shown"),
 )
-STYLES: dict[Outcome, str] = {
+STYLES: dict[ShownOutcome, str] = {
     "confirmed": "red",
     "regression": "red",
     "creep": "red",
@@ -43,20 +44,19 @@ STYLES: dict[Outcome, str] = {
     "improvement": "green",
     "recovered": "green",
 }
-_QUIET: frozenset[Outcome] = frozenset({"same", "insufficient_data"})
+QUIET: frozenset[ShownOutcome] = frozenset({"same", "no_change_shown", "insufficient_data"})
+"""What is left out where only changes are shown."""
 
 
 def verdict_words(one: Verdict) -> str:
-    """Return the verdict: `same` only where the night shows it, else what a night like this one would not show."""
-    if one.outcome != "same" or one.is_equivalent:
-        return WORDS[one.outcome]
-    return _no_change([one])
+    """Return the verdict in words; where no change is shown, with what a night like this one would not show."""
+    return _no_change([one]) if one.shown == "no_change_shown" else WORDS[one.shown]
 
 
 def _no_change(unchanged: Sequence[Verdict]) -> str:
     """Return that no change is shown, and the change that the least exact of the figures would not show."""
     least = [one.visible_ratio for one in unchanged if one.visible_ratio is not None]
-    return "no change shown" + (f" (less than {100 * max(least):.2g} % would not be seen)" if least else "")
+    return WORDS["no_change_shown"] + (f" (less than {100 * max(least):.2g} % would not be seen)" if least else "")
 
 
 def figure_name(one: Verdict) -> str:
@@ -99,8 +99,8 @@ def exit_words(checks: Iterable[SuiteCheck]) -> list[str]:
     """Return a line for each suite: how many figures there are of each outcome, and how much is missing."""
     lines = []
     for check in checks:
-        unchanged = [one for one in check.verdicts if one.outcome == "same" and not one.is_equivalent]
-        counts = {**check.counts, "same": check.counts.get("same", 0) - len(unchanged)}
+        unchanged = [one for one in check.verdicts if one.shown == "no_change_shown"]
+        counts = {**check.counts, "no_change_shown": 0}  # They stand at the end, with what would not be seen.
         alone = sum(one.outcome == "suspicion" and not one.reruns for one in check.verdicts)
         counts["suspicion"] = counts.get("suspicion", 0) - alone
         words = [_counted(counts[outcome], WORDS[outcome]) for outcome in ORDER if counts.get(outcome)]
@@ -125,18 +125,16 @@ def print_check(checks: Sequence[SuiteCheck], *, has_details: bool, console: Con
     """Print what is not as it was, worst first; with details also what is."""
     console = console or open_console()
     for check in checks:
-        shown = [one for one in (*check.earlier, *check.verdicts) if has_details or one.outcome not in _QUIET]
+        shown = [one for one in (*check.earlier, *check.verdicts) if has_details or one.shown not in QUIET]
         if shown:
             nights = ("night",) if check.earlier else ()
             columns = (*nights, "case", "figure", "change", "since", "verdict")
             table = table_of(columns, words=[place for place, name in enumerate(columns) if name != "change"])
-            for one in sorted(
-                shown, key=lambda one: (-one.started_ns * len(nights), ORDER.index(one.outcome), one.key)
-            ):
+            for one in sorted(shown, key=lambda one: (-one.started_ns * len(nights), ORDER.index(one.shown), one.key)):
                 night = (day_of(one.started_ns),) if nights else ()
                 since = "-" if one.since_ns is None else day_of(one.since_ns)
                 cells = (one.key.case, figure_name(one), change_words(one), since, verdict_words(one))
-                table.add_row(*night, *cells, style=STYLES.get(one.outcome, ""))
+                table.add_row(*night, *cells, style=STYLES.get(one.shown, ""))
             print_figures(console, table, keys=2 + len(nights))
         print_words(console, *check_lines(check))
         for cause in check.causes:
@@ -150,7 +148,7 @@ def check_lines(check: SuiteCheck) -> list[str]:
     """Return what stands below the table: reasons, what alerts share, and what is missing."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for one in check.verdicts:
-        if one.outcome not in _QUIET:
+        if one.shown not in QUIET:
             reasons.setdefault((one.key.case, reason_of(one)), []).append(figure_name(one))
     lines = [f"{case}: {', '.join(names)}: {reason}" for (case, reason), names in reasons.items() if reason]
     lines += [group_words(group) for group in check.groups if group.shared is not None]
@@ -245,7 +243,7 @@ def check_document(check: SuiteCheck) -> dict[str, Any]:
 def _verdict(one: Verdict) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(one)
     key = fields.pop("key")
-    return {**key, "labels": one.labels, "is_bad": one.outcome in BAD, **fields}
+    return {**key, "labels": one.labels, "is_bad": one.outcome in BAD, **fields, "outcome": one.shown}
 
 
 def print_check_json(checks: Sequence[SuiteCheck]) -> None:

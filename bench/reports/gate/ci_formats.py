@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from bench.errors import CONTROL
 from bench.reports.gate.cause import changed_words
 from bench.reports.gate.check import (
-    WORDS,
+    QUIET,
     cause_words,
     change_words,
     check_lines,
@@ -19,6 +19,7 @@ from bench.reports.gate.check import (
     figure_name,
     reason_of,
     since_words,
+    verdict_words,
 )
 from bench.suites.gate.check import SuiteCheck
 from bench.suites.gate.verdicts import BAD, Verdict
@@ -71,7 +72,7 @@ def _tests(check: SuiteCheck) -> Iterator[tuple[str, str, str | None, str]]:
 def _sentence(check: SuiteCheck, one: Verdict) -> str:
     reason = reason_of(one)
     cause = _cause(check, one) if one.outcome in BAD else None
-    said = f"{WORDS[one.outcome]}: {change_words(one)}{': ' if reason else ''}{reason}"
+    said = f"{verdict_words(one)}: {change_words(one)}{': ' if reason else ''}{reason}"
     return said if cause is None else f"{said}; cause: {cause}"
 
 
@@ -100,11 +101,11 @@ def markdown(checks: Sequence[SuiteCheck]) -> str:
         said = "nothing could be judged"
     lines = [f"## Observatory: {said}"]
     for check in checks:
-        changed = [one for one in check.verdicts if one.outcome not in ("same", "insufficient_data")]
+        changed = [one for one in check.verdicts if one.shown not in QUIET]
         if changed:
             lines += ["", "| case | figure | change | since | verdict |", "|---|---|--:|---|---|"]
             for one in changed:
-                cells = (one.key.case, figure_name(one), change_words(one), since_words(one), WORDS[one.outcome])
+                cells = (one.key.case, figure_name(one), change_words(one), since_words(one), verdict_words(one))
                 lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
         if notes := [*check_lines(check), *_causes(check)]:
             lines += ["", *(f"- {_cell(note)}" for note in notes)]
@@ -157,7 +158,7 @@ def _record(check: SuiteCheck, one: Verdict) -> dict[str, Any]:
             "target_value": one.expected,
             "extra_info": {
                 "unit": _UNITS.get(one.key.metric, ""),
-                "verdict": one.outcome,
+                "verdict": one.shown,
                 "change": change_words(one),
             },
         },

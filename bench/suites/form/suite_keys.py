@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, get_args, get_type_hints
 
+from bench.analysis.regressions.settings import SETTINGS
 from bench.analysis.scaling.efficiency import Scaling
 from bench.case import LEAST, MOST
 from bench.rank.messages import Cause, Outcome
@@ -177,6 +178,21 @@ DEFAULT_KEYS: tuple[Key, ...] = (
             )
         ),
         help="What the case needs beside what follows from it; where it is not there, the case is skipped.",
+    ),
+    Key(
+        name="gate",
+        value=Record(
+            keys=(
+                Key(
+                    name="margin",
+                    value=Scalar(kind="number", minimum=SETTINGS.smallest_change, maximum=1),
+                    help="Largest change of a figure that does not matter: 0.05 is 5 %. What is worse by less is"
+                    " accepted.",
+                    is_required=True,
+                ),
+            )
+        ),
+        help="How `observatory check` judges the case, where that is unlike other cases.",
     ),
     Key(
         name="inject",

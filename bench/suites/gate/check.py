@@ -20,8 +20,8 @@ from bench.suites.gate.standing import judged_suites, standing_verdicts
 from bench.suites.gate.verdicts import (
     BAD,
     KnownSeries,
-    Outcome,
     SeriesKey,
+    ShownOutcome,
     Verdict,
     load_states,
     load_verdicts,
@@ -54,9 +54,9 @@ class SuiteCheck:
     regimes: tuple[SeriesRegimes, ...] = ()
 
     @property
-    def counts(self) -> dict[Outcome, int]:
+    def counts(self) -> dict[ShownOutcome, int]:
         """How many figures of the night have each outcome."""
-        return dict(Counter(one.outcome for one in self.verdicts))
+        return dict(Counter(one.shown for one in self.verdicts))
 
     @property
     def is_regression(self) -> bool:

@@ -112,15 +112,19 @@ class Figure:
                     if _is_of_the_baseline(own_ratio, baseline_ratio):
                         outcome = "faster_baseline"
                         reason = f"{reason}: the baseline got faster, and the run did not get slower by as much"
+        if outcome in BAD and self._margin is not None and _is_within(said["change_ratio"], self._margin):
+            outcome = "accepted"
+            reason = f"{reason}; within the margin of {100 * self._margin:g} % that the suite file gives the case"
         verdict = self._verdict(
             outcome,
             reason,
             number=number,
+            margin=self._margin,
             expected=None if judged.expected_log is None else math.exp(judged.expected_log),
             p_value=judged.p_value,
             is_suspected=judged.verdict == "suspicion",
             visible_ratio=None if judged.visible_log is None else math.expm1(judged.visible_log),
-            is_equivalent=_is_equivalent(judged),
+            is_equivalent=_is_equivalent(judged, self._margin or MARGIN),
             reruns=len(reruns),
             is_new=judged.is_new or is_lost,
             **said,
@@ -135,6 +139,12 @@ class Figure:
         )
         last_ns = started_ns if known is None else max(started_ns, known.last_ns)
         return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, state=after)
+
+    @property
+    def _margin(self) -> float | None:
+        """The largest change that does not matter, where the suite file says so."""
+        member = self.summary.purpose.member
+        return None if member is None else member.margin
 
     @property
     def _worse(self) -> int:
@@ -316,11 +326,16 @@ def _further(opened: OpenChange, alert: Alert, times: Mapping[int, int]) -> Open
     )
 
 
-def _is_equivalent(judged: Judged) -> bool:
-    """Whether the night shows that nothing has changed by more than `MARGIN`."""
+def _is_within(change_ratio: float, margin: float) -> bool:
+    """Whether a change, up or down, is no more than the margin."""
+    return abs(math.log(change_ratio)) <= math.log1p(margin)
+
+
+def _is_equivalent(judged: Judged, margin: float) -> bool:
+    """Whether the night shows that nothing has changed by more than the margin."""
     if judged.log_value is None or judged.expected_log is None or judged.half_width is None:
         return False
-    return abs(judged.log_value - judged.expected_log) + judged.half_width <= math.log1p(MARGIN)
+    return abs(judged.log_value - judged.expected_log) + judged.half_width <= math.log1p(margin)
 
 
 def _change_since(judged: Judged, opened: OpenChange) -> tuple[float, float] | None:

@@ -29,12 +29,15 @@ Outcome = Literal[
     "accepted",
     "late",
 ]
-"""same: no change was shown; only `Verdict.is_equivalent` says that there is none. suspicion: a change that reruns did
-not show, or that was not rerun. regression: for the worse, by reruns of the same night. confirmed: for the worse, and
-later nights agree. creep: for the worse against the level that a person accepted. improvement: for the better, by
-reruns or later nights. recovered: an alert of an earlier night has closed itself. faster_baseline: an efficiency that
-fell since its baseline got faster. accepted: it was worse, until a person accepted the level. late: the run began more
-than a day before a night that is judged already, and is left out."""
+"""As verdicts are kept. same: no change was shown; `Verdict.is_equivalent` says whether there is none. suspicion: a
+change that reruns did not show, or that was not rerun. regression: for the worse, by reruns of the same night.
+confirmed: for the worse, and later nights agree. creep: for the worse against the level that a person accepted.
+improvement: for the better, by reruns or later nights. recovered: an alert of an earlier night has closed itself.
+faster_baseline: an efficiency that fell since its baseline got faster. accepted: it was worse, until a person accepted
+the level; or it is worse within the case's own margin. late: the run began more than a day before a night that is
+judged already, and is left out."""
+ShownOutcome = Outcome | Literal["no_change_shown"]
+"""As verdicts are shown: `same` only where the night shows that there is no change."""
 BAD: frozenset[Outcome] = frozenset({"regression", "confirmed", "creep"})
 MARGIN = 0.02
 """Largest change that does not matter, as `observatory compare --margin` has it by default."""
@@ -145,8 +148,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     first_ns: where a further change for the worse began then, when the first one did; change_ratio is of both.
     p_value: of the night against the nights before. is_suspected: by it the night is unlikely, and reruns would tell
     more, whatever the outcome. visible_ratio: the least change, up or down, by which it would have been unlikely; None
-    where an older version judged. is_equivalent: the 95 % interval of the night's change lies within `MARGIN`. reruns:
-    trials of reruns that it is judged by, too.
+    where an older version judged. is_equivalent: the 95 % interval of the night's change lies within the margin.
+    margin: that of the case, where its suite file gives it one; else it is `MARGIN`. reruns: trials of reruns that it
+    is judged by, too.
     is_new: not said on an earlier night. reason: in words.
     own_ratio, baseline_ratio: of an efficiency that changed: how the run's and the baseline's tokens per second did.
     good_run, bad_run: the runs of the same series on the last night before the change and on its first night, of what
@@ -176,6 +180,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_suspected: bool = False
     visible_ratio: float | None = None
     is_equivalent: bool = False
+    margin: float | None = None
     reruns: int = 0
     is_new: bool = False
     own_ratio: float | None = None
@@ -189,6 +194,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     commit: str | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def shown(self) -> ShownOutcome:
+        """The outcome as people and programs are shown it, also of a verdict that an older version kept."""
+        return "no_change_shown" if self.outcome == "same" and not self.is_equivalent else self.outcome
 
     @property
     def is_efficiency(self) -> bool:

@@ -65,7 +65,8 @@ def test_same_is_said_only_where_a_night_shows_it(tmp_path: Path, capsys: pytest
     assert " same" not in said
     run(["check", "--format", "json", "--store", _url(tmp_path)])
     (check,) = json.loads(capsys.readouterr().out)
-    assert {(one["outcome"], one["is_equivalent"]) for one in check["verdicts"]} == {("same", False)}
+    assert {(one["outcome"], one["is_equivalent"]) for one in check["verdicts"]} == {("no_change_shown", False)}
+    assert check["counts"] == {"no_change_shown": 2}
     assert all(0.1 < one["visible_ratio"] < 0.2 for one in check["verdicts"])
 
 

@@ -271,6 +271,40 @@ def test_results_that_the_store_lacks_are_4(tmp_path: Path) -> None:
     assert exit_code(end, read_result(next(suite_run_folders(night.runs))), is_store_gone=True) == 4
 
 
+@pytest.mark.parametrize(
+    ("breaks", "code"),
+    [
+        ([], main.FINE),
+        ([LOST_AGENT], main.FINE),
+        ([LOST_AGENT, LOST_AGENT], main.INFRASTRUCTURE),
+        ([CAUSE], main.CASE_FAILED),
+    ],
+    ids=["measured again", "at the second attempt", "no agent comes", "the rerun fails"],
+)
+def test_a_night_whose_suspicions_were_not_measured_again_does_not_end_with_0(
+    tmp_path: Path, breaks: list[Cause | BaseException], code: int
+) -> None:
+    night = FakeNight(
+        tmp_path,
+        breaks=[{}, *({("ddp", 0): broken} for broken in breaks)],
+        suspects=lambda history, suite, suite_run: {"ddp": False},
+    )
+    assert _coded(night, planned("ddp"), planned("fsdp")) == code
+
+
+def test_a_rerun_that_the_budget_leaves_out_is_no_failure(tmp_path: Path) -> None:
+    night = FakeNight(tmp_path, trial_s=10.0, suspects=lambda history, suite, suite_run: {"ddp": False})
+    end = night.run(plan_of(planned("ddp", estimate_s=30.0)), budget_s=40.0)
+    assert exit_code(end, read_result(next(suite_run_folders(night.runs))), is_store_gone=False) == main.FINE
+
+
+def test_a_night_that_is_not_judged_does_not_end_with_0(tmp_path: Path) -> None:
+    night = FakeNight(tmp_path)
+    end = night.run(plan_of(planned("ddp")))
+    result = read_result(next(suite_run_folders(night.runs)))
+    assert exit_code(end, result, is_store_gone=False, is_judged=False) == main.INFRASTRUCTURE
+
+
 def test_cases_that_cannot_run_here_are_3_and_those_left_out_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,9 @@ from bench.doctor.fleet import Finding, Fleet, FleetNode
 from bench.doctor.fleet_check import check_fleet
 from bench.doctor.preflight import Preflight
 from bench.engines.agent_link import NodeCheck
-from bench.engines.cluster import ClusterEngine, Node, Request
+from bench.engines.cluster import ClusterEngine, Request
 from bench.engines.local import LocalAllocation, LocalNodes
+from bench.engines.trial_parts import Node
 from bench.errors import InfrastructureFailed
 from bench.rank.messages import Cause, Progress, TrialEnded, TrialOrder
 

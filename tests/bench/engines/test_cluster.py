@@ -13,8 +13,10 @@ import pytest
 
 from bench.analysis.trials import read_trials
 from bench.case import Case
-from bench.engines.cluster import ClusterEngine, Meeting, spread
-from bench.engines.local import LocalNodes
+from bench.engines.agent_link import StartLimit
+from bench.engines.cluster import ClusterEngine, Meeting, Request
+from bench.engines.local import LocalAllocation, LocalNodes
+from bench.engines.trial_parts import spread
 from bench.errors import InfrastructureFailed, Misuse
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import Progress, TrialEnded, TrialOrder
@@ -31,10 +33,23 @@ def test_ranks_are_spread_evenly_and_in_their_order(ranks: int, nodes: int, shar
     assert [list(share) for share in spread(ranks, nodes)] == shares
 
 
+class RecordedStarts(StartLimit):
+    """Keeps what it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[float] = []
+
+    def took(self, elapsed_s: float) -> None:
+        """Keep it."""
+        super().took(elapsed_s)
+        self.taken.append(elapsed_s)
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterEngine]:
     """Two nodes."""
-    with ClusterEngine(LocalNodes(2), tmp_path_factory.mktemp("runs")) as engine:
+    with ClusterEngine(LocalNodes(2), tmp_path_factory.mktemp("runs"), start_limit=RecordedStarts()) as engine:
         engine.machine()
         yield engine
 
@@ -64,6 +79,35 @@ def test_the_files_of_all_nodes_come_together(engine: ClusterEngine) -> None:
     assert names == {*(f"rank{rank}.jsonl" for rank in range(4)), "node0.jsonl", "node1.jsonl"}
     (trial,) = read_trials(engine.runs / "four", 4).trials
     assert trial.step_s > 0
+
+
+def test_the_start_limit_learns_how_long_agents_took_to_come_and_each_to_load(engine: ClusterEngine) -> None:
+    assert isinstance(engine._start_limit, RecordedStarts)
+    assert len(engine._start_limit.taken) == 3
+    assert min(engine._start_limit.taken) > 0
+
+
+def test_agents_that_do_not_come_are_given_up_after_what_starts_usually_take(tmp_path: Path) -> None:
+    class FakeStarts(StartLimit):
+        @property
+        def seconds(self) -> float:
+            return 0.0
+
+    with (
+        ClusterEngine(LocalNodes(2), tmp_path, start_limit=FakeStarts()) as engine,
+        pytest.raises(InfrastructureFailed, match="has not come: nothing was heard of it for 0 s"),
+    ):
+        engine.machine()
+
+
+def test_engines_of_one_allocation_have_one_start_limit(tmp_path: Path) -> None:
+    with LocalAllocation(Request(nodes=2)) as allocation:
+        limits = []
+        for _ in range(2):
+            with allocation.open(tmp_path) as engine:
+                assert isinstance(engine, ClusterEngine)
+                limits.append(engine._start_limit)
+    assert limits[0] is limits[1]
 
 
 def test_a_case_of_one_rank_is_the_first_node_s(engine: ClusterEngine) -> None:

@@ -25,7 +25,7 @@ from collectors.metrics.gate import (
     VERDICT_SINCE,
 )
 from collectors.metrics.metric import Metric
-from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights
+from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights, fill
 
 LEVELS = {"ddp": STEP_S, "fsdp": STEP_S}
 SLOWER = {"ddp": 1.1 * STEP_S, "fsdp": STEP_S}
@@ -93,7 +93,7 @@ def test_what_is_confirmed_is_shown_with_its_change_its_interval_and_its_first_n
     verdicts.ask()
     said = _shown(verdicts, VERDICT, *FIGURE, "verdict")
     assert said[("ddp", "step", "confirmed")] == 1
-    assert said[("fsdp", "step", "same")] == 1
+    assert said[("fsdp", "step", "no_change_shown")] == 1
     step = ("ddp", "step")
     change = _shown(verdicts, VERDICT_CHANGE, *FIGURE)[step]
     assert change == pytest.approx(0.1, abs=0.02)
@@ -104,6 +104,18 @@ def test_what_is_confirmed_is_shown_with_its_change_its_interval_and_its_first_n
     assert ("fsdp", "step") not in _shown(verdicts, VERDICT_SINCE, *FIGURE)
     last_s = (FIRST_NS + (NIGHTS - 1) * DAY_NS) // 10**9
     assert set(map(round, _shown(verdicts, VERDICT_NIGHT, *FIGURE).values())) == {last_s}
+
+
+def test_same_is_shown_only_of_a_figure_whose_night_shows_it(tmp_path: Path, notices: list[str]) -> None:
+    """A verdict of an older version, which did not say what it would have seen, is of this kind, too."""
+    url = f"sqlite:///{tmp_path / 'noisy.sqlite'}"
+    with History(url) as history:
+        fill(FakeNights(history, first_ns=FIRST_NS, sd_ratio=0.03), NIGHTS)
+        _judge(history, NIGHTS)
+    verdicts = StandingVerdicts(url, on_notice=notices.append)
+    verdicts.ask()
+    said = _shown(verdicts, VERDICT, *FIGURE, "verdict")
+    assert {verdict for *_, verdict in said} == {"no_change_shown"}
 
 
 def test_of_what_is_worse_its_run_is_told_and_of_nothing_else(url: str, verdicts: StandingVerdicts) -> None:

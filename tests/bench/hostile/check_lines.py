@@ -6,9 +6,25 @@ from tests.bench.hostile.line import Line
 
 _NONE = "no suite has run yet; `observatory suite run smoke` runs one"
 
+_JUDGED = "--store sqlite:///judged.sqlite"
+
 LINES = (
     Line("check", 2, _NONE),
     Line("check --suite nightly", 2, _NONE),
+    Line(f"check --suite nope {_JUDGED}", 2, 'suite "nope" has no run in this history; it has nightly'),
+    Line(f"check --suite nightl {_JUDGED}", 2, 'suite "nightl" has no run in this history; did you mean "nightly"?'),
+    Line(
+        f"check --suite smoke {_JUDGED}",
+        2,
+        'suite "smoke" has no run in this history; it has nightly (`observatory suite run smoke` makes one)',
+    ),
+    Line(f"check --suite folder/nope.toml {_JUDGED}", 2, 'suite "folder/nope.toml" has no run in this history; it has'),
+    Line(f"check --suite 'nope; rm' {_JUDGED}", 2, 'suite "nope; rm" has no run in this history; it has nightly'),
+    Line(
+        f"check --accept nope --because x {_JUDGED}", 2, 'case "nope" has never been judged, so that there is no level'
+    ),
+    Line(f"check --suite nope --accept ddp --because x {_JUDGED}", 2, 'suite "nope" has no run in this history'),
+    Line(f"check --since nope {_JUDGED}", 2, 'night "nope" is no day as 2026-11-23 and no suite run; the newest are'),
     Line("check --suite ''", 2, "it is empty; leave it out, or name one"),
     Line("check nightly", 2, "unexpected extra argument (nightly)"),
     Line("check --format xml", 2, "'xml' is not one of"),

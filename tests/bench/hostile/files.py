@@ -10,11 +10,14 @@ import socket
 import sqlite3
 from pathlib import Path
 
+from bench.runs.history import History
+from bench.runs.suite_record import SuiteRecord
 from tests.bench.made.small_traces import write_kineto, write_timelines
 from tests.bench.reports.nccl_tests.files import document
 
 DEEP = "[" * 100_000
-_CURVE = 'baseline = "single"\nscaling = "weak"\nranks = [2, 4]\n[case.single]\nranks = 1'
+_WEAK = 'baseline = "single"\nscaling = "weak"\nranks = [2, 4]'
+_CURVE = f"{_WEAK}\n[case.single]\nranks = 1"
 SUITES = {
     "needs.toml": "[case.ddp]\nneeds.memory_bytes = 1e300",
     "infinite.toml": "[case.ddp]\nneeds.memory_bytes = inf",
@@ -22,6 +25,9 @@ SUITES = {
     "option.toml": f"[case.ddp]\noptions.accumulate = {10**30}",
     "blank.toml": '[case.ddp]\nbaseline = "  "',
     "weak-own.toml": f"[case.ddp]\nbatch = 8\n{_CURVE}",
+    "weak.toml": f"[case.ddp]\n{_CURVE}",
+    "weak-two.toml": f"[defaults]\nbatch = [8, 16]\n[case.ddp]\n{_CURVE}\n[case.fsdp]\n{_WEAK}",
+    "margin.toml": "[case.ddp]\ngate = { margin = 0 }",
     "weak-list.toml": f"[defaults]\nbatch = [8, 16]\n[case.ddp]\n{_CURVE}",
 }
 
@@ -128,6 +134,12 @@ def make_files(folder: Path) -> None:
     (folder / "garbage-folder").mkdir()
     (folder / "garbage-folder" / "notes.json").write_text('{"a": 1}')
     (folder / "garbage-folder" / "rank0.json.gz").write_bytes(garbage)
+    night = SuiteRecord(
+        id="20261101-020000-nightly-abc123", suite="nightly", started_ns=1, progress_ns=1, ended_ns=1, outcome="done",
+        period_s=None, cases={}, total=0, folder=str(folder / "nowhere"),
+    )  # fmt: skip
+    with History(f"sqlite:///{folder}/judged.sqlite") as history:
+        history.save_suite(night)
     with sqlite3.connect(folder / "other.sqlite") as connection:
         connection.execute("CREATE TABLE places (id INTEGER)")
     connection.close()

@@ -45,6 +45,18 @@ LINES = (
     Line("suite plan option.toml", 2, "options.accumulate is a whole number beyond 64 bits; a suite file"),
     Line("suite plan blank.toml", 2, '[case.ddp] baseline is " "; it may be a text that is not empty'),
     Line("suite plan weak-own.toml", 2, "[case.ddp] batch follows from the baseline's in weak scaling; set it there"),
+    Line("suite plan weak.toml --set case.ddp.batch=8", 2, "[case.ddp] batch follows from the baseline's"),
+    Line("suite plan weak.toml --set case.ddp.batch=[8,16]", 2, "[case.ddp] batch follows from the baseline's"),
+    Line("suite plan weak.toml --set defaults.batch=[8,16]", 2, "[defaults] batch is a list; set batch in the cases"),
+    Line("suite plan weak.toml --set case.single.batch=[8,16]", 2, "[case.ddp] baseline of ddp[ranks=2] is single"),
+    Line("suite plan weak-two.toml", 2, '[case.ddp] has scaling = "weak", so its batch follows from the baseline\'s'),
+    Line("suite plan weak-list.toml --only all", 2, "[defaults] batch is a list; set batch in the cases"),
+    Line(
+        "suite plan margin.toml", 2, "[case.ddp] gate.margin is 0; it may be a number of at least 0.005 and at most 1"
+    ),
+    Line("suite plan weak.toml --set case.ddp.gate.margin=2", 2, "gate.margin is 2; it may be a number of at least"),
+    Line("suite plan weak.toml --set case.ddp.gate.margn=0.1", 2, "margn"),
+    Line("suite plan weak.toml --set case.ddp.gate=0.1", 2, "[case.ddp] gate is 0.1; it may be"),
     Line("suite plan weak-list.toml", 2, "[defaults] batch is a list; set batch in the cases"),
     Line(f"suite plan ./{MANY}", 2, "File name too long; name another file or folder"),
     Line(f"{_PLAN} --set defaults.{MANY}=1", 2, "letters) ..."),

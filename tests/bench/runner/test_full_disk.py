@@ -11,7 +11,7 @@ import pytest
 
 from bench.rank.full_disk import as_full_disk
 from tests.bench.made.fake_suites import TINY_SHAPE
-from tests.bench.made.small_disk import on_a_small_disk
+from tests.bench.made.small_disk import on_a_small_disk, within_a_quota
 
 SMALL = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--vocabulary=32", "--sequence=8"]
 
@@ -68,6 +68,31 @@ def test_a_full_disk_is_seen_behind_the_error_of_any_file_of_a_rank(tmp_path: Pa
     command = on_a_small_disk(tmp_path, sys.executable, "-c", WRITE, str(tmp_path), what)
     wrote = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "No space left on device" in wrote.stdout.splitlines()[0], wrote.stderr
+
+
+@pytest.mark.parametrize("what", ["archive", "line", "trace"])
+def test_a_full_quota_is_seen_behind_the_error_of_any_file_of_a_rank(tmp_path: Path, what: str) -> None:
+    disk = tmp_path / "disk"
+    command = within_a_quota(disk, sys.executable, "-c", WRITE, str(disk), what)
+    wrote = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "Disk quota exceeded" in wrote.stdout.splitlines()[0], wrote.stderr
+
+
+@pytest.mark.slow
+def test_a_quota_that_fills_up_ends_the_run_in_a_line(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    run = [sys.executable, "-P", "-m", "bench", "run", "ddp", "--device=cpu", "--batch=4", *SMALL, "--trials=1"]
+    full = subprocess.run(
+        within_a_quota(disk, *run, "--steps=100000", f"--runs={disk}"),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path / "home")},
+        timeout=240,
+    )
+    assert full.returncode == 4
+    lines = [line for line in full.stderr.splitlines() if "could not write its log: Disk quota exceeded" in line]
+    assert len(lines) == 1
+    assert "Traceback" not in full.stderr
 
 
 def test_a_full_quota_is_a_full_disk_and_another_error_is_none() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from bench.case import why_ad_hoc
-from bench.engines.cluster import ClusterEngine, Node
+from bench.engines.cluster import ClusterEngine
+from bench.engines.trial_parts import Node
 from bench.errors import InfrastructureFailed
 from bench.runs.history import History
 from bench.runs.summary import Summary
@@ -122,7 +124,7 @@ def test_a_second_failure_ends_the_reruns_and_not_the_suite_run(tmp_path: Path, 
     assert end.outcome == "done"
     assert end.failure is None
     assert read_result(_folder(night)).outcome == "done"
-    assert night.display.lines[-1] == f"the reruns ended: {error}"
+    assert end.reruns.failure == f"the reruns ended: {error}"
 
 
 def test_ctrl_c_in_a_rerun_interrupts_and_keeps_what_is_measured(tmp_path: Path) -> None:
@@ -141,12 +143,16 @@ def test_a_case_that_the_plan_does_not_have_is_not_measured(tmp_path: Path) -> N
 class FakeCluster(ClusterEngine):
     """An engine of so many nodes, which only notes what it is told."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, failure: InfrastructureFailed | None = None) -> None:
         self.dropped: list[str] = []
+        self.is_stopped = False
+        self._failure = failure
         self._nodes = tuple(Node(number=number, name=f"n{number}", link=None, ready=None) for number in range(count))  # type: ignore[arg-type]
 
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes."""
+        """All nodes, unless their agents do not come."""
+        if self._failure is not None:
+            raise self._failure
         return self._nodes
 
     def drop(self, names: Iterable[str]) -> None:
@@ -154,15 +160,30 @@ class FakeCluster(ClusterEngine):
         self.dropped += names
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Note it."""
+        self.is_stopped = True
 
 
 @pytest.mark.parametrize(("nodes", "dropped"), [(4, ["n0", "n1"]), (3, [])], ids=["others are there", "too few others"])
 def test_a_rerun_takes_other_nodes_where_there_are_enough(tmp_path: Path, nodes: int, dropped: list[str]) -> None:
-    night = _night(tmp_path, {})
     engine = FakeCluster(nodes)
+    with _reruns_on(tmp_path, engine) as reruns:
+        assert reruns._apart(None, nodes=2) is engine
+    assert engine.dropped == dropped
+
+
+def test_an_engine_whose_agents_do_not_come_is_stopped_before_another_attempt(tmp_path: Path) -> None:
+    engine = FakeCluster(2, InfrastructureFailed("the agent of n1 has not come: nothing was heard of it for 60 s"))
+    with _reruns_on(tmp_path, engine) as reruns, pytest.raises(InfrastructureFailed, match="n1 has not come"):
+        reruns._apart(None, nodes=1)
+    assert engine.is_stopped
+
+
+@contextmanager
+def _reruns_on(tmp_path: Path, engine: FakeCluster) -> Iterator[Reruns]:
+    night = _night(tmp_path, {})
     with night.store() as store, begin(plan_of(planned("ddp")).suite, night.runs) as ledger:
-        reruns = Reruns(
+        yield Reruns(
             plan=plan_of(planned("ddp")),
             ledger=ledger,
             runs=night.runs,
@@ -172,5 +193,3 @@ def test_a_rerun_takes_other_nodes_where_there_are_enough(tmp_path: Path, nodes:
             tell=night.display.tell,
             watch=lambda: None,
         )
-        assert reruns._apart(None, nodes=2) is engine
-    assert engine.dropped == dropped

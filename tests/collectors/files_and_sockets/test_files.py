@@ -1,6 +1,7 @@
 """Shared files are replaced whole, locked by one process at a time, and tell their schema version."""
 
 import os
+import socket
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,19 @@ def test_what_cannot_be_replaced_stays_and_leaves_no_draft(tmp_path: Path) -> No
     with pytest.raises(IsADirectoryError):
         replace_file(folder, b"new")
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_pipe_or_socket_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    before = sorted(tmp_path.iterdir())
+    for path in before:
+        with pytest.raises(OSError, match="a pipe, a socket or a device is there"):
+            replace_file(path, b"new")
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "socket").is_socket()
 
 
 def test_a_lock_is_held_by_one_and_ends_with_its_file(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from bench.reports.format import PlainConsole
 from bench.runs.history import History
 from tests.bench.cli.compare.made import NOISY, SLOWER, STEADY, A, B, failed, keep, of_suite, run_of, store_in
 from tests.bench.made.examples import make_case, make_probe
+from tests.bench.made.fake_runs import ddp_summary
 
 BUCKETS = {**make_case().options, "bucket_mb": 1.0}
 FIRST, SECOND = "20261101-010203-tiny-aaaaaa", "20261102-010203-tiny-bbbbbb"
@@ -284,3 +285,44 @@ def test_of_two_cases_of_one_series_that_of_the_same_name_is_compared(
     assert "short (1-short)" in error
     assert "long (1-long)" in error
     assert "name one of the runs" in error
+
+
+# Without a store.
+
+GONE = ("--store", "postgresql://127.0.0.1:1/nowhere")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs in a folder of runs."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    return Path(ddp_summary(runs).folder), Path(ddp_summary(runs).folder)
+
+
+@pytest.mark.parametrize("is_named_by_id", [False, True], ids=["by folders", "by ids"])
+def test_folders_of_runs_are_compared_while_the_store_is_down(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], is_named_by_id: bool
+) -> None:
+    names = [folder.name if is_named_by_id else str(folder) for folder in folders]
+    assert main.run(["compare", *names, "--runs", str(folders[0].parent), *GONE]) == main.FINE
+    said = capsys.readouterr()
+    assert said.out.startswith(f"A: run {folders[0].name}\nB: run {folders[1].name}\n")
+    assert said.err.startswith("both runs are read from their folders: store postgresql")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_folders_of_runs_are_compared_before_there_is_a_store(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = f"sqlite:///{tmp_path}/none.sqlite"
+    assert main.run(["compare", *map(str, folders), "--store", store]) == main.FINE
+    assert capsys.readouterr().err == ""
+
+
+def test_what_only_the_store_knows_is_refused_while_it_is_down_and_says_what_can_be_compared(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["compare", str(folders[0]), "abcdef1", *GONE]) == main.INFRASTRUCTURE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith('; without it only folders of runs can be compared, and "abcdef1" is none')

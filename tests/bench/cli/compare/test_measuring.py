@@ -120,6 +120,15 @@ def test_the_runs_can_be_compared_again(home: Path, told: tuple[int, str, str]) 
     assert _step(json.loads(out)) == _step(json.loads(told[1]))
 
 
+def test_sides_are_measured_without_a_store_that_is_down_and_stay_in_their_folders(tmp_path: Path) -> None:
+    words = ("--ab=ddp", "--ranks=2", "--trials=2", "--a=bucket_mb=1", "--b=bucket_mb=25", "--format=json")
+    code, out, err = _compare(tmp_path, *words, *SMALL, "--store=postgresql://127.0.0.1:1/nowhere")
+    assert code == main.INFRASTRUCTURE
+    assert "the comparison goes on, and its results stay in the folders of their runs" in err
+    assert len(_step(json.loads(out))["a"]["trials"]) == 2
+    assert len(list((tmp_path / "parallel-observatory" / "runs").glob("*/summary.json"))) == 2
+
+
 def test_two_checkouts_are_compared_each_by_its_own_code(tmp_path: Path) -> None:
     """B's ranks sleep in each step: its own code is what they run."""
     for name in "ab":

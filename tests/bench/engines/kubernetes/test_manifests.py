@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import stat
 import subprocess
@@ -289,6 +290,15 @@ def test_a_file_with_a_key_is_its_owner_s_alone(settings: Path, tmp_path: Path) 
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert "kind: JobSet" in out.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kubernetes.toml", "suite.yaml"]
+
+
+def test_a_pipe_is_written_into_and_stays(settings: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "suite.yaml"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        assert _render("smoke", "--ranks-per-node=4", "--engine-file", settings, "--output", pipe) == 0
+        assert "kind: JobSet" in reader.communicate(timeout=60)[0]
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(
