@@ -98,6 +98,11 @@ def unless(expression: str, other: str, *, on: Sequence[str]) -> str:
     return f"{expression}\nunless{_on(on)} ({other})"
 
 
+def nothing_of(expression: str) -> str:
+    """Return one series, whose value is no number, where the expression has no series."""
+    return f"vector(NaN) unless on () ({expression})"
+
+
 def either(*expressions: str) -> str:
     """Join the series of all expressions; one that several have counts once, with the first one's value."""
     return "\nor\n".join(f"(\n{expression}\n)" for expression in expressions)

@@ -168,7 +168,7 @@ def _series(name: str, metric: Metric, usual_metric: Metric, *, is_higher_better
 
 _GRADES = {
     Word(value=3, text="worse", colour="bad"): ("confirmed", "regression"),
-    Word(value=2, text="to be watched", colour="warning"): ("creep", "suspicion", "late"),
+    Word(value=2, text="watch", colour="warning"): ("creep", "suspicion", "late"),
     Word(value=1, text="not worse", colour="good"): ("same", "improvement", "recovered", "faster_baseline", "accepted"),
 }
 """What the gate says of a series: the worst of its figures' verdicts."""
