@@ -198,8 +198,9 @@ _LETTERS = {
     **dict.fromkeys(("collective", "kind", "suite"), 14),
     **dict.fromkeys(("instance", "folder", "question"), 18),
     **dict.fromkeys(("part", "reason", "run"), 20),
-    **dict.fromkeys(("name", "work"), 28),
+    "work": 28,
     **dict.fromkeys(("function", "field"), 36),
+    "name": 80,
 }
 _LETTERS_OF_OTHERS = 8
 """How many letters the values of labels have, the long ones of those that are usual."""

@@ -100,8 +100,9 @@ def test_the_worst_series_stands_first_by_its_value_now(worst: Any, is_falling: 
     [
         ("rank {{rank}}", 12, "right"),
         ("communicates, nothing computes", 12, "right"),
-        ("{{name}} ({{run}})", 12, "bottom"),
-        ("{{name}} ({{run}})", 24, "right"),
+        ("{{name}}", 12, "bottom"),
+        ("{{suite}} {{outcome}} ({{run}})", 12, "bottom"),
+        ("{{suite}} {{outcome}} ({{run}})", 24, "right"),
         ("a name that nobody can read beside the lines", 12, "bottom"),
     ],
 )
