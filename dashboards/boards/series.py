@@ -7,6 +7,7 @@ from collectors.metrics.metric import STATISTICS, Metric, Statistic
 from dashboards import promql
 from dashboards.boards.choices import OF_CLUSTER, one_cluster
 from dashboards.model import Query, Variable
+from dashboards.promql import Match
 from dashboards.queries import joins
 
 OF_ONE_SERIES = {**OF_CLUSTER, "strategy": "$strategy", "name": "$series"}
@@ -18,7 +19,7 @@ def one_series(metric: Metric, *, has_live: bool = False) -> tuple[Variable, ...
     Both lists begin with the worst: where the figure is highest. has_live: the page also shows runs that go on, so that
     clusters and strategies that have none but the first runs of all on several ranks can be chosen, too.
     """
-    several = {**OF_CLUSTER, "ranks": promql.none_of("1")}
+    several: dict[str, str | Match] = {**OF_CLUSTER, "ranks": promql.none_of("1")}
     figures = promql.select(metric.statistic("median"), **several)
     strategies = promql.largest(figures, by=("strategy",))
     if has_live:

@@ -121,7 +121,7 @@ def _listed(dashboard: Dashboard, variable: str, **chosen: str) -> str:
 def test_the_page_of_one_series_begins_with_the_strategy_and_the_series_whose_figure_is_highest(
     dashboard: Dashboard, figure: Metric, worst: float, tmp_path: Path
 ) -> None:
-    given = {}
+    given: dict[str, str] = {}
     for strategy, series, name, ratio in (
         ("ddp", "s1", "ddp on 16", 0.1),
         ("fsdp", "s2", "fsdp on 2", 0.4),
@@ -145,7 +145,7 @@ def test_the_strategy_of_a_first_run_can_be_chosen_where_there_is_no_result(tmp_
 
 
 def test_the_page_of_scaling_begins_with_the_series_that_scales_worst(tmp_path: Path) -> None:
-    given = {}
+    given: dict[str, str] = {}
     for series, name, efficiency in (("s1", "a on 2", 0.9), ("s2", "b on 2", 0.6), ("s3", "c on 2", None)):
         given |= shown(RESULT_INFO, "1x9", **{**ABOUT, "series": series, "name": name})
         if efficiency is not None:
