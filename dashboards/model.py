@@ -74,8 +74,9 @@ class Group:
 Worst = Literal["highest", "lowest"]
 Colour = Literal["good", "warning", "bad", "information", "plain"]
 """What a value means; the renderer knows which colour that is."""
-COLUMNS = 24
-"""How many columns a dashboard is wide."""
+LegendPlace = Literal["right", "bottom"]
+COLUMNS, HALF_WIDTH = 24, 12
+"""How many columns a dashboard is wide, and a panel that has another beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ class Frame:
     """
 
     title: str
-    width: int = 12
+    width: int = HALF_WIDTH
     height: int = 8
     note: str = ""
     absent: str = "Nothing in this time range, or nothing of what is chosen above."
@@ -192,6 +193,21 @@ class Drawn(Frame):
 
 # Kinds of panels.
 
+_LETTERS = {
+    **dict.fromkeys(("gpu", "rank", "port", "stage", "numa", "link"), 2),
+    **dict.fromkeys(("collective", "kind", "suite"), 14),
+    **dict.fromkeys(("instance", "folder", "question"), 18),
+    **dict.fromkeys(("part", "reason", "run"), 20),
+    "work": 28,
+    **dict.fromkeys(("function", "field"), 36),
+    "name": 80,
+}
+_LETTERS_OF_OTHERS = 8
+"""How many letters the values of labels have, the long ones of those that are usual."""
+_LETTERS_BESIDE = 36
+"""Of the longest name beside the lines of half a page that is 1280 pixels wide: longer ones are cut."""
+_LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSeries(Drawn):
@@ -201,14 +217,26 @@ class TimeSeries(Drawn):
     goes_below_zero: whether the axis may; otherwise it begins at zero, but for that of a band.
     stacked: the series are parts of a whole and lie on each other.
     banded: the queries show one series, whose interval is a filled band; else its ends are dashed lines.
-    legend: beside the lines, where there are many; below them, or nowhere.
+    legend: where its names stand: beside the lines, where there are many, or below; see `legend_place`.
     """
 
     worst: Worst
     goes_below_zero: bool = False
     stacked: bool = False
     banded: bool = False
-    legend: Literal["right", "bottom", "none"] = "bottom"
+    legend: LegendPlace = "bottom"
+
+    @property
+    def legend_place(self) -> LegendPlace:
+        """Where names stand so that none is cut: long ones below the lines, the worst first."""
+        longest = max(_letters(query.legend) for query in self.queries if not query.is_end)
+        return self.legend if longest <= _LETTERS_BESIDE * self.width / HALF_WIDTH else "bottom"
+
+
+def _letters(legend: str) -> int:
+    """Return how many letters a series' name has at most where its labels have the usual ones."""
+    values = sum(_LETTERS.get(label, _LETTERS_OF_OTHERS) for label in _LABEL.findall(legend))
+    return len(_LABEL.sub("", legend)) + values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,11 @@ def unless(expression: str, other: str, *, on: Sequence[str]) -> str:
     return f"{expression}\nunless{_on(on)} ({other})"
 
 
+def nothing_of(expression: str) -> str:
+    """Return one series, whose value is no number, where the expression has no series."""
+    return f"vector(NaN) unless on () ({expression})"
+
+
 def either(*expressions: str) -> str:
     """Join the series of all expressions; one that several have counts once, with the first one's value."""
     return "\nor\n".join(f"(\n{expression}\n)" for expression in expressions)
@@ -286,6 +291,11 @@ def choices(metric: Metric, label: str, *others: Metric, **labels: str | Match) 
         names = one_of(metric.name, *(other.name for other in others))
         selected = [f"{{{_matchers({'__name__': names, **labels})}}}"]
     return f"label_values({selected[0]}, {label})"
+
+
+def over_the_range(selector: str) -> str:
+    """Return the last value of each series within the time range that is looked at."""
+    return f"last_over_time({selector}[$__range])"
 
 
 def ranked_choices(expression: str) -> str:

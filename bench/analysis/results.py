@@ -68,8 +68,8 @@ def memory_estimates(
     """Return the bytes of each part of memory by each account, predicted over measured, and notes of what is absent.
 
     States are taken after a step; activations and total at the step's peak, when some gradients may not exist yet, so
-    the total is not the sum of the parts. Each part is that of the rank that has most of it. A part of no bytes is left
-    out of its account.
+    the total is not the sum of the parts. Each is the most of any rank, but activations and other are those of the rank
+    that held most in all. A part of no bytes is left out of its account.
     states, peak: predicted for this implementation.
     paper, paper_activations: predicted by the papers' formulas for ZeRO's states and a GPT's activations.
     The part `other` is what outlives a step and is no state, such as compression's error feedback; `unexplained` is the

@@ -76,8 +76,9 @@ RUN_PEAK_MEMORY_BYTES = RUN.gauge(
 RUN_MEMORY_ACCOUNT_BYTES = RUN.gauge(
     "observatory_run_memory_account_bytes{part=total|unexplained|..., account=measured|implementation|paper}",
     "Bytes of a part of training's memory (parameters, gradients, optimizer, activations, other that outlives a step,"
-    " unexplained of it, total): measured (the most of any rank), or expected by this implementation's account or the"
-    " paper's. Parts but unexplained add up to the total.",
+    " unexplained of it, total): measured (the most of any rank; activations and other of the rank that held most in"
+    " all), or expected by this implementation's account or the paper's. Parameters, gradients and optimizer are what a"
+    " rank holds after a step; the total is its peak within one, so that the parts need not add up to it.",
 )
 RUN_MEMORY_PREDICTED_RATIO = RUN.gauge(
     "observatory_run_memory_predicted_ratio{part=total|...}",

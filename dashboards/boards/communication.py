@@ -84,7 +84,7 @@ _FIRST = (
     TimeSeries(
         title="Wait and transfer of one call, by collective",
         queries=(
-            median(results.RUN_COLLECTIVE_WAIT_SECONDS, "{{collective}}: wait for the last rank"),
+            median(results.RUN_COLLECTIVE_WAIT_SECONDS, "{{collective}}: wait"),
             median(results.RUN_COLLECTIVE_TRANSFER_SECONDS, "{{collective}}: transfer"),
         ),
         worst="highest",

@@ -169,7 +169,7 @@ def _series(name: str, metric: Metric, usual_metric: Metric, *, is_higher_better
 
 _GRADES = {
     Word(value=4, text="worse", colour="bad"): ("confirmed", "regression"),
-    Word(value=3, text="to be watched", colour="warning"): ("creep", "suspicion", "late"),
+    Word(value=3, text="watch", colour="warning"): ("creep", "suspicion", "late"),
     Word(value=2, text="no change shown", colour="plain"): ("no_change_shown",),
     Word(value=1, text="not worse", colour="good"): ("same", "improvement", "recovered", "faster_baseline", "accepted"),
 }

@@ -318,11 +318,11 @@ _LEARNING = Row(
             _query(rank.LOSS, promql.smallest(_of_ranks(rank.LOSS), by=()), "lowest"),
             absent="No rank of the run computes a loss, or none has ended a step.",
         ),
-        _lines("Learning rate", _query(rank.LEARNING_RATE, _mean(rank.LEARNING_RATE), "learning rate", "count")),
+        _lines("Learning rate", _query(rank.LEARNING_RATE, _mean(rank.LEARNING_RATE), "learning rate", "number")),
         _lines(
             "Gradient norm before clipping: highest and mean rank",
-            _query(rank.GRADIENT_NORM, promql.largest(_of_ranks(rank.GRADIENT_NORM), by=()), "highest", "count"),
-            _query(rank.GRADIENT_NORM, _mean(rank.GRADIENT_NORM), "mean", "count"),
+            _query(rank.GRADIENT_NORM, promql.largest(_of_ranks(rank.GRADIENT_NORM), by=()), "highest", "number"),
+            _query(rank.GRADIENT_NORM, _mean(rank.GRADIENT_NORM), "mean", "number"),
             absent="The run does not clip (`--option clip=0`), no rank chosen does, or none has ended a step.",
         ),
     ),
@@ -393,7 +393,7 @@ def _gpus(metric: Metric, expression: str | None = None, unit: str | None = None
     """Return the GPUs of the ranks that are chosen, those alone that reach the worst values within the time range."""
     of_ranks = joins.of_gpus_of_run(expression or promql.select(metric), **_OF_GPUS, rank="$rank")
     shown = standing_out_at_any_time(_SHOWN, of_ranks, worst=worst)
-    return _query(metric, shown, "rank {{rank}} (gpu {{gpu}} of {{instance}})", unit)
+    return _query(metric, shown, "rank {{rank}}: {{instance}} gpu {{gpu}}", unit)
 
 
 _GPUS = Row(

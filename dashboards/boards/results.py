@@ -66,14 +66,13 @@ def _badness() -> str:
         found(20, "confirmed", "regression"),
         found(10, "creep", "suspicion", "late"),
         promql.less_one(promql.divide(step, usual)),
-        promql.times(0, promql.largest(promql.select(RESULT_INFO, **_IN_SUITE), by=("series",))),
     )
 
 
 ONE_SERIES = Variable(
     name="series",
     label="Series of the lines",
-    query=promql.ranked_choices(joins.told_of_results(_badness(), by=("name",), **_IN_SUITE)),
+    query=joins.series_by(_badness(), **_IN_SUITE),
     ranked_label="name",
     is_single=True,
 )

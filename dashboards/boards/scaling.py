@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from collectors.metrics import gate, results
-from collectors.metrics.agent import RESULT_INFO, RUN_LAST_COMPLETION, USUAL_EFFICIENCY
+from collectors.metrics.agent import RUN_LAST_COMPLETION, USUAL_EFFICIENCY
 from collectors.metrics.metric import Metric, Statistic
 from dashboards import promql
 from dashboards.alerts.efficiency import ACCEPTED, ACCEPTED_FOR, ACCEPTED_OF_RANKS
@@ -36,12 +36,21 @@ _EFFICIENCY = results.RUN_SCALING_EFFICIENCY
 _EXPECTED = results.RUN_EXPECTED_EFFICIENCY
 _LEVEL = min(entry.ratio for entry in _LIMITS.accepted_efficiency)
 _STEPS = falling(_LEVEL, _LEVEL * (1 - _LIMITS.efficiency.critical_drop_ratio))
+_BY = ("series",)
 _SCALING = Variable(
     name="scaling",
     label="Scaling",
     query=promql.choices(_EFFICIENCY.statistic("median"), "scaling", **choices.OF_CLUSTER),
 )
-_ONE_SERIES = replace(ONE_SERIES, query=promql.choices(RESULT_INFO, "name", **OF_SHAPE, ranks=promql.none_of("1")))
+_ONE_SERIES = replace(
+    ONE_SERIES,
+    query=joins.series_by(
+        promql.times(-1, promql.smallest(promql.select(_EFFICIENCY.statistic("median"), **choices.OF_CLUSTER), by=_BY)),
+        **OF_SHAPE,
+        ranks=promql.none_of("1"),
+    ),
+)
+"""The series that scales worst stands first."""
 _CHOSEN = {**OF_SHAPE, "scaling": "$scaling"}
 _KINDS = _EFFICIENCY.labels
 _ABSENT = (

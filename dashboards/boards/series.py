@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collectors.metrics.agent import RESULT_INFO, RUN_INFO
+from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.metric import STATISTICS, Metric, Statistic
 from dashboards import promql
 from dashboards.boards.choices import OF_CLUSTER, one_cluster
 from dashboards.model import Query, Variable
+from dashboards.promql import Match
 from dashboards.queries import joins
 
 OF_ONE_SERIES = {**OF_CLUSTER, "strategy": "$strategy", "name": "$series"}
@@ -15,24 +16,30 @@ OF_ONE_SERIES = {**OF_CLUSTER, "strategy": "$strategy", "name": "$series"}
 def one_series(metric: Metric, *, has_live: bool = False) -> tuple[Variable, ...]:
     """Return the variables: a cluster, a strategy that has this figure there, and a series of it on several ranks.
 
-    The list begins with the series on most ranks. has_live: the page also shows runs that go on, so that clusters and
-    strategies that have none but the first runs of all on several ranks can be chosen, too.
+    Both lists begin with the worst: where the figure is highest. has_live: the page also shows runs that go on, so that
+    clusters and strategies that have none but the first runs of all on several ranks can be chosen, too.
     """
-    live, several = ((RUN_INFO,), {"ranks": promql.none_of("1")}) if has_live else ((), {})
+    several: dict[str, str | Match] = {**OF_CLUSTER, "ranks": promql.none_of("1")}
+    figures = promql.select(metric.statistic("median"), **several)
+    strategies = promql.largest(figures, by=("strategy",))
+    if has_live:
+        live = promql.largest(promql.over_the_range(promql.select(RUN_INFO, **several)), by=("strategy",))
+        strategies = promql.either(strategies, promql.times(-1, live))
     return (
-        one_cluster(*live),
+        one_cluster(*([RUN_INFO] if has_live else [])),
         Variable(
             name="strategy",
             label="Strategy",
-            query=promql.choices(metric.shown()[0], "strategy", *live, **OF_CLUSTER, **several),
+            query=promql.ranked_choices(strategies),
+            ranked_label="strategy",
             is_single=True,
         ),
         Variable(
             name="series",
             label="Series",
-            query=promql.choices(RESULT_INFO, "name", **OF_CLUSTER, strategy="$strategy", ranks=promql.none_of("1")),
+            query=joins.series_by(promql.largest(figures, by=("series",)), **several, strategy="$strategy"),
+            ranked_label="name",
             is_single=True,
-            begins_with_last=True,
         ),
     )
 

@@ -164,7 +164,7 @@ def _account(name: str, part: str, account: str) -> Column:
 
 
 _MEMORY = Table(
-    title="Memory of the fullest rank: measured, and predicted by the strategy's cost model",
+    title="Memory of a rank, the most of any: measured, and predicted by the strategy's cost model",
     width=24,
     columns=(
         NAME,

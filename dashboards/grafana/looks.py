@@ -42,8 +42,10 @@ GRAFANA_UNITS = {
     "info": "bool_yes_no",
 }
 """Grafana's name for each unit of a metric that a panel may show, and for numbers that are written in full."""
-DECIMALS = {"ratio": 1, "count": 0, "errors": 0}
+DECIMALS = {"ratio": 1, "count": 0, "errors": 0, "cases": 0}
 """Digits behind the point of numbers and cells: else Grafana writes -0.0500 %, and a counter's growth as 6.01."""
+COUNTED = frozenset({"count", "errors", "cases"})
+"""Units of which there are whole numbers alone, also on an axis; an average of tasks is none."""
 NO_VALUE = "-"
 _ABSENT = "#6e6e6e"
 COLOURS: dict[Colour, str] = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dashboards import promql
 from dashboards.grafana.looks import (
     COLOURS,
+    COUNTED,
     DECIMALS,
     GRAFANA_UNITS,
     NO_VALUE,
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 _BAND_OPACITY = 20
 _GREY = "rgba(150, 150, 150, 0.5)"
 _STACK_OPACITY = 60
-_LEAST_TOPS, _LEAST_TOP = dict.fromkeys(("errors", "tasks", "cases"), 1), 1e-6
+_LEAST_TOPS, _LEAST_TOP = dict.fromkeys((*COUNTED, "tasks"), 1), 1e-6
 """Where an axis ends whose values are all smaller, of what is counted and of other units."""
 
 
@@ -115,9 +118,9 @@ def _time_series(panel: TimeSeries) -> Any:
     is_falling = panel.worst == "highest"
     legend = (
         VizLegendOptions()
-        .show_legend(panel.legend != "none")
+        .show_legend(True)
         .display_mode(LegendDisplayMode.TABLE)
-        .placement(LegendPlacement.RIGHT if panel.legend == "right" else LegendPlacement.BOTTOM)
+        .placement(LegendPlacement.RIGHT if panel.legend_place == "right" else LegendPlacement.BOTTOM)
         .calcs(["last"])  # And not the last that is there: what has ended has no value now.
         .sort_by("Last")
         .sort_desc(is_falling)
@@ -143,6 +146,8 @@ def _time_series(panel: TimeSeries) -> Any:
         built = built.min(0)
     # Without it the axis of values that are all zero ends at 100 of whatever the unit is: at 10000 %.
     built = built.axis_soft_max(_LEAST_TOPS.get(panel.unit, _LEAST_TOP))
+    if panel.unit in COUNTED:
+        built = built.decimals(0)
     built = _with_references(_targets(built, panel), panel)
     return _with_band(built, panel) if panel.banded else _with_dashed_ends(built, panel)
 
@@ -247,7 +252,13 @@ def _stat(panel: Stat) -> Any:
     built = built.color_scheme(colour)
     if panel.unit in DECIMALS:
         built = built.decimals(DECIMALS[panel.unit])
-    return _targets(built, panel, now=True)
+    built = _targets(built, panel, now=True)
+    if not panel.is_text:
+        return built
+    # Where no series is, Grafana shows no name, and not even what it shows for a number that is not there.
+    (names,) = panel.queries
+    nameless = replace(names, expression=promql.nothing_of(names.expression), legend=NO_VALUE)
+    return built.with_target(_target(nameless, "B", now=True, form="time_series"))
 
 
 def _states(panel: States) -> Any:

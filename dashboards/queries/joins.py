@@ -15,11 +15,14 @@ from dashboards.promql import (
     PLACE,
     Match,
     divide,
+    either,
     firing,
     largest,
     none_of,
     plus,
+    ranked_choices,
     select,
+    times,
     total,
     where,
 )
@@ -131,6 +134,18 @@ def told_of_results(expression: str, *, by: Sequence[str], **chosen: str | Match
     told = [label for label in by if label != "series"]
     info = largest(select(RESULT_INFO, **chosen), by=("series", *told))
     return largest(f"({expression}) * on (series) group_left ({', '.join(told)}) {info}", by=by)
+
+
+def series_by(badness: str, **chosen: str | Match) -> str:
+    """Return the names of series as the choices of a variable: the worst first, last those without this badness.
+
+    badness: one value for each series, the higher the worse. chosen: labels of the results' info.
+    """
+    unknown = times(_LEAST_BADNESS, largest(select(RESULT_INFO, **chosen), by=("series",)))
+    return ranked_choices(told_of_results(either(badness, unknown), by=("name",), **chosen))
+
+
+_LEAST_BADNESS = -1e9
 
 
 def single(expression: str) -> str:

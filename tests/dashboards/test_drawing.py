@@ -95,6 +95,29 @@ def test_the_worst_series_stands_first_by_its_value_now(worst: Any, is_falling: 
     assert (legend["calcs"], legend["sortBy"], legend["sortDesc"]) == (["last"], "Last", is_falling)
 
 
+@pytest.mark.parametrize(
+    ("legend", "width", "place"),
+    [
+        ("rank {{rank}}", 12, "right"),
+        ("communicates, nothing computes", 12, "right"),
+        ("{{name}}", 12, "bottom"),
+        ("{{suite}} {{outcome}} ({{run}})", 12, "bottom"),
+        ("{{suite}} {{outcome}} ({{run}})", 24, "right"),
+        ("a name that nobody can read beside the lines", 12, "bottom"),
+    ],
+)
+def test_names_that_would_be_cut_beside_the_lines_stand_below_them(legend: str, width: int, place: str) -> None:
+    lines = TimeSeries(title="Step", queries=(_query(legend),), worst="highest", legend="right", width=width)
+    assert _panel(lines)["options"]["legend"]["placement"] == place
+
+
+@pytest.mark.parametrize(("unit", "decimals"), [("count", 0), ("errors", 0), ("seconds", None), ("tasks", None)])
+def test_an_axis_of_what_is_counted_has_whole_numbers(unit: str, decimals: int | None) -> None:
+    counted = Query(metric=RUN_INFO, expression="a", legend="runs", unit=unit)
+    panel = _panel(TimeSeries(title="Runs", queries=(counted,), worst="highest"))
+    assert panel["fieldConfig"]["defaults"].get("decimals") == decimals
+
+
 def test_an_axis_begins_at_zero_where_nothing_lies_below() -> None:
     above = TimeSeries(title="Step", queries=(_query(),), worst="highest")
     below = TimeSeries(title="Step", queries=(_query(),), worst="highest", goes_below_zero=True)
@@ -315,6 +338,13 @@ def test_a_number_without_a_value_is_a_grey_dash_and_its_sentence_is_in_the_desc
     assert defaults["noValue"] == "-"
     assert {one["options"]["result"]["color"] for one in defaults["mappings"]} == {"#6e6e6e"}
     assert panel["description"].endswith("When empty: Nothing runs.")
+
+
+def test_a_name_that_is_not_there_is_a_dash() -> None:
+    panel = _panel(Stat(title="Who", queries=(_query("rank {{rank}}"),), is_text=True))
+    assert [target["legendFormat"] for target in panel["targets"]] == ["rank {{rank}}", "-"]
+    assert panel["targets"][1]["expr"] == f"vector(NaN) unless on () ({STEP_SECONDS.name})"
+    assert panel["options"]["textMode"] == "name"
 
 
 def test_a_cell_that_is_neither_good_nor_bad_can_be_read() -> None:

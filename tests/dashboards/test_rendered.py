@@ -316,3 +316,14 @@ def test_a_metric_is_on_a_panel_or_is_listed_as_not_shown(metric: Metric) -> Non
 def test_what_is_listed_has_a_reason_and_is_of_the_catalogue() -> None:
     assert set(NOT_SHOWN) <= set(METRICS)
     assert all(reason.endswith(".") for reason in NOT_SHOWN.values())
+
+
+def test_the_page_of_scale_names_queries_and_panels_that_there_are() -> None:
+    text = (ROOT / "docs" / "scale.md").read_text().partition("## What a page takes")[2]
+    listed = re.findall(r"^\| ([^|]+) \| (\d+) \| [\d,]+ \| [\d,]+ \| ([^|]+) \|$", text, re.MULTILINE)
+    boards = {dashboard.title: dashboard for dashboard in DASHBOARDS}
+    assert {title for title, _, _ in listed} == boards.keys()
+    for title, queries, panel in listed:
+        page = json.loads(to_json(boards[title]))
+        assert len(grafana_lint.expressions(page)) == int(queries), title
+        assert panel in {one["title"] for one in grafana_lint.all_panels(page)}, title

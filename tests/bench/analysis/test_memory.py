@@ -71,6 +71,12 @@ def ratios(estimates: tuple[Estimate, ...]) -> dict[str, float]:
     }
 
 
+def test_the_metric_promises_no_sum_that_its_parts_do_not_make() -> None:
+    measured = accounts(judge()[0], "measured")
+    assert sum(measured[part] for part in measured if part not in ("total", "unexplained")) > measured["total"]
+    assert "need not add up" in RUN_MEMORY_ACCOUNT_BYTES.help
+
+
 def test_each_account_gives_the_parts_that_it_knows() -> None:
     estimates, notes = judge()
     assert accounts(estimates, "paper") == {

@@ -9,8 +9,9 @@ const [, , folder, chromium] = process.argv;
 const puppeteer = createRequire(path.join(folder, 'package.json'))('puppeteer-core');
 const ORIGIN = 'http://drawn.test/';
 const TYPES = {'.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml'};
-const HTML = `<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="/bundle.css"><style>body{margin:0}</style>
-<div id="root"></div><script>window.__grafana_public_path__ = "/public/";
+const HTML = `<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="/bundle.css"><style>body{margin:0}
+p{position:fixed;visibility:hidden;font:400 12px Inter}b{font-weight:500}</style>
+<p>Axes are <b>measured</b></p><div id="root"></div><script>window.__grafana_public_path__ = "/public/";
 window.grafanaBootData = {settings: {featureToggles: {}}, user: {}};</script><script src="/bundle.js"></script>`;
 
 function answer(url) {
@@ -32,6 +33,8 @@ try {
   page.on('request', (request) => request.url().startsWith(ORIGIN) ? request.respond(answer(request.url())) : request.continue());
   await page.setViewport({width: 1600, height: 1000});
   await page.goto(ORIGIN);
+  // Grafana keeps the widths of texts that it measured, which are those of another font while its own is not there.
+  await page.waitForFunction(() => ['400 12px Inter', '500 12px Inter'].every((font) => document.fonts.check(font)), {polling: 50});
   for await (const line of readline.createInterface({input: process.stdin})) {
     const job = JSON.parse(line);
     await page.setViewport({width: job.width, height: 1000});

@@ -3,7 +3,7 @@ import React from 'react';
 import {flushSync} from 'react-dom';
 import {createRoot} from 'react-dom/client';
 import {dateTime, ThemeContext} from '@grafana/data';
-import {GlobalStyles} from '@grafana/ui';
+import {GlobalStyles, UPLOT_AXIS_FONT_SIZE} from '@grafana/ui';
 import '@fontsource/inter/400.css';
 import '@fontsource/inter/500.css';
 import {dataOf, theme} from './grafana.js';
@@ -103,8 +103,27 @@ function lines(panel) {
   return plot.axes.filter(({scale}) => scale !== 'x').map((axis) => {
     const values = plot.series.flatMap((series, place) =>
       place && series.scale === axis.scale && series.show ? [...plot.data[place]].filter((value) => value != null) : []);
-    return {unit: axis.scale, ticks: (axis._values ?? []).map(String), at: axis._splits ?? [], most: Math.max(...values), least: Math.min(...values)};
+    const pen = document.createElement('canvas').getContext('2d');
+    pen.font = `${UPLOT_AXIS_FONT_SIZE}px ${theme.typography.fontFamily}`;
+    const texts = (axis._values ?? []).map(String);
+    const room_px = axis._size - axis.ticks.size - axis.gap;
+    const cut_ticks = texts.filter((text) => pen.measureText(text).width > room_px + 1);
+    return {unit: axis.scale, cut_ticks, room_px, ticks: (axis._values ?? []).map(String), at: axis._splits ?? [], most: Math.max(...values), least: Math.min(...values)};
   });
+}
+
+// The names beside or below the lines, those that are cut, and the width that the lines have left.
+function legend(element) {
+  const table = element.querySelector('table');
+  const plot_px = element.querySelector('.uplot')?.getBoundingClientRect().width ?? null;
+  if (!table) return {names: [], cut_names: [], plot_px};
+  let around = table.parentElement;
+  while (getComputedStyle(around).overflowX === 'visible') around = around.parentElement;
+  const end = around.getBoundingClientRect().right + 1;
+  const rows = [...table.querySelectorAll('tbody tr')];
+  const nameOf = (row) => row.querySelector('button').innerText.trim();
+  const isRowCut = (row) => isCut(row.querySelector('button')) || row.lastChild.getBoundingClientRect().right > end;
+  return {names: rows.map(nameOf), cut_names: rows.filter(isRowCut).map(nameOf), plot_px};
 }
 
 window.measured = () => shown.map(({panel, data}) => {
@@ -118,7 +137,7 @@ window.measured = () => shown.map(({panel, data}) => {
   };
   if (panel.type === 'stat') return {...common, numbers: numbers(element)};
   if (panel.type === 'table') return {...common, table: isEmpty(data) ? null : table(element)};
-  if (panel.type === 'timeseries') return {...common, axes: lines(panel)};
+  if (panel.type === 'timeseries') return {...common, axes: lines(panel), legend: legend(element), room_px: element.getBoundingClientRect().width};
   if (panel.type === 'state-timeline') {
     return {...common, states: rowsOfStates(data).map(({name, field, values}) => [name, values.at(-1) === null ? null : wordsOf(field, values.at(-1)).text])};
   }

@@ -27,19 +27,13 @@ function Numbers({panel, data, width, height}) {
   const rows = Math.ceil(shown.length / columns);
   return (
     <div style={{display: 'grid', gridTemplateColumns: `repeat(${columns}, 1fr)`, gap: 8}}>
-      {shown.map(({display}, place) => {
-        // As Grafana's panel does it: with the mode "name" the name is the text, and one number has no title.
-        const isName = options.textMode === 'name';
-        const value = isName
-          ? {...display, text: display.title ?? '', title: undefined, prefix: undefined, suffix: undefined}
-          : {...display, title: shown.length > 1 ? display.title : undefined};
-        return (
-          <div key={place} data-number>
-            <BigValue value={value} width={width / columns - 8} height={height / rows - 8} theme={theme}
-              colorMode={options.colorMode} graphMode={options.graphMode} justifyMode="auto" textMode="auto" />
-          </div>
-        );
-      })}
+      {shown.map(({display}, place) => (
+        <div key={place} data-number>
+          <BigValue value={display} width={width / columns - 8} height={height / rows - 8} theme={theme}
+            colorMode={options.colorMode} graphMode={options.graphMode} justifyMode="auto" textMode={options.textMode}
+            count={shown.length} />
+        </div>
+      ))}
     </div>
   );
 }

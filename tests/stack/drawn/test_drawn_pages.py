@@ -93,8 +93,7 @@ def test_a_number_without_data_is_grey_and_says_no_sentence(state: str, name: st
     for panel in _of_type(pages[state, name, width], "stat"):
         if all(value["last"] is None for value in panel["values"]):
             shown = [(number["text"].strip(), _is_coloured(number["background"])) for number in panel["numbers"]]
-            # Of a panel that shows names there is none.
-            assert shown in ([("-", False)], [("", False)]), panel["title"]
+            assert shown == [("-", False)], panel["title"]
         assert re.search(r"When empty: .+\.$", panel["description"]), panel["title"]
 
 
@@ -116,6 +115,15 @@ def test_no_title_no_column_and_no_number_is_cut(state: str, name: str, width: i
             found += [(title, "the table", table["width_px"])] if table["width_px"] > table["room_px"] + 1 else []
             found += [(title, header) for header in table["cut_headers"]]
             found += [(title, *cell) for cell in table["cut_cells"] if cell[0] not in TEXTS]
+    assert found == []
+
+
+@every_page
+def test_no_name_of_a_line_and_no_tick_of_an_axis_is_cut(state: str, name: str, width: int, pages: Pages) -> None:
+    found = []
+    for panel in _of_type(pages[state, name, width], "timeseries"):
+        found += [(panel["title"], name) for name in panel["legend"]["cut_names"]]
+        found += [(panel["title"], tick) for axis in panel["axes"] for tick in axis["cut_ticks"]]
     assert found == []
 
 

@@ -6,17 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from collectors.metrics.agent import RESULT_INFO, USUAL_STEP_SECONDS
+from collectors.metrics.agent import RESULT_INFO, RUN_INFO, USUAL_STEP_SECONDS
 from collectors.metrics.gate import VERDICT, VERDICT_CHANGE
-from collectors.metrics.results import RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
+from collectors.metrics.metric import Metric
+from collectors.metrics.results import (
+    RUN_BUBBLE_RATIO,
+    RUN_SCALING_EFFICIENCY,
+    RUN_STEP_SECONDS,
+    RUN_WAITING_RATIO,
+)
 from collectors.metrics.suites import SUITE_CASE_INFO, SUITE_LAST_CASES, SUITE_LAST_PROGRESS
-from dashboards.boards import attention
+from dashboards.boards import attention, communication, pipeline, scaling
 from dashboards.boards.results import ONE_SERIES
+from dashboards.model import Dashboard
+from dashboards.render import DASHBOARDS
 from tests.stack.alerts.rehearsal import Rehearsal, shown
 from tests.support.grafana_expressions import with_choices
 
 pytestmark = pytest.mark.stack
 
+MEASURED_BUBBLE = RUN_BUBBLE_RATIO.alone(account="measured")
 RESULT = {"strategy": "ddp", "ranks": "8", "device": "cuda", "precision": "bf16", "series": "s"}
 ABOUT = {"strategy": "ddp", "ranks": "8", "series": "s", "name": "ddp on 8", "suite": "nightly"}
 FIGURE = {"suite": "nightly", "case": "ddp", "ranks": "8", "hardware": "h", "series": "s", "figure": "step"}
@@ -96,6 +105,60 @@ def test_the_series_that_a_page_shows_first_is_the_worst_and_not_the_last_of_the
     ):
         given = {**series, **(judged or _result("s1", "a on 2", 2.0))}
         Rehearsal(series=given, folder=tmp_path).gives(worst, {f'{{name="{name}"}}': value}, at_minutes=5)
+
+
+def _listed(dashboard: Dashboard, variable: str, **chosen: str) -> str:
+    """Return how Prometheus lists what may be chosen: the worst first."""
+    (query,) = (one.query for one in dashboard.variables if one.name == variable)
+    return "topk(1, " + with_choices(query, **chosen).removeprefix("query_result(sort_desc(").removesuffix("))") + ")"
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "figure", "worst"),
+    [(communication.DASHBOARD, RUN_WAITING_RATIO, 0.4), (pipeline.DASHBOARD, MEASURED_BUBBLE, 0.4)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_page_of_one_series_begins_with_the_strategy_and_the_series_whose_figure_is_highest(
+    dashboard: Dashboard, figure: Metric, worst: float, tmp_path: Path
+) -> None:
+    given: dict[str, str] = {}
+    for strategy, series, name, ratio in (
+        ("ddp", "s1", "ddp on 16", 0.1),
+        ("fsdp", "s2", "fsdp on 2", 0.4),
+        ("fsdp", "s3", "fsdp on 4", 0.2),
+        ("zero1", "s4", "zero1 on 8", 0.3),
+    ):
+        owner = {**RESULT, "strategy": strategy, "series": series}
+        given |= shown(RESULT_INFO, "1x9", **{**ABOUT, "strategy": strategy, "series": series, "name": name})
+        given |= shown(figure.statistic("median"), f"{ratio}x9", **owner)
+    rehearsal = Rehearsal(series=given, folder=tmp_path)
+    rehearsal.gives(_listed(dashboard, "strategy"), {'{strategy="fsdp"}': worst}, at_minutes=5)
+    of_strategy = _listed(dashboard, "series", strategy="fsdp")
+    rehearsal.gives(of_strategy, {'{name="fsdp on 2"}': worst}, at_minutes=5)
+
+
+def test_the_strategy_of_a_first_run_can_be_chosen_where_there_is_no_result(tmp_path: Path) -> None:
+    series = shown(RUN_INFO, "1x9", strategy="zero1", ranks="4", run="r")
+    Rehearsal(series=series, folder=tmp_path).gives(
+        _listed(communication.DASHBOARD, "strategy"), {'{strategy="zero1"}': -1}, at_minutes=5
+    )
+
+
+def test_the_page_of_scaling_begins_with_the_series_that_scales_worst(tmp_path: Path) -> None:
+    given: dict[str, str] = {}
+    for series, name, efficiency in (("s1", "a on 2", 0.9), ("s2", "b on 2", 0.6), ("s3", "c on 2", None)):
+        given |= shown(RESULT_INFO, "1x9", **{**ABOUT, "series": series, "name": name})
+        if efficiency is not None:
+            owner = {**RESULT, "series": series, "scaling": "weak", "baseline": "beside"}
+            given |= shown(RUN_SCALING_EFFICIENCY.statistic("median"), f"{efficiency}x9", **owner)
+    listed = _listed(scaling.DASHBOARD, "series")
+    Rehearsal(series=given, folder=tmp_path).gives(listed, {'{name="b on 2"}': -0.6}, at_minutes=5)
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_a_choice_of_a_ranked_label_asks_for_series_in_their_order(dashboard: Dashboard) -> None:
+    for variable in dashboard.variables:
+        assert (variable.ranked_label is not None) == variable.query.startswith("query_result("), variable.label
 
 
 def test_an_alert_that_has_no_cluster_is_shown_whichever_is_chosen(tmp_path: Path) -> None:
