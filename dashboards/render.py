@@ -15,7 +15,6 @@ from typing import Any
 from collectors.files import drafted
 from collectors.metrics import registry
 from collectors.metrics.agent import RESULT_INFO
-from collectors.metrics.deprecated import RENAMED
 from collectors.metrics.metric import Metric
 from collectors.regular_files import read_regular
 from dashboards import kubernetes, promql
@@ -66,7 +65,7 @@ Units are base units, ratios run from 0 to 1, and what cannot be known is absent
 def page(modules: Sequence[ModuleType] | None = None) -> str:
     """Return the page as Markdown: a table for each module of metrics, in the registry's order."""
     sections = "".join(_section(module) for module in (catalogue_modules() if modules is None else modules))
-    return _HEAD + sections + _renamed()
+    return _HEAD + sections
 
 
 def catalogue_modules() -> tuple[ModuleType, ...]:
@@ -102,27 +101,6 @@ def _row(metric: Metric) -> str:
         metric.help,
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _renamed() -> str:
-    """Return the table of what this release shows by other names."""
-    rows = "".join(
-        f"| `{promql.select(renamed.old, **one.old_labels)}` | `{one.metric.name}` |\n"
-        for renamed in RENAMED
-        for one in renamed.successors
-    )
-    return f"{_RENAMED_HEAD}{rows}"
-
-
-_RENAMED_HEAD = """
-## Renamed
-
-What stands on the left is deprecated: it is shown in this release beside what stands on the right, and no more in the
-next one. No dashboard, rule or alert of ours asks for it.
-
-| deprecated | now |
-|---|---|
-"""
 
 
 # The registry of dashboards and groups of rules, one line each.

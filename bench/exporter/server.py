@@ -25,7 +25,6 @@ from bench.exporter.verdicts import StandingVerdicts
 from collectors.background import BackgroundThread
 from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
 from collectors.metrics.agent import IMPLAUSIBLE
-from collectors.metrics.deprecated import DEPRECATED, by_old_name
 from collectors.metrics.registry import SHOWN, as_shown
 from collectors.node.poller import HOLD_S
 from collectors.node.registry import NodeCollector, PollingConfig, open_collectors
@@ -147,19 +146,16 @@ def answering(
 
 
 def page_of(sources: Sequence[Source], *, on_notice: Callable[[str], None]) -> Exporter:
-    """Return /metrics of these sources, by the names that are shown and those that the last release showed."""
-    return Exporter((*SHOWN, *DEPRECATED), [named(sources)], on_notice=on_notice)
+    """Return /metrics of these sources, by the names that are shown."""
+    return Exporter(SHOWN, [named(sources)], on_notice=on_notice)
 
 
 def named(sources: Sequence[Source]) -> Source:
-    """Return what the sources give by the names that are shown, and by those that the last release showed."""
+    """Return what the sources give by the names that are shown."""
 
     def shown() -> Iterator[Owned]:
         for sample, owner in chain.from_iterable(source() for source in sources):
-            by_name = as_shown(sample)
-            yield by_name, owner
-            if (old := by_old_name(by_name)) is not None:
-                yield old, owner
+            yield as_shown(sample), owner
 
     return shown
 

@@ -30,7 +30,6 @@ from bench.exporter.live_runs import PAUSE_S, LiveRuns, RunLogs
 from bench.exporter.server import named
 from bench.runs.run_dir import begin
 from collectors.host.collector import HostCollector
-from collectors.metrics.deprecated import DEPRECATED
 from collectors.metrics.registry import SHOWN
 from collectors.node.node_log import NodeLogWriter
 from collectors.node.registry import NodeCollector
@@ -192,7 +191,7 @@ def _agent(beat_s: float, seconds: float, runs: Path, ranks: LoggingRanks) -> _C
     live = RunLogs(runs, on_notice=print, has_nodes=False, places_of=placement.places_of, clock_ns=clock.ns)
     looks = _Looks(live.read, cost, clock)
     watch.on_beat = looks.begin
-    exporter = Exporter((*SHOWN, *DEPRECATED), [named([watch.samples, looks.followed.samples])], on_notice=print)
+    exporter = Exporter(SHOWN, [named([watch.samples, looks.followed.samples])], on_notice=print)
     process = psutil.Process()
     ranks.begin()
     begun_ms, begun_replayed_ns, scraped_s = time.process_time() * 1e3, 0, 0.0

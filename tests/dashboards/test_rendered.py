@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from collectors.metrics.agent import RUN_INFO
-from collectors.metrics.deprecated import DEPRECATED
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS, SHOWN
 from collectors.metrics.suites import SUITE_LAST_START
@@ -30,7 +29,6 @@ from tests.support.grafana_expressions import with_every_choice
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT.parent / "shared" / "data" / "grafana" / "dashboard.jsonschema.json"
 NAMES = {metric.name for metric in SHOWN}
-OLD = {metric.name for metric in DEPRECATED}
 
 
 @pytest.fixture(params=DASHBOARDS, ids=lambda dashboard: dashboard.name)
@@ -132,12 +130,12 @@ def test_rules_ask_for_metrics_that_are_shown_only() -> None:
     assert spelt <= NAMES
 
 
-def test_no_dashboard_and_no_rule_asks_for_what_is_deprecated() -> None:
+def test_dashboards_and_rules_ask_for_metrics_of_the_catalogue() -> None:
     texts = [_rules()]
     texts += [text for one in DASHBOARDS for text in grafana_lint.texts(json.loads(to_json(one)))]
     asked = set().union(*map(_spelt, texts))
-    assert asked & NAMES
-    assert asked & OLD == set()
+    assert asked
+    assert asked <= NAMES
 
 
 def test_a_series_that_a_rule_asks_for_by_a_recorded_name_is_recorded() -> None:
@@ -252,15 +250,7 @@ def test_the_page_of_metrics_has_a_row_for_each_metric_with_its_definition() -> 
 
 
 def test_the_page_of_metrics_has_every_name_that_is_shown() -> None:
-    assert set(re.findall(r"`(\w+)[`{]", render.page())) >= NAMES | OLD
-
-
-def test_the_page_of_metrics_tells_what_an_old_name_is_called_now() -> None:
-    renamed = render.page().partition("## Renamed")[2].splitlines()
-    assert '| `observatory_run_step_seconds{bound="low"}` | `observatory_run_step_low_seconds` |' in renamed
-    assert '| `observatory_gpu_power_limit_watts{limit="default"}` | `observatory_gpu_power_limit_default_watts` |' in (
-        renamed
-    )
+    assert set(re.findall(r"`(\w+)[`{]", render.page())) >= NAMES
 
 
 @pytest.mark.stack

@@ -21,6 +21,8 @@ from typing import Any
 
 import click
 
+from collectors.metrics.registry import METRICS
+from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.old_files.command import (
     COLLECTIVES,
     DDP,
@@ -103,6 +105,10 @@ def _condensed(text: str) -> dict[str, Any]:
     }
 
 
+_FIGURES = {form.name for metric in METRICS if metric.scope == "run" for form in metric.shown()}
+_STEP = RUN_STEP_SECONDS.statistic("median").name
+
+
 def exposition(runs: Path, store: str) -> dict[str, Any]:
     """What `serve` shows of the old history, and of a run that goes on: all values of ranks, and names of results."""
     (runs / GPIPE / "summary.json").unlink()
@@ -114,8 +120,9 @@ def exposition(runs: Path, store: str) -> dict[str, Any]:
                 lines = [line for line in page.read().decode().splitlines() if not line.startswith("#")]
     results: dict[str, list[str]] = {}
     for line in lines:
-        if 'bound="' in line:
-            results[line.partition("{")[0]] = sorted(re.findall(r'(\w+)="', line))
+        name = line.partition("{")[0]
+        if name in _FIGURES:
+            results[name] = sorted(re.findall(r'(\w+)="', line))
     return {
         "live": sorted(line for line in lines if 'slot="' in line),
         "results": dict(sorted(results.items())),
@@ -124,7 +131,7 @@ def exposition(runs: Path, store: str) -> dict[str, Any]:
 
 
 def _is_whole(lines: list[str]) -> bool:
-    return any('rank="1",slot="' in line for line in lines) and any('bound="median"' in line for line in lines)
+    return any('rank="1",slot="' in line for line in lines) and any(line.startswith(_STEP) for line in lines)
 
 
 @contextlib.contextmanager
@@ -201,7 +208,7 @@ def _choices(option: click.Parameter) -> list[str]:
 
 
 def metric_names() -> list[str]:
-    """All metrics of the page that is made from the catalogue, those among them that are deprecated."""
+    """All metrics of the page that is made from the catalogue."""
     return sorted(set(re.findall(r"`(observatory_\w+)[`{]", (ROOT / "docs" / "metrics.md").read_text())))
 
 

@@ -109,11 +109,11 @@ def test_live_steps_and_results_are_shown_together_and_only_results_stay(tmp_pat
     run = begin(small_case(), make_machine(), tmp_path / "runs")
     _write_step(run.folder, run.id, STEP_SECONDS.at(0.5))
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=notices) as server:
-        _wait_until(lambda: RUN_STEP_SECONDS.name in _names(server))
+        _wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server))
         assert STEP_SECONDS.name in _names(server)
         run.close()
         assert STEP_SECONDS.name not in _names(server)
-        assert RUN_STEP_SECONDS.name in _names(server)
+        assert RUN_STEP_SECONDS.statistic("median").name in _names(server)
     assert notices == [f"serving {server.url}"]
 
 
@@ -143,7 +143,7 @@ def test_suites_of_the_history_are_shown_beside_results(tmp_path: Path, url: str
         history.save_suite(record)
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices()) as server:
         _wait_until(lambda: SUITE_CASE_INFO.name in _names(server))
-        assert RUN_STEP_SECONDS.name in _names(server)
+        assert RUN_STEP_SECONDS.statistic("median").name in _names(server)
 
 
 def test_an_exporter_of_results_alone_shows_no_run_that_goes_on(tmp_path: Path, url: str) -> None:
@@ -151,7 +151,7 @@ def test_an_exporter_of_results_alone_shows_no_run_that_goes_on(tmp_path: Path, 
     _write_step(run.folder, run.id, STEP_SECONDS.at(0.5))
     opened = open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), results="only")
     with opened as server:
-        _wait_until(lambda: RUN_STEP_SECONDS.name in _names(server))
+        _wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server))
         assert STEP_SECONDS.name not in _names(server)
     run.close()
 
@@ -301,7 +301,7 @@ def test_logs_that_hang_hold_up_neither_scrapes_nor_the_watch_nor_the_end(
     late = "runs: their logs are not read within 1 s at times; what was read last is shown"
     node = NodePlan(polling=PollingConfig(beat_s=0.1), opener=lambda polling: [watched]) if is_watched else None
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=notices, node=node) as server:
-        _wait_until(lambda: RUN_STEP_SECONDS.name in _names(server) and late in notices)
+        _wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server) and late in notices)
         reads = watched.reads
         _wait_until(lambda: not is_watched or watched.reads > reads)
     answers.set()  # Lets the thread go.
@@ -327,7 +327,7 @@ def test_the_demonstration_says_what_it_is_and_shows_gpus_and_a_run() -> None:
     notices = Notices()
     with open_demonstration(host="127.0.0.1", port=0, polling=PollingConfig(beat_s=60), on_notice=notices) as server:
         _wait_until(lambda: GPU_STATE.name in _names(server))
-        assert RUN_STEP_SECONDS.name in _names(server)
+        assert RUN_STEP_SECONDS.statistic("median").name in _names(server)
         runs = {sample.labels["run"] for sample in _shown(server.url) if sample.name == RUN_INFO.name}
     assert runs == {"demonstration"}
     assert notices[:2] == [f"serving {server.url}", NOTICE]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from collectors.metrics import process
-from collectors.metrics.deprecated import DEPRECATED
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS, SHOWN
 
@@ -55,7 +54,7 @@ BASE_UNITS |= {
 
 
 def test_names_are_unique() -> None:
-    shown = Counter([*(metric.name for metric in SHOWN), *(metric.name for metric in DEPRECATED)])
+    shown = Counter(metric.name for metric in SHOWN)
     assert [name for name, count in shown.items() if count > 1] == []
     assert len({metric.name for metric in METRICS}) == len(METRICS)
 
