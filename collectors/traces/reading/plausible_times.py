@@ -155,11 +155,19 @@ def believed(raw: RawEvents, base_ns: int) -> Believed:
     far_changes = np.zeros(of_memory.size, dtype=np.bool_) if host is None else _outside(of_memory, of_memory, host)
     leave_out(_is_far(raw, host, device), "hours before or after all others", far_changes)
     leave_out(_outlasts_next(raw), "on the device that ended seconds after the next on the same stream began")
-    early_ns = _early_ns(raw)
-    leave_out(_is_alone(early_ns), "on the device that began seconds before the launch, unlike others")
-    late_ns, _ = _late_ns(raw)
-    leave_out(_is_alone(late_ns), "on the device that ended seconds after the synchronisation, unlike others")
-    raw, of_clocks, clocks_differ = _on_one_clock(raw, *_extents(raw, base_ns))
+    # Found once, and again only where something was left out: each takes a search for all launches.
+    launch = launches_of(raw)
+    before = raw
+    leave_out(_is_alone(_early_ns(raw, launch)), "on the device that began seconds before the launch, unlike others")
+    if raw is not before:
+        launch = launches_of(raw)
+    before = raw
+    late = _late_ns(raw, launch)
+    leave_out(_is_alone(late[0]), "on the device that ended seconds after the synchronisation, unlike others")
+    if raw is not before:
+        launch = launches_of(raw)
+        late = _late_ns(raw, launch)
+    raw, of_clocks, clocks_differ = _on_one_clock(raw, _early_ns(raw, launch), late, *_extents(raw, base_ns))
     return Believed(raw=raw, lines=(*lines, *of_clocks), untimed=tuple(untimed), clocks_differ=clocks_differ)
 
 
@@ -233,7 +241,7 @@ def _is_empty_at_zero(raw: RawEvents, at_zero: Mask) -> Mask:
         return at_zero
     marks = np.array([*(STEPS.match(name) is not None for name in raw.names), False], dtype=np.bool_)[raw.name]
     is_empty = (raw.duration_ns == 0) & (_is_at_work(raw) | (marks & (raw.category == _ANNOTATION)))
-    early_ns = _early_ns(raw)
+    early_ns = _early_ns(raw, launches_of(raw))
     others = early_ns[~at_zero & (early_ns != UNKNOWN_NS)]
     is_early = early_ns > CLOCKS_AGREE_NS
     if others.size and np.median(others) > CLOCKS_AGREE_NS:
@@ -269,13 +277,12 @@ def launches_of(raw: RawEvents) -> NDArray[np.int64]:
     return launch
 
 
-def _early_ns(raw: RawEvents) -> Times:
+def _early_ns(raw: RawEvents, launch: NDArray[np.int64]) -> Times:
     """Return by how much each work on the device begins before its launch; `UNKNOWN_NS` without a launch."""
-    launch = launches_of(raw)
     return np.where(launch == ABSENT, UNKNOWN_NS, raw.start_ns[launch] - raw.start_ns)
 
 
-def _late_ns(raw: RawEvents) -> tuple[Times, NDArray[np.int64]]:
+def _late_ns(raw: RawEvents, launch: NDArray[np.int64]) -> tuple[Times, NDArray[np.int64]]:
     """Return by how much each work ends after the first synchronisation of its device that was called after its launch,
     and the row of that.
 
@@ -287,7 +294,6 @@ def _late_ns(raw: RawEvents) -> tuple[Times, NDArray[np.int64]]:
     if not waits.size or np.unique(raw.process[_is_at_work(raw)]).size != 1:
         return late_ns, waited_by
     waits = waits[np.argsort(raw.start_ns[waits], kind="stable")]
-    launch = launches_of(raw)
     rows = np.flatnonzero(launch != ABSENT)
     launched_ns = raw.start_ns[launch[rows]] + raw.duration_ns[launch[rows]]
     index = np.searchsorted(raw.start_ns[waits], launched_ns)
@@ -306,10 +312,14 @@ def _is_alone(contradiction_ns: Times) -> Mask:
 
 
 def _on_one_clock(
-    raw: RawEvents, host: Extent | None, device: Extent | None
+    raw: RawEvents,
+    early_ns: Times,
+    late: tuple[Times, NDArray[np.int64]],
+    host: Extent | None,
+    device: Extent | None,
 ) -> tuple[RawEvents, tuple[str, ...], bool]:
     """Return the events on one clock, a line on what is wrong with the clocks, and whether they still differ."""
-    early_ns, (late_ns, waited_by) = _early_ns(raw), _late_ns(raw)
+    late_ns, waited_by = late
     launched, waited = early_ns[early_ns != UNKNOWN_NS], late_ns[late_ns != UNKNOWN_NS]
     kernels = launched.size
     # A kernel may be alone in being early; an offset makes those late that ran last before a synchronisation.
@@ -319,8 +329,8 @@ def _on_one_clock(
         early, most = int((launched > 0).sum()), long_time(int(launched.max()))
         why = f"{early} of {kernels} kernels begin before their launch, by up to {most}"
     elif synchronisations and 2 * contradicted >= synchronisations:
-        late, most = int((waited > 0).sum()), long_time(int(waited.max()))
-        why = f"{late} of {waited.size} kernels end after the synchronisation that waited for them, by up to {most}"
+        tardy, most = int((waited > 0).sum()), long_time(int(waited.max()))
+        why = f"{tardy} of {waited.size} kernels end after the synchronisation that waited for them, by up to {most}"
     elif kernels and int(launched.max()) < -LONGEST_QUEUE_NS:
         why = f"all {kernels} kernels begin at least {long_time(-int(launched.max()))} after their launch"
     elif not kernels and host and device and (device[0] > host[1] + FAR_NS or device[1] < host[0] - FAR_NS):
