@@ -293,11 +293,6 @@ def choices(metric: Metric, label: str, *others: Metric, **labels: str | Match) 
     return f"label_values({selected[0]}, {label})"
 
 
-def over_the_range(selector: str) -> str:
-    """Return the last value of each series within the time range that is looked at."""
-    return f"last_over_time({selector}[$__range])"
-
-
 def ranked_choices(expression: str) -> str:
     """Return the choices of a dashboard's variable: the expression's series, that with the largest value first."""
     return f"query_result(sort_desc({expression}))"

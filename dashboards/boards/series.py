@@ -9,6 +9,7 @@ from dashboards.boards.choices import OF_CLUSTER, one_cluster
 from dashboards.model import Query, Variable
 from dashboards.promql import Match
 from dashboards.queries import joins
+from dashboards.queries.fleets import over_the_range
 
 OF_ONE_SERIES = {**OF_CLUSTER, "strategy": "$strategy", "name": "$series"}
 
@@ -23,7 +24,7 @@ def one_series(metric: Metric, *, has_live: bool = False) -> tuple[Variable, ...
     figures = promql.select(metric.statistic("median"), **several)
     strategies = promql.largest(figures, by=("strategy",))
     if has_live:
-        live = promql.largest(promql.over_the_range(promql.select(RUN_INFO, **several)), by=("strategy",))
+        live = promql.largest(over_the_range(promql.select(RUN_INFO, **several)), by=("strategy",))
         strategies = promql.either(strategies, promql.times(-1, live))
     return (
         one_cluster(*([RUN_INFO] if has_live else [])),

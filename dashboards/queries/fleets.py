@@ -42,3 +42,8 @@ def growth_in_view(metric: Metric, **labels: str | Match) -> str:
     if metric.kind != "counter":
         raise ValueError(f"{metric.name} is a {metric.kind}; only a counter grows")
     return f"increase({select(metric, **labels)}[$__range]) > 0"
+
+
+def over_the_range(selector: str) -> str:
+    """Return the last value of each series within the time range that is looked at."""
+    return f"last_over_time({selector}[$__range])"
