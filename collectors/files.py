@@ -197,7 +197,7 @@ def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
 
     Raises:
         NotOurs: a link, a device or a pipe of another user stands there.
-        OSError: it cannot be written.
+        OSError: it cannot be written, or nobody reads the pipe that stands there.
     """
     try:
         found = path.lstat()
@@ -211,7 +211,14 @@ def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
         return
     if found.st_uid not in (0, os.geteuid()) or is_open_to_others(path.parent.stat()):
         raise NotOurs(errno.EPERM, f"a link or pipe of {user_name(found.st_uid)} may stand there", str(path))
-    with path.open("wb") as opened:
+    try:  # To open a pipe waits for a reader, who may never come.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO and path.is_fifo():
+            raise OSError(errno.ENXIO, "nobody reads this pipe", str(path)) from None
+        raise
+    os.set_blocking(fd, True)
+    with os.fdopen(fd, "wb") as opened:
         opened.write(content)
 
 

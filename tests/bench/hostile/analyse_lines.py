@@ -81,6 +81,7 @@ LINES = (
     Line("analyse summary trace.json --output loop", 4, "loop cannot be written"),
     Line("analyse merge trace.json --output folder", 2, "File 'folder' is a directory"),
     Line("analyse merge trace.json --output ''", 2, "it is empty; name a file"),
+    Line("analyse merge trace.json --output pipe", 4, "pipe cannot be written: nobody reads this pipe"),
     Line("analyse merge trace.json --output trace.json", 2, "--output trace.json is one of the traces"),
     Line("analyse merge trace.json --output missing/new.json", 4, "missing/new.json cannot be written"),
     Line("analyse summary x --runs garbage.json", 2, "Directory 'garbage.json' is a file"),

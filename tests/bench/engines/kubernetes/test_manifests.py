@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import re
@@ -295,10 +296,19 @@ def test_a_file_with_a_key_is_its_owner_s_alone(settings: Path, tmp_path: Path) 
 def test_a_pipe_is_written_into_and_stays(settings: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "suite.yaml"
     os.mkfifo(pipe)
-    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)  # Room for all of it.
         assert _render("smoke", "--ranks-per-node=4", "--engine-file", settings, "--output", pipe) == 0
-        assert "kind: JobSet" in reader.communicate(timeout=60)[0]
+        assert "kind: JobSet" in reader.read()
     assert pipe.is_fifo()
+
+
+def test_a_pipe_that_nobody_reads_is_refused(
+    settings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert _render("smoke", "--ranks-per-node=4", "--engine-file", settings, "--output", tmp_path / "pipe") == 4
+    assert "pipe cannot be written: nobody reads this pipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
