@@ -29,6 +29,12 @@ def size_limit_words() -> str:
     return f"this process may write files of up to {limit_bytes:,} bytes; raise the limit (`ulimit -f`)"
 
 
+def open_limit_words() -> str:
+    """Return why no more files can be opened, where the system says that too many are open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"this process may open {limit:,} files at once; raise the limit (`ulimit -n`)"
+
+
 # What messages quote: the name that was probably meant, and no more of a user's own words than can be read.
 
 

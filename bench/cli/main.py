@@ -19,7 +19,7 @@ from typing import NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from bench.errors import InfrastructureFailed, Misuse, near_name, say, size_limit_words
+from bench.errors import InfrastructureFailed, Misuse, near_name, open_limit_words, say, size_limit_words
 from collectors.files import PRIVATE
 from collectors.regular_files import NotRegular
 
@@ -165,6 +165,8 @@ def run(arguments: Sequence[str]) -> int:
             return _fail(
                 INFRASTRUCTURE, f"{_short(error.filename or 'a file')} cannot be written: {size_limit_words()}"
             )
+        if error.errno == errno.EMFILE:
+            return _fail(INFRASTRUCTURE, f"{_short(error.filename or 'a file')} cannot be opened: {open_limit_words()}")
         if error.errno in _NO_NAMES or isinstance(error, (NotRegular, IsADirectoryError, NotADirectoryError)):
             return _fail(MISUSE, f"{_short(error.filename)}: {error.strerror}; name another file or folder")
         if error.errno == errno.EAGAIN and not error.filename:

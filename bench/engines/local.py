@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import socket
@@ -44,6 +45,8 @@ def check_loopback() -> None:
         ):
             return
     except (CannotListen, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            raise
         interfaces = psutil.net_if_stats().items()
         addresses = {address.address for each in psutil.net_if_addrs().values() for address in each}
         down = [name for name, stats in interfaces if "loopback" in stats.flags.split(",") and not stats.isup]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from bench.cli import main
+from bench.engines import local
 from bench.errors import InfrastructureFailed, Misuse
 from workloads.registry import SPECS
 
@@ -197,6 +198,15 @@ def test_each_kind_of_error_has_its_exit_code(
     assert len(said) == 1
     assert said[0].startswith("observatory: ")
     assert len(said[0]) < 300
+
+
+def test_a_limit_of_open_files_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def listen(address: str, port: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(local, "listen", listen)
+    assert main.run(["run", "single", "--device", "cpu", "--shape", "tiny"]) == 4
+    assert "files at once; raise the limit (`ulimit -n`)" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_our_own_bug_leaves_a_crash_file_without_secrets(
