@@ -1,4 +1,4 @@
-"""Run the failed tests of a suite once more, alone: `python -m tests.support.second_run` after a pytest that failed.
+"""Run the failed tests of a suite once more, alone: `python -m tests.project.second_run` after a pytest that failed.
 
 A test that passes then is printed as flaky, and belongs on the list in docs/testing.md, with the cause to be found.
 Three kinds get no second run: a test on that list, a test in a file that the change touches, and more than `MOST` tests
