@@ -143,7 +143,17 @@ DECODERS: tuple[Decoder, ...] = (python_decoder.decode_by_scanner, python_decode
 
 RANK_UNKNOWN = "its rank: neither the trace nor its file's name tells it, so that it counts as rank 0"
 
-_RANK = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
+_RANK = re.compile(
+    r"(?:(?<![A-Za-z])(?P<axis>(?i:local|node|group|host|tp|pp|dp|ep|cp|sp))[-_.]?(?i:rank)"
+    r"|(?<![A-Za-z])(?i:rank)|(?<=[a-z])Rank)[-_]?(?P<rank>\d{1,9})"
+)
+"""A rank in a file's name, as a word: not as in frank2024. A rank along an axis, or in its node, is not the world's."""
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that a file's name tells; None for a local rank, or one along an axis of parallelism."""
+    ranks = [int(found["rank"]) for found in _RANK.finditer(name) if found["axis"] is None]
+    return ranks[0] if ranks else None
 
 
 class Unreadable(ValueError):
@@ -198,8 +208,8 @@ def read_trace(
     left_out = list(_left_out(events, head, behind, window.damage))
     if rank is None:
         rank = metadata.rank
-    if rank is None and (named := _RANK.search(path.name)) is not None:
-        rank = int(named[1])
+    if rank is None:
+        rank = rank_in_name(path.name)
     if rank is None:
         rank = 0
         left_out.append(RANK_UNKNOWN)
