@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from collectors.traces.intervals import Times
 from collectors.traces.reading import decoders as python_decoder
-from collectors.traces.reading.collective_args import collectives
+from collectors.traces.reading.collective_args import collectives, drop_impossible_args
 from collectors.traces.reading.damaged_json import likely_boundary, split
 from collectors.traces.reading.event_kinds import deciding_rules, devices, kinds, remarks
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
@@ -39,7 +39,8 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
     """
     raw, impossible, untimed = drop_impossible(raw, base_ns)
     sound = believed(raw, base_ns)
-    raw, left_out = sound.raw, (*impossible, *sound.lines)
+    raw, impossible_args = drop_impossible_args(sound.raw)
+    left_out = (*impossible, *sound.lines, *impossible_args)
     kind, is_device = kinds(raw)
     communication = list(collectives(raw, kind, about.groups))
     stream = _streams(raw)
