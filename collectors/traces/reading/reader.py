@@ -22,7 +22,7 @@ from collectors.traces.reading.event_kinds import deciding_rules, devices, kinds
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
 from collectors.traces.reading.metadata import NoEvents, TopLevelKeys, go_to_events, read_metadata, read_tail
 from collectors.traces.reading.plausible_times import believed, drop_impossible
-from collectors.traces.reading.raw_events import ON_DEVICE, ChunkJoiner, Decoder, RawEvents
+from collectors.traces.reading.raw_events import AT_WORK, ON_DEVICE, ChunkJoiner, Decoder, RawEvents
 from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Call, Timeline
 
 # From raw events to a Timeline: find their kinds, sort them, and renumber their texts.
@@ -37,6 +37,7 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
 
     The events cannot be used afterwards: their columns are sorted in place, so that they are never in memory twice.
     """
+    work = int(np.isin(raw.category, AT_WORK).sum())
     raw, impossible, untimed = drop_impossible(raw, base_ns)
     sound = believed(raw, base_ns)
     raw, impossible_args = drop_impossible_args(sound.raw)
@@ -44,7 +45,7 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
     kind, is_device = kinds(raw)
     communication = list(collectives(raw, kind, about.groups))
     stream = _streams(raw)
-    left_out += remarks(raw, kind, stream, is_device)
+    left_out += remarks(raw, kind, stream, is_device, untimed_work=work - int(np.isin(raw.category, AT_WORK).sum()))
     rules = deciding_rules(raw, kind)
     end_ns = np.add(raw.start_ns, raw.duration_ns, out=raw.duration_ns)
     order = _order(raw, kind, stream, end_ns)

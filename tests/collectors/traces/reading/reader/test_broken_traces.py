@@ -256,7 +256,7 @@ def test_events_that_end_before_they_begin_are_left_out(tmp_path: Path) -> None:
 def test_events_that_overlap_on_one_stream_are_kept_and_said(tmp_path: Path) -> None:
     timeline = _read(tmp_path, document([*EVENTS, kernel("late", "108.999", "1.000")], head=BASE))
     assert "late" in timeline.names
-    assert timeline.about.left_out == ("nothing of stream 7, though 1 event on it begins before another ends",)
+    assert timeline.about.left_out == ("nothing, though 1 event of stream 7 begins before another ends, by 0.001 us",)
 
 
 def test_a_trace_of_a_device_without_its_events_says_so(tmp_path: Path) -> None:
