@@ -1,18 +1,19 @@
 """Finds work on the device whose times contradict its stream, its launch or the synchronisation that waited for it.
 
 A stream runs its work one by one in the order of launch. Work begins after its launch, and ends before the end of the
-device's synchronisation that was called after it.
+device's synchronisation that was called after it. launch: everywhere, what `launches_of` gives for the events.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectors.traces.intervals import Times
-from collectors.traces.reading.raw_events import AT_WORK, CALLS, RawEvents
+from collectors.traces.reading.raw_events import AT_WORK, CALLS, CATEGORIES, RawEvents
 from collectors.traces.timeline import ABSENT
 
 Mask = NDArray[np.bool_]
@@ -37,16 +38,22 @@ NEVER_NS = 2**63 - 1
 _DEVICE_SYNCHRONISES = re.compile(r"DeviceSynchronize$")
 
 
+def is_of(raw: RawEvents, categories: Sequence[int]) -> Mask:
+    """Whether each event is of one of these categories; the few categories are looked up, not the many events."""
+    is_chosen: Mask = np.isin(np.arange(len(CATEGORIES)), categories)[raw.category]
+    return is_chosen
+
+
 def is_at_work(raw: RawEvents) -> Mask:
     """Whether each event is a kernel, a copy or a fill of a device."""
-    return np.isin(raw.category, AT_WORK)
+    return is_of(raw, AT_WORK)
 
 
 def launches_of(raw: RawEvents) -> NDArray[np.int64]:
     """Return for each work on the device the row of the first call of its correlation, else `ABSENT`."""
     launch = np.full(raw.start_ns.size, ABSENT, dtype=np.int64)
     is_correlated = raw.correlation != ABSENT
-    calls = np.flatnonzero(np.isin(raw.category, CALLS) & is_correlated)
+    calls = np.flatnonzero(is_of(raw, CALLS) & is_correlated)
     rows = np.flatnonzero(is_at_work(raw) & is_correlated)
     if calls.size and rows.size:
         calls = calls[np.lexsort((raw.start_ns[calls], raw.correlation[calls]))]
@@ -64,9 +71,8 @@ def _shares_launch(launch: NDArray[np.int64]) -> Mask:
     return shares
 
 
-def early_by_ns(raw: RawEvents) -> Times:
+def early_by_ns(raw: RawEvents, launch: NDArray[np.int64]) -> Times:
     """Return by how much each work on the device begins before its launch; `UNKNOWN_NS` without a launch."""
-    launch = launches_of(raw)
     return np.where(launch == ABSENT, UNKNOWN_NS, raw.start_ns[launch] - raw.start_ns)
 
 
@@ -82,7 +88,7 @@ def outlasts_next(raw: RawEvents, by_ns: int = CLEARLY_NS) -> Mask:
     return found
 
 
-def is_out_of_order(raw: RawEvents) -> Mask:
+def is_out_of_order(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
     """Return which work begins out of the order in which its stream's work was launched.
 
     Where work begins after some that was launched later, it is too late, or the other too early: the fewer of both are
@@ -90,7 +96,6 @@ def is_out_of_order(raw: RawEvents) -> Mask:
     launch, and runs on streams that are not those of the launch: it is left alone.
     """
     is_wrong = np.zeros(raw.start_ns.size, dtype=np.bool_)
-    launch = launches_of(raw)
     is_graph = np.array([*("GraphLaunch" in name for name in raw.names), False], dtype=np.bool_)[raw.name]
     rows = np.flatnonzero((launch != ABSENT) & ~_shares_launch(launch))
     rows = rows[~is_graph[launch[rows]]]
@@ -121,7 +126,7 @@ def is_out_of_order(raw: RawEvents) -> Mask:
     return is_wrong
 
 
-def late_by_ns(raw: RawEvents) -> tuple[Times, NDArray[np.int64]]:
+def late_by_ns(raw: RawEvents, launch: NDArray[np.int64]) -> tuple[Times, NDArray[np.int64]]:
     """Return by how much each work ends after the first synchronisation of its device that was called after its launch,
     and the row of that.
 
@@ -129,11 +134,10 @@ def late_by_ns(raw: RawEvents) -> tuple[Times, NDArray[np.int64]]:
     """
     late_ns, waited_by = np.full(raw.start_ns.size, UNKNOWN_NS), np.full(raw.start_ns.size, ABSENT, dtype=np.int64)
     waits = np.array([*(_DEVICE_SYNCHRONISES.search(name) is not None for name in raw.names), False])[raw.name]
-    waits = np.flatnonzero(waits & np.isin(raw.category, CALLS))
+    waits = np.flatnonzero(waits & is_of(raw, CALLS))
     if not waits.size or np.unique(raw.process[is_at_work(raw)]).size != 1:
         return late_ns, waited_by
     waits = waits[np.argsort(raw.start_ns[waits], kind="stable")]
-    launch = launches_of(raw)
     rows = np.flatnonzero(launch != ABSENT)
     launched_ns = raw.start_ns[launch[rows]] + raw.duration_ns[launch[rows]]
     index = np.searchsorted(raw.start_ns[waits], launched_ns)
@@ -151,16 +155,16 @@ def is_alone(contradiction_ns: Times) -> Mask:
     return np.zeros_like(is_wrong) if is_most else is_wrong
 
 
-def is_late_alone(raw: RawEvents) -> Mask:
+def is_late_alone(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
     """Return which work ends after the synchronisation that waited for it, though the clocks agree.
 
     They do if most synchronisations are kept; and whatever they do, work does not outlast what its stream runs next.
     """
-    late_ns, waited_by = late_by_ns(raw)
+    late_ns, waited_by = late_by_ns(raw, launch)
     is_late: Mask = late_ns > BEYOND_NOISE_NS
     if not is_late.any():
         return is_late
-    is_late &= ~_shares_launch(launches_of(raw))
+    is_late &= ~_shares_launch(launch)
     synchronisations = np.unique(waited_by[waited_by != ABSENT]).size
     if 2 * np.unique(waited_by[is_late]).size < synchronisations:
         return is_late

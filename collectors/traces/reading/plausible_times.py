@@ -6,8 +6,8 @@ device's synchronisation ends after what it waited for, and a step ends before t
 alone is left out. Where many kernels break a relation to the host, the clocks of host and device differ: the device's
 times are moved where launches and synchronisations bound the difference closely.
 
-Limits follow 60 public traces of CUDA and ROCm: no stream left its order of launch, no kernel ended later than 8 us after
-its synchronisation, no work had a length of 0, whole microseconds or not, and no step reached into the next.
+Limits follow 60 public traces of CUDA and ROCm: no stream left its order of launch, no kernel ended later than 8 us
+after its synchronisation, no work had a length of 0, in whole microseconds or not, and no step reached into the next.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collectors.traces.reading.device_order import (
     is_alone,
     is_at_work,
     is_late_alone,
+    is_of,
     is_out_of_order,
     late_by_ns,
     launches_of,
@@ -121,7 +122,7 @@ def long_time(time_ns: int) -> str:
 
 def _correlations(raw: RawEvents, chosen: Mask) -> tuple[int, ...]:
     """Return the correlations of the chosen launches and work on the device."""
-    of_work = chosen & (raw.correlation != ABSENT) & np.isin(raw.category, (*AT_WORK, *CALLS))
+    of_work = chosen & (raw.correlation != ABSENT) & is_of(raw, (*AT_WORK, *CALLS))
     return tuple(np.unique(raw.correlation[of_work]).tolist())
 
 
@@ -147,11 +148,12 @@ def believed(raw: RawEvents, base_ns: int) -> Believed:
     known. base_ns: what the times of the trace counted from, which they include."""
     lines: list[str] = []
     untimed: list[int] = []
+    launch = launches_of(raw)
 
     def leave_out(
         wrong: Mask, text: str, changes: Mask | None = None, *, noun: str = "event", is_named: bool = False
     ) -> None:
-        nonlocal raw
+        nonlocal raw, launch
         wrong_changes = np.zeros(raw.allocations.time_ns.size, dtype=np.bool_) if changes is None else changes
         if count := int(wrong.sum()) + int(wrong_changes.sum()):
             names = [raw.names[number] for number in np.unique(raw.name[wrong]).tolist()] if is_named else []
@@ -159,6 +161,7 @@ def believed(raw: RawEvents, base_ns: int) -> Believed:
             lines.append(f"{count} {noun}{'s' * (count > 1)} {text}{which}")
             untimed.extend(_correlations(raw, wrong))
             raw = raw.at(~wrong, ~wrong_changes)
+            launch = launches_of(raw)
 
     host, device = _extents(raw, base_ns)
     is_far = _is_far(raw, host, device)
@@ -187,15 +190,17 @@ def believed(raw: RawEvents, base_ns: int) -> Believed:
     leave_out(
         outlasts_next(raw), "on the device that ended seconds after the next on the same stream began", is_named=True
     )
-    early_ns = early_by_ns(raw)
+    early_ns = early_by_ns(raw, launch)
     leave_out(is_alone(early_ns), "on the device that began seconds before the launch, unlike others", is_named=True)
-    leave_out(is_out_of_order(raw), "on the device that began out of its stream's order of launch", is_named=True)
     leave_out(
-        is_late_alone(raw),
+        is_out_of_order(raw, launch), "on the device that began out of its stream's order of launch", is_named=True
+    )
+    leave_out(
+        is_late_alone(raw, launch),
         "on the device that ended after the synchronisation that waited for it, unlike others",
         is_named=True,
     )
-    raw, of_clocks, clocks_differ = _on_one_clock(raw, *_extents(raw, base_ns))
+    raw, of_clocks, clocks_differ = _on_one_clock(raw, launch, *_extents(raw, base_ns))
     return Believed(raw=raw, lines=(*lines, *of_clocks), untimed=tuple(untimed), clocks_differ=clocks_differ)
 
 
@@ -219,7 +224,7 @@ def _is_zero(time_ns: Times, base_ns: int) -> Mask:
 
 def _is_on_device(raw: RawEvents) -> Mask:
     """Whether each event has a time of the device's clock; the device's waits have."""
-    return np.isin(raw.category, ON_DEVICE)
+    return is_of(raw, ON_DEVICE)
 
 
 def _extents(raw: RawEvents, base_ns: int) -> tuple[Extent | None, Extent | None]:
@@ -270,7 +275,7 @@ def _is_empty_at_zero(raw: RawEvents, at_zero: Mask) -> Mask:
     if not at_zero.any():
         return at_zero
     is_empty = (raw.duration_ns == 0) & (is_at_work(raw) | _is_mark(raw))
-    early_ns = early_by_ns(raw)
+    early_ns = early_by_ns(raw, launches_of(raw))
     others = early_ns[~at_zero & (early_ns != UNKNOWN_NS)]
     is_early = early_ns > CLOCKS_AGREE_NS
     if others.size and np.median(others) > CLOCKS_AGREE_NS:
@@ -337,10 +342,10 @@ def _overlaps_mark(raw: RawEvents) -> Mask:
 
 
 def _on_one_clock(
-    raw: RawEvents, host: Extent | None, device: Extent | None
+    raw: RawEvents, launch: NDArray[np.int64], host: Extent | None, device: Extent | None
 ) -> tuple[RawEvents, tuple[str, ...], bool]:
     """Return the events on one clock, a line on what is wrong with the clocks, and whether they still differ."""
-    early_ns, (late_ns, waited_by) = early_by_ns(raw), late_by_ns(raw)
+    early_ns, (late_ns, waited_by) = early_by_ns(raw, launch), late_by_ns(raw, launch)
     launched, waited = early_ns[early_ns != UNKNOWN_NS], late_ns[late_ns != UNKNOWN_NS]
     kernels = launched.size
     # A kernel may be alone in being early; an offset makes those late that ran last before a synchronisation.
