@@ -29,6 +29,9 @@ BEYOND_NOISE_NS = 100_000
 CLOCKS_AGREE_NS = 10_000
 """Kineto puts host and device on one clock, about as closely as this."""
 
+UNSTEADY_NS = 10**6
+"""The difference of two clocks changes by less than this during a trace."""
+
 UNKNOWN_NS = -(2**62)
 """How far a span is early or late where that is not known."""
 
@@ -158,7 +161,8 @@ def is_alone(contradiction_ns: Times) -> Mask:
 def is_late_alone(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
     """Return which work ends after the synchronisation that waited for it, though the clocks agree.
 
-    They do if most synchronisations are kept; and whatever they do, work does not outlast what its stream runs next.
+    They do if most synchronisations are kept. If not, work is still wrong that ends after the next on its stream began,
+    or later than clocks can explain: they differ by no more than the shortest time from a launch to its work.
     """
     late_ns, waited_by = late_by_ns(raw, launch)
     is_late: Mask = late_ns > BEYOND_NOISE_NS
@@ -168,4 +172,8 @@ def is_late_alone(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
     synchronisations = np.unique(waited_by[waited_by != ABSENT]).size
     if 2 * np.unique(waited_by[is_late]).size < synchronisations:
         return is_late
-    return (is_late & outlasts_next(raw, BEYOND_NOISE_NS)) | is_alone(late_ns)
+    explained_ns = max(0, -int(early_by_ns(raw, launch).max())) + UNSTEADY_NS
+    is_unexplained = is_late & (late_ns > explained_ns)
+    if 2 * int(is_unexplained.sum()) >= int((late_ns != UNKNOWN_NS).sum()):
+        is_unexplained[:] = False
+    return (is_late & outlasts_next(raw, BEYOND_NOISE_NS)) | is_unexplained | is_alone(late_ns)

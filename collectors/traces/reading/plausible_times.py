@@ -184,9 +184,16 @@ def believed(raw: RawEvents, base_ns: int) -> Believed:
             f"nothing, though {have} a length of 0: the trace rounds to whole microseconds, and others of their names"
             " last 1 us"
         )
-    leave_out(_is_mark(raw) & (raw.duration_ns == 0), "without a length", noun="step mark")
-    leave_out(_is_mark_far_off(raw), "minutes before or after all other events", noun="step mark")
-    leave_out(_overlaps_mark(raw), "that reached into another: a step ends before the next begins", noun="step mark")
+    leave_out(_is_mark(raw) & (raw.duration_ns == 0), "without a length", noun="step mark", is_named=True)
+    leave_out(
+        _is_mark_far_off(raw), "that begins or ends minutes from all other events", noun="step mark", is_named=True
+    )
+    leave_out(
+        _overlaps_mark(raw),
+        "that reached into another: a step ends before the next begins",
+        noun="step mark",
+        is_named=True,
+    )
     leave_out(
         outlasts_next(raw), "on the device that ended seconds after the next on the same stream began", is_named=True
     )

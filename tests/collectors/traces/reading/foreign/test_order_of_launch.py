@@ -130,6 +130,27 @@ def test_a_kernel_that_ends_after_its_synchronisation_is_left_out(
     assert _span_us(timeline) == 5600
 
 
+def _synchronised_once(events: list[Event]) -> list[Event]:
+    """The events with the last of their synchronisations alone."""
+    return [one for one in events if one["name"] != "cudaDeviceSynchronize" or one["args"]["correlation"] == 18]
+
+
+def test_the_last_kernel_before_the_only_synchronisation_may_be_wrong(tmp_path: Path) -> None:
+    """Clocks that differ by so much would have all kernels begin long after their launch."""
+    events = changed(_synchronised_once(good_steps(steps=6)), _kernel_of(5), dur=400_000)
+    timeline = read(tmp_path, events)
+    assert timeline.about.left_out == (LATE,)
+    assert _parts(timeline)[-1] == "partial"
+
+
+@pytest.mark.parametrize("by_us", [300, 3_000, 400_000])
+def test_a_clock_that_only_one_synchronisation_shows_is_no_fault_of_a_kernel(tmp_path: Path, by_us: int) -> None:
+    events = _synchronised_once(good_steps(steps=6))
+    timeline = read(tmp_path, changed(events, lambda one: one["cat"] == "kernel", ts=lambda ts: ts + by_us))
+    assert timeline.about.clocks_differ
+    assert len(timeline.name) == len(events)
+
+
 def test_a_kernel_that_may_be_wrong_is_named_where_nothing_tells(tmp_path: Path) -> None:
     events = changed(_without(good_steps(steps=6), "cudaDeviceSynchronize"), _kernel_of(0), dur=500_000)
     (line,) = read(tmp_path, events).about.left_out
