@@ -260,8 +260,8 @@ def _is_empty(timeline: Timeline) -> bool:
     return not timeline.kind.size and not timeline.allocations.time_ns.size and timeline.about.world_size is None
 
 
-_DEGREE = re.compile(r"(?<![a-z0-9])(tp|pp|dp|ep|cp|sp)[-_=]?(\d{1,9})(?![a-z0-9])", re.IGNORECASE)
-"""A place along one axis of parallelism, as in 1760000000-TP-1-DP-0.trace.json."""
+_DEGREE = re.compile(r"(?<![a-z0-9])(tp|pp|dp|ep|cp|sp|local)(?:[-_.]?rank)?[-_=]?(\d{1,9})(?![a-z0-9])", re.IGNORECASE)
+"""A place along one axis of parallelism, as in 1760000000-TP-1-DP-0.trace.json, or within the node."""
 
 
 def with_ranks(traces: Mapping[Path, Timeline], ranks: Sequence[int]) -> dict[Path, Timeline]:
@@ -286,10 +286,16 @@ def with_ranks(traces: Mapping[Path, Timeline], ranks: Sequence[int]) -> dict[Pa
     if (found := _ranks_in_names(unknown)) is None:
         some = " ".join(f"--rank {number}" for number in range(min(len(traces), RANKS_NAMED)))
         raise Misuse(
-            f"{len(unknown)} traces tell no rank, nor do the names of their files; give the rank of each, in this order"
-            f" ({order}), such as {some}{' ...' if len(traces) > RANKS_NAMED else ''}"
+            f"{len(unknown)} traces tell no rank, nor do the names of their files{_local(unknown)}; give the"
+            f" rank of each, in this order ({order}), such as {some}{' ...' if len(traces) > RANKS_NAMED else ''}"
         )
     return {path: _ranked(one, found[path]) if path in found else one for path, one in traces.items()}
+
+
+def _local(paths: Sequence[Path]) -> str:
+    """Return that a local rank is no rank, if names of the files have one."""
+    is_local = any(axis.lower() == "local" for path in paths for axis, _ in _DEGREE.findall(path.name))
+    return " (a local rank occurs on each node)" if is_local else ""
 
 
 def _times(count: int) -> str:

@@ -135,8 +135,11 @@ OF_TORCH = re.compile(r"^(?:void )?at::|checkForNaN")
 """Kernels that torch launches inside of a collective and that compute: copies into buckets, checks for NaN."""
 
 _LOOKS_LIKE_COMMUNICATION = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|a2a|send_?recv|[nrh]ccl|cross_device|p2p|shmem|rdma|nvlink"
-    r"|\bep::|(?:moe|\bep|expert).*(?:dispatch|combine)",
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?(?:to|2)_?all|a2a|send_?recv|[nrh]ccl|cross_device|p2p|rdma"
+    r"|shmem|symm_?(?:etric_?)?mem|(?:put|get)_?mem|multimem|nvlink|nvls|inter_?node|intra_?node"
+    # Short words as words, also behind the digits of a mangled name.
+    r"|(?<![a-z])(?:ar|ag|rs)_(?:fusion|gemm)|gemm_(?:ar|ag|rs)(?![a-z])|(?<![a-z])ep::|deep_?ep"
+    r"|(?:moe|(?<![a-z])ep(?![a-z])|expert).*(?:dispatch|combine)",
     re.IGNORECASE,
 )
 

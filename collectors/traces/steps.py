@@ -190,6 +190,10 @@ NOTHING = "nothing ran in it"
 step, since each call of step() opens the next."""
 
 
+NO_TIME = "it has no time of its own: all of its work ran while the step before did"
+"""Why a step is not whole that begins on the device when it ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInterval:
     """The whole of a rank's trace, one of its steps, or time outside of steps, in Unix time.
@@ -232,7 +236,7 @@ def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
     start_ns, end_ns = timeline.start_ns[rows], timeline.end_ns[rows]
     reasons = [CUT if timeline.about.is_cut else None] * len(names)
     has_launches = np.zeros(len(names), dtype=np.bool_)
-    if timeline.is_device:
+    if timeline.is_device or timeline.about.untimed:
         launched = launches(timeline)
         lost, expected = lost_work(timeline, launched, start_ns, end_ns)
         for number in np.flatnonzero(lost).tolist():
@@ -243,6 +247,8 @@ def steps(timeline: Timeline) -> tuple[StepInterval, ...]:
     has_work = has_launches | _is_at_work_within(timeline, start_ns, end_ns)
     for number in np.flatnonzero(~has_work).tolist():
         reasons[number] = reasons[number] or NOTHING
+    for number in np.flatnonzero(start_ns == end_ns).tolist():
+        reasons[number] = reasons[number] or NO_TIME
     return tuple(
         StepInterval(
             part="step" if reasons[number] is None else "partial",

@@ -260,6 +260,8 @@ def _unknown(timeline: Timeline, parts: Sequence[StepInterval]) -> Iterator[str]
     """Yield what is not known of this rank, and why."""
     if not parts:
         yield "nothing computes, communicates or copies in its trace"
+        for step in steps(timeline):
+            yield f"{step.name} is partial: {step.why}"
         return
     if (reason := why_no_communication(timeline)) is not None:
         yield reason

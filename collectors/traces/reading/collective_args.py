@@ -49,6 +49,19 @@ NO_SEQUENCE = 1 << 63
 LARGEST_WORLD = 2**31
 """No world has this many ranks: torch counts ranks in 32 bits."""
 
+MOST_ELEMENTS = 2**48
+"""No tensor has this many elements: they would take hundreds of terabytes."""
+
+RANGES = {
+    "given_elements": range(MOST_ELEMENTS),
+    "filled_elements": range(MOST_ELEMENTS),
+    "group_size": range(1, LARGEST_WORLD),
+    "sequence": range(NO_SEQUENCE),
+}
+"""By attribute of `CollectiveArgs`, the values that can be true; -1 means that there is none."""
+
+_KEYS = {field.name: field.encode_name for field in msgspec.structs.fields(CollectiveArgs)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveEvent:
@@ -59,10 +72,32 @@ class CollectiveEvent:
     sequence: int = ABSENT
 
 
+def drop_impossible_args(raw: RawEvents) -> tuple[RawEvents, tuple[str, ...]]:
+    """Return the events without arguments that cannot be true, and a line for each argument that lost values."""
+    lost = Counter(raw.misfits)
+    sound: list[tuple[int, CollectiveArgs]] = []
+    for row, args in raw.collective_args:
+        wrong = [
+            name
+            for name, possible in RANGES.items()
+            if (value := getattr(args, name)) is not None and value not in possible
+        ]
+        lost.update(_KEYS[name] for name in wrong if getattr(args, name) != ABSENT)
+        sound.append((row, msgspec.structs.replace(args, **dict.fromkeys(wrong)) if wrong else args))
+    lines = tuple(
+        f'{count} value{"s" * (count > 1)} of "{key}" of another type than it has, or out of its range'
+        for key, count in sorted(lost.items())
+    )
+    return replace(raw, collective_args=tuple(sound)), lines
+
+
 def collectives(
     raw: RawEvents, kind: NDArray[np.int8], groups: Mapping[str, tuple[int, ...]]
 ) -> Iterator[CollectiveEvent]:
-    """Yield all events of communication. kind: for each event an index in `KINDS`. groups: ranks by process group."""
+    """Yield all events of communication, whose arguments can be true.
+
+    kind: for each event an index in `KINDS`. groups: ranks by process group.
+    """
     args_of = dict(raw.collective_args)
     by_id: dict[int, CollectiveArgs] = {}  # By the external id that a kernel shares with the host's operator.
     for each in args_of.values():
@@ -128,7 +163,6 @@ def _described(row: int, args: CollectiveArgs, name: str, groups: Mapping[str, t
     ranks = ranks_of(args.ranks) if args.ranks else ()
     # A message with both ends given has no peer, since the rank itself is one of them.
     ends = [rank for rank in (args.source, args.destination) if rank is not None and rank >= 0]
-    size, sequence = args.group_size, args.sequence
     return CollectiveEvent(
         row=row,
         call=Call(
@@ -139,9 +173,9 @@ def _described(row: int, args: CollectiveArgs, name: str, groups: Mapping[str, t
             given_elements=args.given_elements,
             filled_elements=args.filled_elements,
             peer=ends[0] if len(ends) == 1 else None,
-            group_size=size if size is not None and 0 < size < LARGEST_WORLD else None,
+            group_size=args.group_size,
         ),
-        sequence=sequence if sequence is not None and 0 <= sequence < NO_SEQUENCE else ABSENT,
+        sequence=ABSENT if args.sequence is None else args.sequence,
     )
 
 

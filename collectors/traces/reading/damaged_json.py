@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from collectors.traces.reading.decoders import NOTHING, PROBLEMS, UNDECODABLE, Args, EventWithDigits, columns
+from collectors.traces.reading.decoders import NOTHING, NUMBERS, PROBLEMS, UNDECODABLE, Args, EventWithDigits, columns
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan
 from collectors.traces.reading.raw_events import AT_WORK, CALLS, CATEGORIES, ON_DEVICE, RawEvents
 from collectors.traces.timeline import ABSENT
@@ -24,6 +24,8 @@ from collectors.traces.timeline import ABSENT
 
 ON_DEVICE_NAMES = frozenset(CATEGORIES[number] for number in ON_DEVICE)
 LAUNCHED_OR_LAUNCHES = frozenset(CATEGORIES[number] for number in (*AT_WORK, *CALLS))
+
+NULL = msgspec.Raw(b"null")
 
 _event = msgspec.json.Decoder(EventWithDigits)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -35,8 +37,8 @@ class _Place(msgspec.Struct):
     stream: int | None = None
 
 
-def decode_leniently(text: bytes) -> EventWithDigits | None:
-    """Return the event of this text; None if it is not one.
+def decode_leniently(text: bytes) -> tuple[EventWithDigits, tuple[str, ...]] | None:
+    """Return the event of this text, and the names of the arguments that were left out; None if it is not one.
 
     inf and nan become null and invalid UTF-8 is replaced. A value that is not of kineto's type is left out; then a name
     is the value's text, and a device's event has the device and stream of its args.
@@ -44,7 +46,7 @@ def decode_leniently(text: bytes) -> EventWithDigits | None:
     try:
         event = _event.decode(text)
         if event.cat not in ON_DEVICE_NAMES or (_is_place(event.pid) and _is_place(event.tid)):
-            return event
+            return event, ()
         mended = text
     except UNDECODABLE:
         mended = null_for_inf_and_nan(text).decode("utf-8", errors="replace").encode()
@@ -64,7 +66,13 @@ def decode_leniently(text: bytes) -> EventWithDigits | None:
         fit = {"pid": place.get("device"), "tid": place.get("stream"), **fit}
     elif "pid" in members:
         fit.setdefault("pid", 0)
-    return EventWithDigits(**fit, args=Args(**_fitting(args, Args)))
+    fit_args = _fitting(args, Args)
+    misfits = [
+        field.encode_name
+        for field in msgspec.structs.fields(Args)
+        if field.name not in fit_args and args.get(field.encode_name, NOTHING) not in (NOTHING, NULL)
+    ]
+    return EventWithDigits(**fit, args=Args(**fit_args)), tuple(misfits) if fit.get("cat") in NUMBERS else ()
 
 
 def _is_place(value: object) -> bool:
@@ -139,6 +147,7 @@ def split(window: Window, *, is_bare: bool = False) -> Split:
     is_bare: the text is the list alone, so that nothing follows its bracket.
     """
     events: list[tuple[int, EventWithDigits]] = []
+    misfits: list[str] = []
     broken_at: list[int] = []
     while True:
         following = _NO_SPACE_OR_COMMA.search(window.text, window.start)
@@ -149,9 +158,10 @@ def split(window: Window, *, is_bare: bool = False) -> Split:
         end = _end_of_event(window)
         if end is None and not window.is_last:
             break  # The event goes on behind the window.
-        event = decode_leniently(window.text[window.start : end]) if end else None
-        if end and event is not None:
-            events.append((rest_at, event))
+        lenient = decode_leniently(window.text[window.start : end]) if end else None
+        if end and lenient is not None:
+            events.append((rest_at, lenient[0]))
+            misfits += lenient[1]
             window.start = end
         elif _go_to_end_of_list(window, is_bare=is_bare):
             broken_at.append(rest_at)
@@ -163,6 +173,7 @@ def split(window: Window, *, is_bare: bool = False) -> Split:
                 broken_at.append(rest_at)
             break
     raw, unfit_at = _columns(events)
+    raw = replace(raw, misfits=(*raw.misfits, *misfits))
     found = Split(raw=raw, broken_at=tuple(sorted((*broken_at, *unfit_at))), end=None, rest_at=rest_at)
     if window.text.startswith(b"]", window.start):
         window.start += 1

@@ -292,6 +292,9 @@ def columns(events: Sequence[Event]) -> RawEvents:
         without_address=len(changes) - len(with_address),
         unknown=frozenset(distinct - KNOWN),
         unread_phases=frozenset({event.ph for event in events} - PHASES),
+        misfits=tuple(
+            "correlation" for event in complete if event.args is not None and event.args.correlation > LARGEST_NS
+        ),
     )
 
 

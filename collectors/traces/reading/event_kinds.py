@@ -21,9 +21,10 @@ from collectors.traces.event_names import (
     library_of,
     looks_like_communication,
 )
-from collectors.traces.intervals import Times, union
+from collectors.traces.intervals import union
 from collectors.traces.operators import Foreground
-from collectors.traces.reading.plausible_times import launches_of
+from collectors.traces.reading.device_order import BEYOND_NOISE_NS, launches_of
+from collectors.traces.reading.plausible_times import long_time
 from collectors.traces.reading.raw_events import AT_WORK, CATEGORIES, RawEvents
 from collectors.traces.timeline import ABSENT, KINDS, Kind, stream_name
 
@@ -138,8 +139,13 @@ ONE_AFTER_THE_OTHER = tuple(KINDS.index(kind) for kind in ("compute", "communica
 """Kinds that a stream of a device runs one at a time."""
 
 
-def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], is_device: bool) -> tuple[str, ...]:
-    """Return what a reader of figures from these events should know, one line each."""
+def remarks(
+    raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], is_device: bool, *, untimed_work: int = 0
+) -> tuple[str, ...]:
+    """Return what a reader of figures from these events should know, one line each.
+
+    untimed_work: how much work of the device was left out since its times are not known.
+    """
     lines = []
     if raw.unknown:
         names = ", ".join(f'"{name}"' for name in sorted(raw.unknown))
@@ -151,7 +157,14 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
         changes = "1 change" if raw.without_address == 1 else f"{raw.without_address} changes"
         lines.append(f"{changes} of memory without an address, as kineto wrote them in 2021")
     calls = int((kind == KINDS.index("launch")).sum())
-    if calls and not is_device:
+    if untimed_work and not is_device:
+        work = (
+            "its only kernel or copy is" if untimed_work == 1 else f"all of its {untimed_work} kernels and copies are"
+        )
+        lines.append(
+            f"the device: {work} left out, since their times are not known; what figures there are belong to the host"
+        )
+    elif calls and not is_device:
         called = "1 call" if calls == 1 else f"{calls} calls"
         lines.append(f"the device: it has no kernels, but {called} of its driver; the figures are of the host's work")
     if is_device:
@@ -160,13 +173,7 @@ def remarks(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64], i
         if len(found) > 1:
             gpus = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
             lines.append(f"which of its {len(found)} GPUs ({gpus}) a figure is of: they are counted as one rank")
-        for number, count in _overlapping(raw.start_ns, raw.start_ns + raw.duration_ns, kind, stream):
-            early = (
-                "1 event on it begins before another ends"
-                if count == 1
-                else f"{count} events on it begin before others end"
-            )
-            lines.append(f"nothing of stream {stream_name(number)}, though {early}")
+        lines += _overlaps(raw, kind, stream)
     if raw.start_ns.size and int(raw.start_ns.max()) < EARLIEST_UNIX_NS:
         lines.append("the base of its times: the trace does not tell it, so that they are not Unix times")
     return tuple(lines)
@@ -194,17 +201,32 @@ def _lookalikes(raw: RawEvents, kind: NDArray[np.int8]) -> list[str]:
     return lines
 
 
-def _overlapping(
-    start_ns: Times, end_ns: Times, kind: NDArray[np.int8], stream: NDArray[np.int64]
-) -> list[tuple[int, int]]:
-    """Return each stream whose device events overlap, with how many begin before an earlier one has ended."""
-    found = []
+def _overlaps(raw: RawEvents, kind: NDArray[np.int8], stream: NDArray[np.int64]) -> list[str]:
+    """Return a line for each stream whose work overlaps; it names the event whose end is probably wrong.
+
+    Real streams overlap by microseconds, where the next kernel may begin before the last blocks of one end.
+    """
+    lines = []
     rows = np.flatnonzero(np.isin(kind, ONE_AFTER_THE_OTHER))
     for number in np.unique(stream[rows]).tolist():
         mine = rows[stream[rows] == number]
-        mine = mine[np.argsort(start_ns[mine], kind="stable")]
-        latest_ns = np.maximum.accumulate(end_ns[mine])
-        count = int((start_ns[mine][1:] < latest_ns[:-1]).sum())
-        if count:
-            found.append((number, count))
-    return found
+        mine = mine[np.argsort(raw.start_ns[mine], kind="stable")]
+        start_ns, end_ns = raw.start_ns[mine], raw.start_ns[mine] + raw.duration_ns[mine]
+        overlap_ns = np.maximum.accumulate(end_ns)[:-1] - start_ns[1:]
+        count = int((overlap_ns > 0).sum())
+        if not count:
+            continue
+        name, many = stream_name(number), count > 1
+        early = f"{count} event{'s' * many} of stream {name} begin{'s' * (not many)} before"
+        longest = int((end_ns[:-1] - start_ns[1:]).argmax())
+        most_ns = int(end_ns[longest] - start_ns[longest + 1])
+        if most_ns > BEYOND_NOISE_NS:
+            lasts = long_time(int(end_ns[longest] - start_ns[longest]))
+            lines.append(
+                f"nothing, though a stream runs its work one by one and {early} {raw.names[raw.name[mine[longest]]]}"
+                f" ends, which lasts {lasts}: its end is probably wrong, and with it the figures of its step"
+            )
+        else:
+            most = f"by up to {long_time(most_ns)}" if many else f"by {long_time(most_ns)}"
+            lines.append(f"nothing, though {early} {'others end' if many else 'another ends'}, {most}")
+    return lines

@@ -1,21 +1,37 @@
 """Leaves out events whose times cannot be true, and checks that host and device are on one clock.
 
-A time has a range: no kernel runs for hours, and no event is hours from all others. And it has relations: a stream runs
-one kernel after the other, a kernel begins after its launch, and a device's synchronisation ends after what it waited
-for. An event that breaks one alone is left out. Where many kernels break a relation to the host, the clocks of host and
-device differ: the device's times are moved where launches and synchronisations bound the difference closely.
+A time has a range: no kernel runs for hours or for no time, and no event is hours from all others. And it has
+relations: a stream runs one kernel after the other in the order of their launch, a kernel begins after its launch, a
+device's synchronisation ends after what it waited for, and a step ends before the next begins. An event that breaks one
+alone is left out. Where many kernels break a relation to the host, the clocks of host and device differ: the device's
+times are moved where launches and synchronisations bound the difference closely.
+
+Limits follow 60 public traces of CUDA and ROCm: no stream left its order of launch, no kernel ended later than 8 us
+after its synchronisation, no work had a length of 0, in whole microseconds or not, and no step reached into the next.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.traces.event_names import STEPS
+from collectors.traces.event_names import STEP, STEPS
 from collectors.traces.intervals import Times
+from collectors.traces.reading.device_order import (
+    CLOCKS_AGREE_NS,
+    UNKNOWN_NS,
+    early_by_ns,
+    is_alone,
+    is_at_work,
+    is_late_alone,
+    is_of,
+    is_out_of_order,
+    late_by_ns,
+    launches_of,
+    outlasts_next,
+)
 from collectors.traces.reading.raw_events import AT_WORK, CALLS, CATEGORIES, ON_DEVICE, RawEvents
 from collectors.traces.timeline import ABSENT
 
@@ -23,7 +39,7 @@ Mask = NDArray[np.bool_]
 
 LATEST_NS = int(np.iinfo(np.int64).max)
 SECOND_NS = 10**9
-HOUR_NS = 3600 * SECOND_NS
+MINUTE_NS, HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
 
 LONGEST_NS = HOUR_NS
 """No kernel, operator or call lasts longer: torch ends a collective that hangs after at most half an hour."""
@@ -34,14 +50,14 @@ LONGEST_ANNOTATION_NS = 24 * HOUR_NS
 FAR_NS = HOUR_NS
 """Events of a trace that are further from all others have another clock, or no time."""
 
-CLEARLY_NS = SECOND_NS
-"""A time that contradicts another by more is wrong itself: streams and graphs explain no such overlap."""
-
-CLOCKS_AGREE_NS = 10_000
-"""Kineto puts host and device on one clock, about as closely as this."""
-
-LONGEST_QUEUE_NS = 60 * SECOND_NS
+LONGEST_QUEUE_NS = MINUTE_NS
 """Of all kernels in a trace, at least one begins sooner after its launch."""
+
+MANY_TIMES = 10
+"""A wait, or a step, of so many times what all other events of the trace span has no cause in the trace."""
+
+SHORTEST_NS = 1000
+"""In whole microseconds, work that lasts as short as this elsewhere may be written with a length of 0."""
 
 CLOSELY_NS = 20_000
 """A difference of clocks is corrected where it is known as closely as this."""
@@ -49,8 +65,7 @@ CLOSELY_NS = 20_000
 FEW = 1000
 """One early kernel among more than this is its own fault; a larger share is the fault of the clocks."""
 
-_ANNOTATION = CATEGORIES.index("user_annotation")
-_DEVICE_SYNCHRONISES = re.compile(r"DeviceSynchronize$")
+_ANNOTATION, _OPERATOR = CATEGORIES.index("user_annotation"), CATEGORIES.index("cpu_op")
 
 # Range, by each event alone.
 
@@ -107,7 +122,7 @@ def long_time(time_ns: int) -> str:
 
 def _correlations(raw: RawEvents, chosen: Mask) -> tuple[int, ...]:
     """Return the correlations of the chosen launches and work on the device."""
-    of_work = chosen & (raw.correlation != ABSENT) & np.isin(raw.category, (*AT_WORK, *CALLS))
+    of_work = chosen & (raw.correlation != ABSENT) & is_of(raw, (*AT_WORK, *CALLS))
     return tuple(np.unique(raw.correlation[of_work]).tolist())
 
 
@@ -133,14 +148,20 @@ def believed(raw: RawEvents, base_ns: int) -> Believed:
     known. base_ns: what the times of the trace counted from, which they include."""
     lines: list[str] = []
     untimed: list[int] = []
+    launch = launches_of(raw)
 
-    def leave_out(wrong: Mask, text: str, changes: Mask | None = None) -> None:
-        nonlocal raw
+    def leave_out(
+        wrong: Mask, text: str, changes: Mask | None = None, *, noun: str = "event", is_named: bool = False
+    ) -> None:
+        nonlocal raw, launch
         wrong_changes = np.zeros(raw.allocations.time_ns.size, dtype=np.bool_) if changes is None else changes
         if count := int(wrong.sum()) + int(wrong_changes.sum()):
-            lines.append(f"{count} event{'s' * (count > 1)} {text}")
+            names = [raw.names[number] for number in np.unique(raw.name[wrong]).tolist()] if is_named else []
+            which = f": {_listed(names)}" if names else ""
+            lines.append(f"{count} {noun}{'s' * (count > 1)} {text}{which}")
             untimed.extend(_correlations(raw, wrong))
             raw = raw.at(~wrong, ~wrong_changes)
+            launch = launches_of(raw)
 
     host, device = _extents(raw, base_ns)
     is_far = _is_far(raw, host, device)
@@ -154,25 +175,50 @@ def believed(raw: RawEvents, base_ns: int) -> Believed:
     of_memory = raw.allocations.time_ns
     far_changes = np.zeros(of_memory.size, dtype=np.bool_) if host is None else _outside(of_memory, of_memory, host)
     leave_out(_is_far(raw, host, device), "hours before or after all others", far_changes)
-    leave_out(_outlasts_next(raw), "on the device that ended seconds after the next on the same stream began")
-    # Found once, and again only where something was left out: each takes a search for all launches.
-    launch = launches_of(raw)
-    before = raw
-    leave_out(_is_alone(_early_ns(raw, launch)), "on the device that began seconds before the launch, unlike others")
-    if raw is not before:
-        launch = launches_of(raw)
-    before = raw
-    late = _late_ns(raw, launch)
-    leave_out(_is_alone(late[0]), "on the device that ended seconds after the synchronisation, unlike others")
-    if raw is not before:
-        launch = launches_of(raw)
-        late = _late_ns(raw, launch)
-    raw, of_clocks, clocks_differ = _on_one_clock(raw, _early_ns(raw, launch), late, *_extents(raw, base_ns))
+    leave_out(
+        _is_unbelievably_short(raw), "on the device without a length, whose end the profiler never took", is_named=True
+    )
+    if rounded := int(_is_empty(raw).sum()):
+        have = f"{rounded} events on the device have" if rounded > 1 else "1 event on the device has"
+        lines.append(
+            f"nothing, though {have} a length of 0: the trace rounds to whole microseconds, and others of their names"
+            " last 1 us"
+        )
+    leave_out(_is_mark(raw) & (raw.duration_ns == 0), "without a length", noun="step mark", is_named=True)
+    leave_out(
+        _is_mark_far_off(raw), "that begins or ends minutes from all other events", noun="step mark", is_named=True
+    )
+    leave_out(
+        _overlaps_mark(raw),
+        "that reached into another: a step ends before the next begins",
+        noun="step mark",
+        is_named=True,
+    )
+    leave_out(
+        outlasts_next(raw), "on the device that ended seconds after the next on the same stream began", is_named=True
+    )
+    early_ns = early_by_ns(raw, launch)
+    leave_out(is_alone(early_ns), "on the device that began seconds before the launch, unlike others", is_named=True)
+    leave_out(
+        is_out_of_order(raw, launch), "on the device that began out of its stream's order of launch", is_named=True
+    )
+    leave_out(
+        is_late_alone(raw, launch),
+        "on the device that ended after the synchronisation that waited for it, unlike others",
+        is_named=True,
+    )
+    raw, of_clocks, clocks_differ = _on_one_clock(raw, launch, *_extents(raw, base_ns))
     return Believed(raw=raw, lines=(*lines, *of_clocks), untimed=tuple(untimed), clocks_differ=clocks_differ)
 
 
-UNKNOWN_NS = -(2**62)
-"""How far a span is early or late where that is not known."""
+NAMED, LONGEST_NAME = 2, 60
+"""How many names a line has, and how much of each."""
+
+
+def _listed(names: list[str]) -> str:
+    shown = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..." for name in names[:NAMED]]
+    return ", ".join(shown) + (f" and {len(names) - NAMED} more names" if len(names) > NAMED else "")
+
 
 Extent = tuple[int, int]
 
@@ -183,13 +229,9 @@ def _is_zero(time_ns: Times, base_ns: int) -> Mask:
     return is_zero
 
 
-def _is_at_work(raw: RawEvents) -> Mask:
-    return np.isin(raw.category, AT_WORK)
-
-
 def _is_on_device(raw: RawEvents) -> Mask:
     """Whether each event has a time of the device's clock; the device's waits have."""
-    return np.isin(raw.category, ON_DEVICE)
+    return is_of(raw, ON_DEVICE)
 
 
 def _extents(raw: RawEvents, base_ns: int) -> tuple[Extent | None, Extent | None]:
@@ -239,9 +281,8 @@ def _is_empty_at_zero(raw: RawEvents, at_zero: Mask) -> Mask:
     """Return which events of a trace that counts from 0 have no time: work without length, or before its launch."""
     if not at_zero.any():
         return at_zero
-    marks = np.array([*(STEPS.match(name) is not None for name in raw.names), False], dtype=np.bool_)[raw.name]
-    is_empty = (raw.duration_ns == 0) & (_is_at_work(raw) | (marks & (raw.category == _ANNOTATION)))
-    early_ns = _early_ns(raw, launches_of(raw))
+    is_empty = (raw.duration_ns == 0) & (is_at_work(raw) | _is_mark(raw))
+    early_ns = early_by_ns(raw, launches_of(raw))
     others = early_ns[~at_zero & (early_ns != UNKNOWN_NS)]
     is_early = early_ns > CLOCKS_AGREE_NS
     if others.size and np.median(others) > CLOCKS_AGREE_NS:
@@ -250,76 +291,68 @@ def _is_empty_at_zero(raw: RawEvents, at_zero: Mask) -> Mask:
     return has_no_time
 
 
-def _outlasts_next(raw: RawEvents) -> Mask:
-    """Return which work ends more than `CLEARLY_NS` after the next on its stream began."""
-    found = np.zeros(raw.start_ns.size, dtype=np.bool_)
-    rows = np.flatnonzero(_is_at_work(raw))
-    rows = rows[np.lexsort((raw.start_ns[rows], raw.thread[rows], raw.process[rows]))]
-    one, following = rows[:-1], rows[1:]
-    is_same = (raw.thread[one] == raw.thread[following]) & (raw.process[one] == raw.process[following])
-    overlap_ns = raw.start_ns[one] + raw.duration_ns[one] - raw.start_ns[following]
-    found[one[is_same & (overlap_ns > CLEARLY_NS)]] = True
-    return found
+def _is_empty(raw: RawEvents) -> Mask:
+    """Whether each event is launched work with a length of 0."""
+    is_empty: Mask = is_at_work(raw) & (raw.duration_ns == 0)
+    return is_empty & (launches_of(raw) != ABSENT) if is_empty.any() else is_empty
 
 
-def launches_of(raw: RawEvents) -> NDArray[np.int64]:
-    """Return for each work on the device the row of the first call of its correlation, else `ABSENT`."""
-    launch = np.full(raw.start_ns.size, ABSENT, dtype=np.int64)
-    is_correlated = raw.correlation != ABSENT
-    calls = np.flatnonzero(np.isin(raw.category, CALLS) & is_correlated)
-    rows = np.flatnonzero(_is_at_work(raw) & is_correlated)
-    if calls.size and rows.size:
-        calls = calls[np.lexsort((raw.start_ns[calls], raw.correlation[calls]))]
-        correlations, wanted = raw.correlation[calls], raw.correlation[rows]
-        index = np.minimum(np.searchsorted(correlations, wanted), calls.size - 1)
-        is_held = correlations[index] == wanted
-        launch[rows[is_held]] = calls[index[is_held]]
-    return launch
+def _is_unbelievably_short(raw: RawEvents) -> Mask:
+    """Return which launched work has a length of 0 and ran for longer.
 
-
-def _early_ns(raw: RawEvents, launch: NDArray[np.int64]) -> Times:
-    """Return by how much each work on the device begins before its launch; `UNKNOWN_NS` without a launch."""
-    return np.where(launch == ABSENT, UNKNOWN_NS, raw.start_ns[launch] - raw.start_ns)
-
-
-def _late_ns(raw: RawEvents, launch: NDArray[np.int64]) -> tuple[Times, NDArray[np.int64]]:
-    """Return by how much each work ends after the first synchronisation of its device that was called after its launch,
-    and the row of that.
-
-    `UNKNOWN_NS` and `ABSENT` where there is none, and where several devices are in the trace: a call waits for one.
+    A trace in whole microseconds may round down to 0: there, work of a name that elsewhere lasts one is believed.
     """
-    late_ns, waited_by = np.full(raw.start_ns.size, UNKNOWN_NS), np.full(raw.start_ns.size, ABSENT, dtype=np.int64)
-    waits = np.array([*(_DEVICE_SYNCHRONISES.search(name) is not None for name in raw.names), False])[raw.name]
-    waits = np.flatnonzero(waits & np.isin(raw.category, CALLS))
-    if not waits.size or np.unique(raw.process[_is_at_work(raw)]).size != 1:
-        return late_ns, waited_by
-    waits = waits[np.argsort(raw.start_ns[waits], kind="stable")]
-    rows = np.flatnonzero(launch != ABSENT)
-    launched_ns = raw.start_ns[launch[rows]] + raw.duration_ns[launch[rows]]
-    index = np.searchsorted(raw.start_ns[waits], launched_ns)
-    rows, index = rows[index < waits.size], index[index < waits.size]
-    waited_ns = raw.start_ns[waits[index]] + raw.duration_ns[waits[index]]
-    late_ns[rows] = raw.start_ns[rows] + raw.duration_ns[rows] - waited_ns
-    waited_by[rows] = waits[index]
-    return late_ns, waited_by
+    is_zero = _is_empty(raw)
+    if not is_zero.any() or (raw.start_ns % 1000).any() or (raw.duration_ns % 1000).any():
+        return is_zero
+    is_shortest = is_at_work(raw) & (raw.duration_ns > 0) & (raw.duration_ns <= SHORTEST_NS)
+    return is_zero & ~np.isin(raw.name, np.unique(raw.name[is_shortest]))
 
 
-def _is_alone(contradiction_ns: Times) -> Mask:
-    """Return what contradicts the host clearly, unlike most others; nothing where most do."""
-    is_known, is_wrong = contradiction_ns != UNKNOWN_NS, contradiction_ns > CLEARLY_NS
-    is_most = 2 * int(is_wrong.sum()) >= int(is_known.sum())
-    return np.zeros_like(is_wrong) if is_most else is_wrong
+# Marks of steps.
+
+
+def _is_mark(raw: RawEvents) -> Mask:
+    """Whether each event marks a step of the host."""
+    is_named = np.array([*(STEPS.match(name) is not None for name in raw.names), False], dtype=np.bool_)[raw.name]
+    is_mark: Mask = is_named & ((raw.category == _ANNOTATION) | (raw.category == _OPERATOR))
+    return is_mark
+
+
+def _is_mark_far_off(raw: RawEvents) -> Mask:
+    """Return which marks begin or end minutes, and many times the length of all else on the host, from that."""
+    is_mark, end_ns = _is_mark(raw), raw.start_ns + raw.duration_ns
+    others = ~(is_mark | _is_on_device(raw) | (raw.category == _ANNOTATION))  # An annotation may surround a training.
+    if not is_mark.any() or not others.any():
+        return np.zeros_like(is_mark)
+    first_ns, last_ns = int(raw.start_ns[others].min()), int(end_ns[others].max())
+    allowed_ns = max(MANY_TIMES * (last_ns - first_ns), MINUTE_NS)
+    is_off: Mask = is_mark & ((raw.start_ns < first_ns - allowed_ns) | (end_ns > last_ns + allowed_ns))
+    return is_off
+
+
+def _overlaps_mark(raw: RawEvents) -> Mask:
+    """Return which marks of a thread's steps reach into the next: the longer where it holds the other, else both."""
+    overlaps = np.zeros(raw.start_ns.size, dtype=np.bool_)
+    rows, end_ns = np.flatnonzero(_is_mark(raw)), raw.start_ns + raw.duration_ns
+    is_ours = np.array([*(name == STEP for name in raw.names), False], dtype=np.bool_)[raw.name]
+    rows = rows[np.lexsort((raw.start_ns[rows], raw.thread[rows], raw.process[rows], is_ours[rows]))]
+    this, following = rows[:-1], rows[1:]
+    # A mark that is written twice reaches into itself.
+    is_same = (raw.start_ns[this] != raw.start_ns[following]) | (end_ns[this] != end_ns[following])
+    for column in (raw.thread, raw.process, is_ours):
+        is_same &= column[this] == column[following]
+    reaches = is_same & (end_ns[this] - raw.start_ns[following] > CLOCKS_AGREE_NS)
+    overlaps[this[reaches]] = True
+    overlaps[following[reaches & (end_ns[this] < end_ns[following])]] = True
+    return overlaps
 
 
 def _on_one_clock(
-    raw: RawEvents,
-    early_ns: Times,
-    late: tuple[Times, NDArray[np.int64]],
-    host: Extent | None,
-    device: Extent | None,
+    raw: RawEvents, launch: NDArray[np.int64], host: Extent | None, device: Extent | None
 ) -> tuple[RawEvents, tuple[str, ...], bool]:
     """Return the events on one clock, a line on what is wrong with the clocks, and whether they still differ."""
-    late_ns, waited_by = late
+    early_ns, (late_ns, waited_by) = early_by_ns(raw, launch), late_by_ns(raw, launch)
     launched, waited = early_ns[early_ns != UNKNOWN_NS], late_ns[late_ns != UNKNOWN_NS]
     kernels = launched.size
     # A kernel may be alone in being early; an offset makes those late that ran last before a synchronisation.
@@ -329,9 +362,9 @@ def _on_one_clock(
         early, most = int((launched > 0).sum()), long_time(int(launched.max()))
         why = f"{early} of {kernels} kernels begin before their launch, by up to {most}"
     elif synchronisations and 2 * contradicted >= synchronisations:
-        tardy, most = int((waited > 0).sum()), long_time(int(waited.max()))
-        why = f"{tardy} of {waited.size} kernels end after the synchronisation that waited for them, by up to {most}"
-    elif kernels and int(launched.max()) < -LONGEST_QUEUE_NS:
+        late, most = int((waited > 0).sum()), long_time(int(waited.max()))
+        why = f"{late} of {waited.size} kernels end after the synchronisation that waited for them, by up to {most}"
+    elif kernels and -int(launched.max()) > _longest_queue_ns(raw):
         why = f"all {kernels} kernels begin at least {long_time(-int(launched.max()))} after their launch"
     elif not kernels and host and device and (device[0] > host[1] + FAR_NS or device[1] < host[0] - FAR_NS):
         why = f"the device's events are {long_time(abs(device[0] - host[0]))} from the host's"
@@ -350,3 +383,10 @@ def _on_one_clock(
         )
         return replace(raw, start_ns=start_ns), (line,), False
     return raw, (f"all that compares host and device, such as steps: their clocks differ: {why}",), True
+
+
+def _longest_queue_ns(raw: RawEvents) -> int:
+    """Return how long all kernels may be behind their launches: `MANY_TIMES` what host or device span by itself."""
+    is_device, end_ns = _is_on_device(raw), raw.start_ns + raw.duration_ns
+    spans_ns = [int(end_ns[side].max() - raw.start_ns[side].min()) for side in (is_device, ~is_device) if side.any()]
+    return min(LONGEST_QUEUE_NS, max(SECOND_NS, MANY_TIMES * max(spans_ns)))

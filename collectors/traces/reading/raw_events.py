@@ -134,6 +134,7 @@ class RawEvents:
     without_address: the number of memory changes without "Addr". unknown: categories of phase "X" in no list here.
     unread_phases: those that are not in `KNOWN_PHASES`.
     untimed: correlations of launches and work that are not among the rows, since a decoder could not read them.
+    misfits: the name of an argument for each value of it that was left out, of another type or beyond 64 bits.
     """
 
     names: tuple[str, ...]
@@ -152,6 +153,7 @@ class RawEvents:
     unknown: frozenset[str] = frozenset()
     unread_phases: frozenset[str] = frozenset()
     untimed: tuple[int, ...] = ()
+    misfits: tuple[str, ...] = ()
 
     def at(self, rows: NDArray[np.bool_], changes: NDArray[np.bool_]) -> RawEvents:
         """Return these rows and these changes of memory alone."""
@@ -191,6 +193,7 @@ class ChunkJoiner:
         self._unknown: set[str] = set()
         self._unread_phases: set[str] = set()
         self._untimed: list[int] = []
+        self._misfits: list[str] = []
 
     def add(self, raw: RawEvents) -> None:
         """Append the events of a chunk."""
@@ -206,6 +209,7 @@ class ChunkJoiner:
         self._unknown |= raw.unknown
         self._unread_phases |= raw.unread_phases
         self._untimed += raw.untimed
+        self._misfits += raw.misfits
         self._rows += raw.name.size
         self.count += raw.name.size + raw.allocations.time_ns.size
 
@@ -225,6 +229,7 @@ class ChunkJoiner:
             unknown=frozenset(self._unknown),
             unread_phases=frozenset(self._unread_phases),
             untimed=tuple(self._untimed),
+            misfits=tuple(self._misfits),
             **columns,
         )
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from collectors.traces.intervals import Times
 from collectors.traces.reading import decoders as python_decoder
-from collectors.traces.reading.collective_args import collectives
+from collectors.traces.reading.collective_args import collectives, drop_impossible_args
 from collectors.traces.reading.damaged_json import likely_boundary, split
 from collectors.traces.reading.event_kinds import deciding_rules, devices, kinds, remarks
 from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
 from collectors.traces.reading.metadata import NoEvents, TopLevelKeys, go_to_events, read_metadata, read_tail
 from collectors.traces.reading.plausible_times import believed, drop_impossible
-from collectors.traces.reading.raw_events import ON_DEVICE, ChunkJoiner, Decoder, RawEvents
+from collectors.traces.reading.raw_events import AT_WORK, ON_DEVICE, ChunkJoiner, Decoder, RawEvents
 from collectors.traces.timeline import ABSENT, STREAM_BITS, About, Call, Timeline
 
 # From raw events to a Timeline: find their kinds, sort them, and renumber their texts.
@@ -37,13 +37,15 @@ def build_timeline(raw: RawEvents, *, rank: int, about: About, base_ns: int = 0)
 
     The events cannot be used afterwards: their columns are sorted in place, so that they are never in memory twice.
     """
+    work = int(np.isin(raw.category, AT_WORK).sum())
     raw, impossible, untimed = drop_impossible(raw, base_ns)
     sound = believed(raw, base_ns)
-    raw, left_out = sound.raw, (*impossible, *sound.lines)
+    raw, impossible_args = drop_impossible_args(sound.raw)
+    left_out = (*impossible, *sound.lines, *impossible_args)
     kind, is_device = kinds(raw)
     communication = list(collectives(raw, kind, about.groups))
     stream = _streams(raw)
-    left_out += remarks(raw, kind, stream, is_device)
+    left_out += remarks(raw, kind, stream, is_device, untimed_work=work - int(np.isin(raw.category, AT_WORK).sum()))
     rules = deciding_rules(raw, kind)
     end_ns = np.add(raw.start_ns, raw.duration_ns, out=raw.duration_ns)
     order = _order(raw, kind, stream, end_ns)
@@ -143,7 +145,17 @@ DECODERS: tuple[Decoder, ...] = (python_decoder.decode_by_scanner, python_decode
 
 RANK_UNKNOWN = "its rank: neither the trace nor its file's name tells it, so that it counts as rank 0"
 
-_RANK = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
+_RANK = re.compile(
+    r"(?:(?<![A-Za-z])(?P<axis>(?i:local|node|group|host|tp|pp|dp|ep|cp|sp))[-_.]?(?i:rank)"
+    r"|(?<![A-Za-z])(?i:rank)|(?<=[a-z])Rank)[-_]?(?P<rank>\d{1,9})"
+)
+"""A rank in a file's name, as a word: not as in frank2024. A rank along an axis, or in its node, is not the world's."""
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that a file's name tells; None for a local rank, or one along an axis of parallelism."""
+    ranks = [int(found["rank"]) for found in _RANK.finditer(name) if found["axis"] is None]
+    return ranks[0] if ranks else None
 
 
 class Unreadable(ValueError):
@@ -198,8 +210,8 @@ def read_trace(
     left_out = list(_left_out(events, head, behind, window.damage))
     if rank is None:
         rank = metadata.rank
-    if rank is None and (named := _RANK.search(path.name)) is not None:
-        rank = int(named[1])
+    if rank is None:
+        rank = rank_in_name(path.name)
     if rank is None:
         rank = 0
         left_out.append(RANK_UNKNOWN)

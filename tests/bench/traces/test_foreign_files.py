@@ -41,6 +41,11 @@ def _unranked(folder: Path, *names: str) -> Path:
         ("1760000000-TP-0-DP-0.trace.json", "1760000000-TP-1-DP-0.trace.json", "1760000000-TP-2-DP-1.trace.json"),
         ("run_dp0_tp0.json", "run_dp0_tp1.json"),
         ("dp0_pp0_tp0_rank0.1760.pt.trace.json", "dp0_pp0_tp1_rank1.1760.pt.trace.json"),
+        ("node0_local_rank0_rank0.json", "node1_local_rank0_rank1.json"),
+        ("traceRank0.json", "traceRank1.json"),
+        ("RANK-0.json", "RANK-1.json"),
+        ("tp_rank0.json", "tp_rank1.json"),
+        ("run_local_rank0.json", "run_local_rank1.json"),
     ],
 )
 def test_ranks_are_read_from_the_names_of_files(tmp_path: Path, names: tuple[str, ...]) -> None:
@@ -57,6 +62,10 @@ def test_ranks_are_read_from_the_names_of_files(tmp_path: Path, names: tuple[str
         ("TP-0-PP-1.json", "TP-1-PP-0.json"),
         ("TP-0-PP-0.json", "TP-0-PP-1.json", "TP-1-PP-0.json", "TP-1-PP-1.json"),
         ("step1.json", "step2.json"),
+        ("frank2024_a.json", "frank2024_b.json"),
+        ("frank0.json", "frank1.json"),
+        ("node0_local_rank0.json", "node1_local_rank0.json"),
+        ("dp_rank0_tp_rank1.json", "dp_rank1_tp_rank0.json"),
     ],
 )
 def test_where_names_tell_no_rank_each_may_be_given(tmp_path: Path, names: tuple[str, ...]) -> None:
@@ -76,6 +85,12 @@ def test_the_names_that_three_tools_give_can_be_read(tool: str) -> None:
     folder = ODD / f"c10_names_{tool}"
     side = _read(folder) if tool == "sglang" else _read(folder, ranks=(0, 1))
     assert list(_ranks(side).values()) == [0, 1]
+
+
+def test_a_local_rank_is_said_to_be_no_rank(tmp_path: Path) -> None:
+    folder = _unranked(tmp_path, "node0_local_rank0.json", "node1_local_rank0.json")
+    with pytest.raises(Misuse, match=r"nor do the names of their files \(a local rank occurs on each node\); give"):
+        _read(folder)
 
 
 def test_a_rank_that_is_given_twice_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from collectors.traces.reading.collective_args import CollectiveEvent, collectives, elements_of
+from collectors.traces.reading.collective_args import (
+    CollectiveEvent,
+    collectives,
+    drop_impossible_args,
+    elements_of,
+)
 from collectors.traces.reading.event_kinds import kinds
 from collectors.traces.reading.raw_events import CollectiveArgs
 from collectors.traces.timeline import ABSENT, Call
@@ -26,7 +31,7 @@ LAUNCH = Row("cudaLaunchKernel", "cuda_runtime", start_ns=14, end_ns=16, thread=
 
 
 def _collectives(*rows: Row, groups: dict[str, tuple[int, ...]] | None = None) -> list[CollectiveEvent]:
-    raw = raw_of(rows)
+    raw, _ = drop_impossible_args(raw_of(rows))
     return list(collectives(raw, kinds(raw)[0], groups or {}))
 
 

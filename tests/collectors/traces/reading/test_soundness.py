@@ -70,7 +70,7 @@ def test_a_sound_trace_has_no_remark() -> None:
 
 def test_each_event_that_begins_too_early_on_its_stream_counts() -> None:
     rows = [replace(KERNEL, start_ns=KERNEL.start_ns + number, end_ns=KERNEL.start_ns + 9) for number in range(3)]
-    assert _remarks(*rows) == ("nothing of stream 7, though 2 events on it begin before others end",)
+    assert _remarks(*rows) == ("nothing, though 2 events of stream 7 begin before others end, by up to 0.008 us",)
 
 
 def test_nested_operators_of_a_thread_are_no_overlap() -> None:

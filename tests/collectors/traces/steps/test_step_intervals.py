@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.traces.event_names import STEP
-from collectors.traces.steps import CUT, NOTHING, StepInterval, step_intervals, step_names, steps
+from collectors.traces.steps import CUT, NO_TIME, NOTHING, StepInterval, step_intervals, step_names, steps
 from collectors.traces.timeline import About, Timeline
 from tests.support.timelines import Span, timeline_of
 
@@ -181,11 +181,11 @@ def test_without_a_device_a_step_in_which_the_host_did_no_work_is_partial() -> N
     assert [(step.part, step.why) for step in found] == [("step", None), ("partial", NOTHING)]
 
 
-def test_a_step_is_whole_where_its_work_ran_beside_that_of_the_step_before() -> None:
+def test_a_step_whose_work_ran_beside_that_of_the_step_before_has_no_time_of_its_own_and_is_partial() -> None:
     timeline = _device(_step(1, 0, 10), *_launched(1, 2, 3, 30), _step(2, 10, 20), *_launched(2, 12, 13, 19, stream=20))
-    assert [(found.part, found.start_ns, found.end_ns) for found in steps(timeline)] == [
-        ("step", 0, 30),
-        ("step", 30, 30),
+    assert [(found.part, found.start_ns, found.end_ns, found.why) for found in steps(timeline)] == [
+        ("step", 0, 30, None),
+        ("partial", 30, 30, NO_TIME),
     ]
 
 

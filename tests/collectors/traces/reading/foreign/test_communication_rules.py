@@ -66,6 +66,42 @@ def test_a_large_kernel_that_looks_like_communication_and_is_not_counted_is_poin
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "hybrid_ep::dispatch_kernel",
+        "void deepep_hybrid::dispatch_kernel<8>()",
+        "void flux::all2all_kernel<8>()",
+        "flashinfer::trtllm::ar_fusion::kernel",
+        "_ZN7deep_ep9internode8dispatchILb0EEEvPv",
+        "_ZN6flux_a10ag_gemm_rsE",
+        "symm_mem_put",
+        "acme_symmetric_memory_get",
+        "getmem_block",
+        "acme::nvls_multicast",
+    ],
+)
+def test_a_name_that_looks_like_communication_is_noted(tmp_path: Path, name: str) -> None:
+    timeline = read(tmp_path, [*good_steps(), *_launched(name)])
+    assert any(line.startswith(f"what communicates in {name}: ") for line in timeline.about.left_out)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void sweep::dispatch_kernel<8>()",
+        "void prep::combine()",
+        "_ZN3abc8dispatchILb0E",
+        "clear_fusion_kernel",
+        "image_gemm",
+        "void acme::bag_gemm()",
+        "cub::DeviceReduceKernel",
+    ],
+)
+def test_a_name_that_only_holds_such_letters_is_not(tmp_path: Path, name: str) -> None:
+    assert read(tmp_path, [*good_steps(), *_launched(name)]).about.left_out == ()
+
+
+@pytest.mark.parametrize(
     ("name", "dur"), [("void acme::fast_allreduce_v7<8>()", 5), ("void flash_fwd_splitkv_combine_kernel<8>()", 80)]
 )
 def test_small_kernels_and_those_of_attention_are_not(tmp_path: Path, name: str, dur: int) -> None:

@@ -135,7 +135,7 @@ def test_a_stream_of_several_devices_is_spoken_of_with_its_device() -> None:
         Row("k", "kernel", 15, 21, process=3, thread=7),
     )
     left_out = build_timeline(raw_of(rows), rank=0, about=About()).about.left_out
-    assert "nothing of stream 7 of GPU 3, though 1 event on it begins before another ends" in left_out
+    assert "nothing, though 1 event of stream 7 of GPU 3 begins before another ends, by 0.005 us" in left_out
 
 
 def test_no_events_make_an_empty_timeline() -> None:

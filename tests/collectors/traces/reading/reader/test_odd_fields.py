@@ -50,11 +50,46 @@ def test_a_kernel_with_one_bad_field_is_read(tmp_path: Path, values: dict[str, o
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("correlation", 2**70), ("correlation", "x"), ("correlation", None), ("Seq", {}), ("Group size", 10**30)],
+    [
+        ("correlation", 2**70),
+        ("correlation", "x"),
+        ("Seq", {}),
+        ("Seq", 2**64 - 1),
+        ("Seq", 2**63),
+        ("Seq", -2),
+        ("Group size", 10**30),
+        ("Group size", 0),
+        ("In msg nelems", -3),
+        ("In msg nelems", "many"),
+        ("Out msg nelems", 10**18),
+        ("Process Group Name", 7),
+    ],
 )
-def test_a_kernel_with_one_bad_argument_is_read(tmp_path: Path, key: str, value: object) -> None:
+def test_a_kernel_with_one_bad_argument_is_read_and_the_argument_counted(
+    tmp_path: Path, key: str, value: object
+) -> None:
     events = changed(good_steps(), _second, args=lambda args: {**args, key: value})
-    assert _communication_us(read(tmp_path, events)) == 600
+    timeline = read(tmp_path, events)
+    assert _communication_us(timeline) == 600
+    assert timeline.about.left_out == (f'1 value of "{key}" of another type than it has, or out of its range',)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("correlation", None), ("Seq", -1), ("Seq", None), ("In msg nelems", 0), ("Group size", 1)]
+)
+def test_an_argument_that_is_absent_or_the_least_is_no_fault(tmp_path: Path, key: str, value: object) -> None:
+    events = changed(good_steps(), _second, args=lambda args: {**args, key: value})
+    assert read(tmp_path, events).about.left_out == ()
+
+
+def test_values_of_one_argument_are_said_once(tmp_path: Path) -> None:
+    events = changed(
+        good_steps(), lambda one: one["name"] == NCCL, args=lambda args: {**args, "In msg nelems": -3, "Seq": 2**64}
+    )
+    assert read(tmp_path, events).about.left_out == (
+        '3 values of "In msg nelems" of another type than it has, or out of its range',
+        '3 values of "Seq" of another type than it has, or out of its range',
+    )
 
 
 @pytest.mark.parametrize("args", [None, [], "text", 7])
