@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Metric, Scope
-from collectors.metrics.process import BUILD_INFO
 from dashboards.model import Severity
 
 # Combining expressions, whatever their metrics. on: the labels by which series of two expressions belong together.
@@ -396,16 +395,6 @@ def _escape(value: str) -> str:
 
 
 # Who shows what.
-
-
-def series_by_target() -> str:
-    """Count the series of ours that each target shows now; what rules record is none of them."""
-    return f'count by ({_listed(SCRAPE_LABELS)}) ({{__name__=~"observatory_.+"}})'
-
-
-def jobs_of_ours() -> str:
-    """Count, by job, the targets that answered as ours within a day: each of ours tells its build."""
-    return f"count by (job) (last_over_time({select(BUILD_INFO)}[1d]))"
 
 
 # Runs that go on.

@@ -16,11 +16,15 @@ from urllib.request import Request, build_opener
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.stack.files import JOB
 from bench.exporter.stack.passwords import authorization
-from dashboards.promql import jobs_of_ours, series_by_target
+from collectors.metrics.process import BUILD_INFO
 
 _ANSWER_S = 30.0
 _LOOK_S = 0.5
 _LOOKS = "http://127.0.0.1:9090"
+_SERIES_BY_TARGET = 'count by (job, instance) ({__name__=~"observatory_.+"})'
+"""What rules record is none of them."""
+_JOBS_OF_OURS = f"count by (job) (last_over_time({BUILD_INFO.name}[1d]))"
+"""By job, the targets that answered as ours within a day: each of ours tells its build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +66,9 @@ def targets_of(url: str, password: str | None = None) -> list[Target]:
     active = _ask(url, password, "/api/v1/targets", {"state": "active"})["activeTargets"]
     counted = {
         (one["metric"].get("job", ""), one["metric"].get("instance", "")): int(one["value"][1])
-        for one in _ask(url, password, "/api/v1/query", {"query": series_by_target()})["result"]
+        for one in _ask(url, password, "/api/v1/query", {"query": _SERIES_BY_TARGET})["result"]
     }
-    known = _ask(url, password, "/api/v1/query", {"query": jobs_of_ours()})["result"]
+    known = _ask(url, password, "/api/v1/query", {"query": _JOBS_OF_OURS})["result"]
     jobs = {one["metric"].get("job", "") for one in known}
     found = [
         Target(
