@@ -82,15 +82,14 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in ne
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, (int, float)):
             return float(value)
-        text = value.strip().replace(" ", "")
-        found = self._FORM.fullmatch(text.removeprefix("-")) if value.isascii() and len(value) <= 40 else None
+        found = self._FORM.fullmatch(value.strip().replace(" ", "")) if value.isascii() and len(value) <= 40 else None
         sizes_s = (86400, 3600, 60, 1)
         parts = (None,) * 4 if found is None else found.groups()
         elapsed_s = sum(size_s * float(part) for size_s, part in zip(sizes_s, parts, strict=True) if part is not None)
         if found is None or all(part is None for part in parts):
             self.fail(f"{value!r} is no time; it may be such as {self.examples}", param, ctx)
-        if not 0 < elapsed_s <= MOST_S or text.startswith("-"):
-            what = "too long" if elapsed_s > MOST_S and not text.startswith("-") else "too short"
+        if not 0 < elapsed_s <= MOST_S:
+            what = "too short" if not elapsed_s else "too long"
             self.fail(f"{value!r} is {what}; it may be above 0 and up to a year, such as {self.examples}", param, ctx)
         return elapsed_s
 

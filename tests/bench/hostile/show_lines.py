@@ -174,7 +174,6 @@ LINES = (
         for text in ("0d", "0h", "0.0d", "0d0h0s")
     ),
     Line("prune --older-than 400d", 2, "'400d' is too long; it may be above 0 and up to a year, such as 12h or 30d"),
-    Line("prune --older-than=-1d", 2, "'-1d' is too short; it may be above 0 and up to a year, such as 12h or 30d"),
     Line("prune --older-than 30", 2, "'30' has no unit; it may be such as 12h or 30d"),
     Line(
         "prune --older-than 99999999999999999999d",
