@@ -7,6 +7,7 @@ Source: Prometheus operator, API reference of monitoring.coreos.com/v1; Grafana'
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,10 +61,15 @@ def manifests(
         _manifest(_API, "PrometheusRule", "observatory-rules", {**_of("rules"), **labels}) | {"spec": dict(rules)},
         *(
             {**_manifest("v1", "ConfigMap", f"observatory-{name}", {**_of("dashboard"), **_SIDECAR}, _FOLDER)}
-            | {"data": {f"{name}.json": text}}
+            | {"data": {f"{name}.json": _compact(text)}}
             for name, text in dashboards.items()
         ),
     ]
+
+
+def _compact(dashboard: str) -> str:
+    """Return JSON without spaces: `kubectl apply` keeps each manifest in an annotation of at most 256 KiB."""
+    return json.dumps(json.loads(dashboard), separators=(",", ":"))
 
 
 def _of(component: str) -> dict[str, str]:

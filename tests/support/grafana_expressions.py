@@ -29,7 +29,7 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_NAMES = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 """Selectors, ranges, and lists of labels."""
 _NAME = re.compile(r"(?<![\w:.$])[a-zA-Z_:][\w:]*(?![\w:]|\s*\()")
-_WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "group_left", "group_right", "inf"}
+_WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "group_left", "group_right", "inf", "NaN"}
 
 
 def metric_names(expression: str) -> set[str]:

@@ -182,7 +182,7 @@ LINES = (
     ),
     *(
         Line(f"prune --older-than {text}", 2, "is no time; it may be such as")
-        for text in ("''", "nand", "1y", "x", "\x1b[31m", BYTES)
+        for text in ("''", "-1d", "nand", "1y", "x", "\x1b[31m", BYTES)
     ),
     *(
         Line(f"prune --keep-bytes {text}", 2, "is no size; it may be such as 500M, 20G or 1T")

@@ -76,7 +76,7 @@ def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds(
         assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
         ((name, text),) = one["data"].items()
         assert name == f"{json.loads(text)['uid'].removeprefix('observatory-')}.json"
-        assert (render.CHECKOUT / render.RENDERED / name).read_text() == text
+        assert json.loads((render.CHECKOUT / render.RENDERED / name).read_text()) == json.loads(text)
     assert len(maps) == len(render.DASHBOARDS)
 
 

@@ -175,7 +175,8 @@ class Page:
             expression = expression.replace(":15s]", f":{self.scrape_s}s]")
         for name, time_s in (("rate_interval", window_s), ("interval", step_s), ("range", self.back_s)):
             expression = expression.replace(f"$__{name}", f"{time_s}s")
-        return re.sub(r"\$\{?(\w+)\}?", lambda found: values[found[1]], expression)
+        # $1 is PromQL's, a group of a pattern.
+        return re.sub(r"\$\{?([a-zA-Z_]\w*)\}?", lambda found: values[found[1]], expression)
 
     def _ask(self, path: str, **fields: object) -> dict[str, Any]:
         found: dict[str, Any] = self._get(path, **fields, stats="all")
