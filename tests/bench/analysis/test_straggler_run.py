@@ -104,6 +104,7 @@ def test_phase_times_do_not_show_whose_backward_pass_is_slow(slowed: tuple[Path,
     assert min(backward_s) > INJECTED_S  # All wait for the late rank's gradients.
 
 
+@pytest.mark.alone
 def test_the_late_rank_is_named_with_what_it_does(slowed: tuple[Path, list[float]]) -> None:
     folder, _ = slowed
     estimates, notes = joined_estimates(CASE, folder, trials=TRIALS)
