@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -175,6 +176,12 @@ def _store_of(order: RankOrder) -> Store:
     if not isinstance(order.store, str):
         store = TCPStore(order.store.host, order.store.port, is_master=False, timeout=patience)
         return PrefixStore(order.store.prefix, store)
+    folder = Path(order.store).parent
+    if not folder.is_dir():  # torch would wait for it until the trial's time is over.
+        raise RuntimeError(
+            f"this rank does not see {folder}, where ranks of one machine meet: all nodes have the loopback as their"
+            " address, but not the same folder for temporary files (TMPDIR)"
+        )
     file = FileStore(order.store)
     file.set_timeout(patience)
     return file

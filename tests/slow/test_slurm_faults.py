@@ -286,10 +286,11 @@ def test_a_full_disk_of_the_runner_ends_the_suite_and_room_lets_it_go_on(slurm: 
 
 
 def test_a_full_disk_of_a_node_names_its_rank_and_room_lets_the_suite_go_on(slurm: Slurm, short_path: Path) -> None:
-    """Agents of the second node have a folder for temporary files that is soon full."""
+    """Agents of the second node have a folder for temporary files that is soon full; both see that of the first."""
     night = SlurmNight(short_path, slurm, FILLING)
-    python = short_path / "python"
-    small = shlex.join(_small(str(night.nodes), SMALL, then=f'exec {sys.executable} "$@"'))
+    python, folder = short_path / "python", short_path / "second"
+    folder.mkdir()
+    small = shlex.join(_small(str(folder), SMALL, then=f'TMPDIR={folder} exec {sys.executable} "$@"'))
     python.write_text(f'#!/bin/sh\n[ "$SLURM_NODEID" = 1 ] && exec {small} sh "$@"\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     night.write_settings(SETTINGS.replace(sys.executable, str(python)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
 from bench.rank.distributed import NoDevice, TrialLog, give_up, gpu_uuid, joined, take_device
@@ -64,6 +65,15 @@ def test_a_rank_works_on_its_own_gpu_and_leaves_when_all_devices_are_done(tmp_pa
         "set_device 1",
         "destroy_process_group on 1",
     ]
+
+
+def test_a_rank_that_does_not_see_where_the_others_meet_says_so_at_once(tmp_path: Path) -> None:
+    order = structs.replace(make_order(tmp_path, device="cpu", backend="gloo"), store=str(tmp_path / "gone" / "trial0"))
+    with (
+        pytest.raises(RuntimeError, match=r"does not see .*gone, where ranks of one machine meet"),
+        joined(order, log(tmp_path)),
+    ):
+        pass
 
 
 def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, store: TCPStore) -> None:
