@@ -137,8 +137,11 @@ class RankProcess:
         return self._result is not None and self._result.error is None
 
     def ask_for_stacks(self) -> None:
-        """Make the rank, which will be ended, write the stacks of its threads and its flight record."""
-        self._note_that_it_is_over()
+        """Make the rank, which will be ended, write the stacks of its threads and its flight record.
+
+        Python may crash where it writes the stack of a thread that runs: how the rank ends from here on is our doing.
+        """
+        self._note_that_we_end_it()
         with suppress(OSError):
             self._pipe.send_bytes(DUMP)
         self._signal(signal.SIGUSR1)

@@ -117,6 +117,12 @@ def test_a_record_of_nccl_tells_how_far_the_device_came(on_nccl: Watched) -> Non
     assert end.reached == {"0": Reached(issued=1, started=None, completed=1)}
 
 
+def test_a_rank_that_crashes_where_it_writes_its_stacks_has_hung(on_gloo: Watched) -> None:
+    on_gloo.rank.ask_for_stacks()
+    on_gloo.process.is_gone, on_gloo.process.exitcode = True, -11
+    assert on_gloo.rank.end().is_hung
+
+
 def test_a_record_of_gloo_tells_how_many_collectives_were_issued(on_gloo: Watched) -> None:
     on_gloo.leave_record(MadeRecord().collective("gloo:all_reduce", state="scheduled").json())
     on_gloo.process.is_gone = True
