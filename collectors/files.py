@@ -149,7 +149,7 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
     """Give a new file that takes the path's place when the block ends well, and is removed when it does not.
 
     So a reader sees the old content or the new, and after a crash it is one of both. A link at the path is replaced
-    and not followed; a pipe, a socket or a device is neither.
+    and not followed. A pipe, a socket or a device of ours or of root is refused; another user's is replaced.
 
     mode: the file's permissions; None for as open as the folder. is_any_folder: a person named the file, so that its
     folder may be another user's, as /tmp is.
@@ -164,10 +164,11 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
     draft = f".{secrets.token_hex(8)}.part"
     try:
         with suppress(FileNotFoundError):  # Refused before the content is made: a name too long, or a folder's.
-            present = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
-            if stat.S_ISDIR(present):
+            there = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(there.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            if not stat.S_ISREG(present) and not stat.S_ISLNK(present):
+            is_special = not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode)
+            if is_special and there.st_uid in (0, os.geteuid()):  # Another user's is replaced, as their link is.
                 raise OSError(errno.EINVAL, "a pipe, a socket or a device is there, and not a file", str(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(draft, flags, 0o600, dir_fd=folder)

@@ -66,7 +66,7 @@ class ProcessUse:
             memory[key] = None if before is None or process.memory_bytes is None else before + process.memory_bytes
         self.is_crowded = self.is_crowded or len(memory) > MOST_PROCESSES
         largest = sorted(memory.items(), key=lambda item: (-(item[1] or 0), item[0]))[:MOST_PROCESSES]
-        # In an order that stays as memory grows, so that a node's log need not begin anew.
+        # Sorted by slice and pid: a change of order would begin a new entry in the log of the node.
         return [
             sample
             for (part, pid), used in sorted(largest, key=lambda item: item[0])
