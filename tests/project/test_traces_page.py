@@ -24,5 +24,17 @@ def test_the_shares_of_dlrm_are_those_that_the_command_tells() -> None:
     assert [line for block in blocks for line in block.splitlines() if line not in lines] == []
 
 
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces in {TRACES}")
+def test_the_first_table_is_what_summary_prints_of_one_rank() -> None:
+    shown = re.search(r"^    Where each rank's time went.*?(?=\n\n)", _page(), re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    trace = str(TRACES / "nccl_a100_rank0_of_2.json.gz")
+    said = CliRunner().invoke(main.observatory, ["analyse", "summary", trace], catch_exceptions=False).stdout
+    table = said.partition("\n\n")[0]
+    assert [line.rstrip() for line in re.sub("^    ", "", shown[0], flags=re.MULTILINE).splitlines()] == [
+        line.rstrip() for line in table.splitlines()
+    ]
+
+
 def _page() -> str:
     return (ROOT / "docs/traces.md").read_text()
