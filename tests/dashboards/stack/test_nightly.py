@@ -156,7 +156,7 @@ def test_a_shell_ends_with_the_suites_code_or_else_the_gates(suite: int, check: 
 
 @pytest.mark.parametrize(
     "words",
-    # The folder that `render` names must exist; tests/project/test_nightly_blocks.py runs it.
+    # The folder that `render` names must exist; tests/project/pages/test_nightly_blocks.py runs it.
     [words for words in calls_in(shell_blocks(PAGE.read_text())) if words[:2] != ["dashboards", "render"]],
     ids=" ".join,
 )

@@ -25,7 +25,7 @@ from bench.cli import main
 from collectors.metrics.registry import METRICS
 from tests.bench.made.fake_runs import ddp_summary
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "metrics.md"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
@@ -45,9 +45,12 @@ each_runbook = pytest.mark.parametrize("page", RUNBOOKS, ids=_id)
 # Links.
 
 
+def _without_fences(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def _without_code(text: str) -> str:
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^ {4}.*$", "", _without_fences(text), flags=re.MULTILINE)
     return re.sub(r"`[^`\n]*`", "", text)
 
 
@@ -55,7 +58,7 @@ def _without_code(text: str) -> str:
 def _anchors(page: Path) -> set[str]:
     """Anchors as GitHub makes them of headings, and those that the page sets itself."""
     text = page.read_text()
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", _without_fences(text), re.MULTILINE)
     made = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return made | set(re.findall(r'<a id="([\w-]+)">', text))
 
@@ -139,21 +142,19 @@ def test_each_command_exists_with_its_options(page: Path) -> None:
         assert given <= _options(command), call
 
 
-# Options of programs that are not ours.
 FOREIGN = {
-    *("--time", "--mem"),
-    *("--system", "--user-group", "--constraint", "--output", "--requeue", "--exclusive", "--nproc-per-node"),
-    *("--folder", "--server-side", "--http.config.file", "--enable-feature", "--storage.tsdb.retention.time", "--list"),
-    *("--connect", "--within", "--key-file", "--node", "--send-files", "--exporter", "--gpu-reset", "--errorcounters"),
-    *("--rehearse", "--again", "--commit", "--judge", "--no-otava", "--series-per-seed", "--seeds", "--growth"),
-    *("--scrape-seconds", "--minutes", "--times", "--hours", "--numprocesses", "--dist", "--junitxml", "--grafana-url"),
-}  # fmt: skip
+    *("--connect", "--exporter", "--host", "--key-file", "--node", "--send-files", "--within"),  # Of the agent.
+    *("--folder", "--growth", "--hours", "--judge"),  # Of torchrun's rank, and of benchmarks.
+    *("--enable-feature", "--errorcounters", "--exclusive", "--gpu-reset", "--http.config.file"),
+    *("--junitxml", "--server-side", "--storage.tsdb.retention.time"),
+}
+"""Options in the text of programs other than `observatory`."""
 
 
 def test_options_in_the_text_are_options_of_some_command() -> None:
     known = {option for command in _all_commands(main.observatory) for option in _options(command)} | FOREIGN
     for page in WRITTEN:
-        code = " ".join(re.findall(r"`([^`]+)`", page.read_text()))
+        code = " ".join(re.findall(r"`([^`]+)`", _without_fences(page.read_text())))
         named = {name.rstrip(".") for name in re.findall(r"(?<!\S)--[a-z][\w.-]*", code)}
         assert named <= known, page
 

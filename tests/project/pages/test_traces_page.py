@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from bench.cli import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TRACES = ROOT / "../shared/data/traces"
 
 

@@ -22,7 +22,7 @@ import pytest
 from bench.runs.history import History
 from tests.bench.made.fake_nights import FakeNights
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "nightly.md").read_text()
 STEPS = re.findall(r"^## (\d+)\. .*? \((.*?)\)\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
 # Programs that change or ask the machine. promtool and amtool are real where they are installed.
