@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from bench.cli import main
+from bench.suites.suite_file import read_suite
 from collectors.metrics.registry import METRICS
 from tests.bench.made.fake_runs import ddp_summary
 
@@ -169,6 +170,16 @@ def test_options_of_run_and_suite_run_are_on_a_page() -> None:
         command, _ = _command(words)
         hidden = {"--help", "--format"}
         assert {option for option in _options(command) if option.startswith("--")} - hidden <= named, words
+
+
+@pytest.mark.parametrize("name", ["suites.md", "scaling.md"])
+def test_each_whole_suite_of_a_page_is_one(name: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
+    suites = [block for block in blocks if "schema_version" in block]
+    assert suites
+    for text in suites:
+        (tmp_path / "suite.toml").write_text(text)
+        assert read_suite(tmp_path / "suite.toml").cases
 
 
 # Boards, panels, thresholds, metrics, alerts.
