@@ -315,3 +315,12 @@ def test_each_path_in_backquotes_exists(page: Path) -> None:
 def test_measurements_with_a_date_or_commit_stand_under_measured(page: Path) -> None:
     if DOCS / "measured" not in page.parents and page.name != "CHANGELOG.md":
         assert re.findall(r"\bcommit [0-9a-f]{7,}|[Mm]easured (?:on )?20\d\d-\d\d-\d\d", _prose(page)) == []
+
+
+def test_readme_is_a_front_door() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert re.findall(r"^ +(make \w+)", text, re.MULTILINE) == ["make demo", "make test"]
+    shares = re.findall(r"% \[(-?[\d.]+), ([\d.]+)\]", text)
+    assert shares
+    assert all(float(high) - float(low) < 80 for low, high in shares)  # None that spans all of a ratio.
