@@ -14,14 +14,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import click
 import msgspec
 import pytest
 import yaml
 
+from bench.analysis.comparison import OUTCOMES
+from bench.analysis.diagnosis.observed import KINDS
+from bench.analysis.regressions import detector
 from bench.cli import main
+from bench.rank.messages import Cause
+from bench.reports.gate.check import WORDS
+from bench.suites import levers
 from bench.suites.suite_file import read_suite
 from collectors.metrics.registry import METRICS
 from tests.bench.made.fake_runs import ddp_summary
@@ -265,7 +271,26 @@ def test_the_table_of_alerts_has_them_all() -> None:
     assert f"{len(_alerts())} Prometheus alerts" in text
 
 
-# Rows of reports, exit codes, paths, dates.
+# Words and rows of reports, exit codes, paths, dates.
+
+
+@pytest.mark.parametrize(
+    ("page", "head", "words"),
+    [
+        ("gate.md", "| verdict | meaning | code |", set(WORDS.values())),
+        ("detector.md", "| verdict | meaning |", set(get_args(detector.Verdict))),
+        ("levers.md", "| verdict | where |", set(get_args(levers.Verdict))),
+        ("compare.md", "| outcome | when |", {outcome.replace("_", " ") for outcome in OUTCOMES}),
+        ("faults.md", "| the cause is |", set(get_args(get_type_hints(Cause)["kind"]))),
+        ("diagnosis.md", "| kind | what it is |", {kind.replace("_", " ") for kind in KINDS} - {"unknown"}),
+    ],
+)
+def test_the_words_of_a_table_are_those_of_the_product(page: str, head: str, words: set[str]) -> None:
+    table = (DOCS / page).read_text().partition(head)[2].partition("\n\n")[0]
+    cells = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]+)\]\([^)]*\)| \(tier \d\)|`", r"\1", cell) for cell in cells]
+    listed = {word for cell in plain for word in cell.split(", ") if not re.fullmatch("[-: ]+", word)}
+    assert {re.sub("^imbalance of .*", "imbalance", word) for word in listed} == words
 
 
 def _rows_of_figures() -> list[re.Pattern[str]]:
