@@ -30,8 +30,7 @@ from collectors.node.poller import HOLD_S
 from collectors.node.registry import NodeCollector, PollingConfig, open_collectors
 from collectors.node.watch import NodeWatch
 from collectors.prometheus.exposition import Exporter, Owned, Source
-from collectors.prometheus.http_answers import landing_page
-from collectors.prometheus.http_server import Server, ServerConfig
+from collectors.prometheus.http_server import Server, ServerConfig, landing_page, pages
 from collectors.sockets import CannotListen, PortTaken
 
 HOST = "127.0.0.1"
@@ -136,8 +135,8 @@ def answering(
         CannotListen: the address cannot be served.
     """
     exporter = page_of((own_process(), *sources), on_notice=on_notice)
-    landing = landing_page(program_version())
-    server = Server(exporter, host, port, landing=landing, config=config, on_notice=on_notice)
+    app = pages(exporter, landing_page(program_version()))
+    server = Server(app, host, port, config=config, on_notice=on_notice)
     try:
         on_notice(f"serving {server.url}")
         yield server

@@ -11,7 +11,7 @@ import pytest
 
 from bench.exporter.service_discovery import Targets, listed
 from collectors.prometheus.exposition import Exporter
-from collectors.prometheus.http_server import Server, ServerConfig
+from collectors.prometheus.http_server import Server, ServerConfig, pages
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.servers import PrometheusServer, run_prometheus
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 @pytest.fixture
 def nodes() -> Iterator[list[str]]:
     """Addresses of two nodes that serve."""
-    servers = [Server(Exporter((), (), on_notice=print), "127.0.0.1", 0, on_notice=print) for _ in range(2)]
+    servers = [Server(pages(Exporter((), (), on_notice=print)), "127.0.0.1", 0, on_notice=print) for _ in range(2)]
     try:
         yield [f"127.0.0.1:{server.port}" for server in servers]
     finally:
@@ -78,7 +78,7 @@ def test_no_read_of_the_list_fails_while_nodes_come_and_go(tmp_path: Path, nodes
 def test_a_node_says_itself_that_it_speaks_tls(tmp_path: Path) -> None:
     authority = make_authority(tmp_path, "authority")
     config = ServerConfig(tls=make_certificate(tmp_path, "server", authority).server())
-    server = Server(Exporter((), (), on_notice=print), "127.0.0.1", 0, config=lambda: config, on_notice=print)
+    server = Server(pages(Exporter((), (), on_notice=print)), "127.0.0.1", 0, config=lambda: config, on_notice=print)
     path = tmp_path / "targets.json"
     address = f"127.0.0.1:{server.port}"
     jobs = _jobs(path, tls_config={"ca_file": str(authority.file)})

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from bench.case import Purpose, SuiteMember
 from bench.exporter.suite_status import ALL_READ_S, LEFT_OUT_S, NEWEST_READ, SuiteStatus
@@ -278,7 +279,7 @@ def test_what_is_shown_is_valid_and_no_series_is_given_twice(url: str, status: S
     _save(url, _record("a", period_s=60.0), _active("b", started_s=30), _record("s", "smoke"))
     status.ask()
     refused: list[str] = []
-    body, _ = Exporter(SHOWN, [status.samples], on_notice=refused.append).render("")
+    body = generate_latest(Exporter(SHOWN, [status.samples], on_notice=refused.append))
     assert refused == []
     assert sum(not line.startswith(b"#") for line in body.splitlines()) == len(status.samples())
 

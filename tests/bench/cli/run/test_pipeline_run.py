@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from bench.analysis.estimate import estimate
 from bench.case import Purpose
@@ -112,7 +113,7 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
         history.add(kept, make_machine())
     newest = NewestResults(url, on_notice=pytest.fail)
     newest.ask()
-    body, _ = Exporter(SHOWN, [newest.samples], on_notice=pytest.fail).render("")
+    body = generate_latest(Exporter(SHOWN, [newest.samples], on_notice=pytest.fail))
     lines = body.decode().splitlines()
 
     def value(metric: Metric, *labels: str) -> float:
