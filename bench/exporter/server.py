@@ -16,13 +16,9 @@ from bench.engines.cluster import Capacity
 from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.exporter.gpu_placement import Placement, with_ranks
-from bench.exporter.latest_results import NewestResults
+from bench.exporter.history_source import of_history
 from bench.exporter.live_runs import LiveRuns, RunLogs
 from bench.exporter.own_process import own_process
-from bench.exporter.run_outcomes import RunOutcomes
-from bench.exporter.suite_status import SuiteStatus
-from bench.exporter.verdicts import StandingVerdicts
-from collectors.background import BackgroundThread
 from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
 from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.registry import SHOWN, as_shown
@@ -35,8 +31,6 @@ from collectors.sockets import CannotListen, PortTaken
 
 HOST = "127.0.0.1"
 PORT = 9464
-PAUSE_S = 5.0
-"""Pause between two reads of the history."""
 FORGOTTEN_S = 3600.0
 """How long a notice must be silent before it is told again."""
 Results = Literal["all", "only", "none"]
@@ -208,16 +202,7 @@ def _open(
     results: Results,
     further: Source = tuple,
 ) -> Iterator[Server]:
-    of_history = _of_history(store_url, on_notice) if results != "none" else ()
-
-    def ask(told_to_stop: threading.Event) -> None:
-        is_told = False
-        while not is_told:
-            for one in of_history:
-                one.ask()
-            is_told = told_to_stop.wait(PAUSE_S)
-
-    asking = BackgroundThread("history", ask)
+    history = of_history(store_url, on_notice=on_notice) if results != "none" else None
     with ExitStack() as stack:
         watch: NodeWatch | None = None
         shown: list[Source] = []
@@ -231,32 +216,13 @@ def _open(
         else:
             watch, runs, of_node = _watch_with_runs(runs_folder, node, on_notice, stack)
             shown = [of_node, runs.samples]
-        server = stack.enter_context(
-            answering(
-                [*shown, further, *(one.samples for one in of_history)],
-                host=host,
-                port=port,
-                config=config,
-                on_notice=on_notice,
-            )
-        )
-        if of_history:
-            asking.start()
-            stack.callback(asking.stop, PAUSE_S)
+        shown += [further] if history is None else [further, history.samples]
+        server = stack.enter_context(answering(shown, host=host, port=port, config=config, on_notice=on_notice))
+        if history is not None:
+            stack.enter_context(history)
         if watch is not None:
             stack.enter_context(watch)
         yield server
-
-
-def _of_history(
-    store_url: str | None, on_notice: Callable[[str], None]
-) -> tuple[NewestResults, RunOutcomes, SuiteStatus, StandingVerdicts]:
-    return (
-        NewestResults(store_url, on_notice=on_notice),
-        RunOutcomes(store_url, on_notice=on_notice),
-        SuiteStatus(store_url, on_notice=on_notice),
-        StandingVerdicts(store_url, on_notice=on_notice),
-    )
 
 
 def _watch_with_runs(
