@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, get_args
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.latest_results import NewestResults
-from bench.exporter.run_outcomes import RunOutcomes
 from bench.exporter.suite_status import SuiteStatus
 from bench.exporter.verdicts import StandingVerdicts
+from bench.rank.messages import Outcome
 from bench.runs.history import History
 from collectors.background import BackgroundThread
 from collectors.errors import in_words
+from collectors.metrics.run_counts import RUNS
 from collectors.prometheus.exposition import Owned
 
 PAUSE_S = 5.0
 """Pause between two reads of the history."""
+AGAIN_S = 60.0
+"""Time from one count to the next where neither the number of runs nor the newest has changed: an outcome may have."""
 
 
 class Reader(Protocol):
@@ -32,6 +36,32 @@ class Reader(Protocol):
 
     def samples(self) -> Iterable[Owned]:
         """Return what was read last."""
+
+
+class RunOutcomes:
+    """How many runs of each strategy ended in which way. clock_s: a monotonic clock."""
+
+    what = "counts of runs"
+
+    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._extent: tuple[int, int | None] | None = None
+        self._counted_s = 0.0
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def samples(self) -> Iterator[Owned]:
+        """Yield the counts; 0 where no run of a strategy ended so, since a rate needs a value to grow from."""
+        strategies = sorted({strategy for strategy, _ in self._counts})
+        zeros = {(strategy, outcome): 0 for strategy in strategies for outcome in get_args(Outcome)}
+        for (strategy, outcome), number in (zeros | self._counts).items():
+            yield RUNS.at(number, strategy=strategy, outcome=outcome), {}
+
+    def read(self, history: History) -> None:
+        """Count, where the history may have changed."""
+        extent, now_s = history.extent(), self._clock_s()
+        if extent != self._extent or now_s - self._counted_s >= AGAIN_S:
+            self._counts = history.outcomes()
+            self._extent, self._counted_s = extent, now_s
 
 
 class HistorySource:

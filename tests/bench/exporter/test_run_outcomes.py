@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter.history_source import HistorySource
-from bench.exporter.run_outcomes import AGAIN_S, RunOutcomes
+from bench.exporter.history_source import AGAIN_S, HistorySource, RunOutcomes
 from bench.rank.messages import Outcome
 from bench.runs.history import History
 from collectors.metrics.run_counts import RUNS
