@@ -230,10 +230,7 @@ _STANDING_OUT = (
     ),
     Heatmap(
         title="How often a step took so long",
-        queries=tuple(
-            _query(STEP_DURATION, joins.observed_in_run(STEP_DURATION, is_native=is_native, **_CHOSEN), "{{le}}")
-            for is_native in (False, True)
-        ),
+        queries=(_query(STEP_DURATION, joins.observed_in_run(STEP_DURATION, **_CHOSEN), "{{le}}"),),
         absent=_NO_RUN,
     ),
     _lines(

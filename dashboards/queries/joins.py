@@ -233,23 +233,19 @@ def now_or_last(expression: str) -> str:
     return f"(({expression}) or last_over_time(({expression})[$__range:15s]))"
 
 
-def observed_in_run(histogram: Metric, *, is_native: bool, **chosen: str | Match) -> str:
+def observed_in_run(histogram: Metric, **chosen: str | Match) -> str:
     """Return how many values a second fell into each bucket of a histogram lately, of the runs with these labels.
 
     Where Grafana was not told of a long scrape interval five minutes are taken, as by `recent_rate`.
-    is_native: of the native buckets, where Prometheus keeps those; then it has no classic ones.
     """
-    counted = histogram.name if is_native else f"{histogram.name}_bucket"
+    counted = f"{histogram.name}_bucket"
     lately = f"(rate({counted}[$__rate_interval]) or (rate({counted}[5m]) and {counted}))"
-    # Kept, not multiplied by the info's 1 as by `of_chosen_runs`: Prometheus 2.42 drops native buckets times a vector.
-    kept = where(lately, select(RUN_INFO, **chosen), on=(*PLACE, "slot"))
-    return total(kept, by=() if is_native else ("le",))
+    return total(where(lately, select(RUN_INFO, **chosen), on=(*PLACE, "slot")), by=("le",))
 
 
 def quantile_in_run(histogram: Metric, quantile: float, **chosen: str | Match) -> str:
-    """Return a quantile of what a histogram observed lately of these runs, over all their nodes; of either buckets."""
-    classic, native = (observed_in_run(histogram, is_native=is_native, **chosen) for is_native in (False, True))
-    return f"histogram_quantile({quantile:g}, {classic}) or histogram_quantile({quantile:g}, {native})"
+    """Return a quantile of what a histogram observed lately of these runs, over all their nodes."""
+    return f"histogram_quantile({quantile:g}, {observed_in_run(histogram, **chosen)})"
 
 
 # The GPUs of a run.

@@ -6,10 +6,8 @@ from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.metric import Metric
 from collectors.metrics.rank import LIVE_TENSOR_BYTES, STEP_SECONDS, TOKENS
 from collectors.metrics.results import RUN_MFU
-from collectors.metrics.run_counts import STEP_DURATION
 from collectors.prometheus import exposition
 from dashboards import promql
-from dashboards.queries import histograms
 
 RATIO = Metric(name="x_ratio", kind="gauge", unit="ratio", scope="run", labels=("scaling",), help="A thing.")
 
@@ -41,26 +39,6 @@ def test_only_a_counter_has_a_rate() -> None:
         promql.has_grown(STEP_SECONDS, over_minutes=5)
     assert promql.rate(TOKENS, slot="0") == f'rate({TOKENS.name}{{slot="0"}}[$__rate_interval])'
     assert promql.rate(TOKENS, 10) == f"rate({TOKENS.name}[10m])"
-
-
-def test_a_quantile_of_a_histogram_keeps_the_bounds_of_classic_buckets_and_native_ones_have_none() -> None:
-    name = STEP_DURATION.name
-    assert histograms.histogram_quantile(STEP_DURATION, 0.99, 5, slot="0") == (
-        f'histogram_quantile(0.99, sum by (le, job, instance, slot) (rate({name}_bucket{{slot="0"}}[5m])))'
-    )
-    assert histograms.histogram_quantile(STEP_DURATION, 0.5, by=("slot",), is_native=True) == (
-        f"histogram_quantile(0.5, sum by (slot) (rate({name}[$__rate_interval])))"
-    )
-    assert histograms.histogram_quantile_so_far(STEP_DURATION, 0.5, by=("slot",)) == (
-        f"histogram_quantile(0.5, sum by (le, slot) ({name}_bucket))"
-    )
-
-
-def test_only_a_histogram_has_quantiles() -> None:
-    with pytest.raises(ValueError, match=r"^observatory_step_seconds is a gauge; only a histogram has quantiles$"):
-        histograms.histogram_quantile(STEP_SECONDS, 0.99)
-    with pytest.raises(ValueError, match="has no label rank; its labels are: slot, job, instance"):
-        histograms.histogram_quantile_so_far(STEP_DURATION, 0.99, rank="0")
 
 
 def test_a_legend_tells_apart_what_the_labels_tell_apart() -> None:

@@ -36,7 +36,6 @@ from dashboards.model import Dashboard
 from tests.bench.made.examples import SMALL, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.windows import made_windows
-from tests.stack.test_run_dashboards import is_of_native_buckets
 from tests.support.grafana_expressions import with_choices, with_every_choice
 from tests.support.servers import PrometheusServer, run_prometheus
 
@@ -119,7 +118,6 @@ QUERIES = [
     for panel in dashboard.all_panels
     if panel.title in titles
     for number, query in enumerate(panel.queries)
-    if not is_of_native_buckets(query.expression)
 ] + [
     (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)
     for dashboard in DASHBOARDS
