@@ -27,7 +27,7 @@ MAY_READ_OTHERWISE = {
     },
     "files that come with this program": {
         "bench/exporter/stack/files.py",
-        "dashboards/alerts/runbooks.py",
+        "bench/cli/watching/runbook.py",
         "dashboards/publishing/publish.py",
         "dashboards/thresholds.py",
     },
