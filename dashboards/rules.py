@@ -167,14 +167,6 @@ def _values(thresholds: Thresholds) -> dict[str, str]:
                 values[name] = "|".join(map(str, value))
             else:
                 values[name] = f"{value:g}" if isinstance(value, float) else str(value)
-            for unit, seconds in (("_hours", 3600), ("_days", 86_400), ("_minutes", 60)):
-                if key.endswith(unit):
-                    values[f"{name.removesuffix(unit)}_seconds"] = str(value * seconds)
-                    values[f"{name.removesuffix(unit)}_minutes"] = str(value * seconds // 60)
-            values[f"1 - {name}"], values[f"1 + {name}"] = (
-                ("", "") if isinstance(value, tuple) else (f"{1 - value:g}", f"{1 + value:g}")
-            )
-            values[f"{name} - 1"] = "" if isinstance(value, tuple) else f"{value - 1:g}"
             if key.endswith("_ratio"):
                 values[f"{name.removesuffix('_ratio')}_percent"] = f"{100 * value:g}%"
     return values

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
 import pytest
 
 from dashboards.render import alert_rule
-from dashboards.rules import Alert, BadRules, load
+from dashboards.rules import TEMPLATE, Alert, BadRules, load
 from dashboards.thresholds import changed_by, shipped
 
 RULES = """
@@ -44,6 +47,18 @@ def test_thresholds_stand_in_the_place_of_their_names() -> None:
 def test_a_large_number_is_written_out() -> None:
     template = RULES.replace("${gpus.braked_ratio}", "${links_of_gpus.nvlink_retries}")
     assert "> 123456789)" in _alert(template, b"[links_of_gpus]\nnvlink_retries = 123456789").expression
+
+
+def test_every_threshold_is_one_of_a_rule() -> None:
+    used = set(re.findall(r"\$\{(\w+\.\w+)\}", TEMPLATE.read_text()))
+    tables = msgspec.to_builtins(shipped())
+    keys = {
+        f"{table}.{key}"
+        for table, values in tables.items()
+        if isinstance(values, dict) and table != "links"
+        for key in values
+    }
+    assert keys <= used
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from dashboards.thresholds import Thresholds, changed_by, shipped
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _RANGE = re.compile(r"\[(\d+)([smhd])(?::\d+[smhd])?\](?:\s+offset\s+(\d+)([smhd]))?")
-_AGE = re.compile(r"time\(\) - [^\n]*? < (\d+)")
-"""How the rules say that something is news: the seconds since its time are fewer than these."""
+_AGE = re.compile(r"time\(\)\s+- .*?\s< (\d+) \* (\d+)", re.DOTALL)
+"""How the rules say that something is news: the seconds since its time are fewer than hours times 3600, say."""
 NIGHTLY_HOURS = 720
 _LONGER = b"""
 [agents]
@@ -39,7 +39,7 @@ def _looks_back_s(expression: str, records: Mapping[str, str]) -> int:
         int(number) * _SECONDS[unit] + int(more or 0) * _SECONDS[of or "s"]
         for number, unit, more, of in _found(expression)
     ]
-    news = [int(seconds) for seconds in _AGE.findall(expression)]
+    news = [int(number) * int(seconds) for number, seconds in _AGE.findall(expression)]
     others = {name: text for name, text in records.items() if name in expression and text != expression}
     rest = {name: text for name, text in records.items() if name not in others}
     recorded = [_looks_back_s(text, rest) for text in others.values()]
