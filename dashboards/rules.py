@@ -19,12 +19,12 @@ from msgspec import Meta
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS, SHOWN
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
-from dashboards.model import Severity
 from dashboards.promql import OWNER_LABELS, SCRAPE_LABELS
 from dashboards.thresholds import AcceptedEfficiency, Thresholds
 
 TEMPLATE = Path(__file__).with_name("rules.yaml.in")
 
+Severity = Literal["critical", "warning"]
 Component = Literal["agent", "gpu", "host", "link", "result", "run", "suite"]
 """What is broken, for Alertmanager's routes."""
 Duration = Annotated[str, Meta(pattern=r"^\d+[mhd]$")]
