@@ -250,9 +250,12 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
     texts = [rule.expression]
     if isinstance(rule, Alert):
         texts += [rule.annotations.summary, rule.annotations.description, rule.queried_description]
+    for name in _metrics_in(rule.expression):
+        if name not in _LABELS and not name.startswith("series:") and name != "up":
+            yield f"{name} is no metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
     known = {*SCRAPE_LABELS, "cluster", *_MADE.findall(rule.expression)}
     for series in (found for text in texts for found in _SERIES.finditer(text)):
-        name, record = series["metric"], f"{series['record']}{series['metric']}{series['operation']}"
+        name, record = series["metric"], f"series:{series['metric']}{series['operation'] or ''}"
         labels = (_LABELS_OF_RECORDED if series["record"] else _LABELS).get(name)
         if series["record"] and record not in recorded:
             yield f"{record} is recorded by no rule{_near(record, recorded)}"
@@ -268,6 +271,14 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
     for label in asked:
         if label not in known:
             yield f'no metric of this rule has the label "{label}"; they have {", ".join(sorted(known))}'
+
+
+def _metrics_in(expression: str) -> list[str]:
+    """Return the names of series in an expression: what is no word, function, label, string or comment of PromQL."""
+    bare = re.sub(r'"[^"]*"|#.*', "", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", _GROUPING.sub("", bare))
+    names = re.findall(r"(?<![\w:.])[A-Za-z_][\w:]*(?![\w:]|\s*\()", bare)
+    return [name for name in names if name not in ("and", "or", "unless", "bool", "offset")]
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ groups:
     expr: |-
       observatory_gpu_state_info{state="lost"}
       and on (job, instance, gpu) (observatory_gpu_power_watts > ${gpus.braked_ratio})
+      # A comment, of whatever words.
       unless on (gpu) series:observatory_gpu_state_info:newest
     for: ${gpus.window_minutes}m
     labels: {severity: warning, component: gpu}
@@ -74,6 +75,12 @@ def test_every_threshold_is_one_of_a_rule() -> None:
             "observatory_gpu_power_watts >",
             "observatory_gpu_power_wats >",
             "GpuWrong: observatory_gpu_power_wats is no metric of the catalogue; did you mean"
+            " observatory_gpu_power_watts? (docs/metrics.md lists all)",
+        ),
+        (
+            "(observatory_gpu_power_watts >",
+            "(observatry_gpu_power_watts >",
+            "GpuWrong: observatry_gpu_power_watts is no metric of the catalogue; did you mean"
             " observatory_gpu_power_watts? (docs/metrics.md lists all)",
         ),
         (
