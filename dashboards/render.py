@@ -7,18 +7,19 @@ case or of a node, so the command treats it as misuse, with code 2.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import msgspec
 
 from collectors.files import drafted
 from collectors.metrics import registry
 from collectors.metrics.agent import RESULT_INFO
 from collectors.metrics.metric import Metric
 from collectors.regular_files import read_regular
-from dashboards import kubernetes, promql
-from dashboards.alerts import agents, efficiency, gate, gpus, hosts, links, live, suites
+from dashboards import kubernetes, rules
 from dashboards.boards import (
     attention,
     ceilings,
@@ -32,8 +33,9 @@ from dashboards.boards import (
 from dashboards.boards.nodes import fleet, one_gpu, one_host
 from dashboards.grafana.document import to_json
 from dashboards.grafana.looks import TAG, UID_PREFIX
-from dashboards.model import Alert, Dashboard, Group, Variable
+from dashboards.model import Dashboard, Variable
 from dashboards.promql import OWNER_LABELS
+from dashboards.rules import Alert, BadRules, Group
 from dashboards.thresholds import Links, Thresholds, shipped
 
 # The page of all metrics, docs/metrics.md. It shows the first line of the docstring of each module of metrics.
@@ -103,7 +105,7 @@ def _row(metric: Metric) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-# The registry of dashboards and groups of rules, one line each.
+# The registry of dashboards, one line each.
 
 DASHBOARDS: tuple[Dashboard, ...] = (
     attention.DASHBOARD,
@@ -118,22 +120,6 @@ DASHBOARDS: tuple[Dashboard, ...] = (
     one_gpu.DASHBOARD,
     one_host.DASHBOARD,
 )
-GROUPS: tuple[Callable[[Thresholds], Group], ...] = (
-    gate.rules,
-    efficiency.rules,
-    suites.rules,
-    live.rules,
-    gpus.rules,
-    links.rules,
-    hosts.rules,
-    agents.rules,
-)
-
-
-def groups(thresholds: Thresholds) -> tuple[Group, ...]:
-    """Return the groups of rules with these thresholds, in the registry's order."""
-    return tuple(rules(thresholds) for rules in GROUPS)
-
 
 # Rendering and writing.
 
@@ -145,7 +131,7 @@ METRICS_PAGE = Path("docs") / "metrics.md"
 SCRAPE_S = 15
 """Seconds between two scrapes in a cluster, as in stack/prometheus.yml."""
 _MADE_BY = "Made by `observatory dashboards render`"
-_RULES_HEAD = f"# {_MADE_BY} from dashboards/alerts/; change it there.\n"
+_RULES_HEAD = f"# {_MADE_BY} from dashboards/rules.yaml.in; change it there.\n"
 
 
 def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
@@ -155,10 +141,11 @@ def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
 
     Raises:
         SdkMissing: the extra `dashboards` is not installed.
+        BadRules: the template of the rules is wrong.
     """
     files = {RENDERED / f"{dashboard.name}.json": to_json(dashboard) for dashboard in DASHBOARDS}
     thresholds = thresholds or shipped()
-    return {**files, RULES: rules_text(groups(thresholds), thresholds.links), METRICS_PAGE: page()}
+    return {**files, RULES: rules_text(rules.load(thresholds), thresholds.links), METRICS_PAGE: page()}
 
 
 class NotOurs(ValueError):
@@ -214,7 +201,7 @@ def _text(path: Path) -> str:
 
 def rules_text(groups: tuple[Group, ...], links: Links) -> str:
     """Return a Prometheus rule file of these groups, whose alerts link to these places."""
-    return _RULES_HEAD + _as_yaml([_rules(groups, links)])
+    return _RULES_HEAD + rules.as_yaml([_rules(groups, links)])
 
 
 def kubernetes_text(thresholds: Thresholds | None = None, labels: Mapping[str, str] | None = None) -> str:
@@ -227,27 +214,10 @@ def kubernetes_text(thresholds: Thresholds | None = None, labels: Mapping[str, s
     """
     thresholds = thresholds or shipped()
     dashboards = {dashboard.name: to_json(dashboard) for dashboard in DASHBOARDS}
-    rules = _rules(groups(thresholds), thresholds.links)
-    return _as_yaml(kubernetes.manifests(rules, dashboards, labels or {}, scrape_seconds=SCRAPE_S), is_stream=True)
-
-
-def _as_yaml(documents: Sequence[Mapping[str, Any]], *, is_stream: bool = False) -> str:
-    """Return the documents as YAML, a text of several lines as a block. is_stream: with a line before each."""
-    import yaml
-
-    class Readable(yaml.SafeDumper):
-        """Writes a text of several lines as a block, and what occurs twice twice."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def readable(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in text else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-    Readable.add_representer(str, readable)
-    text: str = yaml.dump_all(documents, Dumper=Readable, sort_keys=False, width=10_000, explicit_start=is_stream)
-    return text
+    document = _rules(rules.load(thresholds), thresholds.links)
+    return rules.as_yaml(
+        kubernetes.manifests(document, dashboards, labels or {}, scrape_seconds=SCRAPE_S), is_stream=True
+    )
 
 
 def _rules(groups: tuple[Group, ...], links: Links) -> dict[str, Any]:
@@ -255,37 +225,35 @@ def _rules(groups: tuple[Group, ...], links: Links) -> dict[str, Any]:
 
 
 def _group(group: Group, links: Links) -> dict[str, Any]:
-    recordings = [
-        {
-            "record": recording.record,
-            "expr": recording.expression,
-            **({"labels": recording.labels} if recording.labels else {}),
-        }
-        for recording in group.recordings
-    ]
+    recordings = [msgspec.to_builtins(recording) for recording in group.recordings]
     return {
         "name": group.name,
-        "interval": f"{group.interval_minutes}m",
+        "interval": group.interval,
         "rules": [*recordings, *(alert_rule(alert, links) for alert in group.alerts)],
     }
 
 
-def alert_rule(alert: Alert, links: Links, *, can_ask: bool = True) -> dict[str, Any]:
-    """Return the alert as Prometheus reads it. can_ask: whether its texts may ask for further series."""
+def alert_rule(alert: Alert, links: Links, *, can_query: bool = True) -> dict[str, Any]:
+    """Return the alert as Prometheus reads it. can_query: whether its texts may query further series.
+
+    Raises:
+        BadRules: it names a dashboard that there is not.
+    """
+    query = alert.queried_description if can_query else ""
     return {
         "alert": alert.name,
         "expr": alert.expression,
-        "for": f"{alert.hold_minutes}m",
-        **({"keep_firing_for": f"{alert.keep_minutes}m"} if alert.keep_minutes else {}),
-        "labels": {"severity": alert.severity, "component": alert.component},
+        "for": alert.hold,
+        **({} if alert.keep_firing_for is None else {"keep_firing_for": alert.keep_firing_for}),
+        "labels": msgspec.to_builtins(alert.labels),
         "annotations": {
-            "summary": alert.summary + (alert.asked_summary if can_ask else ""),
-            "description": alert.description + (alert.asked_description if can_ask else ""),
+            "summary": alert.annotations.summary,
+            "description": alert.annotations.description + query,
             "runbook": f"observatory runbook {alert.name}",
             **({} if links.runbooks is None else {"runbook_url": f"{links.runbooks}/{alert.runbook}"}),
             "dashboard_url": (
                 f"{links.grafana}/d/{UID_PREFIX}{alert.dashboard}?from=now-{window_hours(alert)}h&to=now"
-                f"{_choices(alert, can_ask=can_ask)}"
+                f"{_choices(alert, can_query=can_query)}"
             ),
         },
     }
@@ -297,35 +265,36 @@ LEAST_WINDOW_HOURS = 6
 
 def window_hours(alert: Alert) -> int:
     """Return how far back the alert's dashboard is opened: the whole of what it is about lies within."""
-    return max(LEAST_WINDOW_HOURS, alert.since_hours + 1, _dashboard_of(alert).hours)
+    return max(LEAST_WINDOW_HOURS, rules.minutes(alert.looks_back) // 60 + 1, _dashboard_of(alert).hours)
 
 
 def _dashboard_of(alert: Alert) -> Dashboard:
-    (dashboard,) = (one for one in DASHBOARDS if one.name == alert.dashboard)
-    return dashboard
+    dashboards = {dashboard.name: dashboard for dashboard in DASHBOARDS}
+    if alert.dashboard not in dashboards:
+        raise BadRules(
+            f'{rules.TEMPLATE.name}: {alert.name}: dashboard "{alert.dashboard}" is unknown; it may be'
+            f" {', '.join(dashboards)}"
+        )
+    return dashboards[alert.dashboard]
 
 
-def _choices(alert: Alert, *, can_ask: bool) -> str:
+def _choices(alert: Alert, *, can_query: bool) -> str:
     """Return the address' part that chooses on the dashboard what the alert is about, as far as its labels tell."""
-    return "".join(_choice(variable, can_ask=can_ask) for variable in _dashboard_of(alert).variables)
+    return "".join(_choice(variable, can_query=can_query) for variable in _dashboard_of(alert).variables)
 
 
-def _choice(variable: Variable, *, can_ask: bool) -> str:
-    """Return the part that chooses for one variable; the name of a series is asked for where only its id is known."""
+def _choice(variable: Variable, *, can_query: bool) -> str:
+    """Return the part that chooses for one variable; the name of a series is queried where only its id is known."""
     label, is_named = label_of(variable), f"&var-{variable.name}="
     chosen = f"{{{{ with $labels.{label} }}}}{is_named}{{{{ . | urlquery }}}}"
-    if label == "name" and can_ask:
-        info = promql.seen(RESULT_INFO, over_hours=_NAME_HOURS, series="%s")
-        query = promql.largest(info, by=("name",)).replace('"%s"', "%q")
+    if label == "name" and can_query:
+        # The name is known for as long as a verdict stands, even where no exporter shows the series any more.
+        query = f"topk(1, max by (name) (last_over_time({RESULT_INFO.name}{{series=%q}}[36h])))"
         chosen += (
-            f"{{{{ else }}}}{{{{ with $labels.series }}}}{{{{ with query (printf `topk(1, {query})` .) }}}}"
+            f"{{{{ else }}}}{{{{ with $labels.series }}}}{{{{ with query (printf `{query}` .) }}}}"
             f"{is_named}{{{{ (. | first).Labels.name | urlquery }}}}{{{{ end }}}}{{{{ end }}}}"
         )
     return chosen + "{{ end }}"
-
-
-_NAME_HOURS = 36
-"""How long the name of a series is known that no exporter shows any more: as long as its verdict stands."""
 
 
 def label_of(variable: Variable) -> str:

@@ -14,7 +14,7 @@ from bench.cli.options import NamedPath, OfferingGroup
 from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
-    from dashboards.model import Group
+    from dashboards.rules import Group
     from dashboards.thresholds import Thresholds
 
 
@@ -87,6 +87,7 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
     """
     from dashboards import render as rendering
     from dashboards.grafana.document import SdkMissing
+    from dashboards.rules import BadRules
 
     if form == "kubernetes" and (check or root is not None):
         raise Misuse("--as kubernetes prints manifests and writes no file; leave out --check and --into")
@@ -102,12 +103,12 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
     if form == "kubernetes":
         try:
             click.echo(rendering.kubernetes_text(thresholds, labels), nl=False)
-        except SdkMissing as error:
+        except (SdkMissing, BadRules) as error:
             raise Misuse(str(error)) from None
         return
     try:
         paths = rendering.stale(root, rendering.render(thresholds)) if check else rendering.write(root, thresholds)
-    except (SdkMissing, rendering.NotOurs) as error:
+    except (SdkMissing, BadRules, rendering.NotOurs) as error:
         raise Misuse(str(error)) from None
     except OSError as error:
         raise InfrastructureFailed(
@@ -257,12 +258,15 @@ def _check_push_options(scrape_interval: str | None, data_source: str | None, fo
 
 def _alerts(thresholds_file: Path | None) -> tuple[tuple[Group, ...], Thresholds]:
     """Return the groups of alerts, and tell which of them Grafana cannot evaluate."""
-    from dashboards import render as rendering
+    from dashboards import rules
     from dashboards.publishing.managed_alerts import left_out
     from dashboards.thresholds import shipped
 
     thresholds = shipped() if thresholds_file is None else _read_thresholds(thresholds_file)
-    groups = rendering.groups(thresholds)
+    try:
+        groups = rules.load(thresholds)
+    except rules.BadRules as error:
+        raise Misuse(str(error)) from None
     names = left_out(groups, thresholds.links)
     say(f"left to Prometheus, which records the series that they need: {', '.join(names)}")
     return groups, thresholds

@@ -6,7 +6,6 @@ from collectors.metrics import gate, gpu, rank, results, suites
 from collectors.metrics.agent import RESULT_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.metric import Metric
 from dashboards import promql
-from dashboards.alerts.efficiency import ACCEPTED
 from dashboards.boards import choices
 from dashboards.model import (
     Column,
@@ -25,6 +24,7 @@ from dashboards.model import (
 )
 from dashboards.queries import joins, marks
 from dashboards.queries.fleets import standing_out
+from dashboards.rules import ACCEPTED
 from dashboards.thresholds import shipped
 
 _LIMITS = shipped()

@@ -15,7 +15,6 @@ from collectors.metrics.agent import (
 from collectors.metrics.metric import Metric
 from collectors.metrics.run_counts import RUNS
 from dashboards import promql
-from dashboards.alerts.suites import FAILURES
 from dashboards.boards import choices
 from dashboards.boards.results import (
     ABSENT,
@@ -49,6 +48,7 @@ from dashboards.queries import joins, marks
 from dashboards.thresholds import shipped
 
 _LIMITS = shipped()
+FAILURES = ("failed", "timed_out", "interrupted", "missing")
 _CHOSEN: Chosen = {**OF_SUITE, "strategy": "$strategy", "shape": promql.none_of("")}
 _NO_SUITE = "No suite has run. `observatory suite run nightly` runs one, docs/nightly.md has it run each night."
 _NOT_JUDGED = "No night of the suite was judged: `observatory check --suite` with its name judges the newest."

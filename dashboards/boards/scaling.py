@@ -8,7 +8,6 @@ from collectors.metrics import gate, results
 from collectors.metrics.agent import RUN_LAST_COMPLETION, USUAL_EFFICIENCY
 from collectors.metrics.metric import Metric, Statistic
 from dashboards import promql
-from dashboards.alerts.efficiency import ACCEPTED, ACCEPTED_FOR, ACCEPTED_OF_RANKS
 from dashboards.boards import choices
 from dashboards.boards.results import (
     NAME,
@@ -29,6 +28,7 @@ from dashboards.boards.results import (
 from dashboards.model import Column, Dashboard, Query, Row, Stat, Table, TimeSeries, Variable, falling, rising
 from dashboards.promql import Match
 from dashboards.queries import joins
+from dashboards.rules import ACCEPTED, ACCEPTED_FOR, ACCEPTED_OF_RANKS
 from dashboards.thresholds import shipped
 
 _LIMITS = shipped()

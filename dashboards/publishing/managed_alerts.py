@@ -1,7 +1,7 @@
 """Alerts as Grafana-managed rules, in the form of Grafana's provisioning API.
 
 Grafana records no series here, so alerts that need recorded ones are left out; Prometheus evaluates these from
-rendered/rules.yaml. Not carried over: `keep_minutes`, which only Grafana 12 knows.
+rendered/rules.yaml. Not carried over: `keep_firing_for`, which only Grafana 12 knows.
 Source: Grafana, HTTP API, Alerting provisioning; its template functions lack `query`.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dashboards.model import Alert, Group
 from dashboards.render import alert_rule
+from dashboards.rules import Alert, Group, minutes
 from dashboards.thresholds import Links
 
 _HAS_RESULT = "is_number($A) || is_nan($A) || is_inf($A)"
@@ -26,7 +26,7 @@ def managed_alerts(
     """Return the alerts that Grafana can evaluate as its rules; it does so each minute, its usual interval."""
     without = left_out(groups, links)
     return [
-        _managed(alert, alert_rule(alert, links, can_ask=False), group.name, folder_uid, data_source_uid)
+        _managed(alert, alert_rule(alert, links, can_query=False), group.name, folder_uid, data_source_uid)
         for group in groups
         for alert in group.alerts
         if alert.name not in without
@@ -41,12 +41,12 @@ def left_out(groups: tuple[Group, ...], links: Links) -> list[str]:
         for group in groups
         for alert in group.alerts
         if any(name in alert.expression for name in recorded)
-        or _asks(alert_rule(alert, links, can_ask=False)["annotations"])
+        or _queries(alert_rule(alert, links, can_query=False)["annotations"])
     ]
 
 
-def _asks(annotations: dict[str, str]) -> bool:
-    """Return whether a text asks Prometheus for more, which Grafana's templates cannot."""
+def _queries(annotations: dict[str, str]) -> bool:
+    """Return whether a text queries Prometheus for more, which Grafana's templates cannot."""
     return any(re.search(r"\{\{[^}]*\bquery\b", text) for text in annotations.values())
 
 
@@ -71,7 +71,7 @@ def _managed(alert: Alert, rule: dict[str, Any], group: str, folder_uid: str, da
                 "model": {"refId": "B", "type": "math", "expression": _HAS_RESULT},
             },
         ],
-        "for": _duration(alert.hold_minutes),
+        "for": _duration(minutes(alert.hold)),
         "noDataState": "OK",
         "execErrState": "Error",
         "labels": rule["labels"],
@@ -82,10 +82,10 @@ def _managed(alert: Alert, rule: dict[str, Any], group: str, folder_uid: str, da
     }
 
 
-def _duration(minutes: int) -> str:
-    """Return a duration as Grafana writes it: 60 minutes are `1h`, and 90 `1h30m`."""
+def _duration(rest: int) -> str:
+    """Return minutes as Grafana writes a duration: 60 are `1h`, and 90 `1h30m`."""
     text = ""
     for unit, size in _MINUTES.items():
-        count, minutes = divmod(minutes, size)
+        count, rest = divmod(rest, size)
         text += f"{count}{unit}" if count else ""
     return text or "0s"

@@ -18,12 +18,12 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from dashboards.grafana.looks import DATA_SOURCE_NAME, DATA_SOURCE_UID, DATA_SOURCE_VARIABLE, TAG, UID_PREFIX
-from dashboards.model import Group
 from dashboards.publishing import marks
 from dashboards.publishing.answers import Ask, NotThere, PublishFailed, PushRefused, find
 from dashboards.publishing.boards import Board, Boards, Request, boards_of
 from dashboards.publishing.difference import covers, difference
 from dashboards.publishing.managed_alerts import managed_alerts
+from dashboards.rules import Group
 from dashboards.thresholds import Thresholds
 
 FOLDER_UID, FOLDER_TITLE = "parallel-observatory", "Parallel Observatory"

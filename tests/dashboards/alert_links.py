@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote_plus
 
-from dashboards.model import Alert
-from dashboards.render import DASHBOARDS, groups, label_of, window_hours
+from dashboards.render import DASHBOARDS, label_of, window_hours
+from dashboards.rules import Alert, load
 from dashboards.thresholds import shipped
 
 THRESHOLDS = shipped()
-ALERTS = {alert.name: alert for group in groups(THRESHOLDS) for alert in group.alerts}
+GROUPS = {group.name: group for group in load(THRESHOLDS)}
+ALERTS = {alert.name: alert for group in GROUPS.values() for alert in group.alerts}
 VARIABLES = {
     dashboard.name: {variable.name: label_of(variable) for variable in dashboard.variables} for dashboard in DASHBOARDS
 }

@@ -1,5 +1,8 @@
 """`observatory dashboards`: what is written, what is stale, and what works without Grafana's SDK."""
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 from bench.cli import main
 from dashboards import render
 from dashboards.publishing.publish import read_rendered
+from dashboards.rules import TEMPLATE
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
 
 
@@ -27,6 +31,31 @@ def test_render_names_what_it_wrote_and_then_nothing(tmp_path: Path, capsys: pyt
     assert all((tmp_path / path).is_file() for path in written)
     assert _observatory("render", "--into", tmp_path) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_rule_with_an_unknown_metric_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+    """By a copy of this package with another template, as of somebody who changes a rule."""
+    changed, into = tmp_path / "changed", tmp_path / "into"
+    into.mkdir()
+    shutil.copytree(
+        render.CHECKOUT / "dashboards", changed / "dashboards", ignore=shutil.ignore_patterns("rendered", "__pycache__")
+    )
+    template = changed / "dashboards" / TEMPLATE.name
+    template.write_text(template.read_text().replace("observatory_agent_age_seconds", "observatory_agent_ages_seconds"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "bench", "dashboards", "render", "--into", into],
+        env={**os.environ, "PYTHONPATH": str(changed)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, list(into.iterdir())) == (2, "", [])
+    assert ended.stderr == (
+        "observatory: rules.yaml.in: NodeCollectorStale: observatory_agent_ages_seconds is no metric of the catalogue;"
+        " did you mean observatory_agent_age_seconds? (docs/metrics.md lists all)\n"
+    )
 
 
 def test_render_deletes_our_own_and_leaves_what_is_somebody_elses(

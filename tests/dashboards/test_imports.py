@@ -35,7 +35,7 @@ def test_of_the_runner_only_two_commands_and_the_stack_know_dashboards(imports: 
 
 @pytest.mark.parametrize(
     ("library", "door"),
-    [("grafana_foundation_sdk", "grafana"), ("grafana_api", "publishing"), ("yaml", "render")],
+    [("grafana_foundation_sdk", "grafana"), ("grafana_api", "publishing"), ("yaml", "rules")],
 )
 def test_a_foreign_library_has_one_door(library: str, door: str) -> None:
     importing = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 
 import click
 
+import dashboards
 from bench.errors import Misuse
 
 
@@ -18,13 +20,11 @@ def command(alert: str | None) -> None:
     Example:
       observatory runbook GpuLost
     """
-    from dashboards.alerts.runbooks import meaning, runbooks
-
     texts = runbooks()
     if alert is None:
         width = max(map(len, texts))
         for name, text in texts.items():
-            click.echo(f"{name:<{width}}  {meaning(text)}")
+            click.echo(f"{name:<{width}}  {_meaning(text)}")
         return
     names = {_plain(name): name for name in texts}
     known = names.get(_plain(alert))
@@ -33,6 +33,23 @@ def command(alert: str | None) -> None:
         hint = f'; did you mean "{names[near[0]]}"?' if near else ""
         raise Misuse(f'there is no runbook of "{alert[:60]}"{hint} (`observatory runbook` lists all)')
     click.echo(texts[known], nl=False)
+
+
+def runbooks() -> dict[str, str]:
+    """Return the text of each runbook by the name of its alert, which is its heading.
+
+    In a checkout they are docs/runbooks; a wheel carries them in dashboards/, where pyproject.toml puts them.
+    """
+    installed = Path(dashboards.__file__).with_name("runbooks")
+    folder = installed if installed.is_dir() else installed.parents[1] / "docs" / "runbooks"
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))]
+    return {text.partition("\n")[0].removeprefix("# "): text for text in texts}
+
+
+def _meaning(text: str) -> str:
+    """Return the first sentence of what an alert means."""
+    words = " ".join(text.partition("## What it means")[2].partition("\n## ")[0].split())
+    return words.partition(". ")[0].rstrip(".") + "."
 
 
 def _plain(name: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collectors.metrics import agent, gpu, gpu_health, host, process
 from collectors.metrics.metric import Metric
 from dashboards import promql
-from dashboards.alerts import agents, gpus, hosts, links
 from dashboards.boards.choices import ALERTS_OF_NODES, CLUSTER, OF_CLUSTER, TO_GPU, TO_HOST, alerts_marked, runs_marked
 from dashboards.boards.nodes import soundness
 from dashboards.model import (
@@ -92,7 +91,7 @@ def _ten(
 
 
 _silent = promql.either(
-    promql.largest(gpus.lost(_LIMITS.gpus, **OF_CLUSTER), by=GPU),
+    promql.largest(soundness.lost(**OF_CLUSTER), by=GPU),
     promql.largest(promql.select(gpu.GPU_STATE, **OF_CLUSTER, state=promql.none_of("answering")), by=GPU),
 )
 _NODES, _GPUS = promql.select(agent.AGENT_BEATS, **OF_CLUSTER), promql.select(gpu.GPU_STATE, **OF_CLUSTER)
@@ -107,7 +106,7 @@ _COUNTS = (
     _count(
         "Nodes that do not",
         agent.AGENT_BEATS,
-        agents.gone(_LIMITS.agents, **OF_CLUSTER),
+        soundness.gone(**OF_CLUSTER),
         f"Targets without an answer at which an agent answered within {_LIMITS.agents.remembered_hours} h.",
         of=_NODES,
         steps=_NONE,
@@ -148,7 +147,7 @@ _COUNTS = (
     _count(
         "Ports down",
         host.HOST_INFINIBAND_INFO,
-        links.down(_LIMITS.infiniband, **OF_CLUSTER),
+        soundness.down(**OF_CLUSTER),
         f"InfiniBand and RoCE ports that were active within {_LIMITS.infiniband.remembered_hours} h.",
         of=promql.select(host.HOST_INFINIBAND_INFO, **OF_CLUSTER),
         steps=_NONE,
@@ -372,7 +371,7 @@ _ERRORS = (
     _ten(
         "Least room on file systems",
         soundness.ROOM,
-        hosts.room(**OF_CLUSTER),
+        soundness.room(**OF_CLUSTER),
         "{{instance}} {{folder}}",
         unit="ratio",
         worst="lowest",

@@ -7,7 +7,6 @@ from functools import partial
 from collectors.metrics import agent, host, process
 from collectors.metrics.metric import Metric
 from dashboards import promql
-from dashboards.alerts import hosts, links
 from dashboards.boards.choices import ALERTS_OF_NODES, CLUSTER, OF_NODE, ONE_NODE, alerts_marked, runs_marked
 from dashboards.boards.lines import lines
 from dashboards.boards.nodes import soundness
@@ -106,7 +105,7 @@ _STATS = (
     _stat(
         "Least room on disk",
         soundness.ROOM,
-        promql.smallest(hosts.room(**OF_NODE), by=()),
+        promql.smallest(soundness.room(**OF_NODE), by=()),
         "ratio",
         "Of the file system of the root folder, and of that of the runs.",
         falling(_LIMITS.host.filling_ratio, _LIMITS.host.full_ratio),
@@ -123,9 +122,7 @@ _STATS = (
     _stat(
         "Ports down",
         host.HOST_INFINIBAND_INFO,
-        promql.how_many(
-            links.down(_LIMITS.infiniband, **OF_NODE), of=promql.select(host.HOST_INFINIBAND_INFO, **OF_NODE)
-        ),
+        promql.how_many(soundness.down(**OF_NODE), of=promql.select(host.HOST_INFINIBAND_INFO, **OF_NODE)),
         "count",
         f"InfiniBand and RoCE ports that were active within {_LIMITS.infiniband.remembered_hours} h.",
         _BAD,
@@ -240,7 +237,7 @@ _DISKS = (
     ),
     _lines(
         "Room on file systems, of all",
-        _query(soundness.ROOM, hosts.room(**OF_NODE), "ratio", "{{folder}}"),
+        _query(soundness.ROOM, soundness.room(**OF_NODE), "ratio", "{{folder}}"),
         worst="lowest",
         steps=falling(_LIMITS.host.filling_ratio, _LIMITS.host.full_ratio),
     ),

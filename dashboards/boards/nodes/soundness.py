@@ -8,8 +8,6 @@ from __future__ import annotations
 from collectors.metrics import agent, gpu, gpu_health, host
 from collectors.metrics.metric import Metric
 from dashboards import promql
-from dashboards.alerts import agents, gpus, hosts, links
-from dashboards.alerts.gpus import HEAT, POWER_BRAKE
 from dashboards.model import Word
 from dashboards.promql import GPU, SCRAPE_LABELS, Match
 from dashboards.thresholds import shipped
@@ -18,7 +16,9 @@ LIMITS = shipped()
 CLOCK, PCIE_LINK = gpu.GPU_CLOCK_HERTZ.alone(clock="sm"), gpu.GPU_PCIE_LINK.alone(link="now")
 MEMORY, ROOM = (metric.alone(kind="available") for metric in (host.HOST_MEMORY_BYTES, host.HOST_FILESYSTEM_BYTES))
 """What shares of limits are shown of."""
-_BRAKES = promql.one_of(*HEAT, POWER_BRAKE)
+PORT = (*SCRAPE_LABELS, "device", "port")
+_FOLDER = (*SCRAPE_LABELS, "folder")
+_BRAKES = promql.one_of("software_thermal", "hardware_thermal", "hardware_power_brake")
 MINUTES = 5
 """The window of rates of a fleet, with several values at any scrape interval."""
 
@@ -141,7 +141,7 @@ def unsound_gpus(**chosen: str | Match) -> str:
     state = gpu.GPU_STATE
     return _worst(
         {
-            LOST: gpus.lost(LIMITS.gpus, **chosen),
+            LOST: lost(**chosen),
             FAILED: promql.select(state, **chosen, state=promql.one_of("failed", "forbidden")),
             LATE: promql.select(state, **chosen, state="late"),
             ASKING: asking(**chosen),
@@ -149,6 +149,22 @@ def unsound_gpus(**chosen: str | Match) -> str:
         },
         by=GPU,
     )
+
+
+def lost(**chosen: str | Match) -> str:
+    """Return the GPUs that say that they are lost, and those of the last hours that an agent shows no more."""
+    says = promql.largest(promql.select(gpu.GPU_STATE, **chosen, state="lost"), by=GPU)
+    answers = promql.unless(
+        promql.select(agent.AGENT_BEATS),
+        promql.select(agent.AGENT_COLLECTOR, collector="nvml", state=promql.none_of("answering")),
+        on=SCRAPE_LABELS,
+    )
+    seen = promql.seen(gpu.GPU_STATE, over_hours=LIMITS.gpus.remembered_hours, **chosen)
+    absent = promql.where(
+        promql.unless(seen, promql.select(gpu.GPU_STATE, **chosen), on=GPU), answers, on=SCRAPE_LABELS
+    )
+    # Of a fleet few are absent, so that the largest is taken last.
+    return promql.either(says, promql.largest(absent, by=GPU))
 
 
 def too_often_held_back(**chosen: str | Match) -> str:
@@ -203,24 +219,50 @@ def unsound_nodes(**chosen: str | Match) -> str:
     """Return the worst that is true of each node that is not sound."""
     return _worst(
         {
-            _GONE: agents.gone(LIMITS.agents, **chosen),
+            _GONE: gone(**chosen),
             _STALE: promql.select(agent.AGENT_COLLECTOR, **chosen, state=promql.none_of("answering")),
-            PORT_DOWN: links.down(LIMITS.infiniband, **chosen),
+            PORT_DOWN: down(**chosen),
             _FILLING: filling(**chosen),
         },
         by=SCRAPE_LABELS,
     )
 
 
+def gone(**chosen: str | Match) -> str:
+    """Return the targets that do not answer, and at which an agent did within the last hours."""
+    seen = promql.seen(agent.AGENT_BEATS, over_hours=LIMITS.agents.remembered_hours, **chosen)
+    return promql.where(promql.unanswered(), seen, on=SCRAPE_LABELS)
+
+
+def down(**chosen: str | Match) -> str:
+    """Return the ports that are in another state than ACTIVE, or gone, and were ACTIVE within the last hours."""
+    info = host.HOST_INFINIBAND_INFO
+    seen = promql.seen(info, over_hours=LIMITS.infiniband.remembered_hours, **chosen, state="ACTIVE")
+    return promql.where(
+        promql.unless(promql.largest(seen, by=PORT), promql.select(info, **chosen, state="ACTIVE"), on=PORT),
+        promql.select(host.HOST_LOAD, **chosen),
+        on=SCRAPE_LABELS,
+    )
+
+
+def room(**chosen: str | Match) -> str:
+    """Return what is available on each file system that is watched, of all."""
+    available, total = (host.HOST_FILESYSTEM_BYTES.alone(kind=kind) for kind in ("available", "total"))
+    return promql.divide(
+        promql.largest(promql.select(available, **chosen), by=_FOLDER),
+        promql.positive(promql.largest(promql.select(total, **chosen), by=_FOLDER)),
+    )
+
+
 def filling(**chosen: str | Match) -> str:
     """Keep the room on file systems where the alerts find it too small."""
-    return promql.beneath(hosts.room(**chosen), LIMITS.host.filling_ratio)
+    return promql.beneath(room(**chosen), LIMITS.host.filling_ratio)
 
 
 def port_traffic_share(over_minutes: int | None = None, /, **chosen: str | Match) -> str:
     """Return an InfiniBand port's traffic in a direction, of what its link carries; see `_traffic`."""
-    link = whole(host.HOST_INFINIBAND_LINK, by=links.PORT, **chosen)
-    return promql.divide(_traffic(host.HOST_INFINIBAND_BYTES, over_minutes, **chosen), link, on=links.PORT)
+    link = whole(host.HOST_INFINIBAND_LINK, by=PORT, **chosen)
+    return promql.divide(_traffic(host.HOST_INFINIBAND_BYTES, over_minutes, **chosen), link, on=PORT)
 
 
 def memory_left(**chosen: str | Match) -> str:

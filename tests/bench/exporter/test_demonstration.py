@@ -54,7 +54,8 @@ from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
 from collectors.prometheus.exposition import Exporter, Owned
 from collectors.prometheus.histogram import BOUNDS_S, Histogram
-from dashboards.render import DASHBOARDS, groups
+from dashboards.render import DASHBOARDS
+from dashboards.rules import load
 from dashboards.thresholds import shipped
 from tests.collectors.nvml.nodes import FakeClock, opened, replayed
 
@@ -66,8 +67,8 @@ QUERIED = {
     name
     for expression in (
         *(query.expression for dashboard in DASHBOARDS for query in dashboard.queries),
-        *(alert.expression for group in groups(shipped()) for alert in group.alerts),
-        *(recording.expression for group in groups(shipped()) for recording in group.recordings),
+        *(alert.expression for group in load(shipped()) for alert in group.alerts),
+        *(recording.expression for group in load(shipped()) for recording in group.recordings),
     )
     for name in re.findall(r"\bobservatory_[a-z0-9_]+", expression)
     if name in NAMES

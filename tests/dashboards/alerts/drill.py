@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from collectors.metrics.metric import Metric
 from dashboards import promql
-from dashboards.model import Group
 from dashboards.render import rules_text
-from dashboards.thresholds import Thresholds
-from tests.dashboards.alert_links import ALERTS, THRESHOLDS, links_of
+from tests.dashboards.alert_links import ALERTS, GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
 
 SCRAPED = {"job": "observatory", "instance": "node1:9464"}
@@ -35,9 +34,9 @@ def joined(*parts: Mapping[str, str]) -> Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """A group of rules, and a folder for the tester's files."""
+    """A group of rules by its name, and a folder for the tester's files."""
 
-    rules: Callable[[Thresholds], Group]
+    group: str
     folder: Path
 
     def fires(self, series: Mapping[str, str], expected: Mapping[int, list[dict[str, str]]]) -> None:
@@ -63,7 +62,7 @@ class Drill:
         description: str,
     ) -> None:
         """Ask whether one alert is on then with these labels, tells people this, and leads them to its pages."""
-        told = {**labels, "severity": ALERTS[alert].severity, "component": ALERTS[alert].component}
+        told = {**labels, **msgspec.structs.asdict(ALERTS[alert].labels)}
         annotations = {"summary": summary, "description": description, **links_of(ALERTS[alert], labels)}
         found = {"exp_labels": told, "exp_annotations": annotations}
         asked = [{"alertname": alert, "eval_time": f"{minute}m", "exp_alerts": [found]}]
@@ -71,7 +70,7 @@ class Drill:
 
     def _check(self, test: dict[str, Any], series: Mapping[str, str]) -> None:
         rules = self.folder / "rules.yaml"
-        rules.write_text(rules_text((self.rules(THRESHOLDS),), THRESHOLDS.links))
+        rules.write_text(rules_text((GROUPS[self.group],), THRESHOLDS.links))
         given = [{"series": name, "values": values} for name, values in series.items()]
         document = {
             "rule_files": [str(rules)],

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from dashboards.model import Alert, Group
-from dashboards.render import DASHBOARDS, alert_rule, groups
+from dashboards.render import DASHBOARDS, alert_rule
+from dashboards.rules import Alert, Group, load, minutes
 from dashboards.thresholds import Thresholds, changed_by, shipped
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _RANGE = re.compile(r"\[(\d+)([smhd])(?::\d+[smhd])?\](?:\s+offset\s+(\d+)([smhd]))?")
-_AGE = re.compile(r"time\(\) - [^\n]*? < (\d+)")
-"""How the rules say that something is news: the seconds since its time are fewer than these."""
+_AGE = re.compile(r"time\(\)\s+- .*?\s< (\d+) \* (\d+)", re.DOTALL)
+"""How the rules say that something is news: the seconds since its time are fewer than hours times 3600, say."""
 NIGHTLY_HOURS = 720
 _LONGER = b"""
 [agents]
@@ -30,7 +30,7 @@ fresh_hours = 99
 
 
 def _alerts(thresholds: Thresholds) -> list[tuple[Alert, Group]]:
-    return [(alert, group) for group in groups(thresholds) for alert in group.alerts]
+    return [(alert, group) for group in load(thresholds) for alert in group.alerts]
 
 
 def _looks_back_s(expression: str, records: Mapping[str, str]) -> int:
@@ -39,7 +39,7 @@ def _looks_back_s(expression: str, records: Mapping[str, str]) -> int:
         int(number) * _SECONDS[unit] + int(more or 0) * _SECONDS[of or "s"]
         for number, unit, more, of in _found(expression)
     ]
-    news = [int(seconds) for seconds in _AGE.findall(expression)]
+    news = [int(number) * int(seconds) for number, seconds in _AGE.findall(expression)]
     others = {name: text for name, text in records.items() if name in expression and text != expression}
     rest = {name: text for name, text in records.items() if name not in others}
     recorded = [_looks_back_s(text, rest) for text in others.values()]
@@ -62,7 +62,7 @@ def test_the_window_of_an_alerts_link_holds_what_the_alert_is_about(thresholds: 
     missed = {}
     for alert, group in _alerts(thresholds):
         records = {recording.record: recording.expression for recording in group.recordings}
-        back_s = _looks_back_s(alert.expression, records) + 60 * alert.hold_minutes
+        back_s = _looks_back_s(alert.expression, records) + 60 * minutes(alert.hold)
         if _window_s(alert, thresholds) < back_s:
             missed[alert.name] = (_window_s(alert, thresholds), back_s)
     assert missed == {}
@@ -89,5 +89,5 @@ def test_an_alert_on_a_series_chooses_it_by_name_where_it_bears_the_name_or_its_
     (failed,) = (alert for alert, _ in _alerts(shipped()) if alert.name == "RegressionConfirmed")
     address = alert_rule(failed, shipped().links)["annotations"]["dashboard_url"]
     assert "{{ with $labels.name }}&var-series={{ . | urlquery }}{{ else }}{{ with $labels.series }}" in address
-    managed = alert_rule(failed, shipped().links, can_ask=False)["annotations"]["dashboard_url"]
+    managed = alert_rule(failed, shipped().links, can_query=False)["annotations"]["dashboard_url"]
     assert "query" not in managed.replace("urlquery", "")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from collectors.metrics import host
-from dashboards.alerts import hosts
 from tests.dashboards.alerts.drill import SCRAPED, Drill, Series, alert, joined, shown
 
 pytestmark = pytest.mark.stack
@@ -17,7 +16,7 @@ NODE = SCRAPED["instance"]
 
 @pytest.fixture
 def drill(tmp_path: Path) -> Drill:
-    return Drill(rules=hosts.rules, folder=tmp_path)
+    return Drill(group="hosts", folder=tmp_path)
 
 
 def _disk(available: str, folder: str = "/") -> Series:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from collectors.metrics import gpu, gpu_health, host
-from dashboards.alerts import links
 from tests.dashboards.alerts.drill import SCRAPED, Drill, Series, alert, joined, shown
 
 pytestmark = pytest.mark.stack
@@ -18,7 +17,7 @@ PORT = {"device": "mlx5_0", "port": "1"}
 
 @pytest.fixture
 def drill(tmp_path: Path) -> Drill:
-    return Drill(rules=links.rules, folder=tmp_path)
+    return Drill(group="links", folder=tmp_path)
 
 
 def test_nvlink_is_told_for_one_grave_error_and_for_many_that_were_mended(drill: Drill) -> None:

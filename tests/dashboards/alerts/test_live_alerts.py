@@ -8,7 +8,6 @@ import pytest
 
 from collectors.metrics import agent, rank, results
 from collectors.metrics.metric import Metric
-from dashboards.alerts import live
 from tests.dashboards.alerts.drill import SCRAPED, Drill, Series, alert, joined, shown
 
 pytestmark = pytest.mark.stack
@@ -20,7 +19,7 @@ GOES_ON = shown(agent.RUN_INFO, "1x200", **RUN, slot="0")
 
 @pytest.fixture
 def drill(tmp_path: Path) -> Drill:
-    return Drill(rules=live.rules, folder=tmp_path)
+    return Drill(group="runs", folder=tmp_path)
 
 
 def _ranks(metric: Metric, *values: str, **labels: str) -> Series:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
-from dashboards.model import Alert, Group, Recording
+from msgspec.structs import replace
+
 from dashboards.publishing.managed_alerts import left_out, managed_alerts
-from dashboards.render import groups
+from dashboards.rules import Alert, Annotations, Group, Labels, Recording, load
 from dashboards.thresholds import shipped
 
 THRESHOLDS = shipped()
@@ -15,17 +15,22 @@ LINKS = THRESHOLDS.links
 ALERT = Alert(
     name="GpuHot",
     expression="hot > 1",
-    hold_minutes=5,
-    severity="warning",
-    component="gpu",
-    summary="GPU {{ $labels.gpu }} has {{ $value | humanize }}; {{ with $value }}{{ . }}{{ end }}; $values stays",
-    description="It is hot.",
+    hold="5m",
+    labels=Labels(severity="warning", component="gpu"),
+    annotations=Annotations(
+        summary="GPU {{ $labels.gpu }} has {{ $value | humanize }}; {{ with $value }}{{ . }}{{ end }}; $values stays",
+        description="It is hot.",
+    ),
     dashboard="one-gpu",
 )
 
 
+def _with_description(name: str, description: str) -> Alert:
+    return replace(ALERT, name=name, annotations=replace(ALERT.annotations, description=description))
+
+
 def _group(*alerts: Alert, recordings: tuple[Recording, ...] = ()) -> Group:
-    return Group(name="gpus", interval_minutes=1, recordings=recordings, alerts=alerts)
+    return Group(name="gpus", interval="1m", recordings=recordings, alerts=alerts)
 
 
 def test_a_rule_asks_the_data_source_and_fires_on_each_series() -> None:
@@ -54,7 +59,7 @@ def test_a_rule_has_prometheus_labels_and_texts_with_grafanas_value() -> None:
 
 
 def test_a_duration_is_written_as_grafana_writes_it() -> None:
-    held = [replace(ALERT, hold_minutes=minutes) for minutes in (0, 5, 60, 90, 1440)]
+    held = [replace(ALERT, hold=hold) for hold in ("0m", "5m", "1h", "90m", "1440m")]
     rules = managed_alerts((_group(*held),), LINKS, folder_uid="f", data_source_uid="d")
     assert [rule["for"] for rule in rules] == ["0s", "5m", "1h", "1h30m", "1d"]
 
@@ -62,8 +67,8 @@ def test_a_duration_is_written_as_grafana_writes_it() -> None:
 def test_what_needs_recorded_series_or_asks_in_its_text_is_left_out() -> None:
     recorded = Recording(record="series:hot:newest", expression="hot")
     of_other_group = replace(ALERT, name="NeedsRecorded", expression="series:hot:newest > 1")
-    asking = replace(ALERT, name="Asks", description='{{ with query "up" }}{{ . }}{{ end }}')
-    word = replace(ALERT, name="SaysQuery", description="Look at the query.")
+    asking = _with_description("Asks", '{{ with query "up" }}{{ . }}{{ end }}')
+    word = _with_description("SaysQuery", "Look at the query.")
     both = (_group(recordings=(recorded,)), _group(ALERT, of_other_group, asking, word))
     assert left_out(both, LINKS) == ["NeedsRecorded", "Asks"]
     rules = managed_alerts(both, LINKS, folder_uid="f", data_source_uid="d")
@@ -71,7 +76,7 @@ def test_what_needs_recorded_series_or_asks_in_its_text_is_left_out() -> None:
 
 
 def test_every_shipped_alert_is_a_rule_or_left_out_and_has_a_uid_of_its_own() -> None:
-    shipped_groups = groups(THRESHOLDS)
+    shipped_groups = load(THRESHOLDS)
     rules = managed_alerts(shipped_groups, LINKS, folder_uid="f", data_source_uid="d")
     named = {rule["title"] for rule in rules}
     assert named | set(left_out(shipped_groups, LINKS)) == {
@@ -83,6 +88,6 @@ def test_every_shipped_alert_is_a_rule_or_left_out_and_has_a_uid_of_its_own() ->
 
 def test_every_group_that_grafana_evaluates_is_one_of_each_minute() -> None:
     """Grafana's usual interval, which a push does not set."""
-    shipped_groups = groups(THRESHOLDS)
+    shipped_groups = load(THRESHOLDS)
     used = {rule["ruleGroup"] for rule in managed_alerts(shipped_groups, LINKS, folder_uid="f", data_source_uid="d")}
-    assert {group.interval_minutes for group in shipped_groups if group.name in used} == {1}
+    assert {group.interval for group in shipped_groups if group.name in used} == {"1m"}

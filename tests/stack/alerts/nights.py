@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from dashboards.alerts import efficiency
-from dashboards.model import Alert, Group
 from dashboards.render import rules_text
-from tests.dashboards.alert_links import THRESHOLDS, links_of
+from dashboards.rules import Alert, Group
+from tests.dashboards.alert_links import GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
 
-RULES = efficiency.rules(THRESHOLDS)
+RULES = GROUPS["nightly"]
 ALERT, CRITICAL = RULES.alerts
 USUAL = (0.91, 0.90, 0.89, 0.905, 0.895, 0.90, 0.91, 0.89, 0.90, 0.905, 0.895, 0.90, 0.89, 0.91, 0.90)
 # Evaluated by the hour, three weeks take a second; the hours are those that the rules look back by.
@@ -39,17 +39,30 @@ def alert_of(
     then chooses.
     """
     low, high = ends or (value - 0.01, value + 0.01)
-    annotations = links_of(alert, {**labels, "name": name})
-    for name, text in (("summary", alert.summary), ("description", alert.description)):
-        for label, one in labels.items():
-            text = text.replace(f"{{{{ $labels.{label} }}}}", one)
-        text = text.replace(efficiency.accepted_level(THRESHOLDS.accepted_efficiency), _accepted(labels))
-        text = text.replace(efficiency.INTERVAL, f" [{low * 100:.4g}%, {high * 100:.4g}%]")
-        annotations[name] = text.replace(efficiency.EFFICIENCY, f"{value * 100:.4g}%")
+    result = f"{_percent(value)} [{_percent(low)}, {_percent(high)}]"
+    run = f"{labels['strategy']} on {labels['ranks']} ranks"
+    if alert is CRITICAL:
+        verdict = "scales far worse than it should"
+        reason = "more than 10% below the accepted level, or below the median of 14 nights"
+    else:
+        verdict = "scales worse than it should"
+        reason = "below the accepted level, or below the median of 14 nights by more than their noise"
     return {
-        "exp_labels": {**labels, "severity": alert.severity, "component": alert.component},
-        "exp_annotations": annotations,
+        "exp_labels": {**labels, **msgspec.structs.asdict(alert.labels)},
+        "exp_annotations": {
+            **links_of(alert, {**labels, "name": name}),
+            "summary": f"{run} {verdict}: {result}{_accepted(labels)}",
+            "description": (
+                f"{labels['scaling']} scaling efficiency of {run} ({labels['device']}, {labels['precision']}, series"
+                f" {labels['series']}, baseline: {labels['baseline']}) is {result}: its whole interval lies {reason}."
+                f" Next: `observatory show --strategy {labels['strategy']}`."
+            ),
+        },
     }
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio * 100:.4g}%"
 
 
 def _accepted(labels: Mapping[str, str]) -> str:
@@ -59,7 +72,7 @@ def _accepted(labels: Mapping[str, str]) -> str:
         for entry in THRESHOLDS.accepted_efficiency
         if (entry.strategy, entry.device, entry.scaling) == of_result
     ]
-    return f" (accepted: {levels[0] * 100:.4g}%)" if levels else ""
+    return f" (accepted: {_percent(levels[0])})" if levels else ""
 
 
 def rehearse(

@@ -56,7 +56,7 @@ class Rehearsal:
 
     def says(self, alert: str, annotations: Mapping[str, str], *, at_minutes: int, **labels: str) -> None:
         """Ask whether one alert is on then, with these labels, tells people this, and leads them to its pages."""
-        labels = {**SCRAPED, "component": ALERTS[alert].component, **labels}
+        labels = {**SCRAPED, "component": ALERTS[alert].labels.component, **labels}
         told = {**annotations, **links_of(ALERTS[alert], labels)}
         expected = [{"exp_labels": labels, "exp_annotations": told}]
         self._check({"alert_rule_test": [{"alertname": alert, "eval_time": f"{at_minutes}m", "exp_alerts": expected}]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tests.dashboards.alert_links import ALERTS
@@ -35,7 +36,7 @@ def alertmanager() -> Iterator[AlertmanagerServer]:
 def _labels(name: str, labels: dict[str, str]) -> dict[str, str]:
     """What an alert of our rules carries."""
     alert = ALERTS[name]
-    return {"alertname": name, "severity": alert.severity, "component": alert.component, **labels}
+    return {"alertname": name, **msgspec.structs.asdict(alert.labels), **labels}
 
 
 def _told(alertmanager: AlertmanagerServer, *alerts: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -55,7 +56,7 @@ def test_the_shipped_file_is_one_that_alertmanager_takes() -> None:
 def test_each_severity_of_ours_has_its_receiver(severity: str, receiver: str) -> None:
     amtool = program("amtool", "prometheus-alertmanager")
     for name, alert in ALERTS.items():
-        if alert.severity == severity:
+        if alert.labels.severity == severity:
             words = (f"--config.file={SHIPPED}", f"alertname={name}", f"severity={severity}")
             ended = subprocess.run(
                 [amtool, "config", "routes", "test", *words], capture_output=True, text=True, timeout=60, check=True

@@ -16,7 +16,6 @@ from collectors.metrics.metric import Sample
 from collectors.metrics.registry import as_shown
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from collectors.nvml.recorder import EIGHT_GPUS, load
-from dashboards.alerts import gate, links, live
 from tests.collectors.nvml.nodes import FakeClock, opened, replayed
 from tests.dashboards.alert_links import THRESHOLDS
 from tests.dashboards.alerts.drill import Drill, alert
@@ -122,7 +121,7 @@ def test_the_made_up_run_scales_worse_than_is_accepted(tmp_path: Path) -> None:
 def test_of_the_made_up_nightly_a_longer_step_and_a_vanished_case_are_told(tmp_path: Path) -> None:
     series = {_name(sample): f"{sample.value}x{MINUTES}" for sample, _ in made_suites(0, 0)}
     expected = [alert("RegressionConfirmed"), alert("SuiteCaseMissing", kind="vanished")]
-    Drill(rules=gate.rules, folder=tmp_path).fires(series, {10: expected})
+    Drill(group="gate", folder=tmp_path).fires(series, {10: expected})
 
 
 def test_the_made_up_port_that_loses_its_link_is_told(tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_the_made_up_port_that_loses_its_link_is_told(tmp_path: Path) -> None:
     down = alert("InfinibandPortDown", instance=SCRAPED["instance"], port="1")
     broken = alert("InfinibandErrors", instance=SCRAPED["instance"], port="1", kind="symbol_error")
     expected = {1: [], 4: [down, broken], 9: [broken]}
-    Drill(rules=links.rules, folder=tmp_path).fires(ports, expected)
+    Drill(group="links", folder=tmp_path).fires(ports, expected)
 
 
 def test_the_made_up_straggler_and_the_run_that_failed_are_told(tmp_path: Path) -> None:
@@ -145,4 +144,4 @@ def test_the_made_up_straggler_and_the_run_that_failed_are_told(tmp_path: Path) 
         for sample, owner in made_results(0)
     }
     told = [alert("Straggler", rank=str(HELD_BACK)), alert("RunFailed", run=RUN)]
-    Drill(rules=live.rules, folder=tmp_path).fires(hours, {30: told})
+    Drill(group="runs", folder=tmp_path).fires(hours, {30: told})

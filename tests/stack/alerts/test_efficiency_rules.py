@@ -13,7 +13,7 @@ from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.metric import Statistic
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 from dashboards import promql
-from dashboards.alerts import efficiency
+from dashboards.rules import load
 from dashboards.thresholds import changed_by
 from tests.dashboards.alert_links import THRESHOLDS
 from tests.stack.alerts.nights import BEAT_MINUTES, CRITICAL, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
@@ -230,7 +230,8 @@ def test_a_file_says_which_level_is_accepted_of_which_ranks(
     changed = changed_by(_accepted(levels), "mine.toml")
     nights = Nights(results=(0.75,), device="cuda")
     alerts = [alert_of({**nights.owner(), **KIND}, 0.75)] * fires
-    rehearse(nights.series(), {3: alerts}, tmp_path, rules=efficiency.rules(changed))
+    (rules,) = (group for group in load(changed) if group.name == "nightly")
+    rehearse(nights.series(), {3: alerts}, tmp_path, rules=rules)
 
 
 def _accepted(levels: list[dict[str, float | None]]) -> bytes:

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from collectors.metrics import gate as metrics
 from collectors.metrics.agent import RESULT_INFO
 from dashboards import promql
-from dashboards.alerts import gate
 from dashboards.render import rules_text
-from tests.dashboards.alert_links import ALERTS, THRESHOLDS, links_of
+from dashboards.rules import minutes
+from tests.dashboards.alert_links import ALERTS, GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
 
 pytestmark = pytest.mark.stack
@@ -70,7 +71,7 @@ def _written(values: Sequence[float | None]) -> str:
 
 def _rehearse(folder: Path, series: Mapping[str, str], **test: Any) -> None:
     rules = folder / "gate.yaml"
-    rules.write_text(rules_text((gate.rules(THRESHOLDS),), THRESHOLDS.links))
+    rules.write_text(rules_text((GROUPS["gate"],), THRESHOLDS.links))
     document = {
         "rule_files": [str(rules)],
         "evaluation_interval": f"{BEAT_MINUTES}m",
@@ -192,7 +193,8 @@ def test_an_alert_on_an_old_night_outlasts_an_exporters_restart(tmp_path: Path) 
 
 def test_an_accepted_level_ends_the_alert(tmp_path: Path) -> None:
     shown = [*[CONFIRMED] * (2 * HOUR), *[Said(night=0, verdict="accepted", change=0.058)] * HOUR]
-    _fires(tmp_path, {1.5: "RegressionConfirmed", 2 + (gate.KEEP_MINUTES + BEAT_MINUTES) / 60: None}, node1=shown)
+    keep_minutes = minutes(ALERTS["RegressionConfirmed"].keep_firing_for or "")
+    _fires(tmp_path, {1.5: "RegressionConfirmed", 2 + (keep_minutes + BEAT_MINUTES) / 60: None}, node1=shown)
 
 
 def _says(
@@ -207,7 +209,7 @@ def _says(
 ) -> None:
     """Ask whether the alert is on then, and tells people this. name: of the series that its link chooses."""
     found = {
-        "exp_labels": {**labels, "severity": ALERTS[alert].severity, "component": ALERTS[alert].component},
+        "exp_labels": {**labels, **msgspec.structs.asdict(ALERTS[alert].labels)},
         "exp_annotations": {**texts, **links_of(ALERTS[alert], {**labels, "name": name})},
     }
     asked = {"alertname": alert, "eval_time": f"{minute}m", "exp_alerts": [found]}
@@ -312,7 +314,7 @@ def test_the_cause_is_that_of_the_newest_night_and_an_interval_never_of_another(
         series[name] = _written([*[None] * (23 * HOUR), *values])
     alert = ALERTS["RegressionConfirmed"]
     found = {
-        "exp_labels": {**FIGURE, "severity": alert.severity, "component": alert.component},
+        "exp_labels": {**FIGURE, **msgspec.structs.asdict(alert.labels)},
         "exp_annotations": {
             "summary": "ddp on 8 ranks: step +0.1 % (suite nightly)",
             "description": "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first"

@@ -13,6 +13,7 @@ from email.message import EmailMessage
 from email.policy import default
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -35,7 +36,7 @@ LATER = {"labels": {"alertname": "Later", "component": "other", "severity": "war
 def _alert(name: str, **labels: str) -> dict[str, Any]:
     """An alert of ours as Prometheus sends it."""
     alert = ALERTS[name]
-    own = {"alertname": name, "severity": alert.severity, "component": alert.component, "job": "observatory"}
+    own = {"alertname": name, **msgspec.structs.asdict(alert.labels), "job": "observatory"}
     return {
         "labels": {**own, **labels},
         "annotations": {

@@ -20,9 +20,8 @@ from collectors.metrics.suites import (
     SUITE_PERIOD,
 )
 from dashboards import promql
-from dashboards.alerts import suites
 from dashboards.render import rules_text
-from tests.dashboards.alert_links import ALERTS, THRESHOLDS, links_of
+from tests.dashboards.alert_links import ALERTS, GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
 
 pytestmark = pytest.mark.stack
@@ -106,7 +105,7 @@ def _says(alarm: str, labels: Mapping[str, str], annotations: Mapping[str, str],
 
 def _rehearse(test: Mapping[str, Any], folder: Path, series: Mapping[str, str]) -> None:
     rules = folder / "suites.yaml"
-    rules.write_text(rules_text((suites.rules(THRESHOLDS),), THRESHOLDS.links))
+    rules.write_text(rules_text((GROUPS["suites"],), THRESHOLDS.links))
     shown = [{"series": name, "values": values} for name, values in series.items()]
     document = {
         "rule_files": [str(rules)],
@@ -216,7 +215,7 @@ def _ended(run: str, hours: float, ended_s: float = 0, /, **cases: int) -> Shown
     return Shown(runs={run: (_constant(ended_s, hours), counted)})
 
 
-@pytest.mark.parametrize("outcome", suites.FAILURES)
+@pytest.mark.parametrize("outcome", ["failed", "timed_out", "interrupted", "missing"])
 def test_cases_that_did_not_end_well_are_told_at_once(outcome: str, tmp_path: Path) -> None:
     failed = _ended("a", 1, done=5, **{outcome: 2})
     _fires({0.1: {("SuiteCaseFailed", "nightly", "a", outcome)}}, tmp_path, failed)
