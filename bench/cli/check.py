@@ -64,7 +64,7 @@ def command(
       observatory check --suite nightly
     """
     from bench.cli.main import FINE
-    from bench.reports.format import to_reader
+    from bench.reports.table import to_reader
     from bench.runs.history import History, NoStoreYet
     from bench.suites.gate.check import MOST_RUNS, check_suite, night_ns, require_suite
 
@@ -202,7 +202,7 @@ def _print(checks: list[SuiteCheck], format_name: str, *, has_details: bool) -> 
         case "junit":
             click.echo(ci_formats.junit_xml(checks), nl=False)
         case "markdown":
-            click.echo(ci_formats.markdown(checks), nl=False)
+            click.echo(ci_formats.comment(checks), nl=False)
         case _:
             click.echo(ci_formats.benchmark_records(checks), nl=False)
 

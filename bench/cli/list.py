@@ -7,7 +7,7 @@ import click
 from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT
 from bench.errors import Misuse
-from bench.reports.format import print_csv, print_json
+from bench.reports.table import print_csv, print_json
 
 
 @click.command(name="list")

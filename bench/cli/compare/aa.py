@@ -10,7 +10,7 @@ from bench.case import Case
 from bench.cli.compare.ab import Places, Turns, take_turns
 from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed
-from bench.reports.comparison.noise import FalseDifferences, NoiseReport, SeriesNoise
+from bench.reports.comparison import FalseDifferences, NoiseReport, SeriesNoise
 from bench.runner.measure import Place
 from bench.runner.patient_store import PatientStore
 from bench.runs.history import History

@@ -30,7 +30,6 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
     Example:
       observatory suite scaling scaling
     """
-    from bench.reports.format import to_reader
     from bench.reports.suites.scaling import print_scaling
     from bench.runs.scaling_curves import curves_of, not_measured
 
@@ -47,8 +46,7 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
         raise Misuse(
             f"suite run {result.id} has no scaling curve: no two cases that were measured differ in ranks only; {why}"
         )
-    with to_reader():
-        print_scaling(result.id, curves, format_name)
+    print_scaling(result.id, curves, format_name)
 
 
 def _chosen(name: str | None, results: list[SuiteResult]) -> SuiteResult:

@@ -34,7 +34,6 @@ def show(
     Example:
       observatory suite show smoke
     """
-    from bench.reports.format import to_reader
     from bench.reports.suites.results import print_suite, print_suite_runs
 
     results = suite_runs(runs_folder, store_url, of_all_users=of_all_users)
@@ -49,14 +48,12 @@ def show(
                 raise Misuse(f'suite or suite run "{name}" {what}: {newest}')
             if click.get_current_context().get_parameter_source("count") is ParameterSource.COMMANDLINE:
                 raise Misuse(f"only a list of suite runs takes --limit, and {found[0].id} is one; leave it out")
-            with to_reader():
-                print_suite(whole(found[0], store_url), format_name)
+            print_suite(whole(found[0], store_url), format_name)
             return
     if not wanted:
         say("no suite has run yet; `observatory suite run smoke` runs one")
     if wanted or format_name != "table":
-        with to_reader():
-            print_suite_runs(wanted[:count], format_name)
+        print_suite_runs(wanted[:count], format_name)
 
 
 def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> list[SuiteResult]:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from bench.cli import main
 from bench.cli.completion import PROGRAM
-from bench.reports.format import PlainConsole
 from bench.reports.suites.plan import print_plan
+from bench.reports.table import PlainConsole
 from bench.suites.form.suite_keys import json_schema
 from bench.suites.plan import left_out, plan_suite
 from bench.suites.suite_file import read_suite

@@ -18,8 +18,8 @@ from rich.text import Text
 from bench.analysis.estimate import estimate
 from bench.cli import main
 from bench.cli.suite.scaling import scaling
-from bench.reports.format import PlainConsole
 from bench.reports.suites.scaling import print_scaling
+from bench.reports.table import PlainConsole
 from bench.runs.history import History
 from bench.runs.scaling_curves import curves_of
 from bench.runs.suite_record import SuiteRecord

@@ -15,8 +15,8 @@ import pytest
 from bench.cli import main
 from bench.cli.compare.command import comparison_of
 from bench.cli.compare.sides import pair
-from bench.reports.comparison.changes import print_comparison
-from bench.reports.format import PlainConsole
+from bench.reports.comparison import print_comparison
+from bench.reports.table import PlainConsole
 from bench.runs.history import History
 from tests.bench.cli.compare.made import NOISY, SLOWER, STEADY, A, B, failed, keep, of_suite, run_of, store_in
 from tests.bench.made.examples import make_case, make_probe

@@ -15,9 +15,9 @@ from bench.analysis.mfu import Absent
 from bench.analysis.noise import Noise
 from bench.case import Purpose
 from bench.cli.compare.aa import Measured, report_of
-from bench.reports.comparison.noise import NoiseReport, print_noise
-from bench.reports.format import PlainConsole
+from bench.reports.comparison import NoiseReport, print_noise
 from bench.reports.suites.plan import print_plan
+from bench.reports.table import PlainConsole
 from bench.runs.history import History
 from bench.runs.nights import nights_of, noise_of_series
 from bench.runs.summary import Summary

@@ -18,9 +18,9 @@ from sqlalchemy import update
 
 from bench.analysis.estimate import Estimate
 from bench.machine.machine import Machine
-from bench.reports.format import PlainConsole
 from bench.reports.gate.check import check_document, print_check
-from bench.reports.gate.ci_formats import junit_xml, markdown
+from bench.reports.gate.ci_formats import comment, junit_xml
+from bench.reports.table import PlainConsole
 from bench.runs.history import History
 from bench.runs.schema import GATE_STATES, RUNS
 from bench.suites.gate.accept import accept
@@ -204,7 +204,7 @@ def test_ten_changes_at_once_are_listed_and_none_is_blamed(history: History) -> 
     assert cause.changes[-1].topic == "commit"
     assert cause.changes[-1].changed_on == 9
     check = replace(_check(history), causes=(cause,))
-    for text in (_text(check), junit_xml([check]), markdown([check])):
+    for text in (_text(check), junit_xml([check]), comment([check])):
         words = " ".join(unescape(text).replace("\\", "").split())
         assert all(change_words(change) in words for change in cause.changes)
         assert "more (--details)" not in words.partition("changed: ")[2].partition("not told")[0]
@@ -370,7 +370,7 @@ def test_traces_tell_kernels_only_where_the_traced_steps_changed_alike(
 
 
 def test_json_has_the_cause_whole(told: SuiteCheck) -> None:
-    (cause,) = json.loads(json.dumps(check_document(told)))["causes"]
+    (cause,) = json.loads(json.dumps(msgspec.to_builtins(check_document(told))))["causes"]
     assert (cause["case"], cause["good_run"], cause["bad_run"]) == ("ddp", "run0017-ddp", "run0018-ddp")
     assert cause["is_likely"]
     assert {one["metric"] for one in cause["figures"]} == {
