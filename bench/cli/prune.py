@@ -146,8 +146,8 @@ def _print(plan: PrunePlan, deleted: Sequence[Folder], format_name: str, *, is_d
     ]
     write(
         format_name,
-        page=_page(plan, deleted, is_dry_run=is_dry_run),
-        document=lambda: {
+        _page(plan, deleted, is_dry_run=is_dry_run),
+        lambda: {
             "schema_version": SCHEMA_VERSION,
             "is_dry_run": is_dry_run,
             "deleted_bytes": sum(folder.size_bytes for folder in deleted),
@@ -155,8 +155,8 @@ def _print(plan: PrunePlan, deleted: Sequence[Folder], format_name: str, *, is_d
             "folders": rows,
             "leftovers": list(map(str, plan.leftovers)),
         },
-        rows=rows,
-        columns=COLUMNS,
+        rows,
+        COLUMNS,
     )
 
 

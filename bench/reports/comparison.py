@@ -15,7 +15,7 @@ from bench.analysis.comparison import OUTCOMES, Change, Judged, Outcome, counted
 from bench.analysis.estimate import Estimate
 from bench.analysis.mfu import Absent
 from bench.analysis.noise import WANTED_CHANGE, Noise, smallest_of_night, trials_a_night
-from bench.reports.format import digits, figure, share
+from bench.reports.format import digits, figure, grouped, share
 from bench.reports.table import Block, Table, write
 from collectors.metrics import probes, results
 
@@ -84,11 +84,11 @@ def print_comparison(
     """Print a comparison. has_all: all figures, in place of the main ones and at most `MOST_ROWS`."""
     write(
         format_name,
-        page=_page(comparison, has_all=has_all),
-        document=lambda: document(comparison),
-        rows=_rows(comparison),
-        columns=_COLUMNS,
-        console=console,
+        _page(comparison, has_all=has_all),
+        lambda: document(comparison),
+        _rows(comparison),
+        _COLUMNS,
+        console,
     )
 
 
@@ -321,17 +321,17 @@ def print_noise(
     rows = [_noise(series) for series in report.series]
     write(
         format_name,
-        page=_noise_page(report, has_all=has_all),
-        document=lambda: {
+        _noise_page(report, has_all=has_all),
+        lambda: {
             "schema_version": NOISE_SCHEMA_VERSION,
             "suite": report.suite,
             "series": rows,
             "false_differences": report.false,
             "missing": report.missing,
         },
-        rows=rows,
-        columns=_NOISE_COLUMNS,
-        console=console,
+        rows,
+        _NOISE_COLUMNS,
+        console,
     )
 
 
@@ -380,7 +380,7 @@ def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
             series.case,
             title(series.estimate),
             str(series.trials),
-            *("-" if row[name] is None else share(row[name]) for name in _NOISE_CELLS),
+            *(share(row[name]) for name in _NOISE_CELLS),
             "-" if row["trials_for_3_percent"] is None else f"{row['trials_for_3_percent']} trials",
         )
         for series, row in shown
@@ -402,12 +402,8 @@ def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
             "show: smallest change that as many trials show with 80 % power, of two sides in turn (`compare --ab`) and"
             " of one night, so that the gate (`check`) suspects it, which knows the level from many nights"
         )
-    reasons: dict[str, list[str]] = {}
-    for series, row in shown:
-        if row["reason"] is not None:
-            reasons.setdefault(row["reason"], []).append(series.case)
-    for reason, cases in reasons.items():
-        names = list(dict.fromkeys(cases))
+    reasons = grouped((row["reason"], row["case"]) for _, row in shown if row["reason"] is not None)
+    for reason, names in reasons.items():
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         yield f"trials for {100 * WANTED_CHANGE:g} % are absent: {', '.join(names[:4])}{more}: {reason}"
     if hidden := len(report.series) - len(shown):

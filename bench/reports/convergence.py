@@ -25,11 +25,11 @@ def print_verdict(verdict: Verdict, case: Case, format_name: str, console: Conso
     head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
     write(
         format_name,
-        page=_page(verdict, case),
-        document=lambda: {**head, **msgspec.to_builtins(verdict), "losses": losses, "tolerance": TOLERANCE},
-        rows=losses,
-        columns=COLUMNS,
-        console=console,
+        _page(verdict, case),
+        lambda: {**head, **msgspec.to_builtins(verdict), "losses": losses, "tolerance": TOLERANCE},
+        losses,
+        COLUMNS,
+        console,
     )
 
 

@@ -34,11 +34,11 @@ def print_diagnosis(diagnosis: Diagnosis, format_name: str, console: Console | N
         findings = (diagnosis.limit, *findings)
     write(
         format_name,
-        page=(block if isinstance(block, Table) else whole(block) for block in _page(diagnosis, findings)),
-        document=lambda: {"likely_limit": likely_limit(diagnosis), **asdict(diagnosis)},
-        rows=(_row(diagnosis, finding) for finding in findings),
-        columns=COLUMNS,
-        console=console,
+        (block if isinstance(block, Table) else whole(block) for block in _page(diagnosis, findings)),
+        lambda: {"likely_limit": likely_limit(diagnosis), **asdict(diagnosis)},
+        (_row(diagnosis, finding) for finding in findings),
+        COLUMNS,
+        console,
     )
 
 

@@ -33,7 +33,7 @@ _WORDS: dict[Answer, str] = {"not supported": "no", "not permitted": "denied", "
 
 def print_page(page: Page, format_name: str, console: Console | None = None) -> None:
     """Print the page; a table goes to the console, standard output unless another is given."""
-    write(format_name, page=_page(page), document=lambda: page, rows=_page_rows(page), columns=COLUMNS, console=console)
+    write(format_name, _page(page), lambda: page, _page_rows(page), COLUMNS, console)
 
 
 def _page(page: Page) -> Iterator[Block]:
@@ -173,14 +173,7 @@ RATES = "rates are of a node's slowest rank, the median of the trials; the lowes
 
 def print_fleet(fleet: Fleet, format_name: str, console: Console | None = None) -> None:
     """Print what is known of the nodes; a table goes to the console, standard output unless another is given."""
-    write(
-        format_name,
-        page=_fleet(fleet),
-        document=lambda: fleet,
-        rows=_fleet_rows(fleet),
-        columns=FLEET_COLUMNS,
-        console=console,
-    )
+    write(format_name, _fleet(fleet), lambda: fleet, _fleet_rows(fleet), FLEET_COLUMNS, console)
 
 
 def _fleet(fleet: Fleet) -> Iterator[Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from bench.analysis.estimate import Estimate, Ratio
 from collectors.metrics import probes as probes_metrics
@@ -80,20 +80,24 @@ def duration(elapsed_s: float) -> str:
     return f"{seconds} s"
 
 
-def figure(estimate: Estimate) -> str:
+def figure(estimate: Estimate | None) -> str:
     """Return the median in a unit for people, and its interval where that tells enough: `84.1 ms [82.0, 86.3]`."""
+    if estimate is None:
+        return "-"
     size, sign = _scale_of(estimate.median, _SCALES.get(estimate.metric, ((0, 1, ""),)))
     decimals = 0 if sign == "B" else _decimals(estimate.median / size)
     return _with_interval(estimate, size, lambda shown: f"{shown:,.{decimals}f}", sign)
 
 
-def percent(ratio: Ratio) -> str:
+def percent(ratio: Ratio | None) -> str:
     """Return a ratio for people: `87.2 % [85.0, 89.5]`."""
-    return _with_interval(ratio, 0.01, "{:z.1f}".format, "%")
+    return "-" if ratio is None else _with_interval(ratio, 0.01, "{:z.1f}".format, "%")
 
 
-def share(value: float) -> str:
+def share(value: float | None) -> str:
     """Return a deviation or a change for people: `0.42 %`, `3.1 %`, `x 1.8`."""
+    if value is None:
+        return "-"
     if value >= 1:
         return f"x {1 + value:.1f}"
     return f"{100 * value:.2f} %" if value < 0.01 else f"{100 * value:.1f} %"
@@ -164,6 +168,7 @@ def _decimals(shown: float) -> int:
 # Names and lines: shortened in the middle, without line breaks, said once of several ranks.
 
 NAME_WIDTH = 60
+T = TypeVar("T")
 _OF_A_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
 
@@ -186,6 +191,14 @@ def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
     return short
 
 
+def grouped(pairs: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
+    """Return each reason once, with the names that it holds for, each once."""
+    names: dict[T, dict[str, None]] = {}
+    for reason, name in pairs:
+        names.setdefault(reason, {})[name] = None
+    return {reason: list(of_reason) for reason, of_reason in names.items()}
+
+
 def on_one_line(text: str) -> str:
     """Return the text with a "?" for each line break and other character that is not printable."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
@@ -196,13 +209,11 @@ def merge_ranks(lines: Iterable[str]) -> list[str]:
 
     `rank 0: no events`, `rank 1: no events`, `rank 3: no events` become `ranks 0, 1, 3: no events`.
     """
-    ranks_of: dict[tuple[str, bool], list[str]] = {}  # By text and whether it is of ranks.
-    for line in lines:
-        if (match := _OF_A_RANK.fullmatch(line)) is None:
-            ranks_of[line, False] = []
-        else:
-            ranks_of.setdefault((match[2], True), []).append(match[1])
+    matches = [(line, _OF_A_RANK.fullmatch(line)) for line in lines]
+    ranks_of = grouped(
+        ((line, match is None), "") if match is None else ((match[2], False), match[1]) for line, match in matches
+    )
     return [
-        on_one_line(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text}" if is_of_ranks else text)
-        for (text, is_of_ranks), ranks in ranks_of.items()
+        on_one_line(text if ranks == [""] else f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}: {text}")
+        for (text, _), ranks in ranks_of.items()
     ]

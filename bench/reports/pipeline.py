@@ -50,7 +50,7 @@ def pipeline_blocks(summary: Summary) -> Iterator[Block]:
         (
             stage,
             "-" if pipeline is None else str(pipeline.rank_of(int(stage))),
-            *(figure(times[stage, kind]) if (stage, kind) in times else "-" for kind in kinds),
+            *(figure(times.get((stage, kind))) for kind in kinds),
             _with_predicted(live, stage, lambda count: f"{count.median:g}"),
             _with_predicted(activations, stage, figure),
         )

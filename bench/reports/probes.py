@@ -180,7 +180,7 @@ def _rates(summary: Summary) -> Table:
     for labels, rate in {**products, **copies, **pairs}.items():
         cells = [*names[labels], figure(rate)]
         if with_host:
-            cells.append(figure(with_host[labels]) if labels in with_host else "-")
+            cells.append(figure(with_host.get(labels)))
         if has_clock:
             clock, power = clocks.get(labels), powers.get(labels)
             cells.append(clock_and_power(clock.median if clock else None, power.median if power else None) or "-")

@@ -138,24 +138,16 @@ def _figures(title: str, metric: Metric, only: tuple[str, ...] | None = None) ->
         by_run = [_by_shown_labels(summary, metric) for summary in summaries]
         if only is None:
             return _by_labels(title, by_run)
-        cells = tuple(_cell(estimates.get(only)) for estimates in by_run)
+        cells = tuple(figure(estimates.get(only)) for estimates in by_run)
         return [] if set(cells) == {"-"} else [Row(title, cells)]
 
     return rows
 
 
 def _by_labels(title: str, by_run: Sequence[Mapping[tuple[str, ...], Estimate]]) -> list[Row]:
-    return [
-        Row(
-            " ".join([title, *labels]).replace("_", " "),
-            tuple(_cell(estimates.get(labels)) for estimates in by_run),
-        )
-        for labels in dict.fromkeys(labels for estimates in by_run for labels in estimates)
-    ]
-
-
-def _cell(estimate: Estimate | None) -> str:
-    return "-" if estimate is None else figure(estimate)
+    shown = dict.fromkeys(labels for estimates in by_run for labels in estimates)
+    names = {labels: " ".join([title, *labels]).replace("_", " ") for labels in shown}
+    return [Row(name, tuple(figure(each.get(labels)) for each in by_run)) for labels, name in names.items()]
 
 
 def _by_shown_labels(summary: Summary, metric: Metric) -> dict[tuple[str, ...], Estimate]:
@@ -209,7 +201,7 @@ def _phases(summaries: Sequence[Summary]) -> list[Row]:
     if any(rest is not None and rest.median < 0 for rest in rests):
         return _by_labels("  worst rank's", by_run)
     rows = _by_labels("  of it", by_run)
-    return [*rows, Row("  of it the rest", tuple(map(_cell, rests)))] if rows else []
+    return [*rows, Row("  of it the rest", tuple(map(figure, rests)))] if rows else []
 
 
 Predicted = Mapping[str, PredictedStep | Absent]
@@ -243,7 +235,7 @@ def _efficiencies(summaries: Sequence[Summary]) -> list[Row]:
             apart = "" if measured is None or measured.is_beside else ", baseline not beside it"
             cells.append("-" if measured is None else f"{percent(measured.ratio)}{apart}")
             predictions = of_metric(summary.estimates, results.RUN_EXPECTED_EFFICIENCY)
-            expected.append(_cell(next((each for each in predictions if each.labels["scaling"] == scaling), None)))
+            expected.append(figure(next((each for each in predictions if each.labels["scaling"] == scaling), None)))
         rows.append(Row(f"{scaling} scaling efficiency", tuple(cells)))
         if set(expected) != {"-"}:
             rows.append(Row("  predicted", tuple(expected)))
@@ -257,13 +249,13 @@ _RARE_PARTS = ("other", "unexplained")
 
 def _memory(summaries: Sequence[Summary]) -> list[Row]:
     rows = [
-        Row(f"memory: {part}", tuple(memory_cell(summary, part) for summary in summaries)) for part in _MEMORY_PARTS
+        Row(f"memory: {part}", tuple(memoryfigure(summary, part) for summary in summaries)) for part in _MEMORY_PARTS
     ]
     rare = {f"memory: {part}" for part in _RARE_PARTS}
     return [row for row in rows if row.title not in rare or set(row.cells) != {"-"}]
 
 
-def memory_cell(summary: Summary, part: str) -> str:
+def memoryfigure(summary: Summary, part: str) -> str:
     """Return a cell such as `3.50 MiB, predicted +0.0 %, paper 1.75 MiB`; a dash where nothing is known."""
     accounts, ratios = (
         [estimate for estimate in of_metric(summary.estimates, metric) if estimate.labels["part"] == part]

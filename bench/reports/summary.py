@@ -15,7 +15,7 @@ from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
 from bench.errors import Misuse
 from bench.rank.fault_injection import Fault, FaultKind
-from bench.reports.format import digits, percent, wide_interval_notes
+from bench.reports.format import digits, grouped, percent, wide_interval_notes
 from bench.reports.pipeline import pipeline_blocks
 from bench.reports.probes import probe_blocks
 from bench.reports.run_rows import (
@@ -142,12 +142,9 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
     peaks = [summary.peak for summary in summaries if summary.peak is not None]
     hidden = len(lines) - len(shown) + len(machines[1:]) + len(information) + len(peaks)
     # What is absent, each thing once, with the runs that lack it where not all do.
-    names_of: dict[str, list[str]] = {}
-    for summary, _, what in absent:
-        names_of.setdefault(what, []).append(_name(summary))
     things = [
-        what if len(set(names)) == len(summaries) else f"{what} ({', '.join(dict.fromkeys(names))})"
-        for what, names in names_of.items()
+        what if len(names) == len(summaries) else f"{what} ({', '.join(names)})"
+        for what, names in grouped((what, _name(summary)) for summary, _, what in absent).items()
     ]
     words = [f"absent: {', '.join(things)}"] if things else []
     if hidden:
@@ -159,12 +156,10 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
 
 def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
     """Return which of the runs are kept as ad hoc, and why; one line for all with the same reasons."""
-    names: dict[tuple[tuple[str, ...], bool], list[str]] = {}
-    for summary in summaries:
-        if summary.outcome == "done" and (reasons := why_ad_hoc(summary.case, summary.purpose)):
-            names.setdefault((reasons, summary.purpose.note is not None), []).append(_name(summary))
+    done = [(why_ad_hoc(each.case, each.purpose), each) for each in summaries if each.outcome == "done"]
+    names = grouped(((reasons, each.purpose.note is not None), _name(each)) for reasons, each in done if reasons)
     return [
-        f"{', '.join(dict.fromkeys(of_runs))}: kept as ad hoc ({'; '.join(reasons)}), and never its series' newest"
+        f"{', '.join(of_runs)}: kept as ad hoc ({'; '.join(reasons)}), and never its series' newest"
         f" result at /metrics{'' if has_note else '; `run --nightly` makes such a run that all the same'}"
         for (reasons, has_note), of_runs in names.items()
     ]
@@ -198,8 +193,7 @@ def print_curve(points: Sequence[Point], console: Console | None = None) -> None
     rows = []
     for point in points:
         summary = point.summary
-        efficiency = "-" if point.efficiency is None else percent(point.efficiency)
-        cells = [str(summary.case.ranks), headline(summary), *([efficiency] if is_training else [])]
+        cells = [str(summary.case.ranks), headline(summary), *([percent(point.efficiency)] if is_training else [])]
         rows.append([*cells, summary.outcome.replace("_", " ")])
     lines: list[str] = []
     if first.model is not None:
@@ -259,11 +253,11 @@ def print_summaries(
     console = console or open_console()
     write(
         format_name,
-        page=_page(summaries, console, has_details=has_details, has_stages=has_stages, predicted=predicted),
-        document=lambda: summaries,
-        rows=(row for summary in summaries for row in _rows(summary)),
-        columns=COLUMNS,
-        console=console,
+        _page(summaries, console, has_details=has_details, has_stages=has_stages, predicted=predicted),
+        lambda: summaries,
+        (row for summary in summaries for row in _rows(summary)),
+        COLUMNS,
+        console,
     )
 
 

@@ -14,9 +14,8 @@ from typing import Literal, TextIO, TypeAlias
 
 import msgspec
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console
 from rich.padding import Padding
-from rich.segment import Segment
 from rich.table import Table as DrawnTable
 from rich.text import Text
 
@@ -85,7 +84,6 @@ def indented(line: str) -> Padding:
 
 def write(
     format_name: str,
-    *,
     page: Iterable[Block],
     document: Callable[[], object],
     rows: Iterable[Mapping[str, object]],
@@ -153,37 +151,17 @@ def markdown_text(text: str) -> str:
 # For people.
 
 
-class PlainConsole(Console):
-    """Prints texts as they are, without markup, emoji codes or control characters.
-
-    Names of runs, hosts, folders and events may come from anywhere; a "?" replaces each control character.
-    """
-
-    def __init__(
-        self, file: TextIO | None = None, *, width: int | None = None, force_terminal: bool | None = None
-    ) -> None:
-        super().__init__(
-            file=file, width=width, force_terminal=force_terminal, highlight=False, markup=False, emoji=False
-        )
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            if segment.control or CONTROL.search(segment.text) is None:
-                yield segment
-            else:
-                yield Segment(CONTROL.sub("?", segment.text), segment.style)
-
-
 def open_console(file: TextIO | None = None) -> Console:
     """Return a console for this file, standard output unless another is given."""
     is_terminal = (sys.stdout if file is None else file).isatty()
-    return PlainConsole(file, width=None if is_terminal else PIPED_WIDTH)
+    return Console(file=file, width=None if is_terminal else PIPED_WIDTH, highlight=False)
 
 
 def print_page(page: Iterable[Block], console: Console | None = None) -> None:
     """Print tables and lines. A pipe gets each line and row whole; a terminal gets lines broken between words.
 
-    In a line and in a cell, a "?" replaces each newline, which could begin a line that nobody wrote.
+    Names of runs, hosts, folders and events may come from anywhere: texts are printed as they are, without markup or
+    emoji codes, and a "?" replaces each control character and each newline, which could begin a line that nobody wrote.
     """
     console = console or open_console()
     for block in page:
@@ -197,15 +175,14 @@ def print_page(page: Iterable[Block], console: Console | None = None) -> None:
             console.print(line, soft_wrap=bool(line.no_wrap) or not console.is_terminal)
 
 
-def _plain(cell: str | Text) -> str:
+def _plain(text: str | Text) -> str:
     """Return the letters of a cell or a line, on one line."""
-    return CONTROL.sub("?", (cell.plain if isinstance(cell, Text) else cell).replace("\n", "?"))
+    return CONTROL.sub("?", str(text).replace("\n", "?"))
 
 
 def _on_one_line(text: str | Text) -> Text:
-    if isinstance(text, str):
-        return Text(_plain(text))
-    return Text(_plain(text), style=text.style, no_wrap=text.no_wrap)
+    text = Text(text) if isinstance(text, str) else text
+    return Text(_plain(text), text.style, no_wrap=text.no_wrap)
 
 
 def _print_table(table: Table, console: Console) -> None:
@@ -218,7 +195,7 @@ def _print_table(table: Table, console: Console) -> None:
         drawn = DrawnTable(box=None, pad_edge=False, show_header=table.has_heading)
         for place in places:
             drawn.add_column(
-                table.columns[place],
+                Text(CONTROL.sub("?", table.columns[place])),
                 justify="left" if place in table.words else "right",
                 overflow="fold",
                 no_wrap=place in table.unbroken,

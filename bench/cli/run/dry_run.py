@@ -26,11 +26,11 @@ def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) 
     cases = [case for case, _ in plan.cases]
     write(
         options.format_name,
-        page=_page(plan, options),
-        document=lambda: [_document(case) for case in cases],
-        rows=({"strategy": case.strategy, "ranks": case.ranks, **row} for case in cases for row in _ranks(case)),
-        columns=("strategy", "ranks", "rank", "mesh", "sequences", *_SIZES),
-        console=console,
+        _page(plan, options),
+        lambda: [_document(case) for case in cases],
+        ({"strategy": case.strategy, "ranks": case.ranks, **row} for case in cases for row in _ranks(case)),
+        ("strategy", "ranks", "rank", "mesh", "sequences", *_SIZES),
+        console,
     )
 
 

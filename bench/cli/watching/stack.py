@@ -241,15 +241,15 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
     rows = [dict(zip(_TARGET_COLUMNS, _target(target), strict=True)) for target in targets]
     write(
         format_name,
-        page=[*_server_table(servers), *_target_table(targets)],
-        document=lambda: {
+        [*_server_table(servers), *_target_table(targets)],
+        lambda: {
             "schema_version": SCHEMA_VERSION,
             "servers": servers,
             "targets": rows,
             "problems": problems,
         },
-        rows=rows,
-        columns=_TARGET_COLUMNS,
+        rows,
+        _TARGET_COLUMNS,
     )
     for line in (*left_out(every), *problems):
         say(line)
@@ -349,7 +349,7 @@ def print_size(found: Size, scrape_seconds: int, retention_days: int, format_nam
     ]
     write(
         format_name,
-        page=[
+        [
             Table(("unit", "number", "series each", "series", "what it is"), cells, words=(0, 4)),
             "",
             f"series:             {found.series:,.0f}",
@@ -358,7 +358,7 @@ def print_size(found: Size, scrape_seconds: int, retention_days: int, format_nam
             f"disk:               {readable(found.disk_bytes, 'bytes')}, once {retention_days} days are full;"
             f" {readable(found.late_disk_bytes, 'bytes')} where scrapes come late",
         ],
-        document=lambda: {
+        lambda: {
             "schema_version": SCHEMA_VERSION,
             "scrape_seconds": scrape_seconds,
             "retention_days": retention_days,
@@ -369,8 +369,8 @@ def print_size(found: Size, scrape_seconds: int, retention_days: int, format_nam
             "disk_bytes": found.disk_bytes,
             "late_disk_bytes": found.late_disk_bytes,
         },
-        rows=rows,
-        columns=_SIZE_COLUMNS,
+        rows,
+        _SIZE_COLUMNS,
     )
 
 

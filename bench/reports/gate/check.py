@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.reports.format import shortened
+from bench.reports.format import grouped, shortened
 from bench.reports.table import Block, Table, print_json, print_page
 from bench.suites.gate.cause.changes import Change
 from bench.suites.gate.cause.likely import change_words as likely_words
@@ -172,10 +172,8 @@ def _page(checks: Sequence[SuiteCheck], *, has_details: bool) -> Iterator[Block]
 
 def check_lines(check: SuiteCheck) -> list[str]:
     """Return what stands below the table: reasons, what alerts share, and what is missing."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for verdict in check.verdicts:
-        if verdict.shown not in QUIET:
-            reasons.setdefault((verdict.key.case, reason_of(verdict)), []).append(figure_name(verdict))
+    changed = [verdict for verdict in check.verdicts if verdict.shown not in QUIET]
+    reasons = grouped(((verdict.key.case, reason_of(verdict)), figure_name(verdict)) for verdict in changed)
     lines = [f"{case}: {', '.join(names)}: {reason}" for (case, reason), names in reasons.items() if reason]
     lines += [_group_words(group, *group.shared) for group in check.groups if group.shared is not None]
     insufficient = Counter(each.reason for each in check.verdicts if each.outcome == "insufficient_data")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from bench.reports.format import grouped
 from bench.reports.gate.check import (
     QUIET,
     cause_words,
@@ -116,11 +117,8 @@ def comment(checks: Sequence[SuiteCheck]) -> str:
 
 def _causes(check: SuiteCheck) -> list[str]:
     """Return the causes of a suite's worse figures, each once, with the cases that have it."""
-    cases: dict[str, list[str]] = {}
-    for verdict in check.verdicts:
-        if verdict.outcome in BAD and (words := _cause(check, verdict)) is not None:
-            cases.setdefault(words, []).append(verdict.key.case)
-    return [f"cause of {', '.join(dict.fromkeys(of))}: {words}" for words, of in cases.items()]
+    causes = grouped((_cause(check, each), each.key.case) for each in check.verdicts if each.outcome in BAD)
+    return [f"cause of {', '.join(cases)}: {words}" for words, cases in causes.items() if words is not None]
 
 
 def benchmark_records(checks: Sequence[SuiteCheck]) -> str:

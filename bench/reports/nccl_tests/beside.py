@@ -46,15 +46,15 @@ def print_beside(
     rows = [_fields(imported, row, summary) for row in imported.rows]
     write(
         format_name,
-        page=[_table(imported, summary, rows), "", *map(whole, _below(imported, summary))],
-        document=lambda: {
+        [_table(imported, summary, rows), "", *map(whole, _below(imported, summary))],
+        lambda: {
             **msgspec.to_builtins(imported),
             "rows": rows,
             "differences": list(_differences(imported, summary)),
         },
-        rows=rows,
-        columns=COLUMNS,
-        console=console,
+        rows,
+        COLUMNS,
+        console,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from bench.analysis.mfu import Absent
 from bench.analysis.noise import WANTED_CHANGE, smallest_of_night, trials_a_night
 from bench.engines.cluster import Capacity
 from bench.machine.preflight import least_bytes
-from bench.reports.format import duration, readable, share
+from bench.reports.format import duration, grouped, readable, share
 from bench.reports.table import Block, Table, write
 from bench.suites.plan import PlannedCase, SuitePlan
 
@@ -38,8 +38,8 @@ def print_plan(
     rows = [_row(planned, left_out.get(planned.suite_case.name)) for planned in plan.cases]
     write(
         format_name,
-        page=_page(plan, rows, cluster),
-        document=lambda: {
+        _page(plan, rows, cluster),
+        lambda: {
             "suite": plan.suite.name,
             "description": plan.suite.description,
             "path": str(plan.suite.path),
@@ -50,9 +50,9 @@ def print_plan(
             "cases": rows,
             "levers": plan.suite.levers,
         },
-        rows=rows,
-        columns=_COLUMNS,
-        console=console,
+        rows,
+        _COLUMNS,
+        console,
     )
 
 
@@ -125,21 +125,21 @@ def _page(plan: SuitePlan, rows: Sequence[Mapping[str, Any]], cluster: Capacity 
             place = f"{row['gpus']} GPU" if row["device"] == "cuda" else "CPU"
             place = f"{row['nodes']} x {place}" if row["nodes"] > 1 else place
             needs = (str(row["ranks"]), place, readable(row["rank_bytes"], "bytes"))
-        shows = "-" if row["night_change_ratio"] is None else share(row["night_change_ratio"])
-        cells.append((row["case"], *needs, f"{row['trials']} x {row['steps']}", takes, shows))
+        cells.append(
+            (row["case"], *needs, f"{row['trials']} x {row['steps']}", takes, share(row["night_change_ratio"]))
+        )
     columns = ["case", "ranks", "on", "each at\nleast", "trials\nx steps", "takes", "a night\nshows"]
     if all(row[-1] == "-" for row in cells):
         columns.pop()
     # Names are folded where the terminal is narrow: nothing else is long.
     yield Table(columns, [row[: len(columns)] for row in cells], words=(0, 2), unbroken=range(1, len(columns)))
     yield ""
-    for text, names in _grouped((row["refusal"], row["case"]) for row in rows):
-        yield f"cannot run here: {names}: {text}"
-    for text, names in _grouped((row["left_out"], row["case"]) for row in rows):
-        yield f"left out: {names}: {text}"
+    for heading, name in (("cannot run here", "refusal"), ("left out", "left_out")):
+        for text, cases in grouped((row[name], row["case"]) for row in rows if row[name] is not None).items():
+            yield f"{heading}: {_joined(cases)}: {text}"
     planned = [row for row in rows if row["refusal"] is None and row["left_out"] is None]
-    for text, names in _grouped((crowd, row["case"]) for row in planned for crowd in row["crowds"]):
-        yield f"{names}: {text}"
+    for text, cases in grouped((crowd, row["case"]) for row in planned for crowd in row["crowds"]).items():
+        yield f"{_joined(cases)}: {text}"
     yield _sum(planned)
     yield from _noise_lines(planned)
     yield from cluster_lines(cluster)
@@ -164,15 +164,6 @@ def _noise_lines(planned: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"no number of trials shows {100 * WANTED_CHANGE:g} % in one night, as nights differ: {_joined(never)}"
 
 
-def _grouped(pairs: Iterable[tuple[str | None, str]]) -> list[tuple[str, str]]:
-    """Return each text once, with the names that it is of."""
-    names: dict[str, list[str]] = {}
-    for text, name in pairs:
-        if text is not None:
-            names.setdefault(text, []).append(name)
-    return [(text, _joined(of)) for text, of in names.items()]
-
-
 def _joined(names: Sequence[str]) -> str:
     shown = ", ".join(names[:6])
     return shown if len(names) <= 6 else f"{shown} and {len(names) - 6} more"
@@ -183,7 +174,7 @@ def _sum(planned: Sequence[Mapping[str, Any]]) -> str:
     known = [row["estimate_s"] for row in planned if row["estimate_s"] is not None]
     words = [f"{len(known)} case(s) take about {duration(sum(known))}"] if known else []
     if unknown := [row for row in planned if row["estimate_s"] is None]:
-        reasons = _grouped((row["why_no_estimate"], row["case"]) for row in unknown)
+        reasons = list(dict.fromkeys(row["why_no_estimate"] for row in unknown if row["why_no_estimate"] is not None))
         more = f" and {len(reasons) - 1} other reason(s)" if len(reasons) > 1 else ""
-        words.append(f"{len(unknown)} case(s) take a time that is unknown: {reasons[0][0] if reasons else ''}{more}")
+        words.append(f"{len(unknown)} case(s) take a time that is unknown: {''.join(reasons[:1])}{more}")
     return "; ".join(words) or "no case would run here"

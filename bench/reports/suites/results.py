@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.analysis.estimate import Estimate, Ratio, of_metric
-from bench.reports.format import digits, duration, figure, percent, wide_interval_notes
+from bench.reports.format import digits, duration, figure, grouped, percent, wide_interval_notes
 from bench.reports.run_rows import headline
 from bench.reports.table import Block, Table, write
 from bench.suites.levers import Judgement, judge_levers
@@ -64,7 +64,7 @@ def print_suite_runs(results: Sequence[SuiteResult], format_name: str, console: 
         for result in results
     ]
     table = Table(("suite run", "started", "took", "outcome", "cases"), cells, words=(0, 1, 3, 4), keys=1)
-    write(format_name, page=[table], document=lambda: rows, rows=rows, columns=LIST_COLUMNS, console=console)
+    write(format_name, [table], lambda: rows, rows, LIST_COLUMNS, console)
 
 
 # One suite run
@@ -79,11 +79,11 @@ def print_suite(result: SuiteResult, format_name: str, console: Console | None =
     """Print a suite run: what was measured, what failed and why, what did not run and why, and what it took."""
     write(
         format_name,
-        page=_page(result),
-        document=lambda: _document(result),
-        rows=(_row(result, case) for case in result.cases),
-        columns=CASE_COLUMNS,
-        console=console,
+        _page(result),
+        lambda: _document(result),
+        (_row(result, case) for case in result.cases),
+        CASE_COLUMNS,
+        console,
     )
 
 
@@ -93,7 +93,7 @@ def _page(result: SuiteResult) -> Iterator[Block]:
         if (summary := case.summary) is not None:
             step = of_metric(summary.estimates, RUN_STEP_SECONDS)
             efficiency = " ".join(f"{percent(each.ratio)} {each.scaling}" for each in summary.scaling)
-            figures = (figure(step[0]) if step else "-", headline(summary), efficiency or "-")
+            figures = (figure(next(iter(step), None)), headline(summary), efficiency or "-")
             rows.append((case.name, case.words, *figures, case.run or "-"))
     if rows:
         yield Table(("case", "outcome", "step", "throughput", "efficiency", "run"), rows, words=(0, 1, 5), keys=1)
@@ -111,9 +111,7 @@ def suite_lines(result: SuiteResult) -> list[str]:
         f"{case.name}: {case.words}: {case.reason}" for case in result.named("failed", "timed_out", "interrupted")
     ]
     lines += [f"{case.name}: {case.words}: {case.reason}" for case in result.cases if case.is_expected_failure]
-    reasons: dict[tuple[str, str | None], list[str]] = {}
-    for case in result.named("skipped", "left_out"):
-        reasons.setdefault((case.words, case.reason), []).append(case.name)
+    reasons = grouped(((case.words, case.reason), case.name) for case in result.named("skipped", "left_out"))
     lines += [f"{words}: {', '.join(names)}: {reason}" for (words, reason), names in reasons.items()]
     if missing := [case.name for case in result.named(None)]:
         lines.append(f"missing: {', '.join(missing)}")
@@ -197,7 +195,7 @@ def print_levers(judgements: Sequence[Judgement], format_name: str, console: Con
     """Print each claim with its verdict; in a table also why a claim is unsure or cannot be judged."""
     rows = lever_rows(judgements)
     page = _levers(judgements)
-    write(format_name, page=page, document=lambda: rows, rows=rows, columns=LEVER_COLUMNS, console=console)
+    write(format_name, page, lambda: rows, rows, LEVER_COLUMNS, console)
 
 
 def lever_rows(judgements: Sequence[Judgement]) -> list[dict[str, object]]:
@@ -228,8 +226,8 @@ def _levers(judgements: Sequence[Judgement]) -> Iterator[Block]:
     rows = [
         (
             judged.lever.name,
-            "-" if judged.off is None else figure(judged.off),
-            "-" if judged.on is None else figure(judged.on),
+            figure(judged.off),
+            figure(judged.on),
             "-" if judged.ratio is None else _times(judged.ratio),
             _between(judged.claim.low, judged.claim.high),
             judged.verdict or "absent",
@@ -238,12 +236,8 @@ def _levers(judgements: Sequence[Judgement]) -> Iterator[Block]:
         for judged in judgements
     ]
     yield Table(("lever", "off", "on", "on / off", "claimed", "verdict", "claim"), rows, words=(0, 5, 6), keys=1)
-    # Claims with the same reason share a line.
-    levers: dict[tuple[str, str], dict[str, None]] = {}
-    for judged in judgements:
-        if judged.reason is not None:
-            levers.setdefault((judged.verdict or "absent", judged.reason), {})[judged.lever.name] = None
-    yield from (f"{verdict}: {', '.join(names)}: {reason}" for (verdict, reason), names in levers.items())
+    reasons = grouped(((judged.verdict or "absent", judged.reason), judged.lever.name) for judged in judgements)
+    yield from (f"{verdict}: {', '.join(names)}: {why}" for (verdict, why), names in reasons.items() if why is not None)
 
 
 def _times(ratio: Ratio) -> str:

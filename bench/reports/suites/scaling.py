@@ -13,7 +13,7 @@ from bench.analysis.estimate import Estimate, Ratio
 from bench.analysis.scaling.laws import Bounded, Fit, NoFit
 from bench.analysis.scaling.loss import Loss, LostPart
 from bench.analysis.step_parts import PARTS, PartName
-from bench.reports.format import digits, figure, has_wide_interval, percent, wide_interval_notes
+from bench.reports.format import digits, figure, grouped, has_wide_interval, percent, wide_interval_notes
 from bench.reports.table import Block, Table, write
 from bench.runs.scaling_curves import CurvePoint, ScalingCurve
 
@@ -35,11 +35,11 @@ def print_scaling(
     """Print each curve: its points, a line for each law, and what was lost."""
     write(
         format_name,
-        page=_page(suite_run, curves),
-        document=lambda: {"suite_run": suite_run, "curves": [_document(curve) for curve in curves]},
-        rows=(row for curve in curves for row in _rows(suite_run, curve)),
-        columns=COLUMNS,
-        console=console,
+        _page(suite_run, curves),
+        lambda: {"suite_run": suite_run, "curves": [_document(curve) for curve in curves]},
+        (row for curve in curves for row in _rows(suite_run, curve)),
+        COLUMNS,
+        console,
     )
 
 
@@ -66,7 +66,7 @@ def _curve(curve: ScalingCurve) -> Iterator[Block]:
         speed_up = "1"
         if (ratio := point.speed_up) is not None:
             speed_up = _with_ends(replace(ratio, low=None) if has_wide_interval(ratio) else ratio)
-        efficiency = "-" if point.efficiency is None else percent(point.efficiency)
+        efficiency = percent(point.efficiency)
         rows.append((str(point.ranks), figure(point.step), efficiency, speed_up, f"{point.ideal_speed_up:g}"))
     yield Table(("ranks", "mean step", "efficiency", "speed-up", "ideal"), rows, words=(), keys=1)
     yield ""
@@ -182,13 +182,8 @@ def _notes(curve: ScalingCurve) -> list[str]:
     lines += [
         f"what {point.name} lost is absent: {point.loss}" for point in curve.points if isinstance(point.loss, str)
     ]
-    parts_of: dict[str, list[str]] = {}
-    for _, loss in _losses(curve):
-        for part, reason in loss.absent.items():
-            names = parts_of.setdefault(reason, [])
-            if _PARTS[part] not in names:
-                names.append(_PARTS[part])
-    lines += [f"absent: {', '.join(parts)}: {reason}" for reason, parts in parts_of.items()]
+    absent = grouped((why, _PARTS[part]) for _, loss in _losses(curve) for part, why in loss.absent.items())
+    lines += [f"absent: {', '.join(parts)}: {why}" for why, parts in absent.items()]
     lines += [note for _, loss in _losses(curve) for note in loss.notes]
     return list(dict.fromkeys(lines))
 

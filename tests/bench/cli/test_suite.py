@@ -15,7 +15,6 @@ from rich.text import Text
 from bench.cli import main
 from bench.cli.completion import PROGRAM
 from bench.reports.suites.plan import print_plan
-from bench.reports.table import PlainConsole
 from bench.suites.form.suite_keys import json_schema
 from bench.suites.plan import left_out, plan_suite
 from bench.suites.suite_file import read_suite
@@ -94,7 +93,7 @@ def test_the_plan_as_csv_has_a_line_for_each_case(capsys: pytest.CaptureFixture[
 
 def test_the_plan_fits_a_terminal_of_80_columns(file: Path) -> None:
     written = io.StringIO()
-    console: Console = PlainConsole(written, width=80, force_terminal=True)
+    console: Console = Console(file=written, width=80, force_terminal=True)
     plan = plan_suite(read_suite(file), CPU, "no run is in the history yet")
     print_plan(plan, left_out(plan), "table", console=console)
     lines = Text.from_ansi(written.getvalue()).plain.splitlines()

@@ -19,7 +19,6 @@ from bench.analysis.estimate import estimate
 from bench.cli import main
 from bench.cli.suite.scaling import scaling
 from bench.reports.suites.scaling import print_scaling
-from bench.reports.table import PlainConsole
 from bench.runs.history import History
 from bench.runs.scaling_curves import curves_of
 from bench.runs.suite_record import SuiteRecord
@@ -132,7 +131,7 @@ def test_the_example_of_the_help_works(observatory: Run) -> None:
 
 def _printed(ends: list[MadeEnd], width: int = 80) -> list[str]:
     written = io.StringIO()
-    console: Console = PlainConsole(written, width=width, force_terminal=True)
+    console: Console = Console(file=written, width=width, force_terminal=True)
     print_scaling(SUITE_RUN, curves_of(ends), "table", console)
     return Text.from_ansi(written.getvalue()).plain.splitlines()
 

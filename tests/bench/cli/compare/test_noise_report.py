@@ -17,7 +17,6 @@ from bench.case import Purpose
 from bench.cli.compare.aa import Measured, report_of
 from bench.reports.comparison import NoiseReport, print_noise
 from bench.reports.suites.plan import print_plan
-from bench.reports.table import PlainConsole
 from bench.runs.history import History
 from bench.runs.nights import nights_of, noise_of_series
 from bench.runs.summary import Summary
@@ -68,7 +67,7 @@ def _report(tmp_path: Path, nights: list[Summary], *pairs: tuple[str, Summary, S
 
 def _printed(found: NoiseReport, width: int = 160) -> list[str]:
     file = io.StringIO()
-    print_noise(found, "table", PlainConsole(file, width=width))
+    print_noise(found, "table", Console(file=file, width=width))
     return file.getvalue().splitlines()
 
 

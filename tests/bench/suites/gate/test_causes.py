@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from sqlalchemy import update
 
 from bench.analysis.estimate import Estimate
 from bench.machine.machine import Machine
 from bench.reports.gate.check import check_document, print_check
 from bench.reports.gate.ci_formats import comment, junit_xml
-from bench.reports.table import PlainConsole
 from bench.runs.history import History
 from bench.runs.schema import GATE_STATES, RUNS
 from bench.suites.gate.accept import accept
@@ -105,7 +105,7 @@ def _explained(history: History, *, is_whole: bool = True, runs: Path = Path("/n
 
 def _text(check: SuiteCheck, *, width: int = 80, has_details: bool = False) -> str:
     out = io.StringIO()
-    print_check([check], has_details=has_details, console=PlainConsole(out, width=width, force_terminal=True))
+    print_check([check], has_details=has_details, console=Console(file=out, width=width, force_terminal=True))
     return re.sub("\x1b\\[[0-9;]*m", "", out.getvalue())
 
 
