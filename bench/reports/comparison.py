@@ -285,32 +285,20 @@ class SeriesNoise:
 
     case: str
     estimate: Estimate
-    is_main: bool
     trials: int
     noise: Noise | Absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FalseDifferences:
-    """Differences between two measurements of the same thing, all of them false.
-
-    tested: comparisons with a test. single: those with a p-value below 5 %. called: those called better or worse.
-    exact: figures without noise that differ all the same.
-    """
-
-    tested: int
-    single: int
-    called: int
-    exact: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseReport:
-    """The noise of a suite's series. missing: a line on each case that tells nothing."""
+    """The noise of a suite's series. judged: all figures of the one side against the other, so that none truly differs.
+
+    missing: a line on each case that tells nothing.
+    """
 
     suite: str
     series: tuple[SeriesNoise, ...]
-    false: FalseDifferences
+    judged: tuple[Judged, ...]
     missing: tuple[str, ...] = ()
 
 
@@ -326,13 +314,28 @@ def print_noise(
             "schema_version": NOISE_SCHEMA_VERSION,
             "suite": report.suite,
             "series": rows,
-            "false_differences": report.false,
+            "false_differences": false_differences(report.judged),
             "missing": report.missing,
         },
         rows,
         _NOISE_COLUMNS,
         console,
     )
+
+
+def false_differences(judged: Sequence[Judged]) -> dict[str, int]:
+    """Return how many of these figures differ, none of them truly.
+
+    tested: comparisons with a test. single: those with a p-value below 5 %. called: those called better or worse.
+    exact: figures without noise that differ all the same.
+    """
+    p_values = [each.change.p_value for each in judged if each.change.p_value is not None]
+    return {
+        "tested": len(p_values),
+        "single": sum(p_value < 0.05 for p_value in p_values),
+        "called": sum(each.outcome in ("better", "worse") for each in judged if each.change.p_value is not None),
+        "exact": sum(each.change.is_exact and each.outcome != "same" for each in judged),
+    }
 
 
 _NOISE_COLUMNS = (
@@ -348,7 +351,7 @@ def _noise(series: SeriesNoise) -> dict[str, Any]:
         "case": series.case,
         "metric": estimate.metric,
         "labels": estimate.labels,
-        "main": series.is_main,
+        "main": is_main(estimate),
         "trials": series.trials,
     }
     if isinstance(noise, Absent):
@@ -370,7 +373,7 @@ _NOISE_CELLS = ("trial_deviation_ratio", "night_deviation_ratio", "in_turn_chang
 
 
 def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
-    shown = [(series, _noise(series)) for series in report.series if has_all or series.is_main]
+    shown = [(series, _noise(series)) for series in report.series if has_all or is_main(series.estimate)]
     columns = (
         *("case", "figure", "trials", "trials\ndiffer by", "nights\ndiffer by"),
         *("in turn\nshow", "a night\nshows", "3 % needs\na night"),
@@ -388,14 +391,15 @@ def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
     if rows:
         yield Table(columns, rows, words=(0, 1), keys=2, unbroken=range(1, len(columns)))
         yield ""
-    false = report.false
-    if false.tested:
+    false = false_differences(report.judged)
+    if false["tested"]:
+        ratio = false["single"] / false["tested"]
         yield (
-            f"the same twice: {false.single} of {false.tested} comparisons ({100 * false.single / false.tested:.1f} %)"
-            f" differ at the 5 % level, and {false.called} would be called better or worse"
+            f"the same twice: {false['single']} of {false['tested']} comparisons ({100 * ratio:.1f} %) differ at the"
+            f" 5 % level, and {false['called']} would be called better or worse"
         )
-    if false.exact:
-        yield f"{false.exact} figure(s) without noise differ all the same: something was not repeated exactly"
+    if false["exact"]:
+        yield f"{false['exact']} figure(s) without noise differ all the same: something was not repeated exactly"
     if report.series:
         yield "differ by: standard deviation of one trial within a night, and of a night's level"
         yield (

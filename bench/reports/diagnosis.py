@@ -136,17 +136,11 @@ def _command(command: str) -> list[str]:
 def _row(diagnosis: Diagnosis, finding: Finding) -> dict[str, object]:
     share = finding.share
     return {
+        **asdict(finding),
         "run": diagnosis.run,
-        "kind": finding.kind,
         "is_limit": finding == diagnosis.limit,
         "is_sure": diagnosis.is_sure,
-        "share": None if share is None else share.value,
-        "low": None if share is None else share.low,
-        "high": None if share is None else share.high,
-        "expected": finding.expected,
-        "subject": finding.subject,
-        "why_not_expected": finding.why_not_expected,
+        **({} if share is None else {"share": share.value, "low": share.low, "high": share.high}),
         "evidence": "; ".join(finding.evidence),
         "try": "; ".join(map(_lever_words, finding.levers)),
-        "doubt": finding.doubt,
     }

@@ -1,4 +1,4 @@
-"""Prints the strategies, all options with the strategies that take them, or one strategy in full; also gives JSON."""
+"""The strategies, all options with the strategies that take them, or one strategy in full, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.case import Case, parse_options, written
-from bench.reports.table import Block, Table, indented, open_console, print_page
+from bench.reports.table import Block, Table, indented, open_console
 from workloads.cost_models.shape import PRESETS
 from workloads.spec import Option, OptionValue, StrategySpec
 
@@ -103,23 +103,23 @@ WIDE = 120
 """Least width at which the kind and parity of strategies are also shown."""
 
 
-def print_strategies(specs: Sequence[StrategySpec], console: Console | None = None) -> None:
-    """Print what each strategy is and needs."""
-    console = console or open_console()
+def strategies_page(specs: Sequence[StrategySpec], console: Console | None = None) -> Iterator[Block]:
+    """Yield what each strategy is and needs, by the width of the console, standard output unless another is given."""
     columns = ["strategy", "kind", "needs", "parity", "what it is"]
     rows = [[spec.name, spec.kind, spec.needs.text(), spec.parity.kind, spec.summary] for spec in specs]
-    if console.width < WIDE:
+    if (console or open_console()).width < WIDE:
         for row in (columns, *rows):
             del row[3], row[1]
-    hint = "`observatory list STRATEGY` shows its options and refusals, `observatory list --options` all options"
-    print_page([Table(columns, rows, **_FOLDED), "", hint], console)
+    yield Table(columns, rows, **_FOLDED)
+    yield ""
+    yield "`observatory list STRATEGY` shows its options and refusals, `observatory list --options` all options"
 
 
 _FOLDED: dict[str, Any] = {"words": range(5), "unbroken": (0,), "folds": "always"}
 
 
-def print_options(specs: Sequence[StrategySpec], console: Console | None = None) -> None:
-    """Print every option once, with the strategies that take it."""
+def options_page(specs: Sequence[StrategySpec]) -> Iterator[Block]:
+    """Yield every option once, with the strategies that take it."""
     takers: dict[Option, list[str]] = {}
     for spec in specs:
         for option in spec.options:
@@ -129,15 +129,11 @@ def print_options(specs: Sequence[StrategySpec], console: Console | None = None)
     for option, names in takers.items():
         shown = "all training" if names == training and len(names) > 1 else ", ".join(names)
         rows.append((_with_default(option), shown, f"{option.help} ({option.allowed})"))
-    print_page([Table(("--option", "taken by", "what it does"), rows, **_FOLDED)], console)
+    yield Table(("--option", "taken by", "what it does"), rows, **_FOLDED)
 
 
-def print_strategy(spec: StrategySpec, console: Console | None = None) -> None:
-    """Print what one strategy is, needs, takes and refuses, and a command line that runs it."""
-    print_page(_page(spec), console)
-
-
-def _page(spec: StrategySpec) -> Iterator[Block]:
+def strategy_page(spec: StrategySpec) -> Iterator[Block]:
+    """Yield what a strategy is, needs, takes and refuses, and a command line that runs it."""
     yield f"{spec.name}: {spec.summary}"
     parity = spec.parity.kind + (f": {spec.parity.reason}" if spec.parity.reason else "")
     facts = (("kind", spec.kind), ("needs", spec.needs.text()), ("parity", parity))

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from bench.reports.format import grouped, shortened
-from bench.reports.table import Block, Table, print_json, print_page
+from bench.reports.table import Block, Table, print_page
 from bench.suites.gate.cause.changes import Change
 from bench.suites.gate.cause.likely import change_words as likely_words
 from bench.suites.gate.cause.where import StepChange, TraceChange, in_words, seconds_words, unit_of
@@ -353,8 +353,3 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     key = fields.pop("key")
     is_bad = verdict.outcome in BAD
     return {**key, "labels": verdict.labels, "is_bad": is_bad, **fields, "outcome": verdict.shown}
-
-
-def print_check_json(checks: Sequence[SuiteCheck]) -> None:
-    """Print the checks as JSON."""
-    print_json([check_document(check) for check in checks])
