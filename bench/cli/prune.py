@@ -48,10 +48,10 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = self._FORM.fullmatch(value)
-        if found is None:
+        match = self._FORM.fullmatch(value)
+        if match is None:
             self.fail(f"{value!r} is no size; it may be such as 500M, 20G or 1T", param, ctx)
-        return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))
+        return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
 
 
 @click.command(name="prune")
@@ -115,14 +115,14 @@ def command(
             say(f"no run can be deleted, since none is in a history: {error}")
         keep = frozenset(history.find(name).run for name in names) if history is not None else frozenset(names)
         limits = Limits(older_than_s=older_than_s, keep_bytes=keep_bytes, keep=keep)
-        found = plan(runs_folder, history, limits, now_ns=time.time_ns())
+        planned = plan(runs_folder, history, limits, now_ns=time.time_ns())
         problems: tuple[str, ...] = ()
-        deleted = found.deleted
+        deleted = planned.deleted
         if not is_dry_run:
             forget = history.forget if history is not None and with_history else None
-            deleted, problems = carry_out(found, forget=forget)
-    _print(found, deleted, format_name, is_dry_run=is_dry_run)
-    left_bytes = sum(folder.size_bytes for folder in found.kept)
+            deleted, problems = carry_out(planned, forget=forget)
+    _print(planned, deleted, format_name, is_dry_run=is_dry_run)
+    left_bytes = sum(folder.size_bytes for folder in planned.kept)
     if keep_bytes is not None and left_bytes > keep_bytes:
         say(f"{readable(left_bytes, 'bytes')} are needed, which is more than --keep-bytes; that much stays")
     for problem in problems:

@@ -15,7 +15,7 @@ from bench.analysis.comparison import OUTCOMES, Change, Judged, Outcome, counted
 from bench.analysis.estimate import Estimate
 from bench.analysis.mfu import Absent
 from bench.analysis.noise import WANTED_CHANGE, Noise, smallest_of_night, trials_a_night
-from bench.reports.format import digits, figure, grouped, share
+from bench.reports.format import digits, figure, grouped, plural, share
 from bench.reports.table import Block, Table, write
 from collectors.metrics import probes, results
 
@@ -125,8 +125,8 @@ def _page(comparison: Comparison, *, has_all: bool) -> Iterator[Block]:
 def _words(comparison: Comparison, judged: Sequence[Judged], hidden: int, *, has_all: bool) -> Iterator[str]:
     """Yield what the table rests on."""
     main, others = ([each for each in judged if is_main(each.change.a) == is_wanted] for is_wanted in (True, False))
-    counts = [f"{len(main)} main figure(s): {_counts(main)}"] if main else []
-    counts += [f"{len(others)} other(s): {_counts(others)}"] if others else []
+    counts = [f"{plural(len(main), 'main figure')}: {_counts(main)}"] if main else []
+    counts += [f"{plural(len(others), 'other')}: {_counts(others)}"] if others else []
     more = "" if has_all or not (others or hidden) else " (`--all` shows all)"
     if counts:
         yield f"{'; '.join(counts)}{more}"
@@ -134,13 +134,13 @@ def _words(comparison: Comparison, judged: Sequence[Judged], hidden: int, *, has
     trials = sorted({count for runs in comparison.compared for count in runs.trials})
     of_trials = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
     if turns[True] and turns[False]:
-        yield f"{of_trials} trials a side; those of {turns[True]} case(s) took turns, and are compared in pairs"
+        yield f"{of_trials} trials a side; those of {plural(turns[True], 'case')} took turns, and are compared in pairs"
     elif turns[True]:
         yield f"{of_trials} trials a side, in turn: compared in pairs of trials"
     else:
         yield (
-            f"{of_trials} trials a side, measured at different times: what changed on the machine in between counts,"
-            " too; `observatory compare --ab` measures both in turn"
+            f"{of_trials} trials a side, measured at different times, so that changes of the machine also count;"
+            " `observatory compare --ab` measures both sides in turn"
         )
     outcomes = {each.outcome for each in judged}
     if outcomes & {"better", "worse"}:
@@ -152,9 +152,9 @@ def _words(comparison: Comparison, judged: Sequence[Judged], hidden: int, *, has
         margin = 100 * comparison.margin
         yield f"same: the interval is within {margin:g} % either way, or all trials of both sides are equal"
     if "unsure" in outcomes:
-        yield "unsure: with about so many more trials a side, it would be settled with 80 % power"
+        yield "unsure: about so many more trials a side would settle it, with 80 % power"
     if reasons := dict.fromkeys(each.change.reason for each in judged if each.outcome == "insufficient_data"):
-        yield f"insufficient data: {'; '.join(reason for reason in reasons if reason)}; --trials 5 would tell more"
+        yield f"insufficient data: {'; '.join(reason for reason in reasons if reason)}; use --trials 5"
     yield from comparison.missing
     yield from comparison.notes
 
@@ -399,7 +399,7 @@ def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
             f" 5 % level, and {false['called']} would be called better or worse"
         )
     if false["exact"]:
-        yield f"{false['exact']} figure(s) without noise differ all the same: something was not repeated exactly"
+        yield f"{plural(false['exact'], 'figure')} without noise differ: something was not repeated exactly"
     if report.series:
         yield "differ by: standard deviation of one trial within a night, and of a night's level"
         yield (
@@ -411,5 +411,5 @@ def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         yield f"trials for {100 * WANTED_CHANGE:g} % are absent: {', '.join(names[:4])}{more}: {reason}"
     if hidden := len(report.series) - len(shown):
-        yield f"{hidden} other figure(s): `--all` shows them"
+        yield f"{plural(hidden, 'other figure')}: `--all` shows them"
     yield from report.missing

@@ -81,12 +81,12 @@ def _page(diagnosis: Diagnosis, findings: tuple[Finding, ...]) -> Iterator[Table
     yield from _command(diagnosis.command)
     tries = (lever.words for finding in diagnosis.findings for lever in finding.levers)
     if any(ENGINE in words for words in (diagnosis.command, *tries)):
-        yield f"{ENGINE} is the one that ran it: slurm or ray, or local where its nodes were one machine"
+        yield f"{ENGINE} is the engine of that run: slurm, ray, or local where all nodes were one machine"
 
 
 def _shown(finding: Finding, share: Share) -> tuple[str, ...]:
     """Return the finding as a row: its title, its share of the step, the law's, and the difference."""
-    title = "not told" if finding.kind == "unknown" else title_of(finding)
+    title = "unattributed" if finding.kind == "unknown" else title_of(finding)
     # Who is uneven may be open where the waiting itself is certain; a straggler in doubt may be none.
     if finding.kind == "straggler" and finding.doubt is not None:
         title += ", likely"

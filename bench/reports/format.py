@@ -39,10 +39,8 @@ _SCALES = {metric.name: _METRIC_SCALES[metric.unit] for metric in METRICS if met
     for metric in (results.RUN_FLOPS, probes_metrics.RUN_MATMUL_FLOPS, probes_metrics.RUN_MATMUL_WITH_HOST_FLOPS)
 }
 
-WIDE_INTERVALS = (
-    "2 trials tell little; --trials 5 would: intervals wider than their figure are left out here, not in JSON"
-)
-WIDE_RATIOS = "intervals that span most of 0 to 100 % are left out here, not in JSON; more --trials narrow them"
+WIDE_INTERVALS = "only 2 trials, so intervals wider than their figure are hidden (JSON has them); use --trials 5"
+WIDE_RATIOS = "intervals that span most of 0 to 100 % are hidden (JSON has them); more --trials narrow them"
 MOST_OF_A_RATIO = 0.8
 
 
@@ -101,6 +99,11 @@ def share(value: float | None) -> str:
     if value >= 1:
         return f"x {1 + value:.1f}"
     return f"{100 * value:.2f} %" if value < 0.01 else f"{100 * value:.1f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 figure`, `3 figures`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def in_units(estimate: Estimate | None, size: float) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from bench.analysis.estimate import Estimate, by_labels
 from bench.analysis.gpu_clocks import clock_and_power
 from bench.analysis.probes import LIBRARY
-from bench.reports.format import figure, in_units
+from bench.reports.format import figure, in_units, plural
 from bench.reports.table import Block, Table
 from bench.runs.summary import Summary
 from collectors.metrics import probes as metrics
@@ -55,7 +55,7 @@ def probe_blocks(summary: Summary, *, most_rows: int | None = None) -> Iterator[
             shown = table if most_rows is None else thinned(table, most_rows)
             yield shown
             if hidden := len(table.rows) - len(shown.rows):
-                yield f"{hidden} more sizes: `observatory show {summary.run} --details`"
+                yield f"{plural(hidden, 'more size')}: `observatory show {summary.run} --details`"
             if table is tables[0]:
                 yield from notes
             yield ""

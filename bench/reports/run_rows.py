@@ -232,7 +232,7 @@ def _efficiencies(summaries: Sequence[Summary]) -> list[Row]:
         for summary in summaries:
             measured = next((each for each in summary.scaling if each.scaling == scaling), None)
             # A baseline that was measured at another time is labelled.
-            apart = "" if measured is None or measured.is_beside else ", baseline not beside it"
+            apart = "" if measured is None or measured.is_beside else ", baseline measured at another time"
             cells.append("-" if measured is None else f"{percent(measured.ratio)}{apart}")
             predictions = of_metric(summary.estimates, results.RUN_EXPECTED_EFFICIENCY)
             expected.append(figure(next((each for each in predictions if each.labels["scaling"] == scaling), None)))
@@ -249,13 +249,13 @@ _RARE_PARTS = ("other", "unexplained")
 
 def _memory(summaries: Sequence[Summary]) -> list[Row]:
     rows = [
-        Row(f"memory: {part}", tuple(memoryfigure(summary, part) for summary in summaries)) for part in _MEMORY_PARTS
+        Row(f"memory: {part}", tuple(memory_cell(summary, part) for summary in summaries)) for part in _MEMORY_PARTS
     ]
     rare = {f"memory: {part}" for part in _RARE_PARTS}
     return [row for row in rows if row.title not in rare or set(row.cells) != {"-"}]
 
 
-def memoryfigure(summary: Summary, part: str) -> str:
+def memory_cell(summary: Summary, part: str) -> str:
     """Return a cell such as `3.50 MiB, predicted +0.0 %, paper 1.75 MiB`; a dash where nothing is known."""
     accounts, ratios = (
         [estimate for estimate in of_metric(summary.estimates, metric) if estimate.labels["part"] == part]

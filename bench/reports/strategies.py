@@ -144,7 +144,7 @@ def strategy_page(spec: StrategySpec) -> Iterator[Block]:
     yield Table(("--option", "what it does (what it may be)"), rows, **_FOLDED)
     if refusals := tried_refusals(spec):
         yield ""
-        yield "refused, found by trying each option and each two together:"
+        yield "refused (found by trying each option and each pair of options):"
         yield from (indented(f"- {reason}") for reason in refusals)
     yield ""
     yield f"example: {example(spec)}"

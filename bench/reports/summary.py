@@ -15,7 +15,7 @@ from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
 from bench.errors import Misuse
 from bench.rank.fault_injection import Fault, FaultKind
-from bench.reports.format import digits, grouped, percent, wide_interval_notes
+from bench.reports.format import digits, grouped, percent, plural, wide_interval_notes
 from bench.reports.pipeline import pipeline_blocks
 from bench.reports.probes import probe_blocks
 from bench.reports.run_rows import (
@@ -107,9 +107,9 @@ def interval_notes(summaries: Sequence[Summary]) -> list[str]:
 
 
 def first_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Return at most `MOST_NOTES` lines: what is wrong, where it was measured, what is absent, what would tell more.
+    """Return at most `MOST_NOTES` lines: what is wrong, where it was measured, what is missing, and what measures that.
 
-    The line of what is absent also counts the notes that only `--details` shows, and names the command for it.
+    The line of what is not available also counts the notes that only `--details` shows, and names the command for it.
     """
 
     def named(summary: Summary, line: str) -> str:
@@ -126,7 +126,7 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
     ]
     machines = list(dict.fromkeys(map(_machine, summaries)))
     commands = dict.fromkeys(command for _, note, _ in absent for command in _COMMAND.findall(note))
-    last = [f"these would tell more: {', '.join(commands)}"] if commands else []
+    last = [f"not measured yet: {', '.join(commands)}"] if commands else []
     # In the order of the screen. Where there are more lines than fit, those with the lowest numbers stay.
     lines = [
         *((5 if number else 0, named(*line)) for number, line in enumerate(wrong)),
@@ -146,21 +146,21 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
         what if len(names) == len(summaries) else f"{what} ({', '.join(names)})"
         for what, names in grouped((what, _name(summary)) for summary, _, what in absent).items()
     ]
-    words = [f"absent: {', '.join(things)}"] if things else []
+    words = [f"not available: {', '.join(things)}"] if things else []
     if hidden:
-        words.append(f"{hidden} more note{'s' if hidden > 1 else ''}")
+        words.append(plural(hidden, "more note"))
     run = summaries[0].run if len(summaries) == 1 else "RUN"
-    details = [f"{'; '.join(words)} (`observatory show {run} --details` tells)"] if words else []
+    details = [f"{'; '.join(words)} (`observatory show {run} --details`)"] if words else []
     return [*shown, *details, *at_end]
 
 
 def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
-    """Return which of the runs are kept as ad hoc, and why; one line for all with the same reasons."""
+    """Return which of the runs are ad hoc, and why; one line for all with the same reasons."""
     done = [(why_ad_hoc(each.case, each.purpose), each) for each in summaries if each.outcome == "done"]
     names = grouped(((reasons, each.purpose.note is not None), _name(each)) for reasons, each in done if reasons)
     return [
-        f"{', '.join(of_runs)}: kept as ad hoc ({'; '.join(reasons)}), and never its series' newest"
-        f" result at /metrics{'' if has_note else '; `run --nightly` makes such a run that all the same'}"
+        f"{', '.join(of_runs)}: ad-hoc run ({'; '.join(reasons)}), so /metrics does not show it"
+        f"{'' if has_note else '; `run --nightly` makes one that it shows'}"
         for (reasons, has_note), of_runs in names.items()
     ]
 
@@ -168,7 +168,7 @@ def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
 def _baseline(efficiency: ScalingEfficiency) -> str:
     """Return the run that the efficiency is read against, and why the efficiency has no interval."""
     of_ranks = "" if efficiency.baseline_ranks == 1 else f" on {efficiency.baseline_ranks} ranks"
-    apart = "" if efficiency.is_beside else ", which was not measured beside it"
+    apart = "" if efficiency.is_beside else ", measured at another time"
     why = f" ({efficiency.ratio.why_no_interval})" if efficiency.ratio.why_no_interval else ""
     return f"{efficiency.baseline_run}{of_ranks}{apart}{why}"
 

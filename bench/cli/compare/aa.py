@@ -40,21 +40,21 @@ def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> M
     failures: list[InfrastructureFailed] = []
     with places.open_store() as store, LocalEngine(places.runs) as engine:
         place = Place(engine=engine, machine=engine.machine())
-        for one in cases:
-            turns = _twice(suite, one, place, replace(places, limit_s=one.suite_case.limit_s), store)
+        for planned in cases:
+            turns = _twice(suite, planned, place, replace(places, limit_s=planned.suite_case.limit_s), store)
             first, second = turns.kept.summaries
-            pairs.append((one.suite_case.name, first, second))
+            pairs.append((planned.suite_case.name, first, second))
             failures += turns.kept.failures
             if turns.is_interrupted or turns.lost_engine:
                 return Measured(pairs=tuple(pairs), failures=tuple(failures), is_interrupted=turns.is_interrupted)
     return Measured(pairs=tuple(pairs), failures=tuple(failures))
 
 
-def _twice(suite: str, one: PlannedCase, place: Place, places: Places, store: PatientStore) -> Turns:
-    assert one.case is not None, "a case without refusal is resolved"
-    name = one.suite_case.name
+def _twice(suite: str, planned: PlannedCase, place: Place, places: Places, store: PatientStore) -> Turns:
+    assert planned.case is not None, "a case without refusal is resolved"
+    name = planned.suite_case.name
     orders = [
-        (f"{name}, {word}", replace(one.case), place, f"compare --aa {suite}: {name}, {word}")
+        (f"{name}, {word}", replace(planned.case), place, f"compare --aa {suite}: {name}, {word}")
         for word in ("first", "second")
     ]
     return take_turns(orders, places, store)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.reports.format import grouped, shortened
+from bench.reports.format import grouped, plural, shortened
 from bench.reports.table import Block, Table, print_page
 from bench.suites.gate.cause.changes import Change
 from bench.suites.gate.cause.likely import change_words as likely_words
@@ -177,7 +177,7 @@ def check_lines(check: SuiteCheck) -> list[str]:
     lines = [f"{case}: {', '.join(names)}: {reason}" for (case, reason), names in reasons.items() if reason]
     lines += [_group_words(group, *group.shared) for group in check.groups if group.shared is not None]
     insufficient = Counter(each.reason for each in check.verdicts if each.outcome == "insufficient_data")
-    lines += [f"insufficient data for {count} figure(s): {reason}" for reason, count in insufficient.items()]
+    lines += [f"insufficient data for {plural(count, 'figure')}: {reason}" for reason, count in insufficient.items()]
     lines += [f"{missing.kind.replace('_', ' ')}: {missing.what}: {missing.reason}" for missing in check.missing]
     return lines
 
@@ -186,7 +186,7 @@ def _group_words(group: Group, name: str, value: str) -> str:
     """Return that the alerts of a group share this."""
     if name == "metric":
         value = NAMES.get(value, value)
-    well = f"; {group.others} other figure(s) with it are well" if group.others else ""
+    well = f"; {plural(group.others, 'other figure')} with it did not get worse" if group.others else ""
     return f"{len(group.alerts)} alerts share {name} {value}{well}"
 
 
@@ -220,7 +220,7 @@ def exit_words(checks: Iterable[SuiteCheck]) -> list[str]:
 
 def _counted(count: int, words: str) -> str:
     """Return so many of an outcome: `2 regressions`, `3 same`."""
-    return f"{count} {words}{'s' if count > 1 and words in _NOUNS else ''}"
+    return plural(count, words) if words in _NOUNS else f"{count} {words}"
 
 
 # The cause of worse figures: what changed, where the time went, which rank, what to do next.
@@ -242,12 +242,12 @@ def cause_lines(cause: Cause, *, has_details: bool) -> Iterator[str]:
     if cause.standout is not None:
         yield f"  {cause.standout.text}"
     if has_details:
-        yield from (f"  not told: {why}" for why in cause.missing)
+        yield from (f"  missing: {why}" for why in cause.missing)
     elif cause.missing:
         more = f" ({len(cause.missing) - 1} more with --details)" if len(cause.missing) > 1 else ""
-        yield f"  not told: {cause.missing[0]}{more}"
+        yield f"  missing: {cause.missing[0]}{more}"
     if cause.others:
-        yield f"  with it: {', '.join(cause.others)} (--details shows each)"
+        yield f"  also worse: {', '.join(cause.others)} (--details shows each)"
     yield f"  next: {'; '.join(cause.commands)}"
 
 

@@ -142,16 +142,16 @@ def _below(imported: Imported, summary: Summary | None) -> Iterator[str]:
         if any(placement and placement.wrong_count for placement in (row.out_of_place, row.in_place))
     ]
     if wrong:
-        yield f"nccl-tests: WRONG RESULTS at {', '.join(wrong)} bytes: times of them mean nothing"
+        yield f"nccl-tests: WRONG RESULTS at {', '.join(wrong)} bytes: ignore their times"
     yield from (f"nccl-tests: {note}" for note in imported.notes)
     if summary is None:
         if collective in COLLECTIVES.values():
             yield (
-                f"ours: no run of {collective} on {imported.ranks} ranks is beside it;"
+                f"ours: the history has no run of {collective} on {imported.ranks} ranks;"
                 f" `observatory run collectives --ranks {imported.ranks}` makes one"
             )
         else:
-            yield f"ours: {collective} is none of our collectives, so no run can be beside it"
+            yield f"ours: no probe of ours measures {collective}"
         return
     case = summary.case
     placement = "in place" if collective in IN_PLACE else "out of place"
@@ -162,8 +162,8 @@ def _below(imported: Imported, summary: Summary | None) -> Iterator[str]:
     times = [_find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows]
     yield from (f"ours: {note}" for note in wide_interval_notes(time for time in times if time is not None))
     if not any(times):
-        yield f"ours: {collective} was measured at none of these sizes"
-    yield from (f"not the same: {difference}" for difference in _differences(imported, summary))
+        yield f"ours: {collective} was not measured at these sizes"
+    yield from (f"different: {difference}" for difference in _differences(imported, summary))
 
 
 def _differences(imported: Imported, summary: Summary | None) -> Iterator[str]:

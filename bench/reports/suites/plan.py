@@ -13,7 +13,7 @@ from bench.analysis.mfu import Absent
 from bench.analysis.noise import WANTED_CHANGE, smallest_of_night, trials_a_night
 from bench.engines.cluster import Capacity
 from bench.machine.preflight import least_bytes
-from bench.reports.format import duration, grouped, readable, share
+from bench.reports.format import duration, grouped, plural, readable, share
 from bench.reports.table import Block, Table, write
 from bench.suites.plan import PlannedCase, SuitePlan
 
@@ -64,8 +64,8 @@ def cluster_lines(cluster: Capacity | None) -> list[str]:
     has += [readable(cluster.memory_bytes, "bytes")] if cluster.memory_bytes is not None else []
     if cluster.gpus is not None:
         has += [f"{count} x {name}" for name, count in Counter(cluster.gpus).items()] or ["no GPU"]
-    known = f"{cluster.whose} has at least {', '.join(has)}" if has else f"nothing is told of {cluster.whose}"
-    unknown = "" if cluster.gpus is not None else "; of GPUs nothing is told, which its agent does"
+    known = f"{cluster.whose} has at least {', '.join(has)}" if has else f"nothing is known about {cluster.whose}"
+    unknown = "" if cluster.gpus is not None else "; its agent reports the GPUs"
     return [known + unknown, cluster.asks]
 
 
@@ -154,14 +154,14 @@ def _noise_lines(planned: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not known:
         return
     yield (
-        "a night shows: smallest change of the step time whose first night the gate suspects with 80 % power, by the"
-        " noise of the history's nights"
+        "a night shows: smallest change of the step time that the gate suspects on its first night, with 80 % power,"
+        " given the noise of past nights"
     )
     needed = [(row, row["trials_for_3_percent"]) for row in known]
     if more := [f"{row['case']} {count}" for row, count in needed if count and count > row["trials"]]:
-        yield f"to see {100 * WANTED_CHANGE:g} % in one night takes more trials: {_joined(more)}"
+        yield f"to detect {100 * WANTED_CHANGE:g} % in one night, use more trials: {_joined(more)}"
     if never := [row["case"] for row, count in needed if count is None]:
-        yield f"no number of trials shows {100 * WANTED_CHANGE:g} % in one night, as nights differ: {_joined(never)}"
+        yield f"nights differ too much to detect {100 * WANTED_CHANGE:g} % in one: {_joined(never)}"
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -172,9 +172,9 @@ def _joined(names: Sequence[str]) -> str:
 def _sum(planned: Sequence[Mapping[str, Any]]) -> str:
     """Return what all cases take together, and how many of unknown time come on top."""
     known = [row["estimate_s"] for row in planned if row["estimate_s"] is not None]
-    words = [f"{len(known)} case(s) take about {duration(sum(known))}"] if known else []
+    words = [f"{plural(len(known), 'case')} in about {duration(sum(known))}"] if known else []
     if unknown := [row for row in planned if row["estimate_s"] is None]:
         reasons = list(dict.fromkeys(row["why_no_estimate"] for row in unknown if row["why_no_estimate"] is not None))
         more = f" and {len(reasons) - 1} other reason(s)" if len(reasons) > 1 else ""
-        words.append(f"{len(unknown)} case(s) take a time that is unknown: {''.join(reasons[:1])}{more}")
+        words.append(f"{plural(len(unknown), 'case')} of unknown time: {''.join(reasons[:1])}{more}")
     return "; ".join(words) or "no case would run here"

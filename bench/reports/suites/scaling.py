@@ -183,7 +183,7 @@ def _notes(curve: ScalingCurve) -> list[str]:
         f"what {point.name} lost is absent: {point.loss}" for point in curve.points if isinstance(point.loss, str)
     ]
     absent = grouped((why, _PARTS[part]) for _, loss in _losses(curve) for part, why in loss.absent.items())
-    lines += [f"absent: {', '.join(parts)}: {why}" for why, parts in absent.items()]
+    lines += [f"not available: {', '.join(parts)}: {why}" for why, parts in absent.items()]
     lines += [note for _, loss in _losses(curve) for note in loss.notes]
     return list(dict.fromkeys(lines))
 

@@ -68,7 +68,7 @@ def test_the_plan_tells_cases_needs_refusals_and_what_is_left_out(capsys: pytest
     assert rows["big"][-2:] == ["cannot", "run"]
     assert "cannot run here: big: it needs 8 GPU(s), and 0 can be used here" in out
     assert "left out: long: tagged extra; --only extra or --only all runs it" in out
-    assert "3 case(s) take a time that is unknown: no run is in the history yet" in out
+    assert "3 cases of unknown time: no run is in the history yet" in out
 
 
 def test_the_plan_is_whole_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,10 +157,12 @@ def test_parts_that_no_trace_tells_are_absent_with_the_reason() -> None:
         scaled_run(run.run, run.case, 0.1, estimates=tuple(one for one in run.estimates if "traced" not in one.metric))
         for run in weak_runs()
     ]
-    (line,) = (line for line in _printed(ended(*runs), width=400) if line.startswith("absent: exposed communication"))
+    (line,) = (
+        line for line in _printed(ended(*runs), width=400) if line.startswith("not available: exposed communication")
+    )
     assert line == (
-        "absent: exposed communication, waiting, bubble, idle, copies, slower compute: no step of ddp on 1 was traced,"
-        " so that it is in unexplained; trace_steps = 3 tells it"
+        "not available: exposed communication, waiting, bubble, idle, copies, slower compute: no step of ddp on 1 was"
+        " traced, so that it is in unexplained; trace_steps = 3 tells it"
     )
 
 

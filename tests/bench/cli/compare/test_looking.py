@@ -96,7 +96,7 @@ def test_a_person_is_told_what_differs_and_what_it_rests_on(store: str, capsys: 
     (step,) = [line for line in lines if line.startswith("median step")]
     assert step.split()[2:6] == ["1.30", "s", "1.00", "s"]
     assert step.rstrip().endswith("better")
-    assert "3 main figure(s): 2 better, 1 same" in lines
+    assert "3 main figures: 2 better, 1 same" in lines
     assert any(line.startswith("3 trials a side, measured at different times") for line in lines)
 
 

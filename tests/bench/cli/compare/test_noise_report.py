@@ -131,12 +131,12 @@ def test_a_plan_tells_what_a_night_shows_and_which_case_needs_more_trials() -> N
     (row,) = [line for line in lines if line.startswith("ddp ")]
     assert row.endswith("6.6 %")
     assert any(line.startswith("a night shows: smallest change of the step time") for line in lines)
-    assert "to see 3 % in one night takes more trials: ddp 15" in lines
+    assert "to detect 3 % in one night, use more trials: ddp 15" in lines
 
 
 def test_a_plan_tells_where_no_number_of_trials_would_do() -> None:
     lines = _plan_lines(Noise(trial=0.01, night=0.05, trials=90, nights=30))
-    assert "no number of trials shows 3 % in one night, as nights differ: ddp" in lines
+    assert "nights differ too much to detect 3 % in one: ddp" in lines
 
 
 def test_a_plan_without_nights_has_no_such_column() -> None:

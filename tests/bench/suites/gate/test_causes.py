@@ -207,7 +207,7 @@ def test_ten_changes_at_once_are_listed_and_none_is_blamed(history: History) -> 
     for text in (_text(check), junit_xml([check]), comment([check])):
         words = " ".join(unescape(text).replace("\\", "").split())
         assert all(change_words(change) in words for change in cause.changes)
-        assert "more (--details)" not in words.partition("changed: ")[2].partition("not told")[0]
+        assert "more (--details)" not in words.partition("changed: ")[2].partition("missing: ")[0]
 
 
 def test_without_a_rare_change_the_part_that_grew_is_the_cause(history: History) -> None:
@@ -232,7 +232,7 @@ def test_without_traces_the_cause_goes_as_far_as_it_can(history: History) -> Non
     assert "the folder of the good run is gone, and its traces with it" in cause.missing
     assert can_act == sorted(can_act, reverse=True)
     text = " ".join(_text(replace(_check(history), causes=(cause,))).split())
-    assert "not told: which rank stands out is unknown" in text
+    assert "missing: which rank stands out is unknown" in text
 
 
 def test_other_hosts_are_listed_with_the_first_node_alone(history: History) -> None:
@@ -345,7 +345,7 @@ def test_a_person_gets_the_cause_in_a_few_short_lines(told: SuiteCheck) -> None:
 def test_details_have_all_parts_and_all_that_is_missing(told: SuiteCheck) -> None:
     words = " ".join(_text(told, has_details=True).split())
     assert "compute +" in words
-    assert words.count("not told: ") == len(told.causes[0].missing)
+    assert words.count("missing: ") == len(told.causes[0].missing)
 
 
 @pytest.mark.parametrize(
