@@ -18,7 +18,7 @@ from bench.exporter.server import serving
 from bench.machine.device_checks import check_torch
 from bench.reports.convergence import print_verdict
 from bench.reports.pipeline import show_timeline
-from bench.reports.progress import Progress
+from bench.reports.suites.progress import Progress
 from bench.reports.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
 from bench.reports.table import to_reader
 from bench.runner.measure import alike, measure

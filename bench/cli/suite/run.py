@@ -104,8 +104,8 @@ def run(
     from bench.engines.cluster import Request
     from bench.engines.registry import ENGINES, nodes_to_ask
     from bench.exporter.server import serving
-    from bench.reports.progress import SuiteProgress
     from bench.reports.suites.plan import print_plan
+    from bench.reports.suites.progress import SuiteProgress
     from bench.reports.suites.results import print_suite
     from bench.reports.table import print_page
     from bench.runner.case_args import read_node

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console, Group
 
 from bench.rank.messages import TrialEnded
-from bench.reports.progress import SuiteProgress
+from bench.reports.suites.progress import SuiteProgress
 from bench.runs.run_dir import begin
 from bench.suites.ledger import Judgement
 from collectors.metrics.rank import OVERLAP_RATIO, RESIDENT_BYTES, TOKENS_PER_SECOND
