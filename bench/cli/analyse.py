@@ -61,7 +61,7 @@ def _command_of(analysis: Analysis) -> click.Command:
         format_name: str,
         **named: str | tuple[str, ...],
     ) -> None:
-        from bench.reports.tables import AnalysisReport, write
+        from bench.reports.analyses import AnalysisReport, write
         from bench.traces.inputs import read_sides
 
         sides = read_sides(_by_side(named), ranks=ranks, runs_folder=runs_folder, store_url=store_url)

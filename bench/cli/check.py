@@ -64,7 +64,7 @@ def command(
       observatory check --suite nightly
     """
     from bench.cli.main import FINE
-    from bench.reports.format import to_reader
+    from bench.reports.table import to_reader
     from bench.runs.history import History, NoStoreYet
     from bench.suites.gate.check import MOST_RUNS, check_suite, night_ns, require_suite
 
@@ -191,20 +191,17 @@ def _who() -> str:
 
 
 def _print(checks: list[SuiteCheck], format_name: str, *, has_details: bool) -> None:
-    from bench.reports.gate import check as report
     from bench.reports.gate import ci_formats
+    from bench.reports.gate.check import check_document, print_check
+    from bench.reports.table import print_json
 
-    match format_name:
-        case "table":
-            report.print_check(checks, has_details=has_details)
-        case "json":
-            report.print_check_json(checks)
-        case "junit":
-            click.echo(ci_formats.junit_xml(checks), nl=False)
-        case "markdown":
-            click.echo(ci_formats.markdown(checks), nl=False)
-        case _:
-            click.echo(ci_formats.benchmark_records(checks), nl=False)
+    if format_name == "table":
+        print_check(checks, has_details=has_details)
+    elif format_name == "json":
+        print_json([check_document(check) for check in checks])
+    else:
+        texts = {"junit": ci_formats.junit_xml, "markdown": ci_formats.comment}
+        click.echo(texts.get(format_name, ci_formats.benchmark_records)(checks), nl=False)
 
 
 def exit_code(checks: list[SuiteCheck]) -> int:

@@ -93,8 +93,7 @@ def _check_nodes(
     from bench.doctor.fleet_check import check_fleet
     from bench.engines.cluster import ClusterEngine, Request
     from bench.engines.registry import ENGINES
-    from bench.reports.doctor.fleet import print_fleet
-    from bench.reports.format import to_reader
+    from bench.reports.doctor import print_fleet
     from bench.suites.suite_folder import suite_run_folders
 
     interrupt_in_order()
@@ -106,8 +105,7 @@ def _check_nodes(
     ):
         assert isinstance(engine, ClusterEngine), "an engine of nodes"
         fleet = check_fleet(engine, ranks_per_node=ranks_per_node, before=before, tell=say)
-    with to_reader():
-        print_fleet(fleet, format_name)
+    print_fleet(fleet, format_name)
     return INFRASTRUCTURE if fleet.findings else FINE
 
 
@@ -116,7 +114,7 @@ def _print_page(store_url: str | None, format_name: str) -> None:
     from bench.doctor.collect import DEADLINE_S, gather, gpu_fields, machine_of_ranks
     from bench.engines.local import LocalEngine
     from bench.machine import machine
-    from bench.reports.doctor.page import print_page
+    from bench.reports.doctor import print_page
     from bench.runs.files import data_folder
     from bench.runs.history import History
     from collectors.nvml.collector import NvmlCollector

@@ -7,7 +7,6 @@ import click
 from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT
 from bench.errors import Misuse
-from bench.reports.format import print_csv, print_json
 
 
 @click.command(name="list")
@@ -22,30 +21,25 @@ def command(strategy: str | None, has_options: bool, format_name: str) -> None:
       observatory list ddp
     """
     from bench.case import find_spec
+    from bench.reports.strategies import options_page, spec_fields, strategies_page, strategy_page
+    from bench.reports.table import write
     from workloads.registry import SPECS
 
     if has_options and strategy is not None:
         raise Misuse(f"--options lists those of all strategies; `observatory list {strategy}` has its own")
     specs = SPECS if strategy is None else (find_spec(strategy),)
-    if format_name == "json":
-        from bench.reports.strategies import spec_fields
-
-        print_json([spec_fields(spec, is_whole=strategy is not None) for spec in specs])
-    elif format_name == "csv":
-        print_csv(
-            [
-                {"strategy": spec.name, "option": option.name, "default": option.default, "allowed": option.allowed}
-                for spec in specs
-                for option in spec.options
-            ],
-            ("strategy", "option", "default", "allowed"),
-        )
+    if strategy is not None:
+        page = strategy_page(specs[0])
     else:
-        from bench.reports.strategies import print_options, print_strategies, print_strategy
-
-        if strategy is not None:
-            print_strategy(specs[0])
-        elif has_options:
-            print_options(specs)
-        else:
-            print_strategies(specs)
+        page = options_page(specs) if has_options else strategies_page(specs)
+    write(
+        format_name,
+        page,
+        lambda: [spec_fields(spec, is_whole=strategy is not None) for spec in specs],
+        (
+            {"strategy": spec.name, "option": option.name, "default": option.default, "allowed": option.allowed}
+            for spec in specs
+            for option in spec.options
+        ),
+        ("strategy", "option", "default", "allowed"),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,8 @@ import click
 from bench.cli.completion import complete_run
 from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText
 from bench.errors import Misuse, say
-from bench.reports.format import open_console, print_csv, print_figures, print_json, print_words, readable, table_of
+from bench.reports.format import readable
+from bench.reports.table import Block, Table, write
 
 if TYPE_CHECKING:
     from bench.runs.history import History
@@ -47,10 +48,10 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = self._FORM.fullmatch(value)
-        if found is None:
+        match = self._FORM.fullmatch(value)
+        if match is None:
             self.fail(f"{value!r} is no size; it may be such as 500M, 20G or 1T", param, ctx)
-        return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))
+        return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
 
 
 @click.command(name="prune")
@@ -114,14 +115,14 @@ def command(
             say(f"no run can be deleted, since none is in a history: {error}")
         keep = frozenset(history.find(name).run for name in names) if history is not None else frozenset(names)
         limits = Limits(older_than_s=older_than_s, keep_bytes=keep_bytes, keep=keep)
-        found = plan(runs_folder, history, limits, now_ns=time.time_ns())
+        planned = plan(runs_folder, history, limits, now_ns=time.time_ns())
         problems: tuple[str, ...] = ()
-        deleted = found.deleted
+        deleted = planned.deleted
         if not is_dry_run:
             forget = history.forget if history is not None and with_history else None
-            deleted, problems = carry_out(found, forget=forget)
-    _print(found, deleted, format_name, is_dry_run=is_dry_run)
-    left_bytes = sum(folder.size_bytes for folder in found.kept)
+            deleted, problems = carry_out(planned, forget=forget)
+    _print(planned, deleted, format_name, is_dry_run=is_dry_run)
+    left_bytes = sum(folder.size_bytes for folder in planned.kept)
     if keep_bytes is not None and left_bytes > keep_bytes:
         say(f"{readable(left_bytes, 'bytes')} are needed, which is more than --keep-bytes; that much stays")
     for problem in problems:
@@ -129,7 +130,7 @@ def command(
     return INFRASTRUCTURE if problems else None
 
 
-def _print(found: PrunePlan, deleted: Sequence[Folder], format_name: str, *, is_dry_run: bool) -> None:
+def _print(plan: PrunePlan, deleted: Sequence[Folder], format_name: str, *, is_dry_run: bool) -> None:
     """Print what was deleted, or would be, and what stays and why."""
     rows = [
         {
@@ -141,32 +142,38 @@ def _print(found: PrunePlan, deleted: Sequence[Folder], format_name: str, *, is_
             "ended_ns": folder.ended_ns,
             "folder": str(folder.path),
         }
-        for folder in (*deleted, *found.kept)
+        for folder in (*deleted, *plan.kept)
     ]
-    deleted_bytes, kept_bytes = (sum(one.size_bytes for one in some) for some in (deleted, found.kept))
-    if format_name == "json":
-        sums = {"deleted_bytes": deleted_bytes, "kept_bytes": kept_bytes}
-        leftovers = [str(path) for path in found.leftovers]
-        head = {"schema_version": SCHEMA_VERSION, "is_dry_run": is_dry_run, **sums}
-        print_json({**head, "folders": rows, "leftovers": leftovers})
-    elif format_name == "csv":
-        print_csv(rows, COLUMNS)
-    else:
-        console = open_console()
-        needed = [folder for folder in found.kept if folder.is_needed]
-        for heading, some in (("would go" if is_dry_run else "gone", deleted), ("stays, whatever its age", needed)):
-            if some:
-                cells = [(one.path.name, _day(one), readable(one.size_bytes, "bytes"), one.reason) for one in some]
-                print_figures(console, table_of((heading, "ended", "size", "why"), cells[:MOST_ROWS], words=(0, 1, 3)))
-                more = [f"... and {len(cells) - MOST_ROWS} more, which --format json has"] * (len(cells) > MOST_ROWS)
-                print_words(console, *more, "")
-        if found.leftovers:
-            print_words(console, f"{len(found.leftovers)} folder(s) that an earlier prune left half deleted, too")
-        print_words(
-            console,
-            f"{_counted(deleted)} {'would be deleted' if is_dry_run else 'deleted'},"
-            f" {readable(deleted_bytes, 'bytes')}; {_counted(found.kept)} left, {readable(kept_bytes, 'bytes')}",
-        )
+    write(
+        format_name,
+        _page(plan, deleted, is_dry_run=is_dry_run),
+        lambda: {
+            "schema_version": SCHEMA_VERSION,
+            "is_dry_run": is_dry_run,
+            "deleted_bytes": sum(folder.size_bytes for folder in deleted),
+            "kept_bytes": sum(folder.size_bytes for folder in plan.kept),
+            "folders": rows,
+            "leftovers": list(map(str, plan.leftovers)),
+        },
+        rows,
+        COLUMNS,
+    )
+
+
+def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> Iterator[Block]:
+    needed = [folder for folder in plan.kept if folder.is_needed]
+    for heading, folders in (("would go" if is_dry_run else "gone", deleted), ("stays, whatever its age", needed)):
+        if folders:
+            cells = [(each.path.name, _day(each), readable(each.size_bytes, "bytes"), each.reason) for each in folders]
+            yield Table((heading, "ended", "size", "why"), cells[:MOST_ROWS], words=(0, 1, 3))
+            if len(cells) > MOST_ROWS:
+                yield f"... and {len(cells) - MOST_ROWS} more, which --format json has"
+            yield ""
+    if plan.leftovers:
+        yield f"{len(plan.leftovers)} folder(s) that an earlier prune left half deleted, too"
+    gone, left = (readable(sum(each.size_bytes for each in folders), "bytes") for folders in (deleted, plan.kept))
+    verb = "would be deleted" if is_dry_run else "deleted"
+    yield f"{_counted(deleted)} {verb}, {gone}; {_counted(plan.kept)} left, {left}"
 
 
 def _day(folder: Folder) -> str:

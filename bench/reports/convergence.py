@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from bench.case import Case
 from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, TOLERANCE_PER_STEP, Losses, Verdict
-from bench.reports.format import open_console, print_csv, print_json, table_of
+from bench.reports.table import Block, Table, whole, write
 
 STEPS_SHOWN = 12
 TOLERANCE = (
@@ -22,27 +21,46 @@ COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio
 
 def print_verdict(verdict: Verdict, case: Case, format_name: str, console: Console | None = None) -> None:
     """Print what a check of the case found."""
-    losses = [{name: getattr(one, name) for name in COLUMNS} for one in verdict.losses]
-    if format_name == "json":
-        head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
-        print_json({**head, **msgspec.to_builtins(verdict), "losses": losses, "tolerance": TOLERANCE})
-    elif format_name == "csv":
-        print_csv(losses, COLUMNS)
-    else:
-        console = console or open_console()
-        console.print(_table(verdict, case))
-        console.print()
-        for line in lines(verdict, case):
-            console.print(line, soft_wrap=True, markup=False)
+    losses = [{name: getattr(step, name) for name in COLUMNS} for step in verdict.losses]
+    head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
+    write(
+        format_name,
+        _page(verdict, case),
+        lambda: {**head, **msgspec.to_builtins(verdict), "losses": losses, "tolerance": TOLERANCE},
+        losses,
+        COLUMNS,
+        console,
+    )
+
+
+def _page(verdict: Verdict, case: Case) -> Iterator[Block]:
+    # Equally spaced steps, the first, the last, and the two between which losses part.
+    count = len(verdict.losses)
+    shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
+    if verdict.parted_at is not None:
+        shown |= {max(0, verdict.parted_at - 1), verdict.parted_at}
+    rows = []
+    for losses in (verdict.losses[step] for step in sorted(shown)):
+        both = ("not finite" if loss is None else f"{loss:.6f}" for loss in (losses.one_rank, losses.all_ranks))
+        ratios = (_ratio(losses.difference_ratio), _ratio(losses.tolerance_ratio))
+        rows.append((str(losses.step), *both, *ratios, "" if losses.agree else "parts"))
+    yield Table(("step", "loss, one rank", f"loss, {case.title}", "apart", "tolerance", ""), rows, words=())
+    yield ""
+    yield from map(whole, lines(verdict, case))
 
 
 def lines(verdict: Verdict, case: Case) -> Iterator[str]:
     """Yield the verdict in sentences: the outcome, a line for each cause, and what speaks against others."""
     title, steps = f"{case.strategy} on {case.ranks} ranks", len(verdict.losses)
+    finite = [losses for losses in verdict.losses if losses.difference_ratio is not None]
+    widest = "no loss is finite"
+    if finite:
+        apart = max(finite, key=lambda losses: losses.difference_ratio or 0.0)
+        widest = f"losses are at most {_ratio(apart.difference_ratio)} apart, in step {apart.step}"
     if verdict.outcome == "agrees":
-        yield f"agrees: {title} trains as one rank does, in all {steps} steps; {_widest(verdict)}"
+        yield f"agrees: {title} trains as one rank does, in all {steps} steps; {widest}"
     elif verdict.parted_at is None:
-        yield f"disagrees: losses of {title} agree in all {steps} steps ({_widest(verdict)}), but their making does not"
+        yield f"disagrees: losses of {title} agree in all {steps} steps ({widest}), but their making does not"
     else:
         gap = _gap(verdict.losses[verdict.parted_at])
         yield f"disagrees: losses of {title} and of one rank part in step {verdict.parted_at}; {gap}"
@@ -65,35 +83,12 @@ def lines(verdict: Verdict, case: Case) -> Iterator[str]:
     yield f"tolerance: {TOLERANCE}"
 
 
-def _widest(verdict: Verdict) -> str:
-    known = [losses for losses in verdict.losses if losses.difference_ratio is not None]
-    if not known:
-        return "no loss is finite"
-    widest = max(known, key=lambda losses: losses.difference_ratio or 0.0)
-    return f"losses are at most {_ratio(widest.difference_ratio)} apart, in step {widest.step}"
-
-
 def _gap(losses: Losses) -> str:
     if losses.difference_ratio is None:
         return "one of them is not finite"
     return (
         f"they are {_ratio(losses.difference_ratio)} of the loss apart, where {_ratio(losses.tolerance_ratio)} may be"
     )
-
-
-def _table(verdict: Verdict, case: Case) -> Table:
-    # Equally spaced steps, the first, the last, and the two between which losses part.
-    count = len(verdict.losses)
-    shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
-    if verdict.parted_at is not None:
-        shown |= {max(0, verdict.parted_at - 1), verdict.parted_at}
-    columns = ("step", "loss, one rank", f"loss, {case.title}", "apart", "tolerance", "")
-    table = table_of(columns, words=())
-    for losses in (verdict.losses[step] for step in sorted(shown)):
-        both = ("not finite" if loss is None else f"{loss:.6f}" for loss in (losses.one_rank, losses.all_ranks))
-        ratios = (_ratio(losses.difference_ratio), _ratio(losses.tolerance_ratio))
-        table.add_row(str(losses.step), *both, *ratios, "" if losses.agree else "parts")
-    return table
 
 
 def _ratio(value: float | None) -> str:

@@ -12,7 +12,8 @@ from rich.console import Console
 from bench.analysis.diagnosis.levers import ENGINE
 from bench.analysis.diagnosis.observed import Diagnosis, Finding, Lever, Share
 from bench.analysis.diagnosis.rule import FAILED, likely_limit, title_of
-from bench.reports.format import on_one_line, open_console, print_csv, print_json, table_of
+from bench.reports.format import on_one_line
+from bench.reports.table import Table, whole, write
 
 WIDTH = 80
 MOST_EXPLAINED = 4
@@ -25,101 +26,81 @@ COLUMNS = (
 )
 
 
-def print_diagnosis(found: Diagnosis, format_name: str, console: Console | None = None) -> None:
+def print_diagnosis(diagnosis: Diagnosis, format_name: str, console: Console | None = None) -> None:
     """Print what limits the run, each finding with its evidence and its law, and the next command."""
-    if format_name == "json":
-        print_json({"likely_limit": likely_limit(found), **asdict(found)})
-        return
-    if format_name == "csv":
-        print_csv([_row(found, one) for one in _every(found)], COLUMNS)
-        return
-    console = console or open_console()
-    for line in _page(found, console):
-        console.print(line, soft_wrap=True)
+    # A limit that is none of the findings comes first.
+    findings = diagnosis.findings
+    if diagnosis.limit not in findings:
+        findings = (diagnosis.limit, *findings)
+    write(
+        format_name,
+        (block if isinstance(block, Table) else whole(block) for block in _page(diagnosis, findings)),
+        lambda: {"likely_limit": likely_limit(diagnosis), **asdict(diagnosis)},
+        (_row(diagnosis, finding) for finding in findings),
+        COLUMNS,
+        console,
+    )
 
 
-def _every(found: Diagnosis) -> tuple[Finding, ...]:
-    """Return the findings, with a limit that is none of them first."""
-    return found.findings if found.limit in found.findings else (found.limit, *found.findings)
-
-
-def _page(found: Diagnosis, console: Console) -> Iterator[str]:
-    yield from _wrapped(f"{found.run}: {found.title}, {found.outcome.replace('_', ' ')}")
-    if found.outcome in FAILED:
-        yield from _wrapped(f"failed: {found.root_cause[0] if found.root_cause else 'its cause is not known'}")
-    elif found.limit.kind == "unknown":
+def _page(diagnosis: Diagnosis, findings: tuple[Finding, ...]) -> Iterator[Table | str]:
+    yield from _wrapped(f"{diagnosis.run}: {diagnosis.title}, {diagnosis.outcome.replace('_', ' ')}")
+    if diagnosis.outcome in FAILED:
+        yield from _wrapped(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'its cause is not known'}")
+    elif diagnosis.limit.kind == "unknown":
         yield "limit: unknown"
     else:
-        yield from _wrapped(f"limit: {likely_limit(found)}")
-    yield from _wrapped(("sure: " if found.is_sure else "unsure: ") + found.reason)
-    for line in found.root_cause[1:]:
+        yield from _wrapped(f"limit: {likely_limit(diagnosis)}")
+    yield from _wrapped(("sure: " if diagnosis.is_sure else "unsure: ") + diagnosis.reason)
+    for line in diagnosis.root_cause[1:]:
         yield from _wrapped(line, "    ")
-    for line in found.facts:
+    for line in diagnosis.facts:
         yield from _wrapped(line)
-    if any(one.share is not None for one in found.findings):
+    if rows := [_shown(finding, finding.share) for finding in diagnosis.findings if finding.share is not None]:
         yield ""
-        rows = [
-            (_row_title(one), _percent(one.share), _law(one), _beyond(one))
-            for one in found.findings
-            if one.share is not None
-        ]
-        table = table_of(("takes time", "of the step", "law expects", "beyond it"), rows)
-        with console.capture() as captured:
-            console.print(table)
-        yield from (line.rstrip() for line in captured.get().splitlines())
-    for one in [one for one in _every(found) if _is_explained(one, found)][:MOST_EXPLAINED]:
+        yield Table(("takes time", "of the step", "law expects", "beyond it"), rows, folds="always")
+    explained = [finding for finding in findings if _is_explained(finding, diagnosis)]
+    for finding in explained[:MOST_EXPLAINED]:
         yield ""
-        yield title_of(one)
-        for line in one.evidence:
-            if line not in found.root_cause:
+        yield title_of(finding)
+        for line in finding.evidence:
+            if line not in diagnosis.root_cause:
                 yield from _wrapped(line, "  ")
-        if one.doubt is not None and one is not found.limit:  # The limit's stands at the top.
-            yield from _wrapped(f"unsure: {one.doubt}", "  ")
-        if (why := one.why_not_expected) is not None:
-            is_told = any(why in line for line in found.missing)
-            yield from _wrapped(f"the law's expectation is absent: {'see missing' if is_told else why}", "  ")
-        for lever in one.levers:
+        if finding.doubt is not None and finding is not diagnosis.limit:  # The limit's stands at the top.
+            yield from _wrapped(f"unsure: {finding.doubt}", "  ")
+        if (why := finding.why_not_expected) is not None:
+            reason = "see missing" if any(why in line for line in diagnosis.missing) else why
+            yield from _wrapped(f"the law's expectation is absent: {reason}", "  ")
+        for lever in finding.levers:
             yield from _wrapped(f"try {_lever_words(lever)}", "  ")
-    if found.missing:
+    if diagnosis.missing:
         yield ""
         yield "missing"
-        for line in found.missing:
+        for line in diagnosis.missing:
             yield from _wrapped(line, "  ")
     yield ""
-    yield from _command(found.command)
-    tries = (lever.words for one in found.findings for lever in one.levers)
-    if any(ENGINE in words for words in (found.command, *tries)):
-        yield f"{ENGINE} is the one that ran it: slurm or ray, or local where its nodes were one machine"
+    yield from _command(diagnosis.command)
+    tries = (lever.words for finding in diagnosis.findings for lever in finding.levers)
+    if any(ENGINE in words for words in (diagnosis.command, *tries)):
+        yield f"{ENGINE} is the engine of that run: slurm, ray, or local where all nodes were one machine"
 
 
-def _row_title(one: Finding) -> str:
-    if one.kind == "unknown":
-        return "not told"
+def _shown(finding: Finding, share: Share) -> tuple[str, ...]:
+    """Return the finding as a row: its title, its share of the step, the law's, and the difference."""
+    title = "unattributed" if finding.kind == "unknown" else title_of(finding)
     # Who is uneven may be open where the waiting itself is certain; a straggler in doubt may be none.
-    return f"{title_of(one)}, likely" if one.kind == "straggler" and one.doubt is not None else title_of(one)
-
-
-def _is_explained(one: Finding, found: Diagnosis) -> bool:
-    """Return whether the finding's evidence stands on the page: of the limit, and of what is not small."""
-    is_large = one.share is None or one.share.value >= EXPLAINED_RATIO or one == found.limit
-    return is_large and one.kind != "unknown" and bool(one.evidence or one.levers)
-
-
-def _percent(share: Share | None) -> str:
-    if share is None:
-        return "-"
+    if finding.kind == "straggler" and finding.doubt is not None:
+        title += ", likely"
     ends = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-    return f"{100 * share.value:.1f} %{ends}"
+    law, beyond = "-", "-"
+    if finding.expected is not None:
+        law, beyond = f"{100 * finding.expected:.1f} %", f"{100 * (share.value - finding.expected):+.1f} %"
+    return title, f"{100 * share.value:.1f} %{ends}", law, beyond
 
 
-def _law(finding: Finding) -> str:
-    return "-" if finding.expected is None else f"{100 * finding.expected:.1f} %"
-
-
-def _beyond(finding: Finding) -> str:
-    if finding.expected is None or finding.share is None:
-        return "-"
-    return f"{100 * (finding.share.value - finding.expected):+.1f} %"
+def _is_explained(finding: Finding, diagnosis: Diagnosis) -> bool:
+    """Return whether the finding's evidence stands on the page: of the limit, and of what is not small."""
+    is_large = finding.share is None or finding.share.value >= EXPLAINED_RATIO or finding == diagnosis.limit
+    return is_large and finding.kind != "unknown" and bool(finding.evidence or finding.levers)
 
 
 def _lever_words(lever: Lever) -> str:
@@ -142,34 +123,24 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 def _command(command: str) -> list[str]:
     """Return the next command as a shell takes it; each further line of a long one begins with an option."""
-    lines = [""]
+    lines, newline = [""], " \\\n      "
     for words in re.split(r" (?=--)", command):
         joined = f"{lines[-1]} {words}".lstrip()
         if lines[-1] and len(joined) > WIDTH - len("next:  \\"):
             lines.append(words)
         else:
             lines[-1] = joined
-    ends = [" \\"] * (len(lines) - 1) + [""]
-    return [
-        f"{'      ' if number else 'next: '}{line}{end}"
-        for number, (line, end) in enumerate(zip(lines, ends, strict=True))
-    ]
+    return f"next: {newline.join(lines)}".split("\n")
 
 
-def _row(found: Diagnosis, one: Finding) -> dict[str, object]:
-    share = one.share
+def _row(diagnosis: Diagnosis, finding: Finding) -> dict[str, object]:
+    share = finding.share
     return {
-        "run": found.run,
-        "kind": one.kind,
-        "is_limit": one is found.limit or one == found.limit,
-        "is_sure": found.is_sure,
-        "share": None if share is None else share.value,
-        "low": None if share is None else share.low,
-        "high": None if share is None else share.high,
-        "expected": one.expected,
-        "subject": one.subject,
-        "why_not_expected": one.why_not_expected,
-        "evidence": "; ".join(one.evidence),
-        "try": "; ".join(map(_lever_words, one.levers)),
-        "doubt": one.doubt,
+        **asdict(finding),
+        "run": diagnosis.run,
+        "is_limit": finding == diagnosis.limit,
+        "is_sure": diagnosis.is_sure,
+        **({} if share is None else {"share": share.value, "low": share.low, "high": share.high}),
+        "evidence": "; ".join(finding.evidence),
+        "try": "; ".join(map(_lever_words, finding.levers)),
     }

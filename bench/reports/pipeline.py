@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import NamedTuple, get_args
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from bench.analysis.estimate import Estimate, by_labels
 from bench.analysis.pipeline import PARTS, TimedStep, bubble_ratio, pipelines
-from bench.reports.format import (
-    digits,
-    figure,
-    open_console,
-    print_csv,
-    print_figures,
-    print_json,
-    print_words,
-    table_of,
-)
+from bench.reports.format import digits, figure, plural
+from bench.reports.table import Block, Table, open_console, print_csv, print_json, print_page
 from bench.runs.summary import Summary
 from bench.traces.pipeline_trace import require_stages, timed_steps, typical, write_trace
 from collectors.metrics.results import (
@@ -36,46 +27,43 @@ from collectors.metrics.results import (
 from workloads.cost_models.schedules import ActionKind
 
 
-def print_pipeline(summary: Summary, console: Console) -> None:
-    """Print what is known of the run's pipeline; nothing for a run without one."""
-    for table in (_bubble(summary), _stages(summary)):
-        if table.row_count:
-            console.print()
-            print_figures(console, table, keys=1)
-
-
-def _bubble(summary: Summary) -> Table:
-    accounts = by_labels(summary.estimates, RUN_BUBBLE_RATIO)
-    parts = by_labels(summary.estimates, RUN_BUBBLE_PART_RATIO)
-    found = {
+def pipeline_blocks(summary: Summary) -> Iterator[Block]:
+    """Yield what is known of the run's pipeline; nothing for a run without one."""
+    estimates = summary.estimates
+    accounts, parts = by_labels(estimates, RUN_BUBBLE_RATIO), by_labels(estimates, RUN_BUBBLE_PART_RATIO)
+    shares = {
         "measured": accounts.get(("measured",)),
         **{f"  {part.replace('_', ' ')}": parts.get((part,)) for part in PARTS},
         "predicted": accounts.get(("expected",)),
     }
-    rows = [(name, figure(one)) for name, one in found.items() if one is not None]
-    return table_of((f"{summary.case.title}: bubble", "share of the ranks' time"), rows)
-
-
-def _stages(summary: Summary) -> Table:
-    times = by_labels(summary.estimates, RUN_STAGE_SECONDS)
+    if rows := [(name, figure(share)) for name, share in shares.items() if share is not None]:
+        yield ""
+        yield Table((f"{summary.case.title}: bubble", "share of the ranks' time"), rows, keys=1)
+    times = by_labels(estimates, RUN_STAGE_SECONDS)
+    live = by_labels(estimates, RUN_LIVE_MICROBATCHES)
+    activations = by_labels(estimates, RUN_STAGE_ACTIVATION_BYTES)
+    if not (stages := dict.fromkeys(stage for stage, _ in (*times, *live, *activations))):
+        return
     kinds = [kind for kind in get_args(ActionKind) if any(action == kind for _, action in times)]
-    live = by_labels(summary.estimates, RUN_LIVE_MICROBATCHES)
-    activations = by_labels(summary.estimates, RUN_STAGE_ACTIVATION_BYTES)
+    pipeline = summary.case.spec().pipeline(summary.case)
+    stage_rows = [
+        (
+            stage,
+            "-" if pipeline is None else str(pipeline.rank_of(int(stage))),
+            *(figure(times.get((stage, kind))) for kind in kinds),
+            _with_predicted(live, stage, lambda count: f"{count.median:g}"),
+            _with_predicted(activations, stage, figure),
+        )
+        for stage in stages
+    ]
     names = [kind.replace("_", " ") for kind in kinds]
-    table = table_of(("stage", "pipeline rank", *names, "live microbatches", "activations"))
-    stages = dict.fromkeys(stage for stage, _ in (*times, *live, *activations))
-    pipeline = summary.case.spec().pipeline(summary.case) if stages else None
-    for stage in stages:
-        rank = "-" if pipeline is None else str(pipeline.rank_of(int(stage)))
-        cells = [figure(times[stage, kind]) if (stage, kind) in times else "-" for kind in kinds]
-        counts = _beside_predicted(live, stage, lambda found: f"{found.median:g}")
-        table.add_row(stage, rank, *cells, counts, _beside_predicted(activations, stage, figure))
-    return table
+    yield ""
+    yield Table(("stage", "pipeline rank", *names, "live microbatches", "activations"), stage_rows, keys=1)
 
 
-def _beside_predicted(found: Mapping[tuple[str, ...], Estimate], stage: str, show: Callable[[Estimate], str]) -> str:
+def _with_predicted(estimates: Mapping[tuple[str, ...], Estimate], stage: str, show: Callable[[Estimate], str]) -> str:
     """Return what was measured, and behind it what the cost model predicts."""
-    measured, predicted = found.get((stage, "measured")), found.get((stage, "expected"))
+    measured, predicted = estimates.get((stage, "measured")), estimates.get((stage, "expected"))
     words = [] if measured is None else [show(measured)]
     if predicted is not None:
         words.append(f"predicted {show(predicted)}")
@@ -155,7 +143,7 @@ def print_timeline(step: TimedStep, groups: Sequence[Sequence[int]], console: Co
             row.append(Text(shown.ljust(end - start, look.filling)[: end - start], look.style))
             drawn = end
         console.print(row.append(" " * (columns - drawn)).append("|"), soft_wrap=True)
-    print_words(console, *_legend(step, groups, span_ns / columns, narrow))
+    print_page(_legend(step, groups, span_ns / columns, narrow), console)
 
 
 def _rows(steps: Sequence[TimedStep]) -> list[dict[str, object]]:
@@ -201,7 +189,7 @@ def _legend(step: TimedStep, groups: Sequence[Sequence[int]], column_ns: float, 
         f" bubble {bubbles}",
     ]
     if narrow:
-        lines.append(f"{narrow} action(s) narrower than half a column are not drawn; the trace file has all")
+        lines.append(f"not drawn: {plural(narrow, 'action')} narrower than half a column; the trace file has all")
     if not step.is_one_clock:
         lines.append("ranks read several clocks; each counts from the end of their meeting before the step")
     return lines

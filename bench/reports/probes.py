@@ -1,21 +1,21 @@
-"""Prints what a probe found as tables; collectives in nccl-tests' own units, microseconds and GB/s."""
+"""What a probe measured as tables; collectives in nccl-tests' own units, microseconds and GB/s."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from bench.analysis.estimate import Estimate, by_labels
 from bench.analysis.gpu_clocks import clock_and_power
 from bench.analysis.probes import LIBRARY
-from bench.reports.format import figure, in_units, part_of, print_figures, print_words, table_of
+from bench.reports.format import figure, in_units, plural
+from bench.reports.table import Block, Table
 from bench.runs.summary import Summary
 from collectors.metrics import probes as metrics
-from workloads.probes.cost_model import ALGORITHMS, ORDERS, Algorithm
+from workloads.probes.cost_model import ALGORITHMS, ORDERS
 
 Labels = tuple[str, ...]
 """Values of a metric's labels: collective, algorithm and size; those of counts also have an account."""
@@ -33,29 +33,32 @@ WITH_HOST = (
 _MICROSECOND, _GIGABYTE = 1e-6, 1e9
 
 
-def print_probe(summary: Summary, console: Console, *, most_rows: int | None = None) -> None:
-    """Print what the run's probe measured, beside what the cost models predict, and what its columns mean.
+def probe_blocks(summary: Summary, *, most_rows: int | None = None) -> Iterator[Block]:
+    """Yield what the run's probe measured, alongside what the cost models predict, and what its columns mean.
 
     most_rows: of a table; a longer one is thinned to some sizes of each thing, see `thinned`.
     """
     times = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_SECONDS)
     rates = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_BUS_BANDWIDTH)
-    textbook = _textbook(times)
+    # The textbook algorithms that were measured, in the order of `ALGORITHMS`.
+    textbook = [algorithm for algorithm in ALGORITHMS if any(name == algorithm for _, name, _ in times)]
     notes = [*(COUNTS if textbook else ()), *([ONE_RANK] if summary.case.ranks == 1 and times.keys() - rates else [])]
-    tables: tuple[tuple[Table, int, Sequence[str]], ...] = (
-        (_collectives(summary, times, textbook), 2, notes),
-        (_growth(textbook), 1, ()),
-        (_links(summary), 1, ()),
-        (_rates(summary), 2, ()),
+    growth = [(name, ORDERS[name].steps, ORDERS[name].peak_node, ORDERS[name].total) for name in textbook]
+    tables = (
+        _collectives(summary, times, is_textbook=bool(textbook)),
+        Table(("algorithm", "rounds", "peak at a node", "all nodes"), growth, keys=1),
+        _links(summary),
+        _rates(summary),
     )
-    for table, keys, lines in tables:
-        if table.row_count:
+    for table in tables:
+        if table.rows:
             shown = table if most_rows is None else thinned(table, most_rows)
-            print_figures(console, shown, keys=keys)
-            if hidden := table.row_count - shown.row_count:
-                print_words(console, f"{hidden} more sizes: `observatory show {summary.run} --details`")
-            print_words(console, *lines)
-            console.print()
+            yield shown
+            if hidden := len(table.rows) - len(shown.rows):
+                yield f"{plural(hidden, 'more size')}: `observatory show {summary.run} --details`"
+            if table is tables[0]:
+                yield from notes
+            yield ""
     absent_on_a_cpu = (
         metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS,
         metrics.RUN_MATMUL_WITH_HOST_FLOPS,
@@ -63,8 +66,8 @@ def print_probe(summary: Summary, console: Console, *, most_rows: int | None = N
         metrics.RUN_PAIR_WITH_HOST_BANDWIDTH,
     )
     if any(by_labels(summary.estimates, metric) for metric in absent_on_a_cpu):
-        print_words(console, WITH_HOST)
-        console.print()
+        yield WITH_HOST
+        yield ""
 
 
 def thinned(table: Table, most_rows: int) -> Table:
@@ -72,22 +75,22 @@ def thinned(table: Table, most_rows: int) -> Table:
 
     They lie evenly between the name's first and last row; where there is room for only one, it is the last.
     """
-    if table.row_count <= most_rows:
+    if len(table.rows) <= most_rows:
         return table
-    rows_of: dict[str, list[int]] = defaultdict(list)
-    for row, name in enumerate(table.columns[0].cells):
-        rows_of[str(name)].append(row)
+    rows_of: dict[object, list[Sequence[str | Text]]] = defaultdict(list)
+    for row in table.rows:
+        rows_of[row[0]].append(row)
     each = max(1, most_rows // len(rows_of))
-    kept: list[int] = []
+    chosen: list[Sequence[str | Text]] = []
     for rows in rows_of.values():
         # Of 7 rows and room for 3: rows 0, 3 and 6.
         last = len(rows) - 1
         places = [last] if each == 1 else [round(number * last / (each - 1)) for number in range(each)]
-        kept += rows if len(rows) <= each else [rows[place] for place in places]
-    return part_of(table, range(len(table.columns)), kept[:most_rows])
+        chosen += rows if len(rows) <= each else [rows[place] for place in places]
+    return replace(table, rows=chosen[:most_rows])
 
 
-def _collectives(summary: Summary, times: Mapping[Labels, Estimate], textbook: Sequence[Algorithm]) -> Table:
+def _collectives(summary: Summary, times: Mapping[Labels, Estimate], *, is_textbook: bool) -> Table:
     """Return collectives by size: the library's own, or where textbook algorithms were measured, all with counts."""
     predicted = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_EXPECTED_SECONDS)
     algorithm_rates = by_labels(summary.estimates, metrics.RUN_COLLECTIVE_ALGORITHM_BANDWIDTH)
@@ -110,15 +113,15 @@ def _collectives(summary: Summary, times: Mapping[Labels, Estimate], textbook: S
         return in_units(replace(time, median=total.median / time.median, low=low, high=high), _GIGABYTE)
 
     columns: dict[str, Callable[[Labels], str]] = {
-        "algorithm" if textbook else "collective": lambda labels: labels[1 if textbook else 0],
+        "algorithm" if is_textbook else "collective": lambda labels: labels[1 if is_textbook else 0],
         "size (B)": lambda labels: labels[2],
         "time (us)": lambda labels: in_units(times[labels], _MICROSECOND),
         "predicted (us)": lambda labels: in_units(predicted.get(labels), _MICROSECOND),
     }
-    if not textbook:
+    if not is_textbook:
         columns["algbw (GB/s)"] = lambda labels: in_units(algorithm_rates.get(labels), _GIGABYTE)
     columns["busbw (GB/s)"] = lambda labels: in_units(bus_rates.get(labels), _GIGABYTE)
-    if textbook:
+    if is_textbook:
         columns["rounds"] = lambda labels: _counted(rounds, labels)
         columns["peak at a node (B)"] = lambda labels: _counted(peaks, labels)
         columns["all nodes (B)"] = lambda labels: _counted(totals, labels)
@@ -131,29 +134,16 @@ def _collectives(summary: Summary, times: Mapping[Labels, Estimate], textbook: S
         columns["chosen"] = lambda labels: (
             (", ".join(choices[labels[0], labels[2]]) if labels[1] == LIBRARY else "") or "-"
         )
-    return table_of(list(columns), [[cell(labels) for cell in columns.values()] for labels in times], words=words)
+    return Table(list(columns), [[cell(labels) for cell in columns.values()] for labels in times], words=words, keys=2)
 
 
-def _textbook(measured: Iterable[Labels]) -> list[Algorithm]:
-    """Return the textbook algorithms that were measured, in the order of `ALGORITHMS`."""
-    names = {name for _, name, _ in measured}
-    return [algorithm for algorithm in ALGORITHMS if algorithm in names]
-
-
-def _counted(found: Mapping[Labels, Estimate], labels: Labels) -> str:
+def _counted(estimates: Mapping[Labels, Estimate], labels: Labels) -> str:
     """Return what was counted; where the cost model predicts another figure, that one behind it."""
-    counted, predicted = found.get((*labels, "counted")), found.get((*labels, "expected"))
+    counted, predicted = estimates.get((*labels, "counted")), estimates.get((*labels, "expected"))
     if counted is None:
         return "-"
     is_other = predicted is not None and predicted.median != counted.median
     return f"{counted.median:,.0f}" + (f" (predicted: {predicted.median:,.0f})" if predicted and is_other else "")
-
-
-def _growth(algorithms: Iterable[Algorithm]) -> Table:
-    """Return how the cost of each algorithm grows with the number of ranks n, for a vector of one size."""
-    orders = [(algorithm, ORDERS[algorithm]) for algorithm in algorithms]
-    rows = [(algorithm, growth.steps, growth.peak_node, growth.total) for algorithm, growth in orders]
-    return table_of(("algorithm", "rounds", "peak at a node", "all nodes"), rows)
 
 
 def _links(summary: Summary) -> Table:
@@ -161,12 +151,12 @@ def _links(summary: Summary) -> Table:
     with_host = by_labels(summary.estimates, metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
     bandwidths = by_labels(summary.estimates, metrics.RUN_LINK_BANDWIDTH)
     columns = ["link by", "latency (us)", "bandwidth (GB/s)", *(["latency with the host (us)"] if with_host else [])]
-    table = table_of(columns)
+    rows = []
     for labels, latency in by_labels(summary.estimates, metrics.RUN_LINK_LATENCY_SECONDS).items():
         host = [in_units(with_host.get(labels), _MICROSECOND)] if with_host else []
         bandwidth = in_units(bandwidths.get(labels), _GIGABYTE)
-        table.add_row(*labels, in_units(latency, _MICROSECOND), bandwidth, *host)
-    return table
+        rows.append((*labels, in_units(latency, _MICROSECOND), bandwidth, *host))
+    return Table(columns, rows, keys=1)
 
 
 def _rates(summary: Summary) -> Table:
@@ -174,25 +164,25 @@ def _rates(summary: Summary) -> Table:
     products = by_labels(summary.estimates, metrics.RUN_MATMUL_FLOPS)
     copies = by_labels(summary.estimates, metrics.RUN_COPY_BANDWIDTH)
     pairs = by_labels(summary.estimates, metrics.RUN_PAIR_BANDWIDTH)
-    with_host = {
-        **by_labels(summary.estimates, metrics.RUN_MATMUL_WITH_HOST_FLOPS),
-        **by_labels(summary.estimates, metrics.RUN_COPY_WITH_HOST_BANDWIDTH),
-        **by_labels(summary.estimates, metrics.RUN_PAIR_WITH_HOST_BANDWIDTH),
-    }
+    with_host = (
+        by_labels(summary.estimates, metrics.RUN_MATMUL_WITH_HOST_FLOPS)
+        | by_labels(summary.estimates, metrics.RUN_COPY_WITH_HOST_BANDWIDTH)
+        | by_labels(summary.estimates, metrics.RUN_PAIR_WITH_HOST_BANDWIDTH)
+    )
     clocks = by_labels(summary.estimates, metrics.RUN_MATMUL_CLOCK_HERTZ)
     powers = by_labels(summary.estimates, metrics.RUN_MATMUL_POWER_WATTS)
     has_clock = bool(clocks or powers)
     columns = ["what", "size", "rate", *(["with the host"] if with_host else []), *(["at"] if has_clock else [])]
-    table = table_of(columns)
+    rows = []
     names = {labels: (f"matmul {summary.case.precision}", " x ".join(labels)) for labels in products}
     names |= {labels: (labels[0].replace("_", " "), f"{int(labels[1]):,} B") for labels in copies}
     names |= {labels: (f"ranks {labels[0].replace('-', ' and ')}", f"{int(labels[1]):,} B") for labels in pairs}
     for labels, rate in {**products, **copies, **pairs}.items():
         cells = [*names[labels], figure(rate)]
         if with_host:
-            cells.append(figure(with_host[labels]) if labels in with_host else "-")
+            cells.append(figure(with_host.get(labels)))
         if has_clock:
             clock, power = clocks.get(labels), powers.get(labels)
             cells.append(clock_and_power(clock.median if clock else None, power.median if power else None) or "-")
-        table.add_row(*cells)
-    return table
+        rows.append(cells)
+    return Table(columns, rows, keys=2)

@@ -13,15 +13,8 @@ from rich.console import Console
 
 from bench.analysis.estimate import Estimate, of_metric
 from bench.analysis.mfu import Absent
-from bench.reports.format import (
-    figure,
-    open_console,
-    percent,
-    print_figures,
-    print_words,
-    table_of,
-    wide_interval_notes,
-)
+from bench.reports.format import figure, percent, wide_interval_notes
+from bench.reports.table import Table, open_console, print_page
 from bench.runs.hardware_baselines import PredictedStep
 from bench.runs.summary import Summary, settings_words
 from collectors.metrics import probes as probes_metrics
@@ -57,8 +50,8 @@ def headline_estimate(summary: Summary) -> Estimate | None:
     A probe's is the highest of many, which has no interval of its own: its interval is left out.
     """
     for metric, _ in _HEADLINES:
-        if found := of_metric(summary.estimates, metric):
-            best = max(found, key=lambda estimate: estimate.median)
+        if estimates := of_metric(summary.estimates, metric):
+            best = max(estimates, key=lambda estimate: estimate.median)
             return best if summary.case.model is not None else replace(best, low=None, high=None)
     return None
 
@@ -88,7 +81,7 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
     }
     left_out: list[str] = []
     for name in _LEFT_OUT_FIRST if console.is_terminal else ():
-        if _width(columns) <= console.width:
+        if _table(columns).width() <= console.width:
             break
         if name == "settings":  # Drop the headlines' intervals before the last columns, and shorten this one first.
             if _room(columns, console.width) < _LEAST_SHOWN:
@@ -96,34 +89,29 @@ def print_list(summaries: Sequence[Summary], console: Console | None = None) -> 
                 left_out.append("intervals")
             if (room := _room(columns, console.width)) >= _LEAST_SHOWN:
                 columns[name] = [_shortened(cell, room) for cell in columns[name]]
-        if _width(columns) > console.width:
+        if _table(columns).width() > console.width:
             del columns[name]
             left_out.append(name)
-    every = range(len(columns))
-    table = table_of(list(columns), list(zip(*columns.values(), strict=True)), words=every, unbroken=every)
-    for column, (name, cells) in zip(table.columns, columns.items(), strict=True):
-        column.min_width = max(map(len, (name, *cells)))
-    table.width = _width(columns)  # The terminal breaks lines that are still too long; rich would fold cells.
-    print_figures(console, table)
-    if left_out:
-        print_words(console, f"not shown at this width: {', '.join(left_out)} (--format json has all)")
+    lines = [f"not shown at this width: {', '.join(left_out)} (--format json has all)"] if left_out else []
     if "intervals" not in left_out:
         shown = map(headline_estimate, summaries)
-        print_words(console, *wide_interval_notes(estimate for estimate in shown if estimate is not None))
+        lines += wide_interval_notes(estimate for estimate in shown if estimate is not None)
+    print_page([_table(columns), *lines], console)
+
+
+def _table(columns: Mapping[str, Sequence[str]]) -> Table:
+    # The terminal breaks lines that are still too long; folded cells would be worse to read.
+    every = range(len(columns))
+    return Table(list(columns), list(zip(*columns.values(), strict=True)), words=every, unbroken=every, folds="never")
 
 
 def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
     """Return the letters that the others leave to the column of settings."""
-    return width - _width({name: cells for name, cells in columns.items() if name != "settings"}) - 2
+    return width - _table({name: cells for name, cells in columns.items() if name != "settings"}).width() - 2
 
 
 def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def _width(columns: Mapping[str, Sequence[str]]) -> int:
-    """Return the letters that the columns take, with two blanks between each."""
-    return sum(max(map(len, (name, *cells))) for name, cells in columns.items()) + 2 * (len(columns) - 1)
 
 
 # Rows of the table of training runs. What makes rows takes the runs that stand side by side.
@@ -139,51 +127,58 @@ class Row(NamedTuple):
 _Rows: TypeAlias = Callable[[Sequence[Summary]], list[Row]]
 
 
+def _row(title: str, summaries: Iterable[Summary], cell: Callable[[Summary], str | None]) -> Row:
+    return Row(title, tuple(cell(summary) or "-" for summary in summaries))
+
+
 def _figures(title: str, metric: Metric, only: tuple[str, ...] | None = None) -> _Rows:
     """Make a row for each value of the metric's labels that some run has; or for `only` these, without naming them."""
 
     def rows(summaries: Sequence[Summary]) -> list[Row]:
         by_run = [_by_shown_labels(summary, metric) for summary in summaries]
-        return [
-            Row(
-                title if only else " ".join([title, *labels]).replace("_", " "),
-                tuple(figure(found[labels]) if labels in found else "-" for found in by_run),
-            )
-            for labels in dict.fromkeys(labels for found in by_run for labels in found)
-            if only in (None, labels)
-        ]
+        if only is None:
+            return _by_labels(title, by_run)
+        cells = tuple(figure(estimates.get(only)) for estimates in by_run)
+        return [] if set(cells) == {"-"} else [Row(title, cells)]
 
     return rows
 
 
+def _by_labels(title: str, by_run: Sequence[Mapping[tuple[str, ...], Estimate]]) -> list[Row]:
+    shown = dict.fromkeys(labels for estimates in by_run for labels in estimates)
+    names = {labels: " ".join([title, *labels]).replace("_", " ") for labels in shown}
+    return [Row(name, tuple(figure(each.get(labels)) for each in by_run)) for labels, name in names.items()]
+
+
 def _by_shown_labels(summary: Summary, metric: Metric) -> dict[tuple[str, ...], Estimate]:
     """Return the run's estimates of the metric by label values; a mesh axis is named where there are several."""
-    found = of_metric(summary.estimates, metric)
-    is_axis_named = len({estimate.labels.get("axis") for estimate in found}) > 1
+    estimates = of_metric(summary.estimates, metric)
+    is_axis_named = len({estimate.labels.get("axis") for estimate in estimates}) > 1
     return {
         tuple(
             f"over {value}" if name == "axis" else value
             for name, value in estimate.labels.items()
             if name != "axis" or is_axis_named
         ): estimate
-        for estimate in found
+        for estimate in estimates
     }
 
 
 def _ranks(summaries: Sequence[Summary]) -> list[Row]:
-    rows = [Row("ranks", tuple(str(summary.case.ranks) for summary in summaries))]
+    rows = [_row("ranks", summaries, lambda summary: str(summary.case.ranks))]
     if any(summary.case.nodes > 1 for summary in summaries):
-        rows.append(Row("nodes", tuple(str(summary.case.nodes) for summary in summaries)))
+        rows.append(_row("nodes", summaries, lambda summary: str(summary.case.nodes)))
     return rows
 
 
 def _batches(summaries: Sequence[Summary]) -> list[Row]:
-    cells = []
-    for batch in (summary.effective_batch for summary in summaries):
+    def cell(summary: Summary) -> str:
+        batch = summary.effective_batch
         microbatches = batch.get("parts", batch.get("accumulate", 1))  # Runs from before pipelines have the latter.
         split = f" x {microbatches} parts" if microbatches > 1 else ""
-        cells.append(f"{batch['total']} = {batch['local']} local x {batch['data_ranks']} ranks{split}")
-    return [Row("effective batch", tuple(cells))]
+        return f"{batch['total']} = {batch['local']} local x {batch['data_ranks']} ranks{split}"
+
+    return [_row("effective batch", summaries, cell)]
 
 
 def _spreads(summaries: Sequence[Summary]) -> list[Row]:
@@ -198,24 +193,15 @@ def _phases(summaries: Sequence[Summary]) -> list[Row]:
     then they are no parts of it, and the rows say so.
     """
     by_run = [_by_shown_labels(summary, results.RUN_PHASE_SECONDS) for summary in summaries]
-    names = list(dict.fromkeys(labels for found in by_run for labels in found))
     rests: list[Estimate | None] = []
-    for summary, found in zip(summaries, by_run, strict=True):
+    for summary, phases in zip(summaries, by_run, strict=True):
         mean = of_metric(summary.estimates, results.RUN_MEAN_STEP_SECONDS)
-        left_s = mean[0].median - sum(one.median for one in found.values()) if mean and found else None
+        left_s = mean[0].median - sum(phase.median for phase in phases.values()) if mean and phases else None
         rests.append(None if left_s is None else replace(mean[0], median=left_s, low=None, high=None))
-    are_parts = all(rest is None or rest.median >= 0 for rest in rests)
-    title = "  of it" if are_parts else "  worst rank's"
-    rows = [
-        Row(
-            " ".join([title, *labels]).replace("_", " "),
-            tuple(figure(found[labels]) if labels in found else "-" for found in by_run),
-        )
-        for labels in names
-    ]
-    if are_parts and names:
-        rows.append(Row("  of it the rest", tuple("-" if rest is None else figure(rest) for rest in rests)))
-    return rows
+    if any(rest is not None and rest.median < 0 for rest in rests):
+        return _by_labels("  worst rank's", by_run)
+    rows = _by_labels("  of it", by_run)
+    return [*rows, Row("  of it the rest", tuple(map(figure, rests)))] if rows else []
 
 
 Predicted = Mapping[str, PredictedStep | Absent]
@@ -225,39 +211,34 @@ NOTHING_PREDICTED: Predicted = {}
 
 def _predicted_steps(summaries: Sequence[Summary], predicted: Predicted) -> list[Row]:
     """Make the row of predicted steps, and how far the measured ones are off: `9.85 ms, measured +24.3 %`."""
-    cells = []
-    for summary in summaries:
+
+    def cell(summary: Summary) -> str | None:
         step, measured = predicted.get(summary.run), of_metric(summary.estimates, results.RUN_STEP_SECONDS)
-        if isinstance(step, PredictedStep) and measured:
-            off = 100 * (measured[0].median / step.step_s - 1)
-            words = figure(replace(measured[0], median=step.step_s, low=None, high=None))
-            cells.append(f"{words}, measured {off:+z.1f} %")
-        else:
-            cells.append("-")
-    return [] if set(cells) == {"-"} else [Row("  predicted", tuple(cells))]
+        if not isinstance(step, PredictedStep) or not measured:
+            return None
+        off = 100 * (measured[0].median / step.step_s - 1)
+        words = figure(replace(measured[0], median=step.step_s, low=None, high=None))
+        return f"{words}, measured {off:+z.1f} %"
+
+    row = _row("  predicted", summaries, cell)
+    return [] if set(row.cells) == {"-"} else [row]
 
 
 def _efficiencies(summaries: Sequence[Summary]) -> list[Row]:
-    """Make a row for each kind of scaling that some run has."""
+    """Make a row for each kind of scaling that some run has, and one of what the cost model predicts."""
     rows = []
-    for scaling in dict.fromkeys(found.scaling for summary in summaries for found in summary.scaling):
-        by_run = ([found for found in summary.scaling if found.scaling == scaling] for summary in summaries)
-        # A baseline that was measured at another time is labelled.
-        cells = tuple(
-            percent(found[0].ratio) + ("" if found[0].is_beside else ", baseline not beside it") if found else "-"
-            for found in by_run
-        )
-        rows.append(Row(f"{scaling} scaling efficiency", cells))
-        expected = [
-            [
-                one
-                for one in of_metric(summary.estimates, results.RUN_EXPECTED_EFFICIENCY)
-                if one.labels["scaling"] == scaling
-            ]
-            for summary in summaries
-        ]
-        if any(expected):
-            rows.append(Row("  predicted", tuple(figure(found[0]) if found else "-" for found in expected)))
+    for scaling in dict.fromkeys(each.scaling for summary in summaries for each in summary.scaling):
+        cells, expected = [], []
+        for summary in summaries:
+            measured = next((each for each in summary.scaling if each.scaling == scaling), None)
+            # A baseline that was measured at another time is labelled.
+            apart = "" if measured is None or measured.is_beside else ", baseline measured at another time"
+            cells.append("-" if measured is None else f"{percent(measured.ratio)}{apart}")
+            predictions = of_metric(summary.estimates, results.RUN_EXPECTED_EFFICIENCY)
+            expected.append(figure(next((each for each in predictions if each.labels["scaling"] == scaling), None)))
+        rows.append(Row(f"{scaling} scaling efficiency", tuple(cells)))
+        if set(expected) != {"-"}:
+            rows.append(Row("  predicted", tuple(expected)))
     return rows
 
 
@@ -267,7 +248,9 @@ _RARE_PARTS = ("other", "unexplained")
 
 
 def _memory(summaries: Sequence[Summary]) -> list[Row]:
-    rows = [Row(f"memory: {part}", tuple(memory_cell(one, part) for one in summaries)) for part in _MEMORY_PARTS]
+    rows = [
+        Row(f"memory: {part}", tuple(memory_cell(summary, part) for summary in summaries)) for part in _MEMORY_PARTS
+    ]
     rare = {f"memory: {part}" for part in _RARE_PARTS}
     return [row for row in rows if row.title not in rare or set(row.cells) != {"-"}]
 
@@ -275,10 +258,10 @@ def _memory(summaries: Sequence[Summary]) -> list[Row]:
 def memory_cell(summary: Summary, part: str) -> str:
     """Return a cell such as `3.50 MiB, predicted +0.0 %, paper 1.75 MiB`; a dash where nothing is known."""
     accounts, ratios = (
-        [found for found in of_metric(summary.estimates, metric) if found.labels["part"] == part]
+        [estimate for estimate in of_metric(summary.estimates, metric) if estimate.labels["part"] == part]
         for metric in (results.RUN_MEMORY_ACCOUNT_BYTES, results.RUN_MEMORY_PREDICTED_RATIO)
     )
-    sizes = {found.labels["account"]: figure(found) for found in accounts}
+    sizes = {estimate.labels["account"]: figure(estimate) for estimate in accounts}
     words = [sizes["measured"]] if "measured" in sizes else []
     if ratios:
         words.append(f"predicted {100 * (ratios[0].median - 1):+z.1f} %")
@@ -370,6 +353,6 @@ def _made(make: _Rows, summaries: Sequence[Summary], predicted: Predicted) -> li
 
 def most_important(numbered: Iterable[tuple[int, T]], count: int) -> list[T]:
     """Return `count` items with the lowest numbers, in the order given; of items with the same number the first."""
-    found = list(numbered)
-    kept = sorted(range(len(found)), key=lambda place: found[place][0])[:count]
-    return [found[place][1] for place in sorted(kept)]
+    items = list(numbered)
+    places = sorted(range(len(items)), key=lambda place: items[place][0])[:count]
+    return [items[place][1] for place in sorted(places)]

@@ -1,4 +1,4 @@
-"""Prints the strategies, all options with the strategies that take them, or one strategy in full; also gives JSON."""
+"""The strategies, all options with the strategies that take them, or one strategy in full, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from itertools import combinations
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
 from bench.case import Case, parse_options, written
-from bench.reports.format import open_console, print_words, table_of
+from bench.reports.table import Block, Table, indented, open_console
 from workloads.cost_models.shape import PRESETS
 from workloads.spec import Option, OptionValue, StrategySpec
 
@@ -35,11 +33,11 @@ def tried_refusals(spec: StrategySpec) -> list[str]:
 
     The shape is `tiny`; nothing is started. Not covered: refusals of three options together.
     """
-    found: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for case in _tried(spec):
         for reason in spec.all_refusals(case):
-            found.setdefault(_VALUES.sub("", reason.partition(";")[0]), reason)
-    return list(found.values())
+            refusals.setdefault(_VALUES.sub("", reason.partition(";")[0]), reason)
+    return list(refusals.values())
 
 
 def default_case(spec: StrategySpec) -> Case:
@@ -76,15 +74,15 @@ def example(spec: StrategySpec) -> str:
 
 def _tried(spec: StrategySpec) -> Iterator[Case]:
     base = default_case(spec)
-    ones = [(option.name, value) for option in spec.options for value in _other_values(option)]
+    settings = [(option.name, value) for option in spec.options for value in _other_values(option)]
     for place in _PLACES:
         case = replace(base, **place)
         yield case
-        for name, value in ones:
+        for name, value in settings:
             yield replace(case, options={**case.options, name: value})
-    for (name, value), (other, beside) in combinations(ones, 2):
+    for (name, value), (other, second) in combinations(settings, 2):
         if name != other:
-            yield replace(base, options={**base.options, name: value, other: beside})
+            yield replace(base, options={**base.options, name: value, other: second})
 
 
 def _other_values(option: Option) -> list[OptionValue]:
@@ -102,29 +100,26 @@ def _other_values(option: Option) -> list[OptionValue]:
 # Printing strategies and options.
 
 WIDE = 120
-"""Least width at which a strategy's kind and parity are shown, too."""
+"""Least width at which the kind and parity of strategies are also shown."""
 
 
-def print_strategies(specs: Sequence[StrategySpec], console: Console | None = None) -> None:
-    """Print what each strategy is and needs."""
-    console = console or open_console()
-    if console.width >= WIDE:
-        columns: tuple[str, ...] = ("strategy", "kind", "needs", "parity", "what it is")
-        rows = [(spec.name, spec.kind, spec.needs.text(), spec.parity.kind, spec.summary) for spec in specs]
-        console.print(table_of(columns, rows, words=range(5), unbroken=(0,)))
-    else:
-        columns = ("strategy", "needs", "what it is")
-        short = [(spec.name, spec.needs.text(), spec.summary) for spec in specs]
-        console.print(table_of(columns, short, words=range(3), unbroken=(0,)))
-    console.print()
-    print_words(
-        console, "`observatory list STRATEGY` shows its options and refusals, `observatory list --options` all options"
-    )
+def strategies_page(specs: Sequence[StrategySpec], console: Console | None = None) -> Iterator[Block]:
+    """Yield what each strategy is and needs, by the width of the console, standard output unless another is given."""
+    columns = ["strategy", "kind", "needs", "parity", "what it is"]
+    rows = [[spec.name, spec.kind, spec.needs.text(), spec.parity.kind, spec.summary] for spec in specs]
+    if (console or open_console()).width < WIDE:
+        for row in (columns, *rows):
+            del row[3], row[1]
+    yield Table(columns, rows, **_FOLDED)
+    yield ""
+    yield "`observatory list STRATEGY` shows its options and refusals, `observatory list --options` all options"
 
 
-def print_options(specs: Sequence[StrategySpec], console: Console | None = None) -> None:
-    """Print every option once, with the strategies that take it."""
-    console = console or open_console()
+_FOLDED: dict[str, Any] = {"words": range(5), "unbroken": (0,), "folds": "always"}
+
+
+def options_page(specs: Sequence[StrategySpec]) -> Iterator[Block]:
+    """Yield every option once, with the strategies that take it."""
     takers: dict[Option, list[str]] = {}
     for spec in specs:
         for option in spec.options:
@@ -134,27 +129,25 @@ def print_options(specs: Sequence[StrategySpec], console: Console | None = None)
     for option, names in takers.items():
         shown = "all training" if names == training and len(names) > 1 else ", ".join(names)
         rows.append((_with_default(option), shown, f"{option.help} ({option.allowed})"))
-    console.print(table_of(("--option", "taken by", "what it does"), rows, words=range(3), unbroken=(0,)))
+    yield Table(("--option", "taken by", "what it does"), rows, **_FOLDED)
 
 
-def print_strategy(spec: StrategySpec, console: Console | None = None) -> None:
-    """Print what one strategy is, needs, takes and refuses, and a command line that runs it."""
-    console = console or open_console()
-    print_words(console, f"{spec.name}: {spec.summary}")
+def strategy_page(spec: StrategySpec) -> Iterator[Block]:
+    """Yield what a strategy is, needs, takes and refuses, and a command line that runs it."""
+    yield f"{spec.name}: {spec.summary}"
     parity = spec.parity.kind + (f": {spec.parity.reason}" if spec.parity.reason else "")
     facts = (("kind", spec.kind), ("needs", spec.needs.text()), ("parity", parity))
     rows = [(name, value.replace("_", " ")) for name, value in facts]
-    console.print(table_of(("", ""), rows, words=(0, 1), has_heading=False))
-    console.print()
+    yield Table(("", ""), rows, words=(0, 1), has_heading=False, folds="always")
+    yield ""
     rows = [(_with_default(option), f"{option.help} ({option.allowed})") for option in spec.options]
-    console.print(table_of(("--option", "what it does (what it may be)"), rows, words=(0, 1), unbroken=(0,)))
+    yield Table(("--option", "what it does (what it may be)"), rows, **_FOLDED)
     if refusals := tried_refusals(spec):
-        console.print()
-        print_words(console, "refused, found by trying each option and each two together:")
-        for reason in refusals:
-            console.print(Padding(Text(f"- {reason}"), (0, 0, 0, 2)))
-    console.print()
-    print_words(console, f"example: {example(spec)}")
+        yield ""
+        yield "refused (found by trying each option and each pair of options):"
+        yield from (indented(f"- {reason}") for reason in refusals)
+    yield ""
+    yield f"example: {example(spec)}"
 
 
 def spec_fields(spec: StrategySpec, *, is_whole: bool) -> dict[str, object]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
 from bench.analysis.estimate import Estimate, Ratio
 from bench.analysis.scaling.efficiency import ScalingEfficiency
@@ -16,20 +15,9 @@ from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
 from bench.errors import Misuse
 from bench.rank.fault_injection import Fault, FaultKind
-from bench.reports.format import (
-    digits,
-    open_console,
-    percent,
-    print_csv,
-    print_figures,
-    print_json,
-    print_words,
-    table_of,
-    wide_interval_notes,
-    widest,
-)
-from bench.reports.pipeline import print_pipeline
-from bench.reports.probes import print_probe
+from bench.reports.format import digits, grouped, percent, plural, wide_interval_notes
+from bench.reports.pipeline import pipeline_blocks
+from bench.reports.probes import probe_blocks
 from bench.reports.run_rows import (
     MOST_ROWS,
     NOTHING_PREDICTED,
@@ -40,6 +28,7 @@ from bench.reports.run_rows import (
     most_important,
     print_list,
 )
+from bench.reports.table import Block, Table, open_console, print_json, print_page, whole, write
 from bench.runs.hardware_baselines import PredictedStep
 from bench.runs.run_dir import case_file, is_gone
 from bench.runs.scaling_baseline import Point
@@ -69,10 +58,7 @@ def show_memory(summary: Summary, console: Console | None = None) -> None:
         for ending, site in DRAWN_BY.items()
         if (Path(summary.folder) / f"rank{rank}.{ending}").exists()
     ]
-    console = console or open_console()
-    console.print()
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
+    print_page(["", *map(whole, lines)], console)
 
 
 def peaks_of(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
@@ -84,7 +70,7 @@ def peaks_of(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
     trials = read_rank_logs(folder, ranks, mark="memory").trials
     last = trials[max(trials)] if trials else ()
     peaks = {rank: join_by_labels([part], "memory", TIMELINE_PEAK_BYTES, max) for rank, part in enumerate(last)}
-    return {rank: {name: size for (name,), size in found.items()} for rank, found in peaks.items() if found}
+    return {rank: {name: size for (name,), size in parts.items()} for rank, parts in peaks.items() if parts}
 
 
 # The notes below the table of runs: all of them, or the five lines that a person wants first.
@@ -103,8 +89,7 @@ _INFORMATION = re.compile(
 def all_notes(summary: Summary) -> list[str]:
     """Return the run's notes: efficiency, the machine, the peak behind MFU, what is absent and why."""
     lines = [
-        f"{found.scaling} scaling efficiency {percent(found.ratio)} against {_baseline(found)}"
-        for found in summary.scaling
+        f"{each.scaling} scaling efficiency {percent(each.ratio)} against {_baseline(each)}" for each in summary.scaling
     ]
     lines.append(_machine(summary))
     if (peak := summary.peak) is not None:
@@ -115,31 +100,33 @@ def all_notes(summary: Summary) -> list[str]:
 
 def interval_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
-    figures: list[Estimate | Ratio] = [one for summary in summaries for one in summary.estimates]
-    return wide_interval_notes([*figures, *(found.ratio for summary in summaries for found in summary.scaling)])
+    figures: list[Estimate | Ratio] = []
+    for summary in summaries:
+        figures += [*summary.estimates, *(each.ratio for each in summary.scaling)]
+    return wide_interval_notes(figures)
 
 
 def first_notes(summaries: Sequence[Summary]) -> list[str]:
-    """Return at most `MOST_NOTES` lines: what is wrong, where it was measured, what is absent, what would tell more.
+    """Return at most `MOST_NOTES` lines: what is wrong, where it was measured, what is missing, and what measures that.
 
-    The line of what is absent also counts the notes that only `--details` shows, and names the command for it.
+    The line of what is not available also counts the notes that only `--details` shows, and names the command for it.
     """
 
     def named(summary: Summary, line: str) -> str:
         return f"{_name(summary)}: {line}" if len(summaries) > 1 else line
 
     notes = [(summary, note) for summary in summaries for note in summary.notes]
-    absent = [(summary, note, found[1]) for summary, note in notes if (found := _ABSENT.match(note))]
+    absent = [(summary, note, match[1]) for summary, note in notes if (match := _ABSENT.match(note))]
     information = [note for _, note in notes if _INFORMATION.match(note)]
     wrong = [(summary, note) for summary, note in notes if not _ABSENT.match(note) and not _INFORMATION.match(note)]
     rest_on = [
-        (summary, f"{found.scaling} scaling efficiency is against {_baseline(found)}")
+        (summary, f"{each.scaling} scaling efficiency is against {_baseline(each)}")
         for summary in summaries
-        for found in summary.scaling
+        for each in summary.scaling
     ]
     machines = list(dict.fromkeys(map(_machine, summaries)))
     commands = dict.fromkeys(command for _, note, _ in absent for command in _COMMAND.findall(note))
-    last = [f"these would tell more: {', '.join(commands)}"] if commands else []
+    last = [f"not measured yet: {', '.join(commands)}"] if commands else []
     # In the order of the screen. Where there are more lines than fit, those with the lowest numbers stay.
     lines = [
         *((5 if number else 0, named(*line)) for number, line in enumerate(wrong)),
@@ -155,40 +142,35 @@ def first_notes(summaries: Sequence[Summary]) -> list[str]:
     peaks = [summary.peak for summary in summaries if summary.peak is not None]
     hidden = len(lines) - len(shown) + len(machines[1:]) + len(information) + len(peaks)
     # What is absent, each thing once, with the runs that lack it where not all do.
-    names_of: dict[str, list[str]] = {}
-    for summary, _, what in absent:
-        names_of.setdefault(what, []).append(_name(summary))
     things = [
-        what if len(set(names)) == len(summaries) else f"{what} ({', '.join(dict.fromkeys(names))})"
-        for what, names in names_of.items()
+        what if len(names) == len(summaries) else f"{what} ({', '.join(names)})"
+        for what, names in grouped((what, _name(summary)) for summary, _, what in absent).items()
     ]
-    words = [f"absent: {', '.join(things)}"] if things else []
+    words = [f"not available: {', '.join(things)}"] if things else []
     if hidden:
-        words.append(f"{hidden} more note{'s' if hidden > 1 else ''}")
+        words.append(plural(hidden, "more note"))
     run = summaries[0].run if len(summaries) == 1 else "RUN"
-    details = [f"{'; '.join(words)} (`observatory show {run} --details` tells)"] if words else []
+    details = [f"{'; '.join(words)} (`observatory show {run} --details`)"] if words else []
     return [*shown, *details, *at_end]
 
 
 def _ad_hoc(summaries: Sequence[Summary]) -> list[str]:
-    """Return which of the runs are kept as ad hoc, and why; one line for all with the same reasons."""
-    names: dict[tuple[tuple[str, ...], bool], list[str]] = {}
-    for summary in summaries:
-        if summary.outcome == "done" and (reasons := why_ad_hoc(summary.case, summary.purpose)):
-            names.setdefault((reasons, summary.purpose.note is not None), []).append(_name(summary))
+    """Return which of the runs are ad hoc, and why; one line for all with the same reasons."""
+    done = [(why_ad_hoc(each.case, each.purpose), each) for each in summaries if each.outcome == "done"]
+    names = grouped(((reasons, each.purpose.note is not None), _name(each)) for reasons, each in done if reasons)
     return [
-        f"{', '.join(dict.fromkeys(of_runs))}: kept as ad hoc ({'; '.join(reasons)}), and never its series' newest"
-        f" result at /metrics{'' if has_note else '; `run --nightly` makes such a run that all the same'}"
+        f"{', '.join(of_runs)}: ad-hoc run ({'; '.join(reasons)}), so /metrics does not show it"
+        f"{'' if has_note else '; `run --nightly` makes one that it shows'}"
         for (reasons, has_note), of_runs in names.items()
     ]
 
 
-def _baseline(found: ScalingEfficiency) -> str:
+def _baseline(efficiency: ScalingEfficiency) -> str:
     """Return the run that the efficiency is read against, and why the efficiency has no interval."""
-    of_ranks = "" if found.baseline_ranks == 1 else f" on {found.baseline_ranks} ranks"
-    apart = "" if found.is_beside else ", which was not measured beside it"
-    why = f" ({found.ratio.why_no_interval})" if found.ratio.why_no_interval else ""
-    return f"{found.baseline_run}{of_ranks}{apart}{why}"
+    of_ranks = "" if efficiency.baseline_ranks == 1 else f" on {efficiency.baseline_ranks} ranks"
+    apart = "" if efficiency.is_beside else ", measured at another time"
+    why = f" ({efficiency.ratio.why_no_interval})" if efficiency.ratio.why_no_interval else ""
+    return f"{efficiency.baseline_run}{of_ranks}{apart}{why}"
 
 
 def _name(summary: Summary) -> str:
@@ -205,31 +187,30 @@ def _machine(summary: Summary) -> str:
 
 def print_curve(points: Sequence[Point], console: Console | None = None) -> None:
     """Print a row for each number of ranks: its throughput, and its efficiency against the first."""
-    console = console or open_console()
     first = points[0].summary.case
-    columns = ["ranks", "throughput", *(["efficiency"] if first.model is not None else []), "outcome"]
-    table = table_of(columns, words=(len(columns) - 1,))
+    is_training = first.model is not None
+    columns = ["ranks", "throughput", *(["efficiency"] if is_training else []), "outcome"]
+    rows = []
     for point in points:
         summary = point.summary
-        efficiency = "-" if point.efficiency is None else percent(point.efficiency)
-        cells = [str(summary.case.ranks), headline(summary), *([efficiency] if first.model is not None else [])]
-        table.add_row(*cells, summary.outcome.replace("_", " "))
-    console.print()
-    print_figures(console, table, keys=1)
-    if first.model is None:
-        return
-    lines = [
-        f"efficiency: tokens/s and rank over those on {first.ranks}, all of batch {first.model.batch} (strong scaling),"
-        " measured in turn"
-    ]
-    lines += [
-        f"efficiency on {point.summary.case.ranks} is absent: {point.reason}" for point in points[1:] if point.reason
-    ]
-    known = [point.efficiency for point in points if point.efficiency is not None]
-    lines += [f"intervals of efficiency are absent: {one.why_no_interval}" for one in known if one.why_no_interval]
-    if not interval_notes([point.summary for point in points]):  # Else the note stands above.
-        lines += wide_interval_notes(known)
-    print_words(console, *dict.fromkeys(lines))
+        cells = [str(summary.case.ranks), headline(summary), *([percent(point.efficiency)] if is_training else [])]
+        rows.append([*cells, summary.outcome.replace("_", " ")])
+    lines: list[str] = []
+    if first.model is not None:
+        known = [point.efficiency for point in points if point.efficiency is not None]
+        lines = [
+            f"efficiency: tokens/s and rank over those on {first.ranks}, all of batch {first.model.batch} (strong"
+            " scaling), measured in turn",
+            *(
+                f"efficiency on {each.summary.case.ranks} is absent: {each.reason}"
+                for each in points[1:]
+                if each.reason
+            ),
+            *(f"intervals of efficiency are absent: {each.why_no_interval}" for each in known if each.why_no_interval),
+        ]
+        if not interval_notes([point.summary for point in points]):  # Else the note stands above.
+            lines += wide_interval_notes(known)
+    print_page(["", Table(columns, rows, words=(len(columns) - 1,), keys=1), *dict.fromkeys(lines)], console)
 
 
 def print_curve_json(points: Sequence[Point]) -> None:
@@ -241,7 +222,7 @@ def print_curve_json(points: Sequence[Point]) -> None:
                 "curve": {
                     "ranks": point.summary.case.ranks,
                     "against": points[0].summary.run,
-                    "efficiency": None if point.efficiency is None else msgspec.to_builtins(point.efficiency),
+                    "efficiency": point.efficiency,
                     "reason": point.reason,
                 },
             }
@@ -269,56 +250,60 @@ def print_summaries(
     has_details: all rows and notes, in place of those that a person wants first. predicted: steps by the cost model.
     has_stages: also a pipeline's bubble and stages, which the details always show.
     """
-    if format_name == "json":
-        print_json([msgspec.to_builtins(summary) for summary in summaries])
-        return
-    if format_name == "csv":
-        print_csv([row for summary in summaries for row in _rows(summary)], COLUMNS)
-        return
     console = console or open_console()
-    trained = [summary for summary in summaries if summary.case.model is not None]
-    _print_abreast(trained, console, has_details, predicted)
+    write(
+        format_name,
+        _page(summaries, console, has_details=has_details, has_stages=has_stages, predicted=predicted),
+        lambda: summaries,
+        (row for summary in summaries for row in _rows(summary)),
+        COLUMNS,
+        console,
+    )
+
+
+def _page(
+    summaries: Sequence[Summary], console: Console, *, has_details: bool, has_stages: bool, predicted: Predicted
+) -> Iterator[Block]:
+    yield from _abreast([each for each in summaries if each.case.model is not None], console, has_details, predicted)
     for summary in summaries:
         if summary.case.model is None:
-            print_probe(summary, console, most_rows=None if has_details else MOST_ROWS)
+            yield from probe_blocks(summary, most_rows=None if has_details else MOST_ROWS)
     if has_details or has_stages:
         for summary in summaries:
-            print_pipeline(summary, console)
+            yield from pipeline_blocks(summary)
     if has_details:
         for summary in summaries:
-            console.print()
-            print_words(console, *all_notes(summary), *_predicted_notes(summary, predicted))
-        print_words(console, *interval_notes(summaries))
+            yield ""
+            yield from all_notes(summary)
+            step, name = predicted.get(summary.run), summary.case.title
+            if isinstance(step, PredictedStep):
+                yield f"{name}: the predicted step is {step.basis}; optimizer, data and slower kernels are left out"
+            elif step is not None:
+                yield f"{name}: the predicted step is absent: {step.reason}"
+        yield from interval_notes(summaries)
     elif summaries:
-        console.print()
-        print_words(console, *first_notes(summaries))
-    console.print()
+        yield ""
+        yield from first_notes(summaries)
+    yield ""
     for summary in summaries:
         where = " (not there: pruned, moved, or on another machine; its results are the history's)"
-        console.print(f"run folder: {summary.folder}{where if is_gone(summary.folder) else ''}", soft_wrap=True)
+        yield whole(f"run folder: {summary.folder}{where if is_gone(summary.folder) else ''}")
 
 
-def _predicted_notes(summary: Summary, predicted: Predicted) -> Iterator[str]:
-    """Yield what the predicted step adds up, or why it is absent."""
-    step, name = predicted.get(summary.run), summary.case.title
-    if isinstance(step, PredictedStep):
-        yield f"{name}: the predicted step is {step.basis}; optimizer, data and slower kernels are left out"
-    elif step is not None:
-        yield f"{name}: the predicted step is absent: {step.reason}"
-
-
-def _print_abreast(summaries: Sequence[Summary], console: Console, has_details: bool, predicted: Predicted) -> None:
-    """Print as many training runs side by side as fit a terminal, at most RUNS_ABREAST."""
+def _abreast(
+    summaries: Sequence[Summary], console: Console, has_details: bool, predicted: Predicted
+) -> Iterable[Table]:
+    """Return tables of as many training runs side by side as fit a terminal, at most RUNS_ABREAST."""
+    tables: list[Table] = []
     for abreast in range(RUNS_ABREAST, 0, -1):
         tables = []
         for first in range(0, len(summaries), abreast):
             runs = summaries[first : first + abreast]
             rows = [(row.title, *row.cells) for row in (all_rows if has_details else first_rows)(runs, predicted)]
-            tables.append(table_of(["", *(summary.case.strategy for summary in runs)], rows, unbroken=(0,)))
-        if not console.is_terminal or all(widest(console, table) <= console.width for table in tables):
+            tables.append(Table(["", *(summary.case.strategy for summary in runs)], rows, unbroken=(0,)))
+        if not console.is_terminal or all(table.width() <= console.width for table in tables):
             break
-    for table in tables:
-        print_figures(console, table)
+    return tables
 
 
 ENDS_OF: dict[FaultKind, tuple[str, ...]] = {
@@ -372,12 +357,10 @@ def print_run(
     if format_name != "table":
         print_summaries([summary], format_name)
         return
-    console = open_console()
-    console.print(table_of(("", ""), _settings(summary, has_details), words=(0, 1), has_heading=False))
-    console.print()
+    settings = _settings(summary, has_details)
+    print_page([Table(("", ""), settings, words=(0, 1), has_heading=False, folds="always"), ""])
     print_summaries([summary], format_name, has_details=has_details, predicted=predicted)
-    for line in cause_lines(summary):
-        console.print(Text(line), soft_wrap=True)
+    print_page(map(whole, cause_lines(summary)))
 
 
 def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
@@ -413,26 +396,35 @@ COLUMNS = ("run", "strategy", "ranks", "outcome", "metric", "labels", "median", 
 def _rows(summary: Summary) -> list[dict[str, object]]:
     case = summary.case
     run = {"run": summary.run, "strategy": case.strategy, "ranks": case.ranks, "outcome": summary.outcome}
-    figures = [
-        {
-            "metric": estimate.metric,
-            "labels": " ".join(f"{name}={value}" for name, value in estimate.labels.items()),
-            "median": estimate.median,
-            "low": estimate.low,
-            "high": estimate.high,
-            "trials": len(estimate.trials),
-        }
+    figures: list[tuple[str, str, float, Estimate | Ratio, int]] = [
+        (
+            estimate.metric,
+            " ".join(f"{name}={value}" for name, value in estimate.labels.items()),
+            estimate.median,
+            estimate,
+            len(estimate.trials),
+        )
         for estimate in summary.estimates
     ]
-    efficiencies = [
-        {
-            "metric": results.RUN_SCALING_EFFICIENCY.name,
-            "labels": f"scaling={found.scaling}",
-            "median": found.ratio.value,
-            "low": found.ratio.low,
-            "high": found.ratio.high,
-            "trials": found.ratio.numerator_trials,
-        }
-        for found in summary.scaling
+    figures += [
+        (
+            results.RUN_SCALING_EFFICIENCY.name,
+            f"scaling={each.scaling}",
+            each.ratio.value,
+            each.ratio,
+            each.ratio.numerator_trials,
+        )
+        for each in summary.scaling
     ]
-    return [{**run, **row} for row in (*figures, *efficiencies)] or [run]
+    return [
+        {
+            **run,
+            "metric": metric,
+            "labels": labels,
+            "median": median,
+            "low": ends.low,
+            "high": ends.high,
+            "trials": trials,
+        }
+        for metric, labels, median, ends, trials in figures
+    ] or [run]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.analysis.comparison import Change, Judged, changes, is_main, judge
-from bench.case import Case
+from bench.analysis.comparison import Change, changes, judge
 from bench.cli.compare.ab import Places, Turns, take_turns
 from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed
-from bench.reports.comparison.noise import FalseDifferences, NoiseReport, SeriesNoise
+from bench.reports.comparison import NoiseReport, SeriesNoise
 from bench.runner.measure import Place
 from bench.runner.patient_store import PatientStore
 from bench.runs.history import History
@@ -41,21 +40,21 @@ def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> M
     failures: list[InfrastructureFailed] = []
     with places.open_store() as store, LocalEngine(places.runs) as engine:
         place = Place(engine=engine, machine=engine.machine())
-        for one in cases:
-            turns = _twice(suite, one, place, replace(places, limit_s=one.suite_case.limit_s), store)
+        for planned in cases:
+            turns = _twice(suite, planned, place, replace(places, limit_s=planned.suite_case.limit_s), store)
             first, second = turns.kept.summaries
-            pairs.append((one.suite_case.name, first, second))
+            pairs.append((planned.suite_case.name, first, second))
             failures += turns.kept.failures
             if turns.is_interrupted or turns.lost_engine:
                 return Measured(pairs=tuple(pairs), failures=tuple(failures), is_interrupted=turns.is_interrupted)
     return Measured(pairs=tuple(pairs), failures=tuple(failures))
 
 
-def _twice(suite: str, one: PlannedCase, place: Place, places: Places, store: PatientStore) -> Turns:
-    assert one.case is not None, "a case without refusal is resolved"
-    name = one.suite_case.name
+def _twice(suite: str, planned: PlannedCase, place: Place, places: Places, store: PatientStore) -> Turns:
+    assert planned.case is not None, "a case without refusal is resolved"
+    name = planned.suite_case.name
     orders = [
-        (f"{name}, {word}", replace(one.case), place, f"compare --aa {suite}: {name}, {word}")
+        (f"{name}, {word}", replace(planned.case), place, f"compare --aa {suite}: {name}, {word}")
         for word in ("first", "second")
     ]
     return take_turns(orders, places, store)
@@ -69,51 +68,23 @@ def report_of(suite: str, measured: Measured, history: History | None, missing: 
 
     history: of earlier nights; None where the store does not answer.
     """
-    found: list[tuple[str, Summary, list[Change]]] = []
+    compared: list[tuple[str, Summary, list[Change]]] = []
     lines = list(missing)
     for name, first, second in measured.pairs:
-        if min(first.trials_done, second.trials_done) < 2:
+        if (trials := min(first.trials_done, second.trials_done)) < 2:
             why = first.cause or second.cause
-            lines.append(
-                f"{name} tells nothing: {min(first.trials_done, second.trials_done)} complete trial(s), of 2 that are"
-                f" needed{'' if why is None else f' ({why.text})'}"
-            )
+            reason = "" if why is None else f" ({why.text})"
+            lines.append(f"{name} tells nothing: {trials} complete trial(s), of 2 that are needed{reason}")
             continue
-        found.append((name, first, changes(first.estimates, second.estimates, is_paired=True)))
-    judged = judge([change for _, _, changed in found for change in changed])
+        compared.append((name, first, changes(first.estimates, second.estimates, is_paired=True)))
     series: list[SeriesNoise] = []
-    for name, first, changed in found:
+    for name, first, changed in compared:
         past = () if history is None else history.baselines(first.case.key(), first.hardware, NIGHTS_SEARCHED)
         nights = nights_of(first.case, past)
-        series += [_series(name, first.case, change, nights) for change in changed if _is_timed(change)]
-    return NoiseReport(
-        suite=suite,
-        series=tuple(series),
-        false=_false_differences(judged),
-        missing=tuple(lines),
-    )
-
-
-def _is_timed(change: Change) -> bool:
-    """Whether the figure is noisy and above 0, so that its noise is a share of it."""
-    return not change.is_exact and change.scale == "ratio"
-
-
-def _series(name: str, case: Case, change: Change, nights: Sequence[Sequence[Summary]]) -> SeriesNoise:
-    return SeriesNoise(
-        case=name,
-        estimate=change.a,
-        is_main=is_main(change.a),
-        trials=case.trials,
-        noise=noise_over(nights, change.a.metric, change.a.labels, [change.a.trials, change.b.trials]),
-    )
-
-
-def _false_differences(judged: Sequence[Judged]) -> FalseDifferences:
-    tested = [one for one in judged if one.change.p_value is not None]
-    return FalseDifferences(
-        tested=len(tested),
-        single=sum((one.change.p_value or 0.0) < 0.05 for one in tested),
-        called=sum(one.outcome in ("better", "worse") for one in tested),
-        exact=sum(one.change.is_exact and one.outcome != "same" for one in judged),
-    )
+        for change in changed:
+            # Of a figure that is noisy and above 0, the noise is a share of it.
+            if not change.is_exact and change.scale == "ratio":
+                noise = noise_over(nights, change.a.metric, change.a.labels, [change.a.trials, change.b.trials])
+                series.append(SeriesNoise(case=name, estimate=change.a, trials=first.case.trials, noise=noise))
+    judged = judge([change for _, _, changed in compared for change in changed])
+    return NoiseReport(suite=suite, series=tuple(series), judged=tuple(judged), missing=tuple(lines))

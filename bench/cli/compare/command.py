@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bench.analysis.comparison import Change
     from bench.cli.compare.ab import Places
     from bench.cli.compare.sides import Pair, Side
-    from bench.reports.comparison.changes import Comparison
+    from bench.reports.comparison import Comparison
     from bench.runner.case_args import CaseArgs
     from bench.runs.history import History
     from bench.runs.summary import Summary
@@ -155,8 +155,7 @@ def _mode(parameters: dict[str, Any], given: dict[str, str]) -> str:
 
 def _look(parameters: dict[str, Any]) -> int:
     from bench.cli.compare.sides import find_side, match
-    from bench.reports.comparison.changes import print_comparison
-    from bench.reports.format import to_reader
+    from bench.reports.comparison import print_comparison
     from bench.runs.history import History, NoStoreYet
 
     try:
@@ -172,8 +171,7 @@ def _look(parameters: dict[str, Any]) -> int:
             say(f"both runs are read from their folders: {error}")
     notes = (*a.notes, *b.notes, *lines)
     found = comparison_of(a.title, b.title, matched.pairs, parameters["margin"], missing=matched.missing, notes=notes)
-    with to_reader():
-        print_comparison(found, parameters["format_name"], has_all=parameters["has_all"])
+    print_comparison(found, parameters["format_name"], has_all=parameters["has_all"])
     return CASE_FAILED if matched.is_incomplete else FINE
 
 
@@ -205,7 +203,7 @@ def comparison_of(
 ) -> Comparison:
     """Return what differs between the runs of each pair, judged together."""
     from bench.analysis.comparison import changes, judge
-    from bench.reports.comparison.changes import Compared, Comparison
+    from bench.reports.comparison import Compared, Comparison
 
     found: list[list[Change]] = [changes(one.a.estimates, one.b.estimates, is_paired=one.is_in_turn) for one in pairs]
     judged = iter(judge([change for of_pair in found for change in of_pair], margin=margin))
@@ -267,8 +265,7 @@ def _measure_sides(parameters: dict[str, Any]) -> int:
     from bench.cli.compare.ab import Wanted, measure_sides, plan_sides
     from bench.cli.compare.sides import pair
     from bench.cli.main import interrupt_in_order
-    from bench.reports.comparison.changes import print_comparison
-    from bench.reports.format import to_reader
+    from bench.reports.comparison import print_comparison
     from bench.reports.summary import cause_lines
 
     places = _places(parameters)
@@ -284,8 +281,7 @@ def _measure_sides(parameters: dict[str, Any]) -> int:
         notes = () if a.commit == b.commit else (f"commit {a.commit} -> {b.commit}",)
         pairs = [pair(a.case.title, a, b)]
         found = comparison_of(a_title, b_title, pairs, parameters["margin"], notes=notes)
-        with to_reader():
-            print_comparison(found, parameters["format_name"], has_all=parameters["has_all"])
+        print_comparison(found, parameters["format_name"], has_all=parameters["has_all"])
     else:
         say("no trial is complete on both sides, so there is nothing to compare")
     for line in [line for one in (a, b) for line in cause_lines(one)]:
@@ -307,8 +303,7 @@ def _measure_twice(parameters: dict[str, Any]) -> int:
     from bench.cli.compare.aa import measure_twice, report_of
     from bench.cli.main import interrupt_in_order
     from bench.cli.suite.plan import read_plan
-    from bench.reports.comparison.noise import print_noise
-    from bench.reports.format import to_reader
+    from bench.reports.comparison import print_noise
     from bench.reports.summary import cause_lines
     from bench.runner.case_args import read_node
     from bench.runs.history import History
@@ -338,8 +333,7 @@ def _measure_twice(parameters: dict[str, Any]) -> int:
         missing.append(f"how nights differ is not known: {error}")
         found = report_of(planned.suite.name, measured, None, missing)
     if found.series or parameters["format_name"] != "table":
-        with to_reader():
-            print_noise(found, parameters["format_name"], has_all=parameters["has_all"])
+        print_noise(found, parameters["format_name"], has_all=parameters["has_all"])
     else:
         for line in found.missing:
             say(line)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from bench.case import Case, written
 from bench.cli.run.planning import Plan, RunOptions
 from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
-from bench.reports.format import open_console, print_csv, print_figures, print_json, print_words, readable
+from bench.reports.format import readable
 from bench.reports.suites.plan import cluster_lines
+from bench.reports.table import Block, Table, write
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import NotCovered
 
@@ -25,25 +24,40 @@ _SIZES = ("parameters", "gradients", "optimizer", "at_least")
 def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) -> None:
     """Print all cases in the requested format."""
     cases = [case for case, _ in plan.cases]
-    if options.format_name == "json":
-        print_json([_document(case) for case in cases])
-        return
-    if options.format_name == "csv":
-        rows = [{"strategy": case.strategy, "ranks": case.ranks, **row} for case in cases for row in _ranks(case)]
-        print_csv(rows, ("strategy", "ranks", "rank", "mesh", "sequences", *_SIZES))
-        return
-    console = console or open_console()
-    for line in plan_lines(plan, options):
-        print_words(console, line)
-    for case in cases:
-        console.print()
-        print_words(console, f"{case.title}: what each rank does and holds, predicted")
-        _print_ranks(case, console)
-        for line in _step_lines(case):
-            print_words(console, line)
+    write(
+        options.format_name,
+        _page(plan, options),
+        lambda: [_document(case) for case in cases],
+        ({"strategy": case.strategy, "ranks": case.ranks, **row} for case in cases for row in _ranks(case)),
+        ("strategy", "ranks", "rank", "mesh", "sequences", *_SIZES),
+        console,
+    )
+
+
+def _page(plan: Plan, options: RunOptions) -> Iterator[Block]:
+    yield from plan_lines(plan, options)
+    for case, _ in plan.cases:
+        rows = [
+            (
+                str(row["rank"]),
+                row["mesh"],
+                "-" if row["sequences"] is None else str(row["sequences"]),
+                *("-" if row[name] is None else readable(row[name], "bytes") for name in _SIZES),
+            )
+            for row in _ranks(case)
+        ]
+        yield ""
+        yield f"{case.title}: what each rank does and holds, predicted"
+        columns = ("rank", "mesh", "sequences", "parameters", "gradients", "optimizer", "needs at least")
+        yield Table(columns, rows[:RANKS_SHOWN], words=(1,), keys=2)
+        if len(rows) > RANKS_SHOWN:
+            yield f"{len(rows) - RANKS_SHOWN} more ranks; --format json has all"
+        yield from _step_lines(case)
     for line in cluster_lines(plan.cluster):
-        print_words(console, "", line)
-    print_words(console, "", "nothing was started, and nothing written")
+        yield ""
+        yield line
+    yield ""
+    yield "nothing was started, and nothing written"
 
 
 def plan_lines(plan: Plan, options: RunOptions) -> list[str]:
@@ -95,25 +109,11 @@ def _position(axes: dict[str, int], rank: int) -> str:
 
     On axes data 2 and tensor 4, rank 5 is "data 1, tensor 1".
     """
-    found = []
+    place = []
     for name, size in reversed(axes.items()):
-        found.append(f"{name} {rank % size}")
+        place.append(f"{name} {rank % size}")
         rank //= size
-    return ", ".join(reversed(found))
-
-
-def _print_ranks(case: Case, console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("rank", "mesh", "sequences", "parameters", "gradients", "optimizer", "needs at least"):
-        table.add_column(column, justify="left" if column == "mesh" else "right")
-    rows = list(_ranks(case))
-    for row in rows[:RANKS_SHOWN]:
-        sequences = "-" if row["sequences"] is None else str(row["sequences"])
-        sizes = ("-" if row[name] is None else readable(row[name], "bytes") for name in _SIZES)
-        table.add_row(str(row["rank"]), row["mesh"], sequences, *sizes)
-    print_figures(console, table, keys=2)
-    if len(rows) > RANKS_SHOWN:
-        print_words(console, f"{len(rows) - RANKS_SHOWN} more ranks; --format json has all")
+    return ", ".join(reversed(place))
 
 
 def _step_lines(case: Case) -> Iterator[str]:
@@ -140,9 +140,9 @@ def _document(case: Case) -> dict[str, object]:
     spec = case.spec()
     peak = spec.peak(case) if case.model is not None else None
     return {
-        "case": msgspec.to_builtins(case),
+        "case": case,
         "key": case.key(),
         "ranks": list(_ranks(case)),
         "peak_bytes": peak.total_bytes if isinstance(peak, Prediction) else None,
-        "transfers": [] if case.model is None else [msgspec.to_builtins(one) for one in spec.transfers(case)],
+        "transfers": [] if case.model is None else spec.transfers(case),
     }

@@ -17,10 +17,10 @@ from bench.errors import say
 from bench.exporter.server import serving
 from bench.machine.device_checks import check_torch
 from bench.reports.convergence import print_verdict
-from bench.reports.format import to_reader
 from bench.reports.pipeline import show_timeline
-from bench.reports.progress import Progress
+from bench.reports.suites.progress import Progress
 from bench.reports.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
+from bench.reports.table import to_reader
 from bench.runner.measure import alike, measure
 from bench.runner.patient_store import PatientStore
 from bench.runner.persist import Kept, check_hardware, persist

@@ -63,7 +63,6 @@ def plan(
     Example:
       observatory suite plan smoke --set defaults.trials=5
     """
-    from bench.reports.format import to_reader
     from bench.reports.suites.plan import print_plan
     from bench.runner.case_args import read_node
     from bench.suites.plan import left_out
@@ -71,8 +70,7 @@ def plan(
     node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
     planned = read_plan(suite_name, settings, store_url, node)
     out = left_out(planned, only, budget_s)
-    with to_reader():
-        print_plan(planned, out, format_name, node.cluster)
+    print_plan(planned, out, format_name, node.cluster)
 
 
 def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, node: Node) -> SuitePlan:
@@ -107,7 +105,7 @@ def schema() -> None:
     Example:
       observatory suite schema
     """
-    from bench.reports.format import print_json
+    from bench.reports.table import print_json
     from bench.suites.form.suite_keys import json_schema
 
     print_json(json_schema())

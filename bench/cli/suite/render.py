@@ -73,7 +73,7 @@ def render(
     from bench.engines.cluster import Capacity
     from bench.engines.kubernetes.manifests import SuiteJob, as_yaml, check_nodes, manifests
     from bench.engines.kubernetes.settings import read_kubernetes_settings
-    from bench.reports.format import to_reader
+    from bench.reports.table import to_reader
     from bench.runner.case_args import node_of
     from bench.runs.files import read_small
     from bench.suites.form.document import find_suite, shipped_suites

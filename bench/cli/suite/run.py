@@ -104,10 +104,10 @@ def run(
     from bench.engines.cluster import Request
     from bench.engines.registry import ENGINES, nodes_to_ask
     from bench.exporter.server import serving
-    from bench.reports.format import to_reader
-    from bench.reports.progress import SuiteProgress
     from bench.reports.suites.plan import print_plan
+    from bench.reports.suites.progress import SuiteProgress
     from bench.reports.suites.results import print_suite
+    from bench.reports.table import print_page
     from bench.runner.case_args import read_node
     from bench.runner.patient_store import PatientStore
     from bench.runs.history import History, check_store
@@ -152,10 +152,9 @@ def run(
         choice = choose(planned, state, tags=tags, budget_s=budget_s, is_failed_repeated=repeat_failed)
         if (asked := asked_for(choice)) != nodes:
             node = read_node(asked, ranks_per_node, engine=engine_name, engine_file=engine_file, tell=lambda text: None)
-        with to_reader():
-            print_plan(*as_chosen(planned, choice, state), format_name, node.cluster)
-            if format_name == "table":
-                click.echo("nothing was started, and nothing written")
+        print_plan(*as_chosen(planned, choice, state), format_name, node.cluster)
+        if format_name == "table":
+            print_page(["nothing was started, and nothing written"])
         return FINE
 
     # What is wrong with the request is said before anything is written.
@@ -212,8 +211,7 @@ def run(
             )
             end = SuiteRunner(planned, ledger, setup).run(choice)
         result, not_judged = read_result(folder), None
-        with to_reader():
-            print_suite(result, format_name)
+        print_suite(result, format_name)
         if is_gated and not end.is_interrupted:
             lines, not_judged = _judged(suite.name, store)
             for line in lines:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bench.cli.options import FORMAT, RUNS, STORE, NamedText
-from bench.cli.suite.show import suite_runs, whole
+from bench.cli.suite.show import find_suite_run, suite_runs, whole
 from bench.errors import Misuse
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
     Example:
       observatory suite scaling scaling
     """
-    from bench.reports.format import to_reader
     from bench.reports.suites.scaling import print_scaling
     from bench.runs.scaling_curves import curves_of, not_measured
 
@@ -47,8 +46,7 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
         raise Misuse(
             f"suite run {result.id} has no scaling curve: no two cases that were measured differ in ranks only; {why}"
         )
-    with to_reader():
-        print_scaling(result.id, curves, format_name)
+    print_scaling(result.id, curves, format_name)
 
 
 def _chosen(name: str | None, results: list[SuiteResult]) -> SuiteResult:
@@ -61,10 +59,4 @@ def _chosen(name: str | None, results: list[SuiteResult]) -> SuiteResult:
         raise Misuse("no suite has run yet; `observatory suite run scaling` runs one")
     if name is None:
         return results[0]
-    if of_suite := [one for one in results if one.suite == name]:
-        return of_suite[0]
-    found = [one for one in results if one.id == name] or [one for one in results if one.id.startswith(name)]
-    if len(found) != 1:
-        what = "may be any of" if found else "is unknown; the newest are"
-        raise Misuse(f'suite or suite run "{name}" {what}: {", ".join(one.id for one in (found or results)[:6])}')
-    return found[0]
+    return next((result for result in results if result.suite == name), None) or find_suite_run(name, results)

@@ -34,29 +34,37 @@ def show(
     Example:
       observatory suite show smoke
     """
-    from bench.reports.format import to_reader
     from bench.reports.suites.results import print_suite, print_suite_runs
 
     results = suite_runs(runs_folder, store_url, of_all_users=of_all_users)
     wanted = results
     if name is not None:
-        found = [one for one in results if one.id == name] or [one for one in results if one.id.startswith(name)]
-        wanted = [one for one in results if one.suite == name]
+        wanted = [result for result in results if result.suite == name]
         if not wanted:
-            if len(found) != 1:
-                what = "may be any of" if found else "is unknown; the newest are"
-                newest = ", ".join(one.id for one in (found or results)[:6]) or "none"
-                raise Misuse(f'suite or suite run "{name}" {what}: {newest}')
+            result = find_suite_run(name, results)
             if click.get_current_context().get_parameter_source("count") is ParameterSource.COMMANDLINE:
-                raise Misuse(f"only a list of suite runs takes --limit, and {found[0].id} is one; leave it out")
-            with to_reader():
-                print_suite(whole(found[0], store_url), format_name)
+                raise Misuse(f"only a list of suite runs takes --limit, and {result.id} is one; leave it out")
+            print_suite(whole(result, store_url), format_name)
             return
     if not wanted:
         say("no suite has run yet; `observatory suite run smoke` runs one")
     if wanted or format_name != "table":
-        with to_reader():
-            print_suite_runs(wanted[:count], format_name)
+        print_suite_runs(wanted[:count], format_name)
+
+
+def find_suite_run(name: str, results: list[SuiteResult]) -> SuiteResult:
+    """Return the suite run of this id, or whose id begins so.
+
+    Raises:
+        Misuse: there is none, or several ids begin so.
+    """
+    matches = [result for result in results if result.id == name]
+    matches = matches or [result for result in results if result.id.startswith(name)]
+    if len(matches) != 1:
+        what = "may be any of" if matches else "is unknown; the newest are"
+        newest = ", ".join(result.id for result in (matches or results)[:6]) or "none"
+        raise Misuse(f'suite or suite run "{name}" {what}: {newest}')
+    return matches[0]
 
 
 def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> list[SuiteResult]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bench.exporter.stack.coverage import Target
     from bench.exporter.stack.lifecycle import StackPlan, StackState
     from bench.exporter.stack.size import Size
+    from bench.reports.table import Table
 
 SCHEMA_VERSION = 1
 _DISCOVERY_S, _SCRAPE_TIMEOUT_S = 10, 10
@@ -118,8 +119,9 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
     from bench.exporter.stack import lifecycle, passwords
     from bench.exporter.stack.coverage import targets_once_asked
     from bench.exporter.stack.files import LOOPBACK
+    from bench.reports.table import print_page
 
-    _print_servers(state, "table")
+    print_page(_server_table(_server_rows(state)))
     if "grafana" not in state.urls:
         click.echo(
             "grafana is not installed, so that nobody draws the dashboards: install it and start the stack anew, or"
@@ -141,7 +143,7 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
     own = [f"{LOOPBACK}:{port}" for port in plan.agents.values()]
     password = lifecycle.prometheus_password(plan.folder, state)
     targets = targets_once_asked(state.prometheus_url, own, password=password, limit_s=asked_s)
-    _print_targets(targets, "table")
+    print_page(_target_table(targets))
     for target in targets:
         if target.missing is not None:
             say(target.missing)
@@ -211,6 +213,7 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
     from bench.cli.main import INFRASTRUCTURE
     from bench.exporter.stack import lifecycle
     from bench.exporter.stack.coverage import left_out, of_ours, targets_of
+    from bench.reports.table import write
 
     folder = folder.absolute()
     own = lifecycle.read_state(folder)
@@ -236,22 +239,20 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
             f"{prometheus_url} has no target; `observatory stack up` takes --agent, --demo and --targets FOLDER"
         )
     problems += [target.missing for target in targets if target.missing is not None]
-    if format_name == "json":
-        from bench.reports.format import print_json
-
-        servers = [] if state is None else _server_rows(state)
-        print_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "servers": servers,
-                "targets": [_target_row(target) for target in targets],
-                "problems": problems,
-            }
-        )
-    else:
-        if state is not None and format_name == "table":
-            _print_servers(state, format_name)
-        _print_targets(targets, format_name)
+    servers = [] if state is None else _server_rows(state)
+    rows = [dict(zip(_TARGET_COLUMNS, _target(target), strict=True)) for target in targets]
+    write(
+        format_name,
+        [*_server_table(servers), *_target_table(targets)],
+        lambda: {
+            "schema_version": SCHEMA_VERSION,
+            "servers": servers,
+            "targets": rows,
+            "problems": problems,
+        },
+        rows,
+        _TARGET_COLUMNS,
+    )
     for line in (*left_out(every), *problems):
         say(line)
     return INFRASTRUCTURE if problems else None
@@ -329,62 +330,50 @@ _SIZE_COLUMNS = ("unit", "number", "series_each", "series")
 def print_size(found: Size, scrape_seconds: int, retention_days: int, format_name: str) -> None:
     """Print the size in one of the forms of --format."""
     from bench.exporter.stack.size import UNITS
-    from bench.reports.format import (
-        digits,
-        open_console,
-        print_csv,
-        print_figures,
-        print_json,
-        print_words,
-        readable,
-        table_of,
-    )
+    from bench.reports.format import digits, readable
+    from bench.reports.table import Table, write
 
     rows = [
         {"unit": part.unit, "number": part.number, "series_each": part.each, "series": part.series}
         for part in found.parts
     ]
     rows.append({"unit": "prometheus", "number": 1, "series_each": found.own_series, "series": found.own_series})
-    if format_name == "csv":
-        print_csv(rows, _SIZE_COLUMNS)
-    elif format_name == "json":
-        print_json(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "scrape_seconds": scrape_seconds,
-                "retention_days": retention_days,
-                "units": rows,
-                "series": found.series,
-                "samples_per_second": found.samples_per_second,
-                "memory_bytes": found.memory_bytes,
-                "disk_bytes": found.disk_bytes,
-                "late_disk_bytes": found.late_disk_bytes,
-            }
+    what = {**UNITS, "prometheus": "Prometheus's own, of each target"}
+    cells = [
+        (
+            str(row["unit"]),
+            f"{row['number']:,}",
+            "-" if row["series_each"] is None else f"{row['series_each']:g}",
+            f"{row['series']:,.0f}",
+            what[str(row["unit"])],
         )
-    else:
-        console = open_console()
-        what = {**UNITS, "prometheus": "Prometheus's own, of each target"}
-        cells = [
-            (
-                str(row["unit"]),
-                f"{row['number']:,}",
-                "-" if row["series_each"] is None else f"{row['series_each']:g}",
-                f"{row['series']:,.0f}",
-                what[str(row["unit"])],
-            )
-            for row in rows
-        ]
-        heading = ("unit", "number", "series each", "series", "what it is")
-        print_figures(console, table_of(heading, cells, words=(0, 4)))
-        print_words(
-            console,
+        for row in rows
+    ]
+    write(
+        format_name,
+        [
+            Table(("unit", "number", "series each", "series", "what it is"), cells, words=(0, 4)),
             "",
             f"series:             {found.series:,.0f}",
             f"samples per second: {digits(found.samples_per_second)}, each series every {scrape_seconds} s",
             f"memory:             {readable(found.memory_bytes, 'bytes')}, without queries; give it twice that",
             f"disk:               {readable(found.disk_bytes, 'bytes')}, once {retention_days} days are full;"
             f" {readable(found.late_disk_bytes, 'bytes')} where scrapes come late",
-        )
+        ],
+        lambda: {
+            "schema_version": SCHEMA_VERSION,
+            "scrape_seconds": scrape_seconds,
+            "retention_days": retention_days,
+            "units": rows,
+            "series": found.series,
+            "samples_per_second": found.samples_per_second,
+            "memory_bytes": found.memory_bytes,
+            "disk_bytes": found.disk_bytes,
+            "late_disk_bytes": found.late_disk_bytes,
+        },
+        rows,
+        _SIZE_COLUMNS,
+    )
 
 
 def _server_rows(state: StackState) -> list[dict[str, Any]]:
@@ -404,34 +393,25 @@ def _server_rows(state: StackState) -> list[dict[str, Any]]:
     ]
 
 
-def _print_servers(state: StackState, format_name: str) -> None:
-    from bench.reports.format import open_console, print_figures, table_of
+def _server_table(rows: Sequence[dict[str, Any]]) -> list[Table]:
+    from bench.reports.table import Table
 
-    rows = [
+    cells = [
         (row["server"], row["url"], "container" if row["process"] is None else str(row["process"]), row["state"])
-        for row in _server_rows(state)
+        for row in rows
     ]
-    print_figures(open_console(), table_of(("server", "address", "process", "state"), rows, words=(0, 1, 3)))
+    return [Table(("server", "address", "process", "state"), cells, words=(0, 1, 3))] if cells else []
 
 
 _TARGET_COLUMNS = ("target", "job", "health", "series", "missing")
 
 
-def _target_row(target: Target) -> dict[str, Any]:
-    return dict(
-        zip(
-            _TARGET_COLUMNS,
-            (target.address, target.job, target.health, target.series, target.missing),
-            strict=True,
-        )
-    )
+def _target(target: Target) -> tuple[Any, ...]:
+    return target.address, target.job, target.health, target.series, target.missing
 
 
-def _print_targets(targets: Sequence[Target], format_name: str) -> None:
-    from bench.reports.format import open_console, print_csv, print_figures, table_of
+def _target_table(targets: Sequence[Target]) -> list[Table]:
+    from bench.reports.table import Table
 
-    if format_name == "csv":
-        print_csv([_target_row(target) for target in targets], _TARGET_COLUMNS)
-    elif targets:
-        rows = [(target.address, target.job, target.health, f"{target.series:,}") for target in targets]
-        print_figures(open_console(), table_of(_TARGET_COLUMNS[:-1], rows, words=(0, 1, 2)))
+    cells = [(target.address, target.job, target.health, f"{target.series:,}") for target in targets]
+    return [Table(_TARGET_COLUMNS[:-1], cells, words=(0, 1, 2))] if cells else []

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from bench.errors import CONTROL
-from bench.reports.gate.cause import changed_words
+from bench.reports.format import grouped
 from bench.reports.gate.check import (
     QUIET,
     cause_words,
     change_words,
+    changed_words,
     check_lines,
     exit_words,
     figure_name,
@@ -21,6 +21,7 @@ from bench.reports.gate.check import (
     since_words,
     verdict_words,
 )
+from bench.reports.table import Table, markdown, markdown_text
 from bench.suites.gate.check import SuiteCheck
 from bench.suites.gate.verdicts import BAD, Verdict
 from collectors.metrics.registry import METRICS
@@ -57,40 +58,40 @@ def junit_xml(checks: Sequence[SuiteCheck]) -> str:
 
 def _tests(check: SuiteCheck) -> Iterator[tuple[str, str, str | None, str]]:
     """Yield the case, the name, what it is (None of a test that passed) and the message of each test."""
-    for one in check.verdicts:
+    for verdict in check.verdicts:
         kind = None
-        if one.outcome in BAD:
+        if verdict.outcome in BAD:
             kind = "failure"
-        elif one.outcome in ("insufficient_data", "late"):
+        elif verdict.outcome in ("insufficient_data", "late"):
             kind = "skipped"
-        yield one.key.case, figure_name(one), kind, _sentence(check, one)
+        yield verdict.key.case, figure_name(verdict), kind, _sentence(check, verdict)
     for missing in check.missing:
         if missing.is_alert:
             yield missing.what, missing.kind.replace("_", " "), "error", missing.reason
 
 
-def _sentence(check: SuiteCheck, one: Verdict) -> str:
-    reason = reason_of(one)
-    cause = _cause(check, one) if one.outcome in BAD else None
-    said = f"{verdict_words(one)}: {change_words(one)}{': ' if reason else ''}{reason}"
+def _sentence(check: SuiteCheck, verdict: Verdict) -> str:
+    reason = reason_of(verdict)
+    cause = _cause(check, verdict) if verdict.outcome in BAD else None
+    said = f"{verdict_words(verdict)}: {change_words(verdict)}{': ' if reason else ''}{reason}"
     return said if cause is None else f"{said}; cause: {cause}"
 
 
-def _cause(check: SuiteCheck, one: Verdict) -> str | None:
+def _cause(check: SuiteCheck, verdict: Verdict) -> str | None:
     """Return the likely cause and the next command, and all that changed where no change is blamed."""
-    if (words := cause_words(one)) is None:
+    if (words := cause_words(verdict)) is None:
         return None
-    found = next((cause for cause in check.causes if one.key in {figure.key for figure in cause.figures}), None)
-    if found is None or found.is_likely or not found.changes:
+    blamed = next((cause for cause in check.causes if verdict.key in {figure.key for figure in cause.figures}), None)
+    if blamed is None or blamed.is_likely or not blamed.changes:
         return words
-    return f"{words}; changed: {changed_words(found.changes)}"
+    return f"{words}; changed: {changed_words(blamed.changes)}"
 
 
 def _xml(text: str) -> str:
     return _NO_XML.sub("?", text)
 
 
-def markdown(checks: Sequence[SuiteCheck]) -> str:
+def comment(checks: Sequence[SuiteCheck]) -> str:
     """Return the checks for a comment on a pull request: a table of what changed, then what else there is to say."""
     said = "no regression"
     if any(check.is_regression for check in checks):
@@ -101,29 +102,23 @@ def markdown(checks: Sequence[SuiteCheck]) -> str:
         said = "nothing could be judged"
     lines = [f"## Observatory: {said}"]
     for check in checks:
-        changed = [one for one in check.verdicts if one.shown not in QUIET]
-        if changed:
-            lines += ["", "| case | figure | change | since | verdict |", "|---|---|--:|---|---|"]
-            for one in changed:
-                cells = (one.key.case, figure_name(one), change_words(one), since_words(one), verdict_words(one))
-                lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        rows = [
+            (each.key.case, figure_name(each), change_words(each), since_words(each), verdict_words(each))
+            for each in check.verdicts
+            if each.shown not in QUIET
+        ]
+        if rows:
+            table = Table(("case", "figure", "change", "since", "verdict"), rows, words=(0, 1, 3, 4))
+            lines += ["", *markdown(table)]
         if notes := [*check_lines(check), *_causes(check)]:
-            lines += ["", *(f"- {_cell(note)}" for note in notes)]
-    return "\n".join([*lines, "", *map(_cell, exit_words(checks))]) + "\n"
+            lines += ["", *(f"- {markdown_text(note)}" for note in notes)]
+    return "\n".join([*lines, "", *map(markdown_text, exit_words(checks))]) + "\n"
 
 
 def _causes(check: SuiteCheck) -> list[str]:
     """Return the causes of a suite's worse figures, each once, with the cases that have it."""
-    cases: dict[str, list[str]] = {}
-    for one in check.verdicts:
-        if one.outcome in BAD and (words := _cause(check, one)) is not None:
-            cases.setdefault(words, []).append(one.key.case)
-    return [f"cause of {', '.join(dict.fromkeys(of))}: {words}" for words, of in cases.items()]
-
-
-def _cell(text: str) -> str:
-    """Return the text so that Markdown shows it as it is."""
-    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", CONTROL.sub("?", " ".join(text.split())))
+    causes = grouped((_cause(check, each), each.key.case) for each in check.verdicts if each.outcome in BAD)
+    return [f"cause of {', '.join(cases)}: {words}" for words, cases in causes.items() if words is not None]
 
 
 def benchmark_records(checks: Sequence[SuiteCheck]) -> str:
@@ -132,34 +127,38 @@ def benchmark_records(checks: Sequence[SuiteCheck]) -> str:
     What its uploader knows (repository, workflow, job) is left to it.
     Source: github.com/pytorch/pytorch/wiki/How-to-integrate-with-PyTorch-OSS-benchmark-database
     """
-    return json.dumps([_record(check, one) for check in checks for one in check.verdicts], indent=2) + "\n"
+    return json.dumps([_record(check, verdict) for check in checks for verdict in check.verdicts], indent=2) + "\n"
 
 
-def _record(check: SuiteCheck, one: Verdict) -> dict[str, Any]:
+def _record(check: SuiteCheck, verdict: Verdict) -> dict[str, Any]:
     return {
-        "timestamp": one.started_ns // 10**9,
+        "timestamp": verdict.started_ns // 10**9,
         "schema_version": "v3",
         "name": check.suite,
-        **({} if one.commit is None else {"head_sha": one.commit}),
+        **({} if verdict.commit is None else {"head_sha": verdict.commit}),
         "benchmark": {
             "name": f"parallel-observatory {check.suite}",
-            "mode": "training" if one.shape else "probe",
-            "extra_info": {"suite_run": one.suite_run, "series": one.key.series, "hosts": " ".join(one.hosts)},
+            "mode": "training" if verdict.shape else "probe",
+            "extra_info": {
+                "suite_run": verdict.suite_run,
+                "series": verdict.key.series,
+                "hosts": " ".join(verdict.hosts),
+            },
         },
         "model": {
-            "name": one.key.case,
-            "type": one.shape or "probe",
-            "backend": one.strategy,
-            "extra_info": {"ranks": str(one.ranks)},
+            "name": verdict.key.case,
+            "type": verdict.shape or "probe",
+            "backend": verdict.strategy,
+            "extra_info": {"ranks": str(verdict.ranks)},
         },
         "metric": {
-            "name": " ".join([one.key.metric, *one.labels.values()]),
-            "benchmark_values": list(one.trial_values),
-            "target_value": one.expected,
+            "name": " ".join([verdict.key.metric, *verdict.labels.values()]),
+            "benchmark_values": list(verdict.trial_values),
+            "target_value": verdict.expected,
             "extra_info": {
-                "unit": _UNITS.get(one.key.metric, ""),
-                "verdict": one.shown,
-                "change": change_words(one),
+                "unit": _UNITS.get(verdict.key.metric, ""),
+                "verdict": verdict.shown,
+                "change": change_words(verdict),
             },
         },
     }

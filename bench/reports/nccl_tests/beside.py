@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from bench.analysis.estimate import Estimate
 from bench.analysis.probes import LIBRARY
-from bench.reports.format import (
-    digits,
-    in_units,
-    open_console,
-    print_csv,
-    print_figures,
-    print_json,
-    table_of,
-    wide_interval_notes,
-)
+from bench.reports.format import digits, in_units, wide_interval_notes
 from bench.reports.nccl_tests.reader import COLLECTIVES, Imported, Row
+from bench.reports.table import Table, whole, write
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric
@@ -54,16 +44,18 @@ def print_beside(
     The ratio is our time over that of nccl-tests, in the placement that torch runs.
     """
     rows = [_fields(imported, row, summary) for row in imported.rows]
-    if format_name == "json":
-        print_json({**msgspec.to_builtins(imported), "rows": rows, "differences": _differences(imported, summary)})
-    elif format_name == "csv":
-        print_csv(rows, COLUMNS)
-    else:
-        console = console or open_console()
-        print_figures(console, _table(imported, summary, rows), keys=1)
-        console.print()
-        for line in _below(imported, summary):
-            console.print(Text(line), soft_wrap=True)
+    write(
+        format_name,
+        [_table(imported, summary, rows), "", *map(whole, _below(imported, summary))],
+        lambda: {
+            **msgspec.to_builtins(imported),
+            "rows": rows,
+            "differences": list(_differences(imported, summary)),
+        },
+        rows,
+        COLUMNS,
+        console,
+    )
 
 
 def _fields(imported: Imported, row: Row, summary: Summary | None) -> dict[str, Any]:
@@ -100,7 +92,7 @@ def _fields(imported: Imported, row: Row, summary: Summary | None) -> dict[str, 
 def _find(summary: Summary | None, metric: Metric, imported: Imported, row: Row) -> Estimate | None:
     labels = {"collective": imported.collective, "algorithm": LIBRARY, "size": str(row.size_bytes)}
     estimates = () if summary is None else summary.estimates
-    return next((found for found in estimates if found.metric == metric.name and found.labels == labels), None)
+    return next((each for each in estimates if each.metric == metric.name and each.labels == labels), None)
 
 
 def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -110,7 +102,7 @@ def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[s
     columns += [*("out of\nplace us", "algbw\nGB/s", "busbw\nGB/s"), *("in\nplace us", "algbw\nGB/s", "busbw\nGB/s")]
     if summary is not None:
         columns += ["ours\nus", "algbw\nGB/s", "busbw\nGB/s", "ratio\n"]
-    table = table_of(columns, words=())
+    cells_of = []
     for fields, row in zip(rows, imported.rows, strict=True):
         cells = [str(row.size_bytes), *([_kind(row)] if has_kinds else [])]
         for name in ("out_of_place", "in_place"):
@@ -118,8 +110,8 @@ def _table(imported: Imported, summary: Summary | None, rows: Sequence[Mapping[s
         if summary is not None:
             own = in_units(_find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row), 1e-6)
             cells += [own, *_bandwidths(fields, "own"), _scaled(fields["own_time_ratio"])]
-        table.add_row(*cells)
-    return table
+        cells_of.append(cells)
+    return Table(columns, cells_of, words=(), keys=1)
 
 
 def _bandwidths(fields: Mapping[str, Any], name: str) -> list[str]:
@@ -134,63 +126,62 @@ def _kind(row: Row) -> str:
     return row.dtype if row.reduction is None else f"{row.dtype} {row.reduction}"
 
 
-def _below(imported: Imported, summary: Summary | None) -> list[str]:
-    """Return the lines that say who measured what, how the two differ, and what is left out."""
+def _below(imported: Imported, summary: Summary | None) -> Iterator[str]:
+    """Yield the lines that say who measured what, how the two differ, and what is left out."""
     version = "unknown" if imported.nccl_version is None else imported.nccl_version
     kinds = dict.fromkeys(_kind(row) for row in imported.rows)
-    lines = [
-        f"nccl-tests: {imported.collective} on {imported.ranks} ranks, {', '.join(kinds)};"
-        f" {', '.join(imported.devices) or 'unnamed devices'}; NCCL {version}; {imported.source}"
-    ]
+    devices = ", ".join(imported.devices) or "unnamed devices"
+    collective = imported.collective
+    yield (
+        f"nccl-tests: {collective} on {imported.ranks} ranks, {', '.join(kinds)}; {devices}; NCCL {version};"
+        f" {imported.source}"
+    )
     wrong = [
         str(row.size_bytes)
         for row in imported.rows
         if any(placement and placement.wrong_count for placement in (row.out_of_place, row.in_place))
     ]
     if wrong:
-        lines.append(f"nccl-tests: WRONG RESULTS at {', '.join(wrong)} bytes: times of them mean nothing")
-    lines += [f"nccl-tests: {note}" for note in imported.notes]
+        yield f"nccl-tests: WRONG RESULTS at {', '.join(wrong)} bytes: ignore their times"
+    yield from (f"nccl-tests: {note}" for note in imported.notes)
     if summary is None:
-        if imported.collective in COLLECTIVES.values():
-            why = (
-                f"no run of {imported.collective} on {imported.ranks} ranks is beside it;"
+        if collective in COLLECTIVES.values():
+            yield (
+                f"ours: the history has no run of {collective} on {imported.ranks} ranks;"
                 f" `observatory run collectives --ranks {imported.ranks}` makes one"
             )
         else:
-            why = f"{imported.collective} is none of our collectives, so no run can be beside it"
-        return [*lines, f"ours: {why}"]
+            yield f"ours: no probe of ours measures {collective}"
+        return
     case = summary.case
-    placement = "in place" if imported.collective in IN_PLACE else "out of place"
-    lines.append(
+    placement = "in place" if collective in IN_PLACE else "out of place"
+    yield (
         f"ours: {summary.run}: {case.strategy} on {case.ranks} ranks, {case.precision}, {case.backend};"
         f" {summary.hardware}; {placement}, the median of {summary.trials_done} trials with its 95 % interval"
     )
-    own = [_find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows]
-    lines += [f"ours: {note}" for note in wide_interval_notes(found for found in own if found is not None)]
-    if not any(own):
-        lines.append(f"ours: {imported.collective} was measured at none of these sizes")
-    return lines + [f"not the same: {difference}" for difference in _differences(imported, summary)]
+    times = [_find(summary, probes_metrics.RUN_COLLECTIVE_SECONDS, imported, row) for row in imported.rows]
+    yield from (f"ours: {note}" for note in wide_interval_notes(time for time in times if time is not None))
+    if not any(times):
+        yield f"ours: {collective} was not measured at these sizes"
+    yield from (f"different: {difference}" for difference in _differences(imported, summary))
 
 
-def _differences(imported: Imported, summary: Summary | None) -> list[str]:
-    """Return what keeps the two from being the same measurement."""
+def _differences(imported: Imported, summary: Summary | None) -> Iterator[str]:
+    """Yield what keeps the two from being the same measurement."""
     if summary is None:
-        return []
+        return
     case = summary.case
-    lines = []
     if imported.ranks != case.ranks:
-        lines.append(f"ranks: {imported.ranks} of nccl-tests, {case.ranks} of ours")
+        yield f"ranks: {imported.ranks} of nccl-tests, {case.ranks} of ours"
     if set(imported.dtypes) != {case.precision}:
-        lines.append(f"type: {', '.join(imported.dtypes)} of nccl-tests, {case.precision} of ours")
+        yield f"type: {', '.join(imported.dtypes)} of nccl-tests, {case.precision} of ours"
     if set(imported.reductions) - {REDUCTION}:
-        lines.append(f"reduction: {', '.join(imported.reductions)} of nccl-tests, {REDUCTION} of ours")
+        yield f"reduction: {', '.join(imported.reductions)} of nccl-tests, {REDUCTION} of ours"
     if case.backend != "nccl" and imported.nccl_version is not None:
-        lines.append(f"backend: nccl of nccl-tests, {case.backend} of ours")
+        yield f"backend: nccl of nccl-tests, {case.backend} of ours"
     # Names of our devices without their numbers: NAME of "8 x NAME".
     ours = {part.partition(" x ")[2] or part for part in summary.hardware.split(", ")}
     is_same = bool(imported.devices) and set(imported.devices) <= ours
     if not is_same and summary.hardware not in imported.devices:
-        lines.append(
-            f"machine: {', '.join(imported.devices) or 'unnamed devices'} of nccl-tests, {summary.hardware} of ours"
-        )
-    return lines
+        devices = ", ".join(imported.devices) or "unnamed devices"
+        yield f"machine: {devices} of nccl-tests, {summary.hardware} of ours"

@@ -118,7 +118,7 @@ KNOWN_FORMS = (1, 2, 3)
 class Placement:
     """What was measured in place, with the result over the input, or out of place.
 
-    elapsed_s: of one call; over ranks as nccl-tests was told, their mean unless it was told otherwise.
+    elapsed_s: of one call; by default the mean over ranks, which an option of nccl-tests changes.
     wrong_count: wrong elements; None where nccl-tests did not check.
     """
 
@@ -225,8 +225,8 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
         raise Misuse(f'{source}: "results" holds no figure: {reasons}; run nccl-tests on larger sizes')
     # Nothing speaks against a right result; an unchecked one is right where no check found an error.
     wrong_checks = file.out_of_bounds.count if file.out_of_bounds is not None else 0
-    placements = [one for row in rows for one in (row.out_of_place, row.in_place) if one is not None]
-    if all(wrong_checks if one.wrong_count is None else one.wrong_count for one in placements):
+    placements = [each for row in rows for each in (row.out_of_place, row.in_place) if each is not None]
+    if all(wrong_checks if each.wrong_count is None else each.wrong_count for each in placements):
         raise Misuse(
             f"{source}: holds no right result, so its times mean nothing; set NCCL_DEBUG=WARN and run nccl-tests again"
         )
@@ -301,13 +301,13 @@ def _placement(raw: msgspec.Raw, place: str) -> Placement | None:
 
 def _collective(program: str, source: str) -> str:
     """Return the collective by its program's name, such as `build/all_reduce_perf` or `all_reduce_perf_mpi`."""
-    found = re.match(r"(\w+?)_perf", PurePath(program).name)
-    if found is None:
+    match = re.match(r"(\w+?)_perf", PurePath(program).name)
+    if match is None:
         raise Misuse(
             f'{source}: "args" begins with {_short(program)}, which is no program of nccl-tests; they are called like'
             " all_reduce_perf"
         )
-    return COLLECTIVES.get(found[1], found[1])
+    return COLLECTIVES.get(match[1], match[1])
 
 
 def _version_text(code: int | None) -> str | None:

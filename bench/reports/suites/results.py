@@ -1,31 +1,18 @@
-"""Suite runs as tables, JSON and CSV: the list of them, and one with all its cases."""
+"""Suite runs as tables, JSON and CSV: the list of them, one with all its cases, and the judgements on its levers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from bench.analysis.estimate import Estimate, Ratio, of_metric
-from bench.reports.format import (
-    duration,
-    figure,
-    open_console,
-    percent,
-    print_csv,
-    print_figures,
-    print_json,
-    print_words,
-    table_of,
-    wide_interval_notes,
-)
+from bench.reports.format import digits, duration, figure, grouped, percent, wide_interval_notes
 from bench.reports.run_rows import headline
-from bench.reports.suites.levers import lever_rows, print_levers
-from bench.runs.summary import Summary
-from bench.suites.levers import judge_levers
+from bench.reports.table import Block, Table, write
+from bench.suites.levers import Judgement, judge_levers
 from bench.suites.suite_results import CaseResult, SuiteResult
 from collectors.metrics.results import RUN_STEP_SECONDS, RUN_TOKENS_PER_SECOND
 
@@ -56,36 +43,28 @@ def print_suite_runs(results: Sequence[SuiteResult], format_name: str, console: 
     """Print suite runs, in the given order, one line each."""
     rows = [
         {
-            "suite_run": one.id,
-            "suite": one.suite,
-            "started_ns": one.started_ns,
-            "ended_ns": one.ended_ns,
-            "outcome": one.outcome,
-            "total": one.total,
-            **{outcome: one.counts.get(outcome, 0) for outcome in ORDER},  # type: ignore[call-overload]
+            "suite_run": result.id,
+            "suite": result.suite,
+            "started_ns": result.started_ns,
+            "ended_ns": result.ended_ns,
+            "outcome": result.outcome,
+            "total": result.total,
+            **{outcome: result.counts.get(outcome, 0) for outcome in ORDER},  # type: ignore[call-overload]
         }
-        for one in results
+        for result in results
     ]
-    if format_name == "json":
-        print_json(rows)
-    elif format_name == "csv":
-        print_csv(rows, LIST_COLUMNS)
-    else:
-        table = table_of(
-            ("suite run", "started", "took", "outcome", "cases"),
-            (
-                (
-                    one.id,
-                    f"{datetime.fromtimestamp(one.started_ns / 1e9):%Y-%m-%d %H:%M}",
-                    "-" if one.took_s is None else duration(one.took_s),
-                    one.outcome,
-                    counted(one),
-                )
-                for one in results
-            ),
-            words=(0, 1, 3, 4),
+    cells = [
+        (
+            result.id,
+            f"{datetime.fromtimestamp(result.started_ns / 1e9):%Y-%m-%d %H:%M}",
+            "-" if result.took_s is None else duration(result.took_s),
+            result.outcome,
+            counted(result),
         )
-        print_figures(console or open_console(), table, keys=1)
+        for result in results
+    ]
+    table = Table(("suite run", "started", "took", "outcome", "cases"), cells, words=(0, 1, 3, 4), keys=1)
+    write(format_name, [table], lambda: rows, rows, LIST_COLUMNS, console)
 
 
 # One suite run
@@ -98,24 +77,31 @@ CASE_COLUMNS = (
 
 def print_suite(result: SuiteResult, format_name: str, console: Console | None = None) -> None:
     """Print a suite run: what was measured, what failed and why, what did not run and why, and what it took."""
-    if format_name == "json":
-        print_json(_document(result))
-        return
-    if format_name == "csv":
-        print_csv([_row(result, case) for case in result.cases], CASE_COLUMNS)
-        return
-    console = console or open_console()
-    measured = [case for case in result.cases if case.summary is not None]
-    if measured:
-        table = table_of(("case", "outcome", "step", "throughput", "efficiency", "run"), words=(0, 1, 5))
-        for case in measured:
-            table.add_row(case.name, case.words, *_figures(case), case.run or "-")
-        print_figures(console, table, keys=1)
-        console.print()
-    if result.levers and measured:
-        print_levers(judge_levers(result.levers, result.cases), format_name, console)
-        console.print()
-    print_words(console, *suite_lines(result))
+    write(
+        format_name,
+        _page(result),
+        lambda: _document(result),
+        (_row(result, case) for case in result.cases),
+        CASE_COLUMNS,
+        console,
+    )
+
+
+def _page(result: SuiteResult) -> Iterator[Block]:
+    rows = []
+    for case in result.cases:
+        if (summary := case.summary) is not None:
+            step = of_metric(summary.estimates, RUN_STEP_SECONDS)
+            efficiency = " ".join(f"{percent(each.ratio)} {each.scaling}" for each in summary.scaling)
+            figures = (figure(next(iter(step), None)), headline(summary), efficiency or "-")
+            rows.append((case.name, case.words, *figures, case.run or "-"))
+    if rows:
+        yield Table(("case", "outcome", "step", "throughput", "efficiency", "run"), rows, words=(0, 1, 5), keys=1)
+        yield ""
+    if result.levers and rows:
+        yield from _levers(judge_levers(result.levers, result.cases))
+        yield ""
+    yield from suite_lines(result)
 
 
 def suite_lines(result: SuiteResult) -> list[str]:
@@ -125,41 +111,24 @@ def suite_lines(result: SuiteResult) -> list[str]:
         f"{case.name}: {case.words}: {case.reason}" for case in result.named("failed", "timed_out", "interrupted")
     ]
     lines += [f"{case.name}: {case.words}: {case.reason}" for case in result.cases if case.is_expected_failure]
-    reasons: dict[tuple[str, str | None], list[str]] = {}
-    for case in result.named("skipped", "left_out"):
-        reasons.setdefault((case.words, case.reason), []).append(case.name)
+    reasons = grouped(((case.words, case.reason), case.name) for case in result.named("skipped", "left_out"))
     lines += [f"{words}: {', '.join(names)}: {reason}" for (words, reason), names in reasons.items()]
     if missing := [case.name for case in result.named(None)]:
         lines.append(f"missing: {', '.join(missing)}")
-    for case in result.cases:
-        notes = () if case.summary is None else case.summary.notes
-        lines += [f"{case.name}: {note}" for note in notes if note.startswith("scaling efficiency is absent")]
     figures: list[Estimate | Ratio] = []
     for case in result.cases:
-        if case.summary is not None:
-            figures += _shown(case.summary)
-            figures += [found.ratio for found in case.summary.scaling]
+        if (summary := case.summary) is not None:
+            absent = "scaling efficiency is absent"
+            lines += [f"{case.name}: {note}" for note in summary.notes if note.startswith(absent)]
+            for metric in (RUN_STEP_SECONDS, RUN_TOKENS_PER_SECOND):
+                figures += of_metric(summary.estimates, metric)[:1]
+            figures += [each.ratio for each in summary.scaling]
     lines += wide_interval_notes(figures, is_suite=True)
     took = "" if result.took_s is None else f", in {duration(result.took_s)}"
     lines.append(f"suite {result.suite}, {result.id}: {result.outcome}: {counted(result)}{took}")
     if result.folder is None:
         lines.append("its folder is not on this machine: only cases that ran are listed")
     return lines
-
-
-def _shown(summary: Summary) -> list[Estimate]:
-    """Return the estimates whose figures the table shows."""
-    metrics = (RUN_STEP_SECONDS, RUN_TOKENS_PER_SECOND)
-    return [found for metric in metrics for found in of_metric(summary.estimates, metric)[:1]]
-
-
-def _figures(case: CaseResult) -> tuple[str, str, str]:
-    """Return the step, the throughput and the scaling efficiency for people."""
-    if case.summary is None:
-        return "-", "-", "-"
-    step = of_metric(case.summary.estimates, RUN_STEP_SECONDS)
-    efficiency = " ".join(f"{percent(found.ratio)} {found.scaling}" for found in case.summary.scaling)
-    return figure(step[0]) if step else "-", headline(case.summary), efficiency or "-"
 
 
 def _row(result: SuiteResult, case: CaseResult) -> dict[str, object]:
@@ -178,17 +147,17 @@ def _row(result: SuiteResult, case: CaseResult) -> dict[str, object]:
         row |= {"step_s": step.median, "step_low_s": step.low, "step_high_s": step.high}
     for rate in of_metric(case.summary.estimates, RUN_TOKENS_PER_SECOND)[:1]:
         row["tokens_per_second"] = rate.median
-    for found in case.summary.scaling[:1]:
+    for efficiency in case.summary.scaling[:1]:
         row |= {
-            "efficiency_ratio": found.ratio.value,
-            "scaling": found.scaling,
-            "baseline_run": found.baseline_run,
+            "efficiency_ratio": efficiency.ratio.value,
+            "scaling": efficiency.scaling,
+            "baseline_run": efficiency.baseline_run,
         }
     return row
 
 
 def _document(result: SuiteResult) -> dict[str, Any]:
-    """Return a suite run as JSON's values, with the whole summary of each case."""
+    """Return a suite run for JSON, with the whole summary of each case."""
     return {
         "suite_run": result.id,
         "suite": result.suite,
@@ -197,8 +166,8 @@ def _document(result: SuiteResult) -> dict[str, Any]:
         "ended_ns": result.ended_ns,
         "took_s": result.took_s,
         "total": result.total,
-        "counts": dict(result.counts),
-        "preflight": list(result.preflight),
+        "counts": result.counts,
+        "preflight": result.preflight,
         "levers": lever_rows(judge_levers(result.levers, result.cases)),
         "cases": [
             {
@@ -207,8 +176,76 @@ def _document(result: SuiteResult) -> dict[str, Any]:
                 "is_expected_failure": case.is_expected_failure,
                 "reason": case.reason,
                 "run": case.run,
-                "summary": None if case.summary is None else msgspec.to_builtins(case.summary),
+                "summary": case.summary,
             }
             for case in result.cases
         ],
     }
+
+
+# Levers: what is claimed, what was measured, and the verdict
+
+LEVER_COLUMNS = (
+    *("lever", "off", "on", "metric", "labels", "off_median", "on_median", "ratio", "ratio_low", "ratio_high"),
+    *("claimed_low", "claimed_high", "verdict", "reason", "claim"),
+)
+
+
+def print_levers(judgements: Sequence[Judgement], format_name: str, console: Console | None = None) -> None:
+    """Print each claim with its verdict; in a table also why a claim is unsure or cannot be judged."""
+    rows = lever_rows(judgements)
+    page = _levers(judgements)
+    write(format_name, page, lambda: rows, rows, LEVER_COLUMNS, console)
+
+
+def lever_rows(judgements: Sequence[Judgement]) -> list[dict[str, object]]:
+    """Return the judgements for JSON and CSV; a claim that cannot be judged has no verdict."""
+    return [
+        {
+            "lever": judged.lever.name,
+            "off": judged.lever.off,
+            "on": judged.lever.on,
+            "metric": judged.claim.metric,
+            "labels": judged.claim.labels,
+            "off_median": None if judged.off is None else judged.off.median,
+            "on_median": None if judged.on is None else judged.on.median,
+            "ratio": None if judged.ratio is None else judged.ratio.value,
+            "ratio_low": None if judged.ratio is None else judged.ratio.low,
+            "ratio_high": None if judged.ratio is None else judged.ratio.high,
+            "claimed_low": judged.claim.low,
+            "claimed_high": judged.claim.high,
+            "verdict": judged.verdict,
+            "reason": judged.reason,
+            "claim": judged.claim.text,
+        }
+        for judged in judgements
+    ]
+
+
+def _levers(judgements: Sequence[Judgement]) -> Iterator[Block]:
+    rows = [
+        (
+            judged.lever.name,
+            figure(judged.off),
+            figure(judged.on),
+            "-" if judged.ratio is None else _times(judged.ratio),
+            _between(judged.claim.low, judged.claim.high),
+            judged.verdict or "absent",
+            judged.claim.text,
+        )
+        for judged in judgements
+    ]
+    yield Table(("lever", "off", "on", "on / off", "claimed", "verdict", "claim"), rows, words=(0, 5, 6), keys=1)
+    reasons = grouped(((judged.verdict or "absent", judged.reason), judged.lever.name) for judged in judgements)
+    yield from (f"{verdict}: {', '.join(names)}: {why}" for (verdict, why), names in reasons.items() if why is not None)
+
+
+def _times(ratio: Ratio) -> str:
+    """Return the ratio for people: `1.35 [1.28, 1.41]`."""
+    if ratio.low is None or ratio.high is None:
+        return digits(ratio.value)
+    return f"{digits(ratio.value)} {_between(ratio.low, ratio.high)}"
+
+
+def _between(low: float, high: float) -> str:
+    return f"[{digits(low)}, {digits(high)}]"

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
-from bench.analysis.estimate import Ratio
+from bench.analysis.estimate import Estimate, Ratio
 from bench.analysis.scaling.laws import Bounded, Fit, NoFit
 from bench.analysis.scaling.loss import Loss, LostPart
 from bench.analysis.step_parts import PARTS, PartName
-from bench.reports.format import (
-    digits,
-    figure,
-    has_wide_interval,
-    open_console,
-    percent,
-    print_csv,
-    print_figures,
-    print_json,
-    print_words,
-    table_of,
-    wide_interval_notes,
-)
+from bench.reports.format import digits, figure, grouped, has_wide_interval, percent, wide_interval_notes
+from bench.reports.table import Block, Table, write
 from bench.runs.scaling_curves import CurvePoint, ScalingCurve
 
 COLUMNS = ("suite_run", "curve", "scaling", "case", "run", "ranks", "figure", "part", "value", "low", "high", "reason")
@@ -42,45 +33,49 @@ def print_scaling(
     suite_run: str, curves: Sequence[ScalingCurve], format_name: str, console: Console | None = None
 ) -> None:
     """Print each curve: its points, a line for each law, and what was lost."""
-    if format_name == "json":
-        print_json({"suite_run": suite_run, "curves": [_document(curve) for curve in curves]})
-        return
-    if format_name == "csv":
-        print_csv([row for curve in curves for row in _rows(suite_run, curve)], COLUMNS)
-        return
-    console = console or open_console()
-    for curve in curves:
-        _print_curve(curve, console)
-        console.print()
-    print_words(console, *wide_interval_notes((one for curve in curves for one in _ratios(curve)), is_suite=True))
-    print_words(console, f"suite run {suite_run}; docs/scaling.md says what each figure is")
+    write(
+        format_name,
+        _page(suite_run, curves),
+        lambda: {"suite_run": suite_run, "curves": [_document(curve) for curve in curves]},
+        (row for curve in curves for row in _rows(suite_run, curve)),
+        COLUMNS,
+        console,
+    )
 
 
 # A curve as tables
 
 
-def _print_curve(curve: ScalingCurve, console: Console) -> None:
-    print_words(console, _title(curve))
-    console.print()
-    table = table_of(
-        ("ranks", "mean step", "efficiency", "speed-up", "ideal"),
-        (
-            (
-                str(point.ranks),
-                figure(point.step),
-                "-" if point.efficiency is None else percent(point.efficiency),
-                "1" if point.speed_up is None else _times(point.speed_up),
-                f"{point.ideal_speed_up:g}",
-            )
-            for point in curve.points
-        ),
-        words=(),
-    )
-    print_figures(console, table, keys=1)
-    console.print()
-    print_words(console, *(_fit_line(one, curve) for one in curve.fits))
-    _print_losses(curve, console)
-    print_words(console, *_notes(curve))
+def _page(suite_run: str, curves: Sequence[ScalingCurve]) -> Iterator[Block]:
+    ratios: list[Ratio] = []
+    for curve in curves:
+        yield from _curve(curve)
+        yield ""
+        for point in curve.points:
+            ratios += [ratio for ratio in (point.efficiency, point.speed_up) if ratio is not None]
+        ratios += [_share(part, point, curve) for point, loss in _losses(curve) for part in loss.parts]
+    yield from wide_interval_notes(ratios, is_suite=True)
+    yield f"suite run {suite_run}; docs/scaling.md says what each figure is"
+
+
+def _curve(curve: ScalingCurve) -> Iterator[Block]:
+    yield _title(curve)
+    yield ""
+    rows = []
+    for point in curve.points:
+        speed_up = "1"
+        if (ratio := point.speed_up) is not None:
+            speed_up = _with_ends(replace(ratio, low=None) if has_wide_interval(ratio) else ratio)
+        efficiency = percent(point.efficiency)
+        rows.append((str(point.ranks), figure(point.step), efficiency, speed_up, f"{point.ideal_speed_up:g}"))
+    yield Table(("ranks", "mean step", "efficiency", "speed-up", "ideal"), rows, words=(), keys=1)
+    yield ""
+    yield from (_fit_line(fit, curve) for fit in curve.fits)
+    if losses := _losses(curve):
+        yield ""
+        yield _lost(curve, losses)
+        yield ""
+    yield from _notes(curve)
 
 
 def _title(curve: ScalingCurve) -> str:
@@ -95,72 +90,68 @@ def _title(curve: ScalingCurve) -> str:
     return f"{curve.name}: {', '.join(words)}"
 
 
-def _fit_line(found: Fit | NoFit, curve: ScalingCurve) -> str:
-    name = _LAWS[found.law]
-    if isinstance(found, NoFit):
-        return f"{name}: absent: {found.reason}"
+def _fit_line(fit: Fit | NoFit, curve: ScalingCurve) -> str:
+    name = _LAWS[fit.law]
+    if isinstance(fit, NoFit):
+        return f"{name}: absent: {fit.reason}"
     parameters = ", ".join(
-        f"{_PARAMETERS[parameter]} {_bounded(one, is_percent=parameter == 'serial_fraction')}"
-        for parameter, one in found.parameters.items()
+        f"{_PARAMETERS[parameter]} {_with_ends(bounded, is_percent=parameter == 'serial_fraction')}"
+        for parameter, bounded in fit.parameters.items()
     )
-    missed = f"; points are up to {found.miss_ratio:.1%} off" if found.miss_ratio > _MISSED else ""
-    return f"{name}: {parameters}; {_ceiling(found, curve)}{missed}"
+    missed = f"; points are up to {fit.miss_ratio:.1%} off" if fit.miss_ratio > _MISSED else ""
+    return f"{name}: {parameters}; {_ceiling(fit, curve)}{missed}"
 
 
-def _ceiling(found: Fit, curve: ScalingCurve) -> str:
+def _ceiling(fit: Fit, curve: ScalingCurve) -> str:
     """Return where throughput has its ceiling, or why none is seen."""
     base = f"that of {curve.base.ranks} rank{'s' if curve.base.ranks > 1 else ''}"
-    most = found.most_speed_up
-    if found.peak_ranks is not None and found.peak_ranks.value is not None:
-        height = "" if most.value is None else f", {_bounded(most)} times {base}"
-        return f"throughput peaks at {_bounded(found.peak_ranks)} ranks{height}"
-    if found.peak_ranks is not None:
-        low = found.peak_ranks.low
+    most = fit.most_speed_up
+    if fit.peak_ranks is not None and fit.peak_ranks.value is not None:
+        height = "" if most.value is None else f", {_with_ends(most)} times {base}"
+        return f"throughput peaks at {_with_ends(fit.peak_ranks)} ranks{height}"
+    if fit.peak_ranks is not None:
+        low = fit.peak_ranks.low
         beyond = f", and none below {digits(low)}" if low is not None and low > curve.points[-1].ranks else ""
-        return f"{found.peak_ranks.reason}{beyond}"
+        return f"{fit.peak_ranks.reason}{beyond}"
     if most.value is None:
         beyond = "" if most.low is None else f"; it is no lower than {digits(most.low)} times {base}"
         return f"{most.reason}{beyond}"
-    return f"the ceiling is {_bounded(most)} times {base}"
+    return f"the ceiling is {_with_ends(most)} times {base}"
 
 
-def _bounded(one: Bounded, *, is_percent: bool = False) -> str:
+def _with_ends(bounded: Bounded | Ratio, *, is_percent: bool = False) -> str:
     """Return the value with its interval: `4.20 % [3.90, 4.51]`."""
-    size = 0.01 if is_percent else 1.0
-    if one.value is None:
+    if bounded.value is None:
         return "-"
-    text = digits(one.value / size) + (" %" if is_percent else "")
-    if one.low is None or one.high is None:
+    size, sign = (0.01, " %") if is_percent else (1.0, "")
+    text = f"{digits(bounded.value / size)}{sign}"
+    if bounded.low is None or bounded.high is None:
         return text
-    return f"{text} [{digits(one.low / size)}, {digits(one.high / size)}]"
-
-
-def _times(found: Ratio) -> str:
-    return _bounded(Bounded(value=found.value, low=None if has_wide_interval(found) else found.low, high=found.high))
+    return f"{text} [{digits(bounded.low / size)}, {digits(bounded.high / size)}]"
 
 
 def _losses(curve: ScalingCurve) -> list[tuple[CurvePoint, Loss]]:
     return [(point, point.loss) for point in curve.points if isinstance(point.loss, Loss)]
 
 
-def _print_losses(curve: ScalingCurve, console: Console) -> None:
-    losses = _losses(curve)
-    if not losses:
-        return
-    columns = ["lost of each step", *(f"on {point.ranks} ranks" for point, _ in losses)]
-    table = table_of(columns)
+def _lost(curve: ScalingCurve, losses: Sequence[tuple[CurvePoint, Loss]]) -> Table:
+    """Return each part of the loss by number of ranks, and 1 - efficiency."""
+    rows = []
     for name in PARTS:
-        of_part = [next((part for part in loss.parts if part.name == name), None) for _, loss in losses]
-        if any(part is not None and abs(part.lost_s) > _NOTHING for part in of_part):
-            cells = [
+        parts = [next((part for part in loss.parts if part.name == name), None) for _, loss in losses]
+        if any(part is not None and abs(part.lost_s) > _NOTHING for part in parts):
+            shares = (
                 "-" if part is None else percent(_share(part, point, curve))
-                for part, (point, _) in zip(of_part, losses, strict=True)
-            ]
-            table.add_row(_PARTS[name], *cells)
-    table.add_row("1 - efficiency", *(percent(one) for point, _ in losses if (one := _lost(point)) is not None))
-    console.print()
-    print_figures(console, table, keys=1)
-    console.print()
+                for part, (point, _) in zip(parts, losses, strict=True)
+            )
+            rows.append((_PARTS[name], *shares))
+    whole = []
+    for point, _ in losses:
+        if (ratio := point.efficiency) is not None:
+            low, high = (None if end is None else 1 - end for end in (ratio.high, ratio.low))
+            whole.append(percent(replace(ratio, value=1 - ratio.value, low=low, high=high)))
+    rows.append(("1 - efficiency", *whole))
+    return Table(["lost of each step", *(f"on {point.ranks} ranks" for point, _ in losses)], rows, keys=1)
 
 
 def _share(part: LostPart, point: CurvePoint, curve: ScalingCurve) -> Ratio:
@@ -173,27 +164,6 @@ def _share(part: LostPart, point: CurvePoint, curve: ScalingCurve) -> Ratio:
     )
 
 
-def _lost(point: CurvePoint) -> Ratio | None:
-    """Return 1 - efficiency."""
-    found = point.efficiency
-    if found is None:
-        return None
-    return Ratio(
-        value=1 - found.value,
-        low=None if found.high is None else 1 - found.high,
-        high=None if found.low is None else 1 - found.low,
-        numerator_trials=found.numerator_trials,
-        denominator_trials=found.denominator_trials,
-    )
-
-
-def _ratios(curve: ScalingCurve) -> Iterable[Ratio]:
-    for point in curve.points:
-        yield from (one for one in (point.efficiency, point.speed_up) if one is not None)
-    for point, loss in _losses(curve):
-        yield from (_share(part, point, curve) for part in loss.parts)
-
-
 def _notes(curve: ScalingCurve) -> list[str]:
     """Return what is absent and why, each once, and what else the reader of the curve must know."""
     lines = [f"left out: {line}" for line in curve.left_out]
@@ -203,22 +173,17 @@ def _notes(curve: ScalingCurve) -> list[str]:
         for point in curve.points
         if point.efficiency is not None and point.efficiency.why_no_interval
     ]
-    for found in curve.fits:
-        if isinstance(found, Fit):
-            name = _LAWS[found.law]
-            reasons = [one.reason for one in found.parameters.values() if one.reason]
+    for fit in curve.fits:
+        if isinstance(fit, Fit):
+            name = _LAWS[fit.law]
+            reasons = [bounded.reason for bounded in fit.parameters.values() if bounded.reason]
             lines += [f"{name}: intervals are absent: {reason}" for reason in reasons]
-            lines += [f"{name}: {note}" for note in found.notes]
+            lines += [f"{name}: {note}" for note in fit.notes]
     lines += [
         f"what {point.name} lost is absent: {point.loss}" for point in curve.points if isinstance(point.loss, str)
     ]
-    parts_of: dict[str, list[str]] = {}
-    for _, loss in _losses(curve):
-        for part, reason in loss.absent.items():
-            names = parts_of.setdefault(reason, [])
-            if _PARTS[part] not in names:
-                names.append(_PARTS[part])
-    lines += [f"absent: {', '.join(parts)}: {reason}" for reason, parts in parts_of.items()]
+    absent = grouped((why, _PARTS[part]) for _, loss in _losses(curve) for part, why in loss.absent.items())
+    lines += [f"not available: {', '.join(parts)}: {why}" for why, parts in absent.items()]
     lines += [note for _, loss in _losses(curve) for note in loss.notes]
     return list(dict.fromkeys(lines))
 
@@ -237,39 +202,46 @@ def _document(curve: ScalingCurve) -> dict[str, Any]:
                 "case": point.name,
                 "run": point.summary.run,
                 "ranks": point.ranks,
-                "step_s": {"value": point.step.median, "low": point.step.low, "high": point.step.high},
-                "tokens_per_second": {
-                    "value": point.throughput.median,
-                    "low": point.throughput.low,
-                    "high": point.throughput.high,
-                },
-                "efficiency_ratio": _interval(point.efficiency),
-                "speed_up_ratio": _interval(point.speed_up),
+                "step_s": _interval(point.step),
+                "tokens_per_second": _interval(point.throughput),
+                "efficiency_ratio": _of_base(point.efficiency),
+                "speed_up_ratio": _of_base(point.speed_up),
                 "ideal_speed_up_ratio": point.ideal_speed_up,
-                "loss": _loss_document(point.loss),
+                "loss": _loss(point.loss),
             }
             for point in curve.points
         ],
         "fits": [
-            {"law": one.law, "reason": one.reason}
-            if isinstance(one, NoFit)
+            {"law": fit.law, "reason": fit.reason}
+            if isinstance(fit, NoFit)
             else {
-                "law": one.law,
+                "law": fit.law,
                 "reason": None,
-                "parameters": {name: _of_bounded(value) for name, value in one.parameters.items()},
-                "peak_ranks": None if one.peak_ranks is None else _of_bounded(one.peak_ranks),
-                "most_speed_up_ratio": _of_bounded(one.most_speed_up),
-                "miss_ratio": one.miss_ratio,
-                "notes": list(one.notes),
+                "parameters": fit.parameters,
+                "peak_ranks": fit.peak_ranks,
+                "most_speed_up_ratio": fit.most_speed_up,
+                "miss_ratio": fit.miss_ratio,
+                "notes": fit.notes,
             }
-            for one in curve.fits
+            for fit in curve.fits
         ],
-        "left_out": list(curve.left_out),
+        "left_out": curve.left_out,
         "notes": _notes(curve),
     }
 
 
-def _loss_document(loss: Loss | str | None) -> dict[str, Any] | None:
+def _interval(estimate: Estimate) -> dict[str, object]:
+    return {"value": estimate.median, "low": estimate.low, "high": estimate.high}
+
+
+def _of_base(ratio: Ratio | None) -> Bounded | None:
+    """Return a figure that is relative to the curve's base, with the reason where it has no interval."""
+    if ratio is None:
+        return None
+    return Bounded(value=ratio.value, low=ratio.low, high=ratio.high, reason=ratio.why_no_interval)
+
+
+def _loss(loss: Loss | str | None) -> dict[str, Any] | None:
     if loss is None:
         return None
     if isinstance(loss, str):
@@ -288,46 +260,36 @@ def _loss_document(loss: Loss | str | None) -> dict[str, Any] | None:
             }
             for part in loss.parts
         },
-        "absent": dict(loss.absent),
-        "notes": list(loss.notes),
+        "absent": loss.absent,
+        "notes": loss.notes,
     }
 
 
-def _interval(found: Ratio | None) -> dict[str, object] | None:
-    if found is None:
-        return None
-    return {"value": found.value, "low": found.low, "high": found.high, "reason": found.why_no_interval}
-
-
-def _of_bounded(one: Bounded) -> dict[str, object]:
-    return {"value": one.value, "low": one.low, "high": one.high, "reason": one.reason}
-
-
-def _rows(suite_run: str, curve: ScalingCurve) -> Iterable[dict[str, object]]:
+def _rows(suite_run: str, curve: ScalingCurve) -> Iterator[dict[str, object]]:
     """Yield a row of CSV for each figure of each point, and then of each fit."""
     of_curve: dict[str, object] = {"suite_run": suite_run, "curve": curve.name, "scaling": curve.scaling}
     for point in curve.points:
         of_point = of_curve | {"case": point.name, "run": point.summary.run, "ranks": point.ranks}
-        for name, found in (("step_s", point.step), ("tokens_per_second", point.throughput)):
-            yield of_point | {"figure": name, "value": found.median, "low": found.low, "high": found.high}
-        for name, of_base in (("efficiency_ratio", point.efficiency), ("speed_up_ratio", point.speed_up)):
-            if (interval := _interval(of_base)) is not None:
-                yield of_point | {"figure": name} | interval
+        for name, estimate in (("step_s", point.step), ("tokens_per_second", point.throughput)):
+            yield of_point | {"figure": name} | _interval(estimate)
+        for name, ratio in (("efficiency_ratio", point.efficiency), ("speed_up_ratio", point.speed_up)):
+            if (bounded := _of_base(ratio)) is not None:
+                yield of_point | {"figure": name} | msgspec.to_builtins(bounded)
         yield of_point | {"figure": "ideal_speed_up_ratio", "value": point.ideal_speed_up}
         if isinstance(point.loss, str):
             yield of_point | {"figure": "lost_s", "reason": point.loss}
         elif point.loss is not None:
             for part in point.loss.parts:
-                seconds = {"value": part.lost_s, "low": part.low_s, "high": part.high_s}
-                yield of_point | {"figure": "lost_s", "part": part.name} | seconds
+                ends = {"value": part.lost_s, "low": part.low_s, "high": part.high_s}
+                yield of_point | {"figure": "lost_s", "part": part.name} | ends
             for absent, reason in point.loss.absent.items():
                 yield of_point | {"figure": "lost_s", "part": absent, "reason": reason}
-    for one in curve.fits:
-        if isinstance(one, NoFit):
-            yield of_curve | {"figure": one.law, "reason": one.reason}
+    for fit in curve.fits:
+        if isinstance(fit, NoFit):
+            yield of_curve | {"figure": fit.law, "reason": fit.reason}
             continue
-        figures = {**one.parameters, "most_speed_up_ratio": one.most_speed_up}
-        if one.peak_ranks is not None:
-            figures["peak_ranks"] = one.peak_ranks
-        for parameter, value in figures.items():
-            yield of_curve | {"figure": one.law, "part": parameter} | _of_bounded(value)
+        figures = {**fit.parameters, "most_speed_up_ratio": fit.most_speed_up}
+        if fit.peak_ranks is not None:
+            figures["peak_ranks"] = fit.peak_ranks
+        for parameter, bounded in figures.items():
+            yield of_curve | {"figure": fit.law, "part": parameter} | msgspec.to_builtins(bounded)

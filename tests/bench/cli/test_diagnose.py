@@ -142,7 +142,7 @@ def test_on_several_nodes_the_page_says_what_engine_stands_for(
     run = replace(_run(), case=case, estimates=tuple(made_estimates(case, SLOW)))
     page = _shown(["run-a", *_kept(tmp_path, run)], capsys)
     assert "--nodes 2 --engine ENGINE" in " ".join(page.split())
-    assert page.rstrip().splitlines()[-1].startswith("ENGINE is the one that ran it")
+    assert page.rstrip().splitlines()[-1].startswith("ENGINE is the engine of that run")
 
 
 def test_a_run_that_failed_shows_its_root_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from bench.cli import main
 from bench.cli.completion import PROGRAM
-from bench.reports.format import PlainConsole
 from bench.reports.suites.plan import print_plan
 from bench.suites.form.suite_keys import json_schema
 from bench.suites.plan import left_out, plan_suite
@@ -69,7 +68,7 @@ def test_the_plan_tells_cases_needs_refusals_and_what_is_left_out(capsys: pytest
     assert rows["big"][-2:] == ["cannot", "run"]
     assert "cannot run here: big: it needs 8 GPU(s), and 0 can be used here" in out
     assert "left out: long: tagged extra; --only extra or --only all runs it" in out
-    assert "3 case(s) take a time that is unknown: no run is in the history yet" in out
+    assert "3 cases of unknown time: no run is in the history yet" in out
 
 
 def test_the_plan_is_whole_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +93,7 @@ def test_the_plan_as_csv_has_a_line_for_each_case(capsys: pytest.CaptureFixture[
 
 def test_the_plan_fits_a_terminal_of_80_columns(file: Path) -> None:
     written = io.StringIO()
-    console: Console = PlainConsole(written, width=80, force_terminal=True)
+    console: Console = Console(file=written, width=80, force_terminal=True)
     plan = plan_suite(read_suite(file), CPU, "no run is in the history yet")
     print_plan(plan, left_out(plan), "table", console=console)
     lines = Text.from_ansi(written.getvalue()).plain.splitlines()

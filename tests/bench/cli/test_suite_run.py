@@ -145,9 +145,9 @@ def test_each_case_is_said_when_it_begins_and_when_it_ends(told: tuple[int, str,
     assert code == main.FINE, messages
     lines = [line.partition(";")[0].partition(" after")[0] for line in messages.splitlines()]
     assert [line for line in lines if line.startswith(("single", "ddp", "drill"))] == [
-        "single begins: 2 trial(s) on 1 rank(s)",
-        "ddp begins: 2 trial(s) on 2 rank(s)",
-        "drill begins: 1 trial(s) on 2 rank(s)",
+        "single begins: 2 trials on 1 rank",
+        "ddp begins: 2 trials on 2 ranks",
+        "drill begins: 1 trial on 2 ranks",
         "single: done",
         "ddp: done",
         "drill: failed as expected",

@@ -17,7 +17,7 @@ from bench.cli.doctor import command
 from bench.doctor.page import Ceiling, Comparison, Entry, GpuFields, Page, Section
 from bench.errors import Misuse
 from bench.machine.machine_diff import Difference
-from bench.reports.doctor.page import print_page
+from bench.reports.doctor import print_page
 from collectors.nvml.library import FieldSupport
 from tests.bench.doctor.runs import product
 

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from bench.reports.tables import draw, shortens
+from bench.reports.analyses import blocks, shortens
+from bench.reports.table import print_page
 from collectors.traces.table import Column, Table
 
 WIDE = Table(
@@ -26,7 +27,7 @@ WIDE = Table(
 def _drawn(table: Table, *, width: int = 80, is_terminal: bool = True, limit: int = 30) -> list[str]:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=is_terminal, color_system=None)
-    draw(table, console, limit=limit)
+    print_page(blocks(table, console, limit=limit), console)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 

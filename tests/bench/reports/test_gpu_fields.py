@@ -7,7 +7,8 @@ import io
 from rich.console import Console
 
 from bench.doctor.page import GpuFields
-from bench.reports.doctor.page import field_rows, print_fields
+from bench.reports.doctor import field_blocks, field_rows
+from bench.reports.table import print_page
 from collectors.nvml.library import FieldSupport
 
 FIELDS = GpuFields(
@@ -25,7 +26,7 @@ FIELDS = GpuFields(
 
 def _printed(fields: GpuFields) -> list[str]:
     text = io.StringIO()
-    print_fields(fields, Console(file=text, width=120))
+    print_page(field_blocks(fields), Console(file=text, width=120))
     return [" ".join(line.split()) for line in text.getvalue().splitlines()]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.reports.pipeline import print_pipeline
+from bench.reports.pipeline import pipeline_blocks
+from bench.reports.table import print_page
 from bench.runs.hardware_baselines import against_history
 from bench.runs.history import History
 from bench.runs.summary import Summary
@@ -21,7 +22,7 @@ PIPELINE = small_case("gpipe", ranks=2, options={"microbatches": 4}, trace_steps
 
 def _printed(summary: Summary) -> list[list[str]]:
     text = io.StringIO()
-    print_pipeline(summary, Console(file=text, width=100))
+    print_page(pipeline_blocks(summary), Console(file=text, width=100))
     return [line.split() for line in text.getvalue().splitlines() if line]
 
 

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from bench.analysis.estimate import Estimate, estimate
-from bench.reports.probes import print_probe
+from bench.reports.probes import probe_blocks
+from bench.reports.table import print_page
 from collectors.metrics import probes as probes_metrics
 from tests.bench.doctor.runs import probe
 
@@ -40,7 +41,7 @@ def _choice() -> Estimate:
 
 def _printed(strategy: str, *found: Estimate, **changes: Any) -> list[str]:
     text = io.StringIO()
-    print_probe(probe("run-a", strategy, *found, **changes), Console(file=text, width=80))
+    print_page(probe_blocks(probe("run-a", strategy, *found, **changes)), Console(file=text, width=80))
     return text.getvalue().splitlines()
 
 

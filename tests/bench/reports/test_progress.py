@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.reports.progress import Progress
+from bench.reports.suites.progress import Progress
 from tests.bench.made.examples import small_case
 
 

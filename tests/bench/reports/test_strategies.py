@@ -17,11 +17,12 @@ from bench.machine.gpus import Gpus
 from bench.reports.strategies import (
     default_case,
     example,
-    print_options,
-    print_strategies,
-    print_strategy,
+    options_page,
+    strategies_page,
+    strategy_page,
     tried_refusals,
 )
+from bench.reports.table import print_page
 from bench.runner.case_args import CaseArgs, Node, case_of_args
 from workloads.registry import SPECS, spec_of
 from workloads.spec import StrategySpec
@@ -34,7 +35,7 @@ def _printed(write: Callable[[Console], None], width: int = 80) -> list[str]:
 
 
 def test_the_list_names_each_strategy_once_and_no_option() -> None:
-    lines = _printed(lambda console: print_strategies(SPECS, console))
+    lines = _printed(lambda console: print_page(strategies_page(SPECS, console), console))
     assert all(len(line) <= 80 for line in lines)
     starts = [line.split()[0] for line in lines if line and not line.startswith(" ")]
     assert [start for start in starts if start in {spec.name for spec in SPECS}] == [spec.name for spec in SPECS]
@@ -42,14 +43,14 @@ def test_the_list_names_each_strategy_once_and_no_option() -> None:
 
 
 def test_all_options_stand_with_who_takes_them() -> None:
-    lines = _printed(lambda console: print_options(SPECS, console), width=120)
+    lines = _printed(lambda console: print_page(options_page(SPECS), console), width=120)
     shown = {line.partition("=")[0] for line in lines}
     assert {option.name for spec in SPECS for option in spec.options} <= shown
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_a_strategy_is_told_whole_within_eighty_letters(spec: StrategySpec) -> None:
-    lines = _printed(lambda console: print_strategy(spec, console))
+    lines = _printed(lambda console: print_page(strategy_page(spec), console))
     assert all(len(line) <= 80 for line in lines)
     assert all(any(line.startswith(f"{option.name}=") for line in lines) for option in spec.options)
     words = " ".join(" ".join(lines).split())

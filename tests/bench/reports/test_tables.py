@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import Misuse
-from bench.reports.tables import AnalysisReport, write
+from bench.reports.analyses import AnalysisReport, write
 from bench.traces.inputs import side_of
 from collectors.traces.table import Column, Table
 from collectors.traces.timeline import About

@@ -49,7 +49,7 @@ def test_a_number_that_does_not_fit_is_left_out_whole() -> None:
 def test_what_is_too_narrow_to_draw_is_counted() -> None:
     row: Row = [("forward", 0, 0, 0, 1), ("backward", 0, 0, 1, 1000)]
     lines = _drawn(timed_step([row]), width=80, ranks=1)
-    assert lines[-1] == "1 action(s) narrower than half a column are not drawn; the trace file has all"
+    assert lines[-1] == "not drawn: 1 action narrower than half a column; the trace file has all"
 
 
 def test_rows_of_eighty_columns_are_never_folded() -> None:

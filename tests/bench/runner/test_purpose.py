@@ -88,10 +88,10 @@ def test_a_summary_of_before_notes_is_of_one_run() -> None:
 def test_people_are_told_that_a_run_is_ad_hoc_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     quick = make_summary(case=replace(AS_USUAL, steps=1), purpose=ONE_RUN)
     print_summaries([quick], "table")
-    assert "ddp on 2: kept as ad hoc (steps 1, usual are 20), and never its series' newest" in capsys.readouterr().out
+    assert "ddp on 2: ad-hoc run (steps 1, usual are 20), so /metrics does not show it" in capsys.readouterr().out
     print_run(make_summary(case=AS_USUAL, purpose=Purpose(note="[red] and [/nothing]")), "table")
     shown = capsys.readouterr().out
     assert "note  [red] and [/nothing]" in shown
-    assert "kept as ad hoc (it has a note)" in shown
+    assert "ad-hoc run (it has a note)" in shown
     print_summaries([make_summary(case=AS_USUAL)], "table")
     assert "ad hoc" not in capsys.readouterr().out

@@ -18,7 +18,6 @@ from rich.text import Text
 from bench.analysis.estimate import estimate
 from bench.cli import main
 from bench.cli.suite.scaling import scaling
-from bench.reports.format import PlainConsole
 from bench.reports.suites.scaling import print_scaling
 from bench.runs.history import History
 from bench.runs.scaling_curves import curves_of
@@ -132,7 +131,7 @@ def test_the_example_of_the_help_works(observatory: Run) -> None:
 
 def _printed(ends: list[MadeEnd], width: int = 80) -> list[str]:
     written = io.StringIO()
-    console: Console = PlainConsole(written, width=width, force_terminal=True)
+    console: Console = Console(file=written, width=width, force_terminal=True)
     print_scaling(SUITE_RUN, curves_of(ends), "table", console)
     return Text.from_ansi(written.getvalue()).plain.splitlines()
 
@@ -158,10 +157,12 @@ def test_parts_that_no_trace_tells_are_absent_with_the_reason() -> None:
         scaled_run(run.run, run.case, 0.1, estimates=tuple(one for one in run.estimates if "traced" not in one.metric))
         for run in weak_runs()
     ]
-    (line,) = (line for line in _printed(ended(*runs), width=400) if line.startswith("absent: exposed communication"))
+    (line,) = (
+        line for line in _printed(ended(*runs), width=400) if line.startswith("not available: exposed communication")
+    )
     assert line == (
-        "absent: exposed communication, waiting, bubble, idle, copies, slower compute: no step of ddp on 1 was traced,"
-        " so that it is in unexplained; trace_steps = 3 tells it"
+        "not available: exposed communication, waiting, bubble, idle, copies, slower compute: no step of ddp on 1 was"
+        " traced, so that it is in unexplained; trace_steps = 3 tells it"
     )
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bench.cli import main
 from bench.cli.compare.command import comparison_of
 from bench.cli.compare.sides import pair
-from bench.reports.comparison.changes import print_comparison
-from bench.reports.format import PlainConsole
+from bench.reports.comparison import print_comparison
 from bench.runs.history import History
 from tests.bench.cli.compare.made import NOISY, SLOWER, STEADY, A, B, failed, keep, of_suite, run_of, store_in
 from tests.bench.made.examples import make_case, make_probe
@@ -96,7 +96,7 @@ def test_a_person_is_told_what_differs_and_what_it_rests_on(store: str, capsys: 
     (step,) = [line for line in lines if line.startswith("median step")]
     assert step.split()[2:6] == ["1.30", "s", "1.00", "s"]
     assert step.rstrip().endswith("better")
-    assert "3 main figure(s): 2 better, 1 same" in lines
+    assert "3 main figures: 2 better, 1 same" in lines
     assert any(line.startswith("3 trials a side, measured at different times") for line in lines)
 
 
@@ -149,7 +149,7 @@ def _printed(*, is_terminal: bool) -> list[str]:
     """Two runs beside each other, on a screen of 80 columns or into a file."""
     pairs = [pair("ddp", run_of("before", STEADY), run_of("after", NOISY)), pair("x", run_of("c"), run_of("d", SLOWER))]
     file = io.StringIO()
-    console = PlainConsole(file, width=80, force_terminal=is_terminal)
+    console = Console(file=file, width=80, force_terminal=is_terminal)
     for one in pairs:
         print_comparison(comparison_of("run before", "run after", [one], 0.02), "table", console)
     return file.getvalue().splitlines()

@@ -15,8 +15,7 @@ from bench.analysis.mfu import Absent
 from bench.analysis.noise import Noise
 from bench.case import Purpose
 from bench.cli.compare.aa import Measured, report_of
-from bench.reports.comparison.noise import NoiseReport, print_noise
-from bench.reports.format import PlainConsole
+from bench.reports.comparison import NoiseReport, false_differences, print_noise
 from bench.reports.suites.plan import print_plan
 from bench.runs.history import History
 from bench.runs.nights import nights_of, noise_of_series
@@ -68,7 +67,7 @@ def _report(tmp_path: Path, nights: list[Summary], *pairs: tuple[str, Summary, S
 
 def _printed(found: NoiseReport, width: int = 160) -> list[str]:
     file = io.StringIO()
-    print_noise(found, "table", PlainConsole(file, width=width))
+    print_noise(found, "table", Console(file=file, width=width))
     return file.getvalue().splitlines()
 
 
@@ -117,7 +116,7 @@ def test_exact_figures_that_differ_between_two_of_the_same_are_told(tmp_path: Pa
         replace(one, trials=(1001.0,) * 3, median=1001.0) if "memory" in one.metric else one for one in second.estimates
     )
     found = _report(tmp_path, [], ("ddp", first, replace(second, estimates=grown)))
-    assert found.false.exact == 1
+    assert false_differences(found.judged)["exact"] == 1
 
 
 def _plan_lines(noise: Noise | None) -> list[str]:
@@ -132,12 +131,12 @@ def test_a_plan_tells_what_a_night_shows_and_which_case_needs_more_trials() -> N
     (row,) = [line for line in lines if line.startswith("ddp ")]
     assert row.endswith("6.6 %")
     assert any(line.startswith("a night shows: smallest change of the step time") for line in lines)
-    assert "to see 3 % in one night takes more trials: ddp 15" in lines
+    assert "to detect 3 % in one night, use more trials: ddp 15" in lines
 
 
 def test_a_plan_tells_where_no_number_of_trials_would_do() -> None:
     lines = _plan_lines(Noise(trial=0.01, night=0.05, trials=90, nights=30))
-    assert "no number of trials shows 3 % in one night, as nights differ: ddp" in lines
+    assert "nights differ too much to detect 3 % in one: ddp" in lines
 
 
 def test_a_plan_without_nights_has_no_such_column() -> None:

@@ -70,25 +70,26 @@ def test_a_size_that_ours_has_not_is_empty_on_our_side() -> None:
     lines = _printed(document(), _ours(4096)).splitlines()
     (found,) = [line.split() for line in lines if line.startswith("1048576")]
     assert found[7:] == ["-", "-", "-", "-"]
-    assert any("was measured at none of these sizes" in line for line in lines)
+    assert any("was not measured at these sizes" in line for line in lines)
 
 
 def test_without_a_run_of_ours_the_table_is_theirs_and_says_how_to_make_one() -> None:
     text = _printed(document(), None)
     assert "ours" not in text.partition("nccl-tests:")[0]
     assert (
-        "ours: no run of all_reduce on 8 ranks is beside it; `observatory run collectives --ranks 8` makes one" in text
+        "ours: the history has no run of all_reduce on 8 ranks; `observatory run collectives --ranks 8` makes one"
+        in text
     )
 
 
 def test_a_collective_that_is_none_of_ours_is_offered_no_run() -> None:
     text = _printed(document(program="hypercube_perf"), None)
-    assert "ours: hypercube is none of our collectives, so no run can be beside it" in text
+    assert "ours: no probe of ours measures hypercube" in text
 
 
 def test_another_reduction_than_ours_is_said_to_differ() -> None:
     lines = _printed(document(row(redop="max")), _ours()).splitlines()
-    assert "not the same: reduction: max of nccl-tests, sum of ours" in lines
+    assert "different: reduction: max of nccl-tests, sum of ours" in lines
 
 
 def test_what_the_file_says_against_itself_is_printed() -> None:
@@ -103,12 +104,12 @@ def test_the_same_setting_is_not_said_to_differ() -> None:
 @pytest.mark.parametrize(
     ("summary", "line"),
     [
-        (_ours(ranks=2), "not the same: ranks: 8 of nccl-tests, 2 of ours"),
-        (_ours(precision="bf16"), "not the same: type: fp32 of nccl-tests, bf16 of ours"),
-        (_ours(backend="gloo"), "not the same: backend: nccl of nccl-tests, gloo of ours"),
+        (_ours(ranks=2), "different: ranks: 8 of nccl-tests, 2 of ours"),
+        (_ours(precision="bf16"), "different: type: fp32 of nccl-tests, bf16 of ours"),
+        (_ours(backend="gloo"), "different: backend: nccl of nccl-tests, gloo of ours"),
         (
             _ours(hardware="8 x NVIDIA H200"),
-            "not the same: machine: NVIDIA H100 80GB HBM3 of nccl-tests, 8 x NVIDIA H200 of ours",
+            "different: machine: NVIDIA H100 80GB HBM3 of nccl-tests, 8 x NVIDIA H200 of ours",
         ),
     ],
 )

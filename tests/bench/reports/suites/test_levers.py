@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bench.analysis.estimate import estimate, ratio
-from bench.reports.suites.levers import COLUMNS, print_levers
+from bench.reports.suites.results import LEVER_COLUMNS, print_levers
 from bench.suites.levers import Judgement
 from bench.suites.suite_file import Claim, Lever
 from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
@@ -51,7 +51,7 @@ def test_claims_with_the_same_reason_share_a_line() -> None:
 def test_json_has_null_for_what_is_absent(capsys: pytest.CaptureFixture[str]) -> None:
     print_levers((JUDGED, ABSENT), "json")
     judged, absent = json.loads(capsys.readouterr().out)
-    assert tuple(judged) == COLUMNS
+    assert tuple(judged) == LEVER_COLUMNS
     assert (judged["verdict"], judged["reason"]) == ("as claimed", None)
     assert (judged["off_median"], judged["on_median"]) == (1.01, 1.34)
     assert judged["ratio"] == pytest.approx(1.34 / 1.01)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console, Group
 
 from bench.rank.messages import TrialEnded
-from bench.reports.progress import SuiteProgress
+from bench.reports.suites.progress import SuiteProgress
 from bench.runs.run_dir import begin
 from bench.suites.ledger import Judgement
 from collectors.metrics.rank import OVERLAP_RATIO, RESIDENT_BYTES, TOKENS_PER_SECOND
@@ -55,8 +55,8 @@ def test_without_a_terminal_each_case_is_a_line_when_it_begins_and_one_when_it_e
         progress.case_ended(fsdp, Judgement(outcome="skipped", reason="no GPU"), None)
     run.close()
     assert said == [
-        "suite smoke: 2 case(s) left, about 1 min 30 s and 1 of unknown time",
-        f"ddp begins: 3 trial(s) on 2 rank(s), about 1 min 30 s; run {run.id}",
+        "suite smoke: 2 cases left, about 1 min 30 s and 1 of unknown time",
+        f"ddp begins: 3 trials on 2 ranks, about 1 min 30 s; run {run.id}",
         f"ddp: failed after 1 min 15 s: {CAUSE.text}",
         "fsdp is skipped: no GPU",
     ]
@@ -89,7 +89,7 @@ def test_on_a_terminal_the_whole_and_the_present_case_are_drawn_with_its_newest_
     said: list[str] = []
     progress = drawn_in_a_case("ddp", tmp_path, said, width=80)
     assert progress.drawn().plain.splitlines() == [
-        "smoke: 0 of 2 done, 0 failing, 2 case(s) left, about 1 min 30 s and 1 of unknown time",
+        "smoke: 0 of 2 done, 0 failing, 2 cases left, about 1 min 30 s and 1 of unknown time",
         "ddp: trial 2 of 3, step 2 of 4, 2,001 tokens/s, 2.00 MiB, overlap 50.0 %",
     ]
     assert len(said) == 1
@@ -107,7 +107,7 @@ def test_the_time_left_is_that_of_the_trials_that_are_left() -> None:
     progress = SuiteProgress("smoke", is_drawn=True, tell=lambda line: None)
     progress.begins([ddp := planned("ddp", estimate_s=90)])
     progress.trial_ended(ddp, TrialEnded(run="a", trial=0, outcome="done"))
-    assert progress.drawn().plain == "smoke: 0 of 1 done, 0 failing, 1 case(s) left, about 1 min"
+    assert progress.drawn().plain == "smoke: 0 of 1 done, 0 failing, 1 case left, about 1 min"
 
 
 def test_nothing_drawn_is_wider_than_the_terminal() -> None:

@@ -89,7 +89,13 @@ def test_more_trials_are_advised_in_the_words_of_suites(result: SuiteResult) -> 
     assert ddp.summary is not None
     wide = replace(ddp.summary, estimates=(estimate(RUN_STEP_SECONDS, [0.080, 0.120]),), scaling=())
     lines = printed(replace(result, cases=(replace(ddp, summary=wide),)))
-    assert any(line.startswith("2 trials tell little; --set defaults.trials=5 would: ") for line in lines)
+    assert any(
+        line.startswith(
+            "only 2 trials, so intervals wider than their figure are hidden (JSON has them); use --set"
+            " defaults.trials=5"
+        )
+        for line in lines
+    )
 
 
 def test_the_last_line_counts_the_cases(result: SuiteResult) -> None:

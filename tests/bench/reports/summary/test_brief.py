@@ -93,7 +93,7 @@ def test_every_row_of_before_is_among_the_details() -> None:
 def test_an_efficiency_bears_its_interval_and_whether_its_baseline_was_beside_it() -> None:
     (far,) = [row for row in first_rows([make_summary()]) if "efficiency" in row.title]
     assert far.cells[0].startswith("90.1 % [")
-    assert far.cells[0].endswith("], baseline not beside it")
+    assert far.cells[0].endswith("], baseline measured at another time")
     near = tuple(replace(found, is_beside=True) for found in make_summary().scaling)
     (row,) = [row for row in first_rows([make_summary(scaling=near)]) if "efficiency" in row.title]
     assert row.cells[0].endswith("]")
@@ -103,13 +103,13 @@ def test_what_is_absent_is_one_line_and_what_would_tell_more_is_the_last() -> No
     lines = first_notes([_full()])
     assert len(lines) <= MOST_NOTES
     assert lines[0] == WRONG
-    (absent,) = [line for line in lines if line.startswith("absent: ")]
+    (absent,) = [line for line in lines if line.startswith("not available: ")]
     assert absent == (
-        "absent: communication, MFU, MFU against a measured ceiling, expected communication, transfer's part of the"
-        " bubble; 2 more notes (`observatory show run-a --details` tells)"
+        "not available: communication, MFU, MFU against a measured ceiling, expected communication, transfer's part of"
+        " the bubble; 2 more notes (`observatory show run-a --details`)"
     )
     assert lines[-1] == (
-        "these would tell more: `observatory run matmul --ranks 2`, `observatory run collectives --ranks 2`"
+        "not measured yet: `observatory run matmul --ranks 2`, `observatory run collectives --ranks 2`"
     )
 
 
@@ -126,7 +126,7 @@ def test_no_note_is_lost_to_who_asks_for_details() -> None:
 def test_of_more_that_is_wrong_than_fits_the_rest_is_counted() -> None:
     lines = first_notes([make_summary(notes=tuple(f"GPU {gpu} was held back" for gpu in range(9)), scaling=())])
     assert len(lines) == MOST_NOTES
-    assert lines[-1] == "6 more notes (`observatory show run-a --details` tells)"
+    assert lines[-1] == "6 more notes (`observatory show run-a --details`)"
 
 
 def test_what_two_trials_tell_and_that_a_run_is_ad_hoc_stay_with_the_first_of_what_is_wrong() -> None:
@@ -140,8 +140,8 @@ def test_what_two_trials_tell_and_that_a_run_is_ad_hoc_stay_with_the_first_of_wh
     assert len(lines) == MOST_NOTES
     assert lines[0] == "ddp on 2: GPU 0 was held back"
     assert lines[1] == WIDE_INTERVALS
-    assert lines[2].startswith("ddp on 2: kept as ad hoc (trials 2, usual are 3")
-    assert lines[4] == "17 more notes (`observatory show RUN --details` tells)"
+    assert lines[2].startswith("ddp on 2: ad-hoc run (trials 2, usual are 3")
+    assert lines[4] == "17 more notes (`observatory show RUN --details`)"
     details = all_notes(run)
     assert lines[2] in details
 
@@ -149,15 +149,15 @@ def test_what_two_trials_tell_and_that_a_run_is_ad_hoc_stay_with_the_first_of_wh
 def test_what_is_absent_from_a_bubble_is_absent_and_not_wrong() -> None:
     note = "waiting for a core is absent from the bubble's parts, and is in unexplained: this system tells nobody"
     lines = first_notes([make_summary(notes=(note,), scaling=())])
-    assert lines[1:] == ["absent: waiting for a core (`observatory show run-a --details` tells)"]
+    assert lines[1:] == ["not available: waiting for a core (`observatory show run-a --details`)"]
 
 
 def test_of_several_runs_it_is_said_which_lack_what() -> None:
     single = make_summary("run-b", case=make_case("single", 1), notes=ABSENT[:2], scaling=())
     lines = first_notes([single, make_summary(notes=ABSENT[1:3], scaling=())])
     assert lines[1] == (
-        "absent: communication (single on 1), MFU, MFU against a measured ceiling (ddp on 2)"
-        " (`observatory show RUN --details` tells)"
+        "not available: communication (single on 1), MFU, MFU against a measured ceiling (ddp on 2)"
+        " (`observatory show RUN --details`)"
     )
 
 
@@ -175,7 +175,7 @@ def test_runs_stand_below_each_other_where_a_terminal_is_too_narrow(width: int) 
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=True, color_system=None)
     print_summaries([_full(), _full(), _full()], "table", console)
-    table, _, _ = text.getvalue().partition("absent: ")
+    table, _, _ = text.getvalue().partition("not available: ")
     lines = [line.rstrip() for line in table.splitlines()]
     assert all(len(line) <= width for line in lines)
     rows = [line for line in lines if line.startswith("tokens/s ")]

@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from sqlalchemy import update
 
 from bench.analysis.estimate import Estimate
 from bench.machine.machine import Machine
-from bench.reports.format import PlainConsole
 from bench.reports.gate.check import check_document, print_check
-from bench.reports.gate.ci_formats import junit_xml, markdown
+from bench.reports.gate.ci_formats import comment, junit_xml
 from bench.runs.history import History
 from bench.runs.schema import GATE_STATES, RUNS
 from bench.suites.gate.accept import accept
@@ -105,7 +105,7 @@ def _explained(history: History, *, is_whole: bool = True, runs: Path = Path("/n
 
 def _text(check: SuiteCheck, *, width: int = 80, has_details: bool = False) -> str:
     out = io.StringIO()
-    print_check([check], has_details=has_details, console=PlainConsole(out, width=width, force_terminal=True))
+    print_check([check], has_details=has_details, console=Console(file=out, width=width, force_terminal=True))
     return re.sub("\x1b\\[[0-9;]*m", "", out.getvalue())
 
 
@@ -204,10 +204,10 @@ def test_ten_changes_at_once_are_listed_and_none_is_blamed(history: History) -> 
     assert cause.changes[-1].topic == "commit"
     assert cause.changes[-1].changed_on == 9
     check = replace(_check(history), causes=(cause,))
-    for text in (_text(check), junit_xml([check]), markdown([check])):
+    for text in (_text(check), junit_xml([check]), comment([check])):
         words = " ".join(unescape(text).replace("\\", "").split())
         assert all(change_words(change) in words for change in cause.changes)
-        assert "more (--details)" not in words.partition("changed: ")[2].partition("not told")[0]
+        assert "more (--details)" not in words.partition("changed: ")[2].partition("missing: ")[0]
 
 
 def test_without_a_rare_change_the_part_that_grew_is_the_cause(history: History) -> None:
@@ -232,7 +232,7 @@ def test_without_traces_the_cause_goes_as_far_as_it_can(history: History) -> Non
     assert "the folder of the good run is gone, and its traces with it" in cause.missing
     assert can_act == sorted(can_act, reverse=True)
     text = " ".join(_text(replace(_check(history), causes=(cause,))).split())
-    assert "not told: which rank stands out is unknown" in text
+    assert "missing: which rank stands out is unknown" in text
 
 
 def test_other_hosts_are_listed_with_the_first_node_alone(history: History) -> None:
@@ -345,7 +345,7 @@ def test_a_person_gets_the_cause_in_a_few_short_lines(told: SuiteCheck) -> None:
 def test_details_have_all_parts_and_all_that_is_missing(told: SuiteCheck) -> None:
     words = " ".join(_text(told, has_details=True).split())
     assert "compute +" in words
-    assert words.count("not told: ") == len(told.causes[0].missing)
+    assert words.count("missing: ") == len(told.causes[0].missing)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_traces_tell_kernels_only_where_the_traced_steps_changed_alike(
 
 
 def test_json_has_the_cause_whole(told: SuiteCheck) -> None:
-    (cause,) = json.loads(json.dumps(check_document(told)))["causes"]
+    (cause,) = json.loads(json.dumps(msgspec.to_builtins(check_document(told))))["causes"]
     assert (cause["case"], cause["good_run"], cause["bad_run"]) == ("ddp", "run0017-ddp", "run0018-ddp")
     assert cause["is_likely"]
     assert {one["metric"] for one in cause["figures"]} == {

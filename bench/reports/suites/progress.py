@@ -16,7 +16,7 @@ from rich.text import Text
 from bench.case import Case
 from bench.errors import say
 from bench.rank.messages import TrialEnded
-from bench.reports.format import digits, duration, readable
+from bench.reports.format import digits, duration, plural, readable
 from bench.reports.run_rows import headline
 from bench.runs.run_dir import Run
 from bench.runs.summary import Summary
@@ -64,7 +64,7 @@ class Progress:
             case.key(): self.bars.add_task(
                 case.title,
                 total=case.trials * case.positions(),
-                place="waits for its ranks",
+                place="starting ranks",
             )
             for case in cases
         }
@@ -124,14 +124,14 @@ class _PresentFigures:
 
     def words(self) -> list[str]:
         """Return the figures for people: all ranks' tokens, the memory of the rank that has most, the least overlap."""
-        found = []
+        words = []
         if rates := self._of(TOKENS_PER_SECOND):
-            found.append(f"{digits(sum(rates))} tokens/s")
+            words.append(f"{digits(sum(rates))} tokens/s")
         if sizes := self._of(ALLOCATED_BYTES) or self._of(RESIDENT_BYTES):
-            found.append(readable(max(sizes), "bytes"))
+            words.append(readable(max(sizes), "bytes"))
         if ratios := self._of(OVERLAP_RATIO):
-            found.append(f"overlap {readable(min(ratios), 'ratio')}")
-        return found
+            words.append(f"overlap {readable(min(ratios), 'ratio')}")
+        return words
 
     def _of(self, metric: Metric) -> list[float]:
         return [newest[metric.name] for newest in self._newest if metric.name in newest]
@@ -203,27 +203,28 @@ class SuiteProgress(Display):
 
     def begins(self, cases: Sequence[PlannedCase]) -> None:
         """Count what is to come."""
-        self._left = {one.suite_case.name: one for one in cases}
+        self._left = {planned.suite_case.name: planned for planned in cases}
         self._total = len(cases)
         self.tell(f"suite {self._suite}: {self._time_left()}")
 
-    def case_begins(self, one: PlannedCase, run: Run) -> None:
+    def case_begins(self, planned: PlannedCase, run: Run) -> None:
         """Tell that the case begins."""
-        name = one.suite_case.name
+        name = planned.suite_case.name
         self._figures = {name: _PresentFigures(run)} | {
             other: figures for other, figures in self._figures.items() if other in self._left
         }
         self._begun_s.setdefault(name, self._clock_s())
         if not self._is_drawn:
-            about = "" if one.estimate_s is None else f", about {duration(one.estimate_s)}"
-            self.tell(f"{name} begins: {run.case.trials} trial(s) on {run.case.ranks} rank(s){about}; run {run.id}")
+            about = "" if planned.estimate_s is None else f", about {duration(planned.estimate_s)}"
+            size = f"{plural(run.case.trials, 'trial')} on {plural(run.case.ranks, 'rank')}"
+            self.tell(f"{name} begins: {size}{about}; run {run.id}")
 
-    def steps(self, one: PlannedCase, trial: int, steps: int) -> None:
+    def steps(self, planned: PlannedCase, trial: int, steps: int) -> None:
         """Show where the present case is, and its newest figures."""
-        case = one.case
+        case = planned.case
         if not self._is_drawn or case is None:
             return
-        name, now_s = one.suite_case.name, self._clock_s()
+        name, now_s = planned.suite_case.name, self._clock_s()
         figures = self._figures[name]
         if now_s - self._read_s >= FIGURES_S:
             self._read_s = now_s
@@ -234,17 +235,17 @@ class SuiteProgress(Display):
         self._place = f"{name}: trial {trial + 1} of {case.trials}, {now}"
         self._newest = ", ".join(figures.words())
 
-    def trial_ended(self, one: PlannedCase, ended: TrialEnded) -> None:
+    def trial_ended(self, planned: PlannedCase, ended: TrialEnded) -> None:
         """Count it, and tell it to those who want to hear more."""
-        if one.case is not None:
-            self._trials_left[one.suite_case.name] = one.case.trials - ended.trial - 1
+        if planned.case is not None:
+            self._trials_left[planned.suite_case.name] = planned.case.trials - ended.trial - 1
         if self._is_long:
             how = "is done" if ended.cause is None else f"{ended.outcome.replace('_', ' ')}: {ended.cause.text}"
-            self.tell(f"{one.suite_case.name}: trial {ended.trial + 1} {how}")
+            self.tell(f"{planned.suite_case.name}: trial {ended.trial + 1} {how}")
 
-    def case_ended(self, one: PlannedCase, judgement: Judgement, summary: Summary | None) -> None:
+    def case_ended(self, planned: PlannedCase, judgement: Judgement, summary: Summary | None) -> None:
         """Count the case, and tell how it ended."""
-        name = one.suite_case.name
+        name = planned.suite_case.name
         self._left.pop(name, None)
         self._place = self._newest = ""
         self._done += judgement.outcome == "done"
@@ -266,12 +267,12 @@ class SuiteProgress(Display):
         if not self._left:
             return "no case left"
         known_s = [
-            one.estimate_s * self._trials_left.get(name, one.case.trials) / one.case.trials
-            for name, one in self._left.items()
-            if one.estimate_s is not None and one.case is not None
+            planned.estimate_s * self._trials_left.get(name, planned.case.trials) / planned.case.trials
+            for name, planned in self._left.items()
+            if planned.estimate_s is not None and planned.case is not None
         ]
         unknown = len(self._left) - len(known_s)
         if not known_s:
-            return f"{unknown} case(s) left, of unknown time"
+            return f"{plural(unknown, 'case')} left, of unknown time"
         more = f" and {unknown} of unknown time" if unknown else ""
-        return f"{len(self._left)} case(s) left, about {duration(sum(known_s))}{more}"
+        return f"{plural(len(self._left), 'case')} left, about {duration(sum(known_s))}{more}"
