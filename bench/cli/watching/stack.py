@@ -85,7 +85,7 @@ def up(
     from bench.exporter.stack import lifecycle
     from bench.exporter.stack.settings import StackSettings, check
 
-    settings = read_settings(config_file, StackSettings, "the stack")
+    settings = read_settings(config_file, StackSettings)
     check(settings, str(config_file or "stack.toml"))
     for path in lists:
         Targets(path, on_notice=say).check()
@@ -311,7 +311,7 @@ def size(
     from bench.exporter.stack import size as sizing
     from bench.exporter.stack.settings import StackSettings, check
 
-    settings = read_settings(config_file, StackSettings, "the stack")
+    settings = read_settings(config_file, StackSettings)
     check(settings, str(config_file or "stack.toml"))
     fleet = sizing.usual_fleet(nodes, gpus_per_node, dict(changed))
     found = sizing.size(fleet, settings, sizing.series_by_unit())

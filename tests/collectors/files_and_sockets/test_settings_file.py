@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.toml import MOST_DEPTH, MOST_PARTS, MOST_TABLES, BadToml, TomlLimit, read_toml
+from collectors.settings_file import MOST_DEPTH, MOST_PARTS, MOST_TABLES, BadToml, TomlLimit, read_toml
 
 _MEMORY_BYTES = 1 << 30
 
@@ -47,22 +47,36 @@ def test_what_is_within_the_limits_is_read_as_python_reads_it(text: str) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"x = 1\n{_keys(MOST_PARTS + 1)} = 1", "a key has more than 16 parts (at line 2)"),
-        (f"x = '''\n\n'''\n[{_keys(MOST_PARTS + 1)}]", "a key has more than 16 parts (at line 4)"),
-        (" . ".join(['"a"', "'b'"] * 9) + " = 1", "a key has more than 16 parts (at line 1)"),
-        (f"x = {{ {_keys(MOST_PARTS + 1)} = 1 }}", "a key has more than 16 parts (at line 1)"),
-        (f"x = {'[' * (MOST_DEPTH + 1)}", "lists and tables are nested more than 16 deep (at line 1)"),
-        (f"x = {'{a=' * (MOST_DEPTH + 1)}", "lists and tables are nested more than 16 deep (at line 1)"),
-        (f"x = ['''\n'''\n,{'[' * MOST_DEPTH}", "lists and tables are nested more than 16 deep (at line 3)"),
-        ("[t]\nx = [1, 0x8000000000000000]", "t.x is a whole number beyond 64 bits"),
-        ("\n[[t]]" * (MOST_TABLES + 1), "it has more than 4,000 tables and dotted keys (at line 4002)"),
-        ("[t] # [\n" * (MOST_TABLES + 1), "it has more than 4,000 tables and dotted keys (at line 4001)"),
-        ("a . 'b' = 1\n" * (MOST_TABLES + 1), "it has more than 4,000 tables and dotted keys (at line 4001)"),
-        ("\t[t]\r\na.b=1\r\n" * MOST_TABLES, "it has more than 4,000 tables and dotted keys (at line 4001)"),
-        (f"x = {{{'a.b=1,' * (MOST_TABLES + 1)}", "it has more than 4,000 tables and dotted keys (at line 1)"),
-        (f"x = 0o{'7' * 9999}", "x is a whole number beyond 64 bits"),
-        (f"x = {'7' * 60_000}", "it has a whole number beyond 64 bits"),
-        ("#" * 1_000_001, "it has more than 1,000,000 bytes"),
+        (f"x = 1\n{_keys(MOST_PARTS + 1)} = 1", "a key has more than 16 parts (at line 2); shorten it"),
+        (f"x = '''\n\n'''\n[{_keys(MOST_PARTS + 1)}]", "a key has more than 16 parts (at line 4); shorten it"),
+        (" . ".join(['"a"', "'b'"] * 9) + " = 1", "a key has more than 16 parts (at line 1); shorten it"),
+        (f"x = {{ {_keys(MOST_PARTS + 1)} = 1 }}", "a key has more than 16 parts (at line 1); shorten it"),
+        (f"x = {'[' * (MOST_DEPTH + 1)}", "lists and tables are nested more than 16 deep (at line 1); flatten them"),
+        (f"x = {'{a=' * (MOST_DEPTH + 1)}", "lists and tables are nested more than 16 deep (at line 1); flatten them"),
+        (
+            f"x = ['''\n'''\n,{'[' * MOST_DEPTH}",
+            "lists and tables are nested more than 16 deep (at line 3); flatten them",
+        ),
+        ("[t]\nx = [1, 0x8000000000000000]", "t.x is a whole number beyond 64 bits; give a smaller one"),
+        ("\n[[t]]" * (MOST_TABLES + 1), "it has more than 4,000 tables and dotted keys (at line 4002); shorten it"),
+        ("[t] # [\n" * (MOST_TABLES + 1), "it has more than 4,000 tables and dotted keys (at line 4001); shorten it"),
+        (
+            "a . 'b' = 1\n" * (MOST_TABLES + 1),
+            "it has more than 4,000 tables and dotted keys (at line 4001); shorten it",
+        ),
+        (
+            "\t[t]\r\na.b=1\r\n" * MOST_TABLES,
+            "it has more than 4,000 tables and dotted keys (at line 4001); shorten it",
+        ),
+        (
+            f"x = {{{'a.b=1,' * (MOST_TABLES + 1)}",
+            "it has more than 4,000 tables and dotted keys (at line 1); shorten it",
+        ),
+        (r'x.y = ["a\u0007"]', "x.y has a character that cannot be printed; leave it out"),
+        (r'"a\u0007" = 1', r'the key "a\u0007" cannot be printed; leave it out'),
+        (f"x = 0o{'7' * 9999}", "x is a whole number beyond 64 bits; give a smaller one"),
+        (f"x = {'7' * 60_000}", "it has a whole number beyond 64 bits; give a smaller one"),
+        ("#" * 1_000_001, "it has more than 1,000,000 bytes; shorten it"),
     ],
 )
 def test_what_is_beyond_a_limit_is_refused_with_its_place(text: str, said: str) -> None:
@@ -106,7 +120,8 @@ def test_any_text_is_read_as_python_reads_it_or_refused(text: str) -> None:
     ],
 )
 def test_no_text_takes_more_than_a_little_memory(text: str) -> None:
-    program = f"from collectors.toml import *\ntry: read_toml(({text}).encode())\nexcept BadToml as error: print(error)"
+    program = "from collectors.settings_file import *\n"
+    program += f"try: read_toml(({text}).encode())\nexcept BadToml as error: print(error)"
     limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))  # noqa: E731
     ended = subprocess.run(
         [sys.executable, "-P", "-c", program], preexec_fn=limit, capture_output=True, text=True, timeout=60, check=False
