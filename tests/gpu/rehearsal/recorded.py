@@ -36,11 +36,11 @@ from collectors.metrics.rank import PHASE_SECONDS, STEP_SECONDS, TIMELINE_PEAK_B
 from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.nvml.library import FieldSupport
 from collectors.nvml.recorder import save as save_recording
-from collectors.nvml.recordings.eight_gpus import eight_gpus
 from collectors.sample_log import Mark, Opened, Reading, SampleLog
 from collectors.traces.event_names import STEP
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import save as save_timeline
+from tests.collectors.nvml.nodes import eight_gpus
 from tests.gpu.session import Completed, Program, Running
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
 from workloads.probes.spec import KINDS, chosen_collectives, counted_sizes, size_bytes, sizes
