@@ -11,10 +11,10 @@ from rich.console import Console
 
 from bench.analysis.comparison import smallest_shown
 from bench.analysis.estimate import Estimate
-from bench.analysis.mfu import Absent
 from bench.analysis.noise import WANTED_CHANGE, Noise, smallest_of_night, trials_a_night
 from bench.reports.comparison.changes import title
 from bench.reports.format import open_console, print_csv, print_figures, print_json, print_words, share, table_of
+from workloads.cost_models.absent import Absent
 
 SCHEMA_VERSION = 1
 

@@ -11,7 +11,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from bench.analysis.mfu import Absent
 from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page
 from bench.reports.format import (
     figure,
@@ -24,6 +23,7 @@ from bench.reports.format import (
     wide_interval_notes,
 )
 from collectors.nvml.library import Answer, FieldSupport
+from workloads.cost_models.absent import Absent
 
 _INDENT = (0, 0, 0, 2)
 

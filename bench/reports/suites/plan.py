@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.analysis.mfu import Absent
 from bench.analysis.noise import WANTED_CHANGE, smallest_of_night, trials_a_night
 from bench.case import Case
 from bench.engines.cluster import Capacity
@@ -28,6 +27,7 @@ from bench.reports.format import (
 )
 from bench.suites.plan import PlannedCase, SuitePlan
 from bench.suites.suite_file import SuiteCase
+from workloads.cost_models.absent import Absent
 
 _COLUMNS = (
     *("case", "block", "tags", "importance", "strategy", "ranks", "device", "precision", "trials", "steps"),
