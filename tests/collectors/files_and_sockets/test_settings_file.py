@@ -6,12 +6,32 @@ import resource
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Meta
 
-from collectors.settings_file import MOST_DEPTH, MOST_PARTS, MOST_TABLES, BadToml, TomlLimit, read_toml
+from bench.engines.kubernetes.settings import KubernetesSettings
+from bench.engines.ray.engine import RaySettings
+from bench.engines.slurm.allocation import SlurmSettings
+from bench.exporter.stack.settings import StackSettings
+from bench.suites.form.tables import SuiteTable
+from collectors.settings_file import (
+    MOST_DEPTH,
+    MOST_PARTS,
+    MOST_TABLES,
+    BadSettings,
+    BadToml,
+    JsonSchema,
+    TomlLimit,
+    check,
+    read_toml,
+)
+from dashboards.thresholds import Thresholds
 
 _MEMORY_BYTES = 1 << 30
 
@@ -127,3 +147,52 @@ def test_no_text_takes_more_than_a_little_memory(text: str) -> None:
         [sys.executable, "-P", "-c", program], preexec_fn=limit, capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+FORMS = (KubernetesSettings, RaySettings, SlurmSettings, StackSettings, SuiteTable, Thresholds)
+
+
+def _alternatives(schema: Any) -> Iterator[list[JsonSchema]]:
+    """Yield the alternatives of each value that has several."""
+    if isinstance(schema, dict):
+        if "anyOf" in schema:
+            yield schema["anyOf"]
+        for value in schema.values():
+            yield from _alternatives(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _alternatives(value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_text_with_a_pattern_may_also_be_a_list_or_a_table(form: type[msgspec.Struct]) -> None:
+    """msgspec 0.22 corrupts memory there, and the process dies later."""
+    for alternatives in _alternatives(msgspec.json.schema(form)):
+        if any("pattern" in one for one in alternatives):
+            assert all("$ref" not in one and one.get("type") not in ("array", "object") for one in alternatives)
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    size: Annotated[int, Meta(ge=1)]
+    words: tuple[Literal["left", "right"], ...] = ()
+
+
+class _Whole(msgspec.Struct, forbid_unknown_fields=True):
+    part: dict[str, dict[str, _Part]] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[part.a.b]\nsize = 0", "part.a.b.size is 0; it may be a whole number of at least 1"),
+        ("[part.a.b]\nsize = 1\n[part.a.'c d']\nsize = 0", 'part.a."c d".size is 0; it may be'),
+        ("[part.a.b]\nsize = 1\n[part.e.b]", "missing key 'part.e.b.size'; add it (a whole number of at least 1)"),
+        ("[part.a.b]\nsize = 1\n[part.e.b]\nsizes = 1", "unknown key 'part.e.b.sizes'; did you mean 'size'?"),
+        ("[part.a.b]\nsize = 1\nwords = ['left', 'up']", 'part.a.b.words[1] is "up"; it may be left or right'),
+        ("parts = 1", "unknown key 'parts'; did you mean 'part'?"),
+    ],
+)
+def test_a_refusal_names_the_key_behind_any_names(text: str, said: str) -> None:
+    with pytest.raises(BadSettings) as refused:
+        check(read_toml(text.encode()), _Whole, "mine.toml")
+    assert str(refused.value).startswith(f"mine.toml: {said}")
