@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from bench.errors import Misuse, near_name
+from bench.errors import Misuse
+from collectors.settings_file import near_name
 from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
 from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of

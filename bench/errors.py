@@ -6,11 +6,9 @@ The command line turns the errors into exit codes.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import resource
 import sys
-from collections.abc import Iterable
 
 
 class Misuse(ValueError):
@@ -35,20 +33,7 @@ def open_limit_words() -> str:
     return f"this process may open {limit:,} files at once; raise the limit (`ulimit -n`)"
 
 
-# What messages quote: the name that was probably meant, and no more of a user's own words than can be read.
-
-
-def near_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this one was probably meant to be; None where none is near.
-
-    A near name shares two letters of three with it, such as ddp with dpp, or begins with it, as ring_attention with
-    ring.
-    """
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
-    longer = [each for each in names if len(name) > 2 and each.startswith(name)]
-    return next(iter(close + longer), None)
-
+# What messages quote: no more of a user's own words than can be read.
 
 LONGEST_WORD, LONGEST_LINE = 400, 2000
 """Letters of a word and of a line on standard error. A path of ours is shorter; an argument may have 128 kB."""

@@ -6,21 +6,17 @@ Knows no alert.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from collectors.toml import BadToml, NoText, TomlLimit, read_toml
+from collectors.settings_file import BadSettings, check, read_document
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).with_suffix(".toml")
-
-
-class BadThresholds(ValueError):
-    """A file of thresholds is wrong; the message names file and key, and what it may be."""
 
 
 # The longest window is Prometheus' usual retention twice; a longer one would ask for what nobody kept.
@@ -34,8 +30,14 @@ ClockSeconds = Annotated[float, Meta(gt=0, le=3600)]
 Deviations = Annotated[float, Meta(gt=0, le=100)]
 Ranks = Annotated[int, Meta(ge=1, le=1_000_000)]
 Xid = Annotated[int, Meta(ge=1, le=999)]
-Url = Annotated[str, Meta(pattern=r"^https?://[^\s{}]*[^\s{}/]$")]
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9_]+$")]
+Url = Annotated[
+    str,
+    Meta(
+        pattern=r"^https?://[^\s{}]*[^\s{}/]$",
+        title="a URL that begins with http:// or https:// and does not end with a slash",
+    ),
+]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9_]+$", title="a name of small letters, digits and _")]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,7 +156,7 @@ class AcceptedEfficiency(_Table, frozen=True):
 class Thresholds(_Table, frozen=True):
     """All thresholds; one table for each group of alerts."""
 
-    schema_version: Annotated[int, Meta(ge=1)]
+    schema_version: Annotated[int, Meta(ge=1, le=SCHEMA_VERSION)]
     links: Links
     gate: Gate
     efficiency: Efficiency
@@ -170,38 +172,22 @@ class Thresholds(_Table, frozen=True):
 
 def shipped() -> Thresholds:
     """Return the thresholds that come with this program."""
-    return changed_by(b"", SHIPPED.name)
+    return changed_by({}, SHIPPED.name)
 
 
-def changed_by(data: bytes, file: str) -> Thresholds:
+def changed_by(changes: Mapping[str, Any], file: str) -> Thresholds:
     """Return the shipped thresholds, with those of a user's file in the place of their own.
 
-    data: the file's content. file: its name, for messages. Its `accepted_efficiency` replaces all shipped entries.
+    changes: the file's document. file: its name, for messages. Its `accepted_efficiency` replaces all shipped entries.
 
     Raises:
-        BadThresholds: it is no TOML, or a key is unknown, of another type or out of range.
+        BadSettings: a key is unknown, of another type or out of range, or the file is of a newer program.
     """
-    values = read_toml(SHIPPED.read_bytes())
-    try:
-        changes = read_toml(data)
-    except NoText:
-        raise BadThresholds(f"{file} is no text in UTF-8; name a file of thresholds, in TOML") from None
-    except TomlLimit as error:
-        raise BadThresholds(f"{file}: {error}; a file of thresholds needs no more") from None
-    except BadToml as error:
-        raise BadThresholds(f"{file} is no TOML: {error}") from None
-    if isinstance(version := changes.get("schema_version"), int) and version > SCHEMA_VERSION:
-        raise BadThresholds(
-            f"{file}: schema_version is {version}, and this program knows {SCHEMA_VERSION}; use the program that the"
-            " file was written for"
-        )
+    values = read_document(SHIPPED)
     for key, value in changes.items():
         of_ours = values.get(key)
         values[key] = {**of_ours, **value} if isinstance(of_ours, dict) and isinstance(value, dict) else value
-    try:
-        thresholds = msgspec.convert(values, Thresholds)
-    except msgspec.ValidationError as error:
-        raise BadThresholds(_refusal(file, str(error), values)) from None
+    thresholds = check(values, Thresholds, file)
     _check_entries(thresholds.accepted_efficiency, file)
     return thresholds
 
@@ -212,20 +198,8 @@ def _check_entries(entries: tuple[AcceptedEfficiency, ...], file: str) -> None:
     for number, entry in enumerate(entries, 1):
         measured = (entry.strategy, entry.device, entry.scaling, entry.ranks)
         if measured in known:
-            raise BadThresholds(
+            raise BadSettings(
                 f"{file}: accepted_efficiency {number}: there is an entry for {entry.strategy} on {entry.device}"
                 f" ({entry.scaling}) already; keep one, or give them different ranks"
             )
         known.add(measured)
-
-
-def _refusal(file: str, text: str, values: dict[str, Any]) -> str:
-    """Return msgspec's refusal in our words: `file: table.key: what it may be`."""
-    what, _, place = text.partition(" - at `$")
-    place = place.rstrip("`").removeprefix(".")
-    if (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL)) is not None:
-        table = re.match(r"\w*", place)
-        form = {"": Thresholds, "accepted_efficiency": AcceptedEfficiency}.get(table[0] if table else "")
-        known = form.__struct_fields__ if form else tuple(read_toml(SHIPPED.read_bytes())[place])
-        return f"{file}: {place + ': ' if place else ''}{unknown[1]} is unknown; it may be {', '.join(known)}"
-    return f"{file}: {place}: {what[0].lower()}{what[1:].replace('`', '')}"

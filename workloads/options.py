@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal, get_args
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import Checkpoint, Microbatch
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
-from workloads.cost_models.terms import NotCovered, Transfer, bucket_count
+from workloads.cost_models.terms import Transfer, bucket_count
 from workloads.spec import Option, OptionValue, Setup, nearest_multiples
 
 # Attention: the option that pins the kernel on a GPU.
@@ -380,12 +381,12 @@ def numbers_agreed(setup: Setup) -> int:
     return (float(setup.options["clip"]) > 0) + (setup.precision == "fp16")
 
 
-def peak_not_covered(setup: Setup) -> NotCovered | None:
+def peak_not_covered(setup: Setup) -> Absent | None:
     """Return why the cost model of activations cannot predict this setup's peak under any strategy; None if it may."""
     if setup.device != "cpu":
-        return NotCovered(reason="the cost model of activations covers the CPU's kernels only")
+        return Absent(reason="the cost model of activations covers the CPU's kernels only")
     if setup.options["compile"] != "none":
-        return NotCovered(reason="which activations a compiled block keeps is the compiler's choice")
+        return Absent(reason="which activations a compiled block keeps is the compiler's choice")
     return None
 
 

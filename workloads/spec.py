@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import NotCovered, States, Transfer, full_model_bytes, replicated_states
+from workloads.cost_models.terms import States, Transfer, full_model_bytes, replicated_states
 
 # A rank's share of each batch, which follows from the device mesh.
 
@@ -303,7 +304,7 @@ class StrategySpec(ABC):
         """Return the parameters, gradients and optimizer states that a rank keeps."""
         return replicated_states(setup.shape)
 
-    def states_not_covered(self, setup: Setup) -> NotCovered | None:
+    def states_not_covered(self, setup: Setup) -> Absent | None:
         """Return why `states` is only an estimate for this setup; None where the cost model covers it."""
         return None
 
@@ -327,11 +328,11 @@ class StrategySpec(ABC):
         """
         return full_model_bytes(setup.shape)
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         """Predict the live tensors of the rank that holds most, at the peak of a step."""
-        return NotCovered(reason=f"no cost model predicts which tensors of {setup.strategy} live at the peak of a step")
+        return Absent(reason=f"no cost model predicts which tensors of {setup.strategy} live at the peak of a step")
 
-    def paper_activations(self, setup: Setup) -> int | NotCovered | None:
+    def paper_activations(self, setup: Setup) -> int | Absent | None:
         """Return the activations of the rank that holds most, in bytes, as the papers count them.
 
         None: those of a whole model's microbatch.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from bench.analysis.mfu import Absent
 from collectors.metrics.gpu import GPU_CLOCK_HERTZ, GPU_ENERGY_JOULES, GPU_INFO, GPU_INSTANCE, GPU_POWER_WATTS
 from collectors.metrics.metric import Sample
 from collectors.node.node_log import NodeState
 from collectors.sample_log import read
+from workloads.cost_models.absent import Absent
 
 CLOCK = "sm"
 LEAST_ENERGY_S = 2.0

@@ -9,15 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.shape import Shape
 from workloads.spec import Precision
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Absent:
-    """A figure that is not known, and why."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

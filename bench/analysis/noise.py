@@ -14,8 +14,8 @@ from itertools import combinations, pairwise
 from statistics import NormalDist, fmean, median
 
 from bench.analysis.comparison import POWER, least_trials
-from bench.analysis.mfu import Absent
 from bench.analysis.regressions.settings import SETTINGS
+from workloads.cost_models.absent import Absent
 
 LEAST_NIGHTS = 3
 """Fewer nights tell nothing about how nights differ."""

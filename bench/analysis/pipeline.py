@@ -23,8 +23,8 @@ from collectors.metrics.results import (
     RUN_STAGE_SECONDS,
 )
 from collectors.sample_log import TimedActions
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.schedules import Action, ActionKind, Pipeline, actions, live_microbatches_of_stages
-from workloads.cost_models.terms import NotCovered
 from workloads.pipeline_parallel.simulator import (
     BubbleSplit,
     Delay,
@@ -304,9 +304,7 @@ CLEARLY_LONGER = 0.05
 """Share by which a rank must compute longer than the mean rank to be called the bottleneck; less is noise."""
 
 
-def bubble_parts(
-    pipeline: Pipeline, found: Sequence[Estimate], transfer_s: float | NotCovered
-) -> Iterator[Estimate | str]:
+def bubble_parts(pipeline: Pipeline, found: Sequence[Estimate], transfer_s: float | Absent) -> Iterator[Estimate | str]:
     """Yield the expected bubble and the parts of the measured one, and notes: what is absent, and the bottleneck.
 
     The parts are computed from the run's medians, so that they add up; those of each trial give the intervals.
@@ -348,10 +346,10 @@ def bubble_parts(
     expected = [_rounded(found.expected_ratio) for found, _ in of_trials]
     yield estimate_part(RUN_BUBBLE_RATIO, expected, middle=_rounded(of_run.expected_ratio), account="expected")
     for part, middle in run_parts.items():
-        if part not in (UNEVEN, CORE) and not (part == MESSAGE and isinstance(transfer_s, NotCovered)):
+        if part not in (UNEVEN, CORE) and not (part == MESSAGE and isinstance(transfer_s, Absent)):
             values = [parts[part] for _, parts in of_trials]
             yield estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=middle, part=part)
-    if isinstance(of_run.transfer_ratio, NotCovered):
+    if isinstance(of_run.transfer_ratio, Absent):
         where = MESSAGE if MESSAGE in delays else "unexplained"
         yield f"the transfer's part of the bubble is absent, and is in {where}: {of_run.transfer_ratio.reason}"
     yield from _bottleneck(pipeline, times)
@@ -359,7 +357,7 @@ def bubble_parts(
 
 def _parts(split: BubbleSplit, delays: Mapping[str, float]) -> dict[str, float]:
     """Return all parts of a bubble; the transfer is taken out of the message part, and delays out of unexplained."""
-    transfer_ratio = None if isinstance(split.transfer_ratio, NotCovered) else _rounded(split.transfer_ratio)
+    transfer_ratio = None if isinstance(split.transfer_ratio, Absent) else _rounded(split.transfer_ratio)
     beyond = dict(delays)
     if MESSAGE in beyond:
         beyond[MESSAGE] -= transfer_ratio or 0.0
@@ -399,7 +397,7 @@ def pipeline_estimates(
     axes: Mapping[str, int],
     steps: Sequence[Sequence[TimedStep]],
     activations: Sequence[Mapping[int, float]],
-    predicted: Sequence[int] | NotCovered,
+    predicted: Sequence[int] | Absent,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
     """Return the estimates of a pipeline, measured and predicted, and what is absent with its reason.
 
@@ -429,7 +427,7 @@ def pipeline_estimates(
     for stage, most in live_microbatches_of_stages(actions(pipeline)).items():
         counts = [max(most_live(step.works, stage) for step in of_trial) for of_trial in steps]
         found += _beside_predicted(RUN_LIVE_MICROBATCHES, stage, counts, most)
-    if isinstance(predicted, NotCovered):
+    if isinstance(predicted, Absent):
         for stage in sorted(set.intersection(*map(set, activations))):
             values = [by_stage[stage] for by_stage in activations]
             found += _beside_predicted(RUN_STAGE_ACTIVATION_BYTES, stage, values, None)
@@ -450,8 +448,8 @@ def _beside_predicted(
         yield estimate(metric, [predicted] * len(measured), stage=str(stage), account="expected")
 
 
-def _notes(steps: Sequence[TimedStep], activations: Sequence[int] | NotCovered) -> Iterator[str]:
-    if isinstance(activations, NotCovered):
+def _notes(steps: Sequence[TimedStep], activations: Sequence[int] | Absent) -> Iterator[str]:
+    if isinstance(activations, Absent):
         yield f"expected activations of stages are absent: {activations.reason}"
     is_one_clock = all(step.is_one_clock for step in steps)
     if not all(step.has_messages and step.is_one_clock for step in steps):

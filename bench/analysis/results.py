@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.analysis.estimate import Estimate, estimate, estimate_share
-from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, mfu, peak_of
+from bench.analysis.mfu import Peak, flops_per_second_per_device, mfu, peak_of
 from bench.analysis.pipeline import AXIS, pipeline_estimates
 from bench.analysis.probes import read_probe_trials, results_of_probe
 from bench.analysis.trials import Power, Trial, read_trials
@@ -19,11 +19,12 @@ from bench.case import Case
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import recorded_bytes
 from workloads.cost_models.memory import paper_activation_bytes
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import Pipeline
-from workloads.cost_models.terms import NotCovered, States
+from workloads.cost_models.terms import States
 from workloads.options import local_batch, microbatch, microbatch_count, peak_not_covered
 from workloads.pipeline_parallel.memory import activations_by_stage
 from workloads.pipeline_parallel.spec import counts
@@ -60,10 +61,10 @@ TOTALS = ("live_tensors", "allocator")
 def memory_estimates(
     trials: Sequence[Trial],
     *,
-    states: States | NotCovered,
+    states: States | Absent,
     paper: States,
-    paper_activations: int | NotCovered,
-    peak: Prediction | NotCovered,
+    paper_activations: int | Absent,
+    peak: Prediction | Absent,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
     """Return the bytes of each part of memory by each account, predicted over measured, and notes of what is absent.
 
@@ -75,14 +76,14 @@ def memory_estimates(
     The part `other` is what outlives a step and is no state, such as compression's error feedback; `unexplained` is the
     measured rest of it that no cost model predicts: a leak, perhaps.
     """
-    predicted = {} if isinstance(states, NotCovered) else _by_part(states)
+    predicted = {} if isinstance(states, Absent) else _by_part(states)
     if isinstance(peak, Prediction):
         predicted |= {"activations": peak.activations_bytes, "other": peak.other_bytes, "total": peak.total_bytes}
     by_paper = _by_part(paper)
-    if not isinstance(paper_activations, NotCovered):
+    if not isinstance(paper_activations, Absent):
         by_paper["activations"] = paper_activations
     measured = {part: _above_0([_measured(trial, part) for trial in trials]) for part in (*STATE_PARTS, *PEAK_PARTS)}
-    explained_bytes = float("inf") if isinstance(peak, NotCovered) else peak.other_bytes
+    explained_bytes = float("inf") if isinstance(peak, Absent) else peak.other_bytes
     measured["unexplained"] = _above_0([other - explained_bytes for other in measured["other"]])
     accounts: dict[str, Mapping[str, Sequence[float]]] = {
         "paper": {part: [size_bytes] * len(trials) for part, size_bytes in by_paper.items()},
@@ -103,7 +104,7 @@ def memory_estimates(
     notes = [
         f"predicted {what} are absent: {prediction.reason}"
         for what, prediction in (("states", states), ("activations and total memory", peak))
-        if isinstance(prediction, NotCovered)
+        if isinstance(prediction, Absent)
     ]
     if missing := [part for part in STATE_PARTS if not measured[part]]:
         notes.append(f"measured {', '.join(missing)} are absent: no rank reported their bytes after its measured steps")
@@ -201,7 +202,7 @@ def results_of(
     return tuple(found), tuple(notes)
 
 
-def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCovered:
+def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | Absent:
     """Return the activation bytes predicted of each stage; not covered where another axis shards a stage's tensors."""
     spec = case.spec()
     absent = peak_not_covered(case) or spec.states_not_covered(case)
@@ -209,7 +210,7 @@ def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | NotCov
         return absent
     if others := {axis for axis, size in spec.mesh(case).items() if size > 1} - {AXIS, *DATA_AXES}:
         axes = " and ".join(sorted(others))
-        return NotCovered(reason=f"no cost model says what the axis {axes} leaves of a stage's tensors")
+        return Absent(reason=f"no cost model says what the axis {axes} leaves of a stage's tensors")
     return activations_by_stage(pipeline, microbatch(case, spec.data_ranks(case)), counts(case, pipeline.stages))
 
 

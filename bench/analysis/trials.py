@@ -13,7 +13,6 @@ from statistics import fmean, median
 
 from bench.analysis.estimate import spread
 from bench.analysis.gpu_clocks import GpuBeats
-from bench.analysis.mfu import Absent
 from bench.analysis.pipeline import TimedStep, join_steps
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Metric, Sample
@@ -31,6 +30,7 @@ from collectors.metrics.rank import (
     STEP_SECONDS,
 )
 from collectors.sample_log import Contents, Ended, Mark, Note, Opened, Reading, TimedActions, read
+from workloads.cost_models.absent import Absent
 
 # Rank logs, grouped by trial
 

@@ -127,14 +127,12 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
 def _read_thresholds(path: Path) -> Thresholds:
     """Return the thresholds of a user's file; its strategies are known ones."""
     from bench.case import find_spec
-    from bench.runs.files import read_small
-    from dashboards.thresholds import BadThresholds, changed_by
+    from collectors.settings_file import BadSettings, read_document
+    from dashboards.thresholds import changed_by
 
     try:
-        thresholds = changed_by(read_small(path), str(path))
-    except OSError as error:
-        raise Misuse(f"{path}: {error.strerror}; name a file of thresholds, in TOML (docs/watching.md)") from None
-    except BadThresholds as error:
+        thresholds = changed_by(read_document(path), str(path))
+    except BadSettings as error:
         raise Misuse(f"{error} (docs/watching.md)") from None
     named = [("accepted_efficiency", entry.strategy) for entry in thresholds.accepted_efficiency]
     for key, strategy in (*named, *(("live.uneven_strategies", name) for name in thresholds.live.uneven_strategies)):

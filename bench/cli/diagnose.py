@@ -29,10 +29,10 @@ def command(run: str, runs_folder: Path, store_url: str | None, format_name: str
       observatory diagnose 2026
     """
     from bench.analysis.diagnosis.rule import diagnose
-    from bench.analysis.mfu import Absent
     from bench.reports.diagnosis import print_diagnosis
     from bench.runs.history import History
     from bench.runs.observing import observe
+    from workloads.cost_models.absent import Absent
 
     summary = find_shown(run, runs_folder, store_url)
     try:

@@ -110,7 +110,6 @@ def _check_nodes(
 
 
 def _print_page(store_url: str | None, format_name: str) -> None:
-    from bench.analysis.mfu import Absent
     from bench.doctor.collect import DEADLINE_S, gather, gpu_fields, machine_of_ranks
     from bench.engines.local import LocalEngine
     from bench.machine import machine
@@ -119,6 +118,7 @@ def _print_page(store_url: str | None, format_name: str) -> None:
     from bench.runs.history import History
     from collectors.nvml.collector import NvmlCollector
     from collectors.nvml.library import installed_nvml
+    from workloads.cost_models.absent import Absent
 
     say("doctor: starting ranks, to see the machine as they do (torch is loaded)")
     read, ranks = machine_of_ranks(partial(LocalEngine, data_folder() / "runs"), machine.read)

@@ -19,7 +19,7 @@ from typing import NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from bench.errors import InfrastructureFailed, Misuse, near_name, open_limit_words, say, size_limit_words
+from bench.errors import InfrastructureFailed, Misuse, open_limit_words, say, size_limit_words
 from collectors.files import PRIVATE
 from collectors.regular_files import NotRegular
 
@@ -78,9 +78,11 @@ def offer_nearest(context: click.Context, args: list[str], names: Collection[str
         click.UsageError: the message offers the name.
     """
     name = args[0] if args else ""
-    near = near_name(name, names)
-    if name not in names and not name.startswith("-") and near is not None:
-        context.fail(f"No such command '{name}'. Did you mean '{near}'?")
+    if name not in names and not name.startswith("-"):
+        from collectors.settings_file import near_name  # Here, as no command that is known needs it to start.
+
+        if (near := near_name(name, names)) is not None:
+            context.fail(f"No such command '{name}'. Did you mean '{near}'?")
 
 
 class _LateGroup(click.Group):

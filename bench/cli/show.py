@@ -203,10 +203,10 @@ def _with_settings(
 
 def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
     """Print one run in full, with the step that the cost model predicts from what the history has of its hardware."""
-    from bench.analysis.mfu import Absent
     from bench.reports.summary import print_run
     from bench.runs.hardware_baselines import predicted_steps
     from bench.runs.history import History
+    from workloads.cost_models.absent import Absent
 
     if format_name != "table":  # The other forms hold what was measured.
         print_run(summary, format_name)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 
-from bench.analysis.mfu import Absent
 from bench.doctor import node_state
 from bench.doctor.node_state import free_memory, gpu_clocks, monitors, pcie_links
 from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page, Section, measured_ceilings
@@ -21,6 +20,7 @@ from bench.machine.machine_diff import differences
 from bench.machine.preflight import available_bytes
 from bench.runs.history import History
 from collectors.nvml.collector import NvmlCollector
+from workloads.cost_models.absent import Absent
 
 DEADLINE_S = 5.0
 """How long the doctor waits for GPUs; longer than a poll may take, since a driver's first answers are slow."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.analysis.estimate import Estimate
-from bench.analysis.mfu import Absent
 from bench.analysis.probes import LIBRARY
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import Difference
@@ -16,6 +15,7 @@ from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric
 from collectors.nvml.library import FieldSupport
+from workloads.cost_models.absent import Absent
 from workloads.probes.spec import SIZE_BYTES
 from workloads.registry import spec_of
 from workloads.spec import Device

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, peak_of
+from bench.analysis.mfu import Peak, flops_per_second_per_device, peak_of
 from bench.case import Case
 from bench.rank.distributed import Membership, TrialLog, joined, wait_for_all
 from bench.rank.fault_commit import commit_at
@@ -42,6 +42,7 @@ from collectors.rank.step_clock import StepTimes, make_clock
 from collectors.sample_log import Mark
 from workloads.core.data import Batches, NoBatches, make_batches, to_device
 from workloads.core.mesh import make_mesh
+from workloads.cost_models.absent import Absent
 from workloads.protocols import KnowsNorm, KnowsNotes, Phase, Workload
 
 

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from bench.analysis.comparison import OUTCOMES, Change, Judged, Outcome, counted, is_main, smallest_shown
 from bench.analysis.estimate import Estimate
-from bench.analysis.mfu import Absent
 from bench.analysis.noise import WANTED_CHANGE, Noise, smallest_of_night, trials_a_night
 from bench.reports.format import digits, figure, grouped, plural, share
 from bench.reports.table import Block, Table, write
 from collectors.metrics import probes, results
+from workloads.cost_models.absent import Absent
 
 SCHEMA_VERSION = NOISE_SCHEMA_VERSION = 1
 MOST_ROWS = 15

@@ -10,12 +10,12 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from bench.analysis.mfu import Absent
 from bench.doctor.fleet import Fleet, in_units, lines_of
 from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page
 from bench.reports.format import figure, wide_interval_notes
 from bench.reports.table import Block, Table, indented, write
 from collectors.nvml.library import Answer, FieldSupport
+from workloads.cost_models.absent import Absent
 
 # The page of this machine.
 

@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from rich.console import Console
 
 from bench.analysis.estimate import Estimate, of_metric
-from bench.analysis.mfu import Absent
 from bench.reports.format import figure, percent, wide_interval_notes
 from bench.reports.table import Table, open_console, print_page
 from bench.runs.hardware_baselines import PredictedStep
@@ -20,6 +19,7 @@ from bench.runs.summary import Summary, settings_words
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
+from workloads.cost_models.absent import Absent
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
-from bench.analysis.mfu import Absent
 from bench.analysis.scaling.efficiency import Scaling, ScalingEfficiency, scaling_between, scaling_efficiency
 from bench.case import Case, one_rank_baseline
 from bench.errors import InfrastructureFailed, Misuse
@@ -18,6 +17,7 @@ from bench.runs.history import History
 from bench.runs.scaling_baseline import Point, curve_of, unlike
 from bench.runs.summary import Summary
 from collectors.metrics.results import RUN_TOKENS_PER_SECOND
+from workloads.cost_models.absent import Absent
 
 BASELINES_SEEN = 20
 """How many of the newest runs of a baseline's case are searched for one that was measured like the run."""

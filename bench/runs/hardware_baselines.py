@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from bench.analysis.estimate import Estimate, estimate, ratio
 from bench.analysis.gpu_clocks import clock_and_power
-from bench.analysis.mfu import Absent
 from bench.analysis.pipeline import bubble_parts
 from bench.analysis.probes import CALIBRATION, link_by
 from bench.analysis.scaling.prediction import expected_efficiency
@@ -21,10 +20,11 @@ from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link, collective_time_s
 from workloads.cost_models.interconnect import Interconnect, Level, traffic_times_s
 from workloads.cost_models.step_time import compute_time, step_time
-from workloads.cost_models.terms import NotCovered, Transfer
+from workloads.cost_models.terms import Transfer
 from workloads.probes.spec import MatmulSpec
 
 # The measured ceiling, and model FLOP/s as a share of it
@@ -235,7 +235,7 @@ def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
         return
     link = find_link(summary, history, ("send", CALIBRATION))
     if isinstance(link, Absent):
-        transfer_s: float | NotCovered = NotCovered(reason=link.reason)
+        transfer_s: float | Absent = Absent(reason=link.reason)
     else:
         transfer_s = collective_time_s("send", pipeline.boundary_bytes, 2, link, case.backend)
     yield from bubble_parts(pipeline, summary.estimates, transfer_s)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.analysis.estimate import Estimate
-from bench.analysis.mfu import Absent
 from bench.analysis.noise import Noise, noise_of
 from bench.case import Case, why_ad_hoc
 from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric
+from workloads.cost_models.absent import Absent
 
 _DAY_NS = 86_400 * 10**9
 

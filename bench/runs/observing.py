@@ -10,7 +10,6 @@ from statistics import median
 
 from bench.analysis.diagnosis.observed import AllocatorTrouble, NodeLoad, Observed
 from bench.analysis.estimate import Estimate, by_labels
-from bench.analysis.mfu import Absent
 from bench.analysis.trials import values_of
 from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse
@@ -27,6 +26,7 @@ from collectors.metrics.probes import RUN_PAIR_BANDWIDTH
 from collectors.metrics.rank import ALLOCATION_RETRIES, OUT_OF_MEMORY
 from collectors.node.node_log import NodeState
 from collectors.sample_log import NewerSchema, NodeOpened, Reading, read
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
 from workloads.registry import SPECS, spec_of
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,21 +48,38 @@ class Limits:
     keep: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Folder:
     """The folder of a run or of a suite run, and what is to become of it.
 
-    ended_ns: Unix time of its end; None where it is unknown. reason: why it goes, or why it stays.
-    is_needed: it stays whatever the limits say.
+    ended_ns: Unix time of its end; None where it is unknown. suite_run: the one that a run belongs to.
+    stays: why it stays whatever the limits say. goes: why it is deleted. is_young: --older-than does not reach it.
     """
 
     kind: Kind
     path: Path
     size_bytes: int
-    ended_ns: int | None
-    is_deleted: bool
-    is_needed: bool
-    reason: str
+    ended_ns: int | None = None
+    suite_run: str | None = None
+    stays: str | None = None
+    goes: str | None = None
+    is_young: bool = False
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it goes."""
+        return self.goes is not None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it stays whatever the limits say."""
+        return self.goes is None and self.stays is not None
+
+    @property
+    def reason(self) -> str:
+        """Why it goes, or why it stays."""
+        within = "it ended after --older-than" if self.is_young else "--keep-bytes has room for it"
+        return self.goes or self.stays or within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,18 +104,6 @@ class PrunePlan:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Candidate:
-    """A folder while it is decided on. stays: why it must; goes: why it does."""
-
-    path: Path
-    size_bytes: int
-    ended_ns: int | None = None
-    suite_run: str | None = None
-    stays: str | None = None
-    goes: str | None = None
-
-
-@dataclass(slots=True, kw_only=True)
 class _Decision:
     """The choice among the runs of a folder.
 
@@ -106,8 +111,8 @@ class _Decision:
     members: how many runs of each suite run are left. left_bytes: what is left of all.
     """
 
-    runs: dict[str, _Candidate]
-    suites: dict[str, _Candidate]
+    runs: dict[str, Folder]
+    suites: dict[str, Folder]
     dependents: dict[str, set[str]]
     members: Counter[str] = field(default_factory=Counter)
     left_bytes: int = 0
@@ -196,55 +201,37 @@ def plan(runs: Path, history: History | None, limits: Limits, *, now_ns: int) ->
         dependents=_dependents(summaries, runs, found),
     )
     _decide(decision, limits, now_ns, {summary.purpose.member.id for summary in summaries if summary.purpose.member})
-    return PrunePlan(folders=tuple(_results(decision, limits, now_ns)), leftovers=leftovers)
+    _say_who_needs(decision)
+    return PrunePlan(folders=(*decision.runs.values(), *decision.suites.values()), leftovers=leftovers)
 
 
 def _decide(decision: _Decision, limits: Limits, now_ns: int, had_runs: Collection[str]) -> None:
     """Let go by age, then by size. had_runs: suite runs of which the history knows runs."""
-    if limits.older_than_s is not None:
-        old = [name for name, run in decision.runs.items() if _is_old(run, limits, now_ns)]
+    if (age_s := limits.older_than_s) is not None:
+        for folder in (*decision.runs.values(), *decision.suites.values()):
+            folder.is_young = folder.ended_ns is None or now_ns - folder.ended_ns <= age_s * 1e9
+        old = [name for name, run in decision.runs.items() if not run.is_young]
         decision.let_go(old, "it ended before --older-than")
     for name, suite in decision.suites.items():
-        if name in had_runs or _is_old(suite, limits, now_ns):
+        if name in had_runs or (limits.older_than_s is not None and not suite.is_young):
             decision.let_go_suite(name)
     if (most := limits.keep_bytes) is not None:
         decision.let_go(decision.runs, "without it --keep-bytes holds", lambda: decision.left_bytes <= most)
 
 
-def _is_old(candidate: _Candidate, limits: Limits, now_ns: int) -> bool:
-    if limits.older_than_s is None or candidate.ended_ns is None:
-        return False
-    return now_ns - candidate.ended_ns > limits.older_than_s * 1e9
-
-
-def _results(decision: _Decision, limits: Limits, now_ns: int) -> Iterator[Folder]:
+def _say_who_needs(decision: _Decision) -> None:
+    """Say of what is left by which runs it is needed."""
     for name, run in decision.runs.items():
-        dependent = decision.needed_by(name)
-        needed = None if dependent is None else f"it is the baseline of {dependent}, which stays"
-        yield _result("run", run, run.stays or needed, limits, now_ns)
+        if run.stays is None and (dependent := decision.needed_by(name)) is not None:
+            run.stays = f"it is the baseline of {dependent}, which stays"
     for name, suite in decision.suites.items():
-        left = decision.members[name]
-        needed = f"{left} of its runs {'stays' if left == 1 else 'stay'}" if left else None
-        yield _result("suite run", suite, suite.stays or needed, limits, now_ns)
+        if suite.stays is None and (left := decision.members[name]):
+            suite.stays = f"{left} of its runs {'stays' if left == 1 else 'stay'}"
 
 
-def _result(kind: Kind, candidate: _Candidate, needed: str | None, limits: Limits, now_ns: int) -> Folder:
-    is_young = limits.older_than_s is not None and not _is_old(candidate, limits, now_ns)
-    within = "it ended after --older-than" if is_young else "--keep-bytes has room for it"
-    return Folder(
-        kind=kind,
-        path=candidate.path,
-        size_bytes=candidate.size_bytes,
-        ended_ns=candidate.ended_ns,
-        is_deleted=candidate.goes is not None,
-        is_needed=candidate.goes is None and needed is not None,
-        reason=candidate.goes or needed or within,
-    )
-
-
-def _run(path: Path, summaries: Mapping[str, Summary]) -> _Candidate:
+def _run(path: Path, summaries: Mapping[str, Summary]) -> Folder:
     """Return a run's folder, and why it stays if its own files say so."""
-    candidate = _Candidate(path=path, size_bytes=_size(path))
+    candidate = Folder(kind="run", path=path, size_bytes=_size(path))
     try:
         file = case_file(path)
     except Misuse as error:
@@ -263,8 +250,8 @@ def _run(path: Path, summaries: Mapping[str, Summary]) -> _Candidate:
     return candidate
 
 
-def _suite(path: Path, unfinished: Collection[str], records: Mapping[str, SuiteRecord]) -> _Candidate:
-    candidate = _Candidate(path=path, size_bytes=_size(path))
+def _suite(path: Path, unfinished: Collection[str], records: Mapping[str, SuiteRecord]) -> Folder:
+    candidate = Folder(kind="suite run", path=path, size_bytes=_size(path))
     record = records.get(path.name)
     if _is_suite_running(path):
         candidate.stays = "it goes on"

@@ -15,7 +15,8 @@ from typing import Literal, Protocol
 
 from bench.analysis.estimate import Estimate, Ratio, ratio
 from bench.runs.summary import Summary
-from bench.suites.suite_file import Claim, Lever
+from bench.suites.form.tables import Claim
+from bench.suites.suite_file import Lever
 
 Verdict = Literal["as claimed", "more", "less", "unsure"]
 

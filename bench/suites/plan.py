@@ -23,9 +23,9 @@ from bench.rank.fault_injection import Fault, parse_fault
 from bench.runner.case_args import Node, case_of_args, check_room
 from bench.runs.nights import noise_of_series
 from bench.runs.summary import Summary
-from bench.suites.form.key_types import nearest, shown
 from bench.suites.suite_file import Suite, SuiteCase
 from collectors.metrics.results import RUN_STEP_SECONDS
+from collectors.settings_file import nearest, shown
 from workloads.spec import LARGEST, Device
 
 RUNS_SEARCHED = 500

@@ -15,39 +15,17 @@ import msgspec
 from bench.analysis.scaling.efficiency import Scaling
 from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions, find_spec, parse_options
 from bench.errors import Misuse
-from bench.rank.messages import Outcome
 from bench.runner.case_args import CaseArgs, shape_of
-from bench.suites.form.document import read_document
-from bench.suites.form.key_types import NAME, NAMES, check_table, is_same, nearest, shown
-from bench.suites.form.suite_keys import CASE_KEYS, SCHEMA_VERSION, TOP_KEYS, TRAINING_KEYS
-from bench.suites.form.sweeps import Point, points, text_of
+from bench.suites.form.document import read_suite_document
+from bench.suites.form.sweeps import Point, is_same, points, text_of
+from bench.suites.form.tables import NAME, NAMES, Claim, Expected, SuiteNeeds, SuiteTable, Training
 from collectors.metrics.registry import METRICS
+from collectors.settings_file import BadSettings, check, nearest, shown
 from workloads.cost_models.shape import DIMENSIONS
-from workloads.spec import Device
 
 MOST_CASES = 2000
 """Resolved cases of a suite."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteNeeds:
-    """What a case needs of the machines, beside what follows from the case; 0 needs none.
-
-    gpus, memory_bytes: of each node, and of each of its GPUs; memory of the host for a case on a CPU.
-    """
-
-    gpus: int = 0
-    memory_bytes: float = 0.0
-    nodes: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """How a fire drill must end. cause: a `Cause.kind`. cause, rank: None where any will do."""
-
-    outcome: Outcome
-    cause: str | None = None
-    rank: int | None = None
+_NONE = SuiteNeeds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +51,11 @@ class SuiteCase:
     retries: int = 1
     tags: tuple[str, ...] = ()
     importance: int = 0
-    needs: SuiteNeeds = SuiteNeeds()
+    needs: SuiteNeeds = _NONE
     fault: str | None = None
     expect: Expected | None = None
     keep_traces: bool = False
     instrumentation: InstrumentationOptions = NO_INSTRUMENTATION
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """What a textbook claims for a lever: the metric with the lever on is `low` to `high` times that with it off.
-
-    labels: of the metric. text: the claim in words, with its source.
-    device: what the claim is about, where it is about one; cases on another device neither bear it out nor refute it.
-    """
-
-    metric: str
-    low: float
-    high: float
-    text: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    device: Device | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +98,13 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     Raises:
         Misuse: the file cannot be read or is wrong; the message names file, table and key.
     """
-    document = read_document(path, settings)
-    version = document.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise Misuse(
-            f"{path}: schema_version is {shown(version)}, this program reads {SCHEMA_VERSION}; use the version of"
-            " parallel-observatory that the file was written for"
-        )
-    if isinstance(defaults := document.get("defaults"), dict) and "strategy" in defaults:
-        raise Misuse(f"{path}: [defaults] has a strategy, which each case says for itself, by its name or by a key")
-    check_table(document, TOP_KEYS, f"{path}:")
+    try:
+        document = read_suite_document(path, settings)
+        if isinstance(defaults := document.get("defaults"), dict) and "strategy" in defaults:
+            raise Misuse(f"{path}: [defaults] has a strategy, which each case says for itself, by its name or by a key")
+        check(document, SuiteTable, str(path))
+    except BadSettings as error:
+        raise Misuse(str(error)) from None
 
     tables = _resolve(document, path)
     every = [one for table in tables.values() for one in table]
@@ -154,8 +113,10 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
         raise Misuse(f"{path} has {len(cases):,} cases; it may have {MOST_CASES:,}: make it several suites")
     levers = tuple(_lever(name, table, tables, path) for name, table in document.get("lever", {}).items())
     name = document.get("name", path.stem)
-    if re.fullmatch(NAME, name) is None:
-        raise Misuse(f"{path}: the file's name cannot be its suite's: {NAMES}; add a line name = \"...\" to it")
+    if re.match(NAME, name) is None:
+        raise Misuse(
+            f"{path}: the file's name cannot be its suite's, which is {NAMES}; add a line name = \"...\" to it"
+        )
     is_nightly, hours = document.get("nightly", False), document.get("period_hours")
     resolved = msgspec.json.encode((name, is_nightly, hours, cases, levers), order="sorted")
     return Suite(
@@ -188,8 +149,9 @@ class _Resolved:
         return self.case.args.ranks[0]
 
 
-_SWEEPING = frozenset(key.name for key in CASE_KEYS if key.sweeps)
-_OF_TRAINING = frozenset(key.name for key in TRAINING_KEYS)
+_LISTS = ("tags", "zip", "exclude")
+"""Keys whose lists are no sweeps."""
+_OF_TRAINING = frozenset(Training.__struct_fields__)
 _OF_ARGS = ("device", "backend", "precision", "threads", "trials", "steps", "warm_up", "trace_steps", "seed")
 """Keys that are fields of `CaseArgs` by the same name."""
 
@@ -203,11 +165,7 @@ def _resolve(document: Mapping[str, Any], path: Path) -> dict[str, list[_Resolve
         place = f"{path}: [case.{name}]"
         zipped, excluded = merged[name].get("zip", ()), merged[name].get("exclude", ())
         flat = dict(_flat(merged[name]))
-        swept = [
-            key
-            for key, value in flat.items()
-            if isinstance(value, list) and (key in _SWEEPING or key.startswith("options."))
-        ]
+        swept = [key for key, value in flat.items() if isinstance(value, list) and key not in _LISTS]
         cases = [
             _Resolved(case=_case(name, point, place), point=point)
             for point in points(flat, swept, zipped=zipped, excluded=excluded, place=place)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.analysis.mfu import Absent
 from bench.case import Case, Purpose, SuiteMember
 from bench.engines.registry import Engine
 from bench.errors import InfrastructureFailed, Misuse
@@ -28,6 +27,7 @@ from bench.suites.ledger import EndOutcome, Judgement, LedgerWriter, SuiteState,
 from bench.suites.plan import PlannedCase, SuitePlan, within_budget
 from bench.suites.reruns import Reruns, RerunsEnd, Suspects
 from collectors.files import is_ours
+from workloads.cost_models.absent import Absent
 
 SAVED_S = 10.0
 """Least time between two records of a suite run in the history while a case goes on."""

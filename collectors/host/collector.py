@@ -15,9 +15,10 @@ from pathlib import Path
 from collectors.errors import in_words
 from collectors.host import devices, infiniband, system
 from collectors.host.clock import read_clock
-from collectors.host.procfs import Absent, KernelFiles, Part
+from collectors.host.procfs import KernelFiles, Part
 from collectors.host.system import CpuTime
 from collectors.metrics.metric import Sample
+from workloads.cost_models.absent import Absent
 
 MODERATE_S = 0.5
 """Pause for parts of dozens of small files: read at each beat of 1 s, but not at each of 0.1 s."""

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from collectors.host.procfs import Absent, Found, KernelFiles
+from collectors.host.procfs import Found, KernelFiles
 from collectors.metrics import host
 from collectors.metrics.metric import Sample
+from workloads.cost_models.absent import Absent
 
 _SECTOR_BYTES = 512
 """Size of a sector in /proc/diskstats, whatever the disk's own sectors are."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collectors.host.procfs import Absent, Found, KernelFiles
+from collectors.host.procfs import Found, KernelFiles
 from collectors.metrics import host
+from workloads.cost_models.absent import Absent
 
 CLASS = "sys/class/infiniband"
 """Where the kernel lists ports for RDMA: InfiniBand's, and those of adapters for RoCE."""

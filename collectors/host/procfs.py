@@ -12,6 +12,7 @@ from pathlib import Path
 
 from collectors.host.clock import ClockState, ask_kernel
 from collectors.metrics.metric import Sample
+from workloads.cost_models.absent import Absent
 
 _PIECE_BYTES = 1 << 16
 _OF_A_PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -81,13 +82,6 @@ def _named(error: OSError, path: str) -> OSError:
 
 
 # Parts of the host.
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """Something that this host does not provide now. reason: names it, and says why."""
-
-    reason: str
 
 
 Found = Sample | Absent

@@ -6,9 +6,10 @@ import platform
 from collections.abc import Iterator
 from importlib import metadata
 
-from collectors.host.procfs import Absent, Found, KernelFiles
+from collectors.host.procfs import Found, KernelFiles
 from collectors.metrics import host
 from collectors.metrics.metric import Sample
+from workloads.cost_models.absent import Absent
 
 _MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 """In the order of /proc/stat. The two guest times that follow there are left out: `user` and `nice` include them."""

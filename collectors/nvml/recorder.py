@@ -28,7 +28,7 @@ from collectors.regular_files import read_regular
 
 SCHEMA_VERSION = 1
 EIGHT_GPUS = Path(__file__).with_name("recordings") / "eight_gpus.json"
-"""The recording that comes with the program; written by `collectors/nvml/recordings/eight_gpus.py`."""
+"""The recording that comes with the program."""
 
 
 class Track(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -124,7 +124,7 @@ FINDERS: dict[str, tuple[Callable[[ast.Module], bool], set[str]]] = {
     "unpickling": (_unpickles, set()),
     "an unsafe loader of YAML": (_loads_yaml_unsafely, set()),
     "a shell or text that is run": (_runs_text, set()),
-    "a reader of TOML": (_reads_toml, {"collectors/toml.py"}),
+    "a reader of TOML": (_reads_toml, {"collectors/settings_file.py"}),
 }
 """What is looked for, by its name: how, and the files that may have it."""
 
@@ -180,7 +180,7 @@ def test_it_is_found(what: str, code: str) -> None:
         ("unpickling", "torch.load(path, weights_only=True)\njson.load(file)"),
         ("an unsafe loader of YAML", "class Mine(yaml.SafeLoader): ...\nyaml.load(text, Mine)\nyaml.safe_load(text)"),
         ("a shell or text that is run", "subprocess.run(words, shell=False)\nmodel.eval()"),
-        ("a reader of TOML", "from collectors.toml import read_toml"),
+        ("a reader of TOML", "from collectors.settings_file import read_toml"),
     ],
 )
 def test_nothing_else_is_taken_for_it(what: str, code: str) -> None:

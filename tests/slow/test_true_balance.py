@@ -9,8 +9,8 @@ import pytest
 from bench.analysis.pipeline import TimedStep, bubble_ratio, join_steps, stage_seconds
 from tests.slow.ranks.sleeping_head import RANKS, Balanced, perform_balanced, pipeline_of, slept_s
 from tests.support.ranks import OnRanks
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.schedules import actions
-from workloads.cost_models.terms import NotCovered
 from workloads.pipeline_parallel.simulator import simulate, split_bubble
 
 TOLERANCE_RATIO = 0.05
@@ -38,7 +38,7 @@ def test_the_slow_stage_is_named_and_balancing_by_measure_shortens_the_step(on_r
         median(bubble_ratio(step.works, range(RANKS)) for step in equal),
         pipeline_of("layers"),
         stage_seconds(work for step in equal for work in step.works),
-        transfer_s=NotCovered(reason="the few bytes of a boundary stay within the machine"),
+        transfer_s=Absent(reason="the few bytes of a boundary stay within the machine"),
     )
     assert split.bottleneck_stage == 1
 

@@ -21,14 +21,14 @@ from bench.analysis.pipeline import (
 )
 from tests.slow.ranks.sleeping_stages import Case, perform
 from tests.support.ranks import run_on_ranks
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.schedules import ScheduleName, actions, live_microbatches_of_stages
-from workloads.cost_models.terms import NotCovered
 from workloads.pipeline_parallel.simulator import simulate, split_bubble
 
 LIMIT_S = 200.0
 TOLERANCE_RATIO = 0.03
 UNEXPLAINED_RATIO = 0.02
-NO_LINK = NotCovered(reason="the few bytes of a boundary stay within the machine")
+NO_LINK = Absent(reason="the few bytes of a boundary stay within the machine")
 
 MICROBATCHES = {2: 4, 4: 8}
 """On so many ranks: twice as many let a schedule fill, go on and drain; more repeat what goes on in between."""

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from workloads.context_parallel.cost_model import HeadTraffic, Layout, RingTraffic, ring_pairs
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
-from workloads.cost_models.terms import NotCovered, Transfer, replicated_states
+from workloads.cost_models.terms import Transfer, replicated_states
 from workloads.options import (
     BUCKET_MB,
     COLLECTIVES_IN_GRAPHS,
@@ -68,7 +69,7 @@ class SequenceSpec(StrategySpec):
         """Return the bytes of a rank's own list of positions; plain ones are a view of all positions."""
         return INDEX_BYTES * setup.shape.sequence
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         """Predict the peak of a rank as if it trained alone on sequences of its own length, plus all tokens of a batch.
 
         The rank gets the tokens of all positions, and its replica keeps the tables of all positions, though the model
@@ -206,9 +207,9 @@ class RingAttentionSpec(SequenceSpec):
         # Zigzag positions are a new tensor.
         return INDEX_BYTES * (setup.shape.sequence // setup.ranks)
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         if setup.options["checkpoint"] == "selective" and setup.ranks > 1:
-            return NotCovered(reason="selective checkpointing keeps attention's output for the keys of each rank")
+            return Absent(reason="selective checkpointing keeps attention's output for the keys of each rank")
         return super().peak(setup)
 
     def notes(self, setup: Setup) -> list[str]:

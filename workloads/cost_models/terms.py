@@ -83,13 +83,6 @@ def bucket_count(payload_bytes: int, bucket_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotCovered:
-    """A figure that a cost model cannot give, and the reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class States:
     """Bytes of training state on one rank, as this implementation keeps them (a paper's account may differ)."""
 

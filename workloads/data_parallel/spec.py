@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fresh_gradients, step_peak
-from workloads.cost_models.terms import Collective, NotCovered, States, Transfer, replicated_states
+from workloads.cost_models.terms import Collective, States, Transfer, replicated_states
 from workloads.data_parallel.cost_model import (
     INDEXED_ELEMENTS,
     VALUE_BYTES,
@@ -211,14 +212,12 @@ class DdpSpec(StrategySpec):
             transfers.append(Transfer(collective="all_reduce", axis="data", payload_bytes=used_bytes))
         return tuple(transfers)
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
         if setup.options["compress"] != "none" and not is_overlapped:
-            return NotCovered(
-                reason="the cost model does not cover the temporary tensors of compression after backward"
-            )
+            return Absent(reason="the cost model does not cover the temporary tensors of compression after backward")
         grow = bucketed_gradients if is_overlapped else fresh_gradients
         peak = step_peak(
             microbatch(setup, setup.ranks),
@@ -248,7 +247,7 @@ class SingleSpec(StrategySpec):
     def mesh(self, setup: Setup) -> dict[str, int]:
         return {"data": 1}
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         states = replicated_states(setup.shape)
@@ -284,7 +283,7 @@ class Zero1Spec(StrategySpec):
     def paper_states(self, setup: Setup) -> States:
         return paper_states(setup.shape.parameters(), stage=1, data_ranks=setup.ranks)
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         states = max((self.states(setup, rank) for rank in range(setup.ranks)), key=lambda held: held.optimizer_bytes)

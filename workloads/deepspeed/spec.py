@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import Stage, paper_states
-from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.cost_models.terms import States, Transfer
 from workloads.deepspeed.cost_model import Engine, engine_states, engine_transfers
 from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals
 from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
@@ -166,8 +167,8 @@ class DeepSpeedSpec(StrategySpec):
         stage = STAGES[int(setup.options["stage"])]
         return paper_states(setup.shape.parameters(), stage=stage, data_ranks=setup.ranks)
 
-    def peak(self, setup: Setup) -> NotCovered:
-        return NotCovered(
+    def peak(self, setup: Setup) -> Absent:
+        return Absent(
             reason="DeepSpeed's engine keeps gradients and weights in buffers of its own and frees them in hooks of its"
             " own, which no cost model covers"
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction
-from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.cost_models.terms import States, Transfer
 from workloads.fsdp.cost_model import Sharding, Wrap, building_bytes, sharded_states, sharded_transfers
 from workloads.fsdp.peak_memory import sharded_step_peak
 from workloads.options import (
@@ -147,18 +148,18 @@ class ShardedSpec(StrategySpec):
     def building_bytes(self, setup: Setup, rank: int) -> int:
         return building_bytes(self.sharding(setup))
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         sharding = self.sharding(setup)
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         if sharding.is_overlapped or setup.options["prefetch"]:
-            return NotCovered(reason="how many gathered units live at once depends on the backend and on prefetch")
+            return Absent(reason="how many gathered units live at once depends on the backend and on prefetch")
         if setup.options["offload"]:
-            return NotCovered(reason="the cost model does not cover offloading's copies of weights and gradients")
+            return Absent(reason="the cost model does not cover offloading's copies of weights and gradients")
         if setup.options["reduce_dtype"] == "bf16":
-            return NotCovered(reason="gradients rounded before they are reduced live in two precisions at once")
+            return Absent(reason="gradients rounded before they are reduced live in two precisions at once")
         if sharding.ranks == 1:
-            return NotCovered(reason="one rank alone gathers and reduces by code that the cost model does not cover")
+            return Absent(reason="one rank alone gathers and reduces by code that the cost model does not cover")
         states = max(
             (sharded_states(sharding, rank) for rank in range(sharding.ranks)), key=lambda held: held.optimizer_bytes
         )

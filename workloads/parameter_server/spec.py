@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.cost_models.absent import Absent
+from workloads.cost_models.terms import States, Transfer
 from workloads.options import TRAINING_OPTIONS, training_refusals
 from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_traffic
 from workloads.spec import DataShare, Needs, Option, Parity, Setup, StrategySpec
@@ -114,8 +115,8 @@ class ParameterServerSpec(StrategySpec):
         """Return no states: the papers give no account of servers."""
         return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
 
-    def peak(self, setup: Setup) -> NotCovered:
-        return NotCovered(
+    def peak(self, setup: Setup) -> Absent:
+        return Absent(
             reason="a server holds the gradients of as many workers as have pushed, and copies of the weights"
             " that are still sent: how many at once depends on timing"
         )

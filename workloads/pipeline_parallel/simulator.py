@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.schedules import Action, ActionKind, Pipeline, actions, live_microbatches
-from workloads.cost_models.terms import NotCovered
 
 StageTimes = Mapping[tuple[int, ActionKind], float]
 """Seconds that a stage computes for one microbatch, by stage and kind of action."""
@@ -185,19 +185,19 @@ class BubbleSplit:
     measured_ratio: float
     schedule_ratio: float
     imbalance_ratio: float
-    transfer_ratio: float | NotCovered
+    transfer_ratio: float | Absent
     unexplained_ratio: float
     bottleneck_stage: int | None
 
     @property
     def expected_ratio(self) -> float:
         """Bubble of the simulation: schedule, imbalance, and transfer where it is known."""
-        transfer_ratio = 0.0 if isinstance(self.transfer_ratio, NotCovered) else self.transfer_ratio
+        transfer_ratio = 0.0 if isinstance(self.transfer_ratio, Absent) else self.transfer_ratio
         return self.schedule_ratio + self.imbalance_ratio + transfer_ratio
 
 
 def split_bubble(
-    measured_ratio: float, pipeline: Pipeline, times: StageTimes, *, transfer_s: float | NotCovered
+    measured_ratio: float, pipeline: Pipeline, times: StageTimes, *, transfer_s: float | Absent
 ) -> BubbleSplit:
     """Split a bubble: each part is what the simulation gains when one more thing is as measured.
 
@@ -210,8 +210,8 @@ def split_bubble(
     # Mean stages -> own stages -> own stages and transfers: each step's increase is one part.
     own = simulate(order, times)
     ideal_ratio = simulate(order, mean_stage(times)).bubble_ratio
-    transfer_ratio: float | NotCovered
-    if isinstance(transfer_s, NotCovered):
+    transfer_ratio: float | Absent
+    if isinstance(transfer_s, Absent):
         transfer_ratio, expected_ratio = transfer_s, own.bubble_ratio
     else:
         expected_ratio = simulate(order, times, transfer_s=transfer_s).bubble_ratio

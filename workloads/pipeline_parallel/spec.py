@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import (
@@ -20,7 +21,7 @@ from workloads.cost_models.schedules import (
     live_microbatches,
     why_not,
 )
-from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
     ACCUMULATE,
     DEFER_RECEIVES,
@@ -179,10 +180,10 @@ class PipelineSpec(StrategySpec):
         held = (stage_weights(setup.shape, blocks, stage) for stage in pipeline.stages_of(rank))
         return stage_states(weight for weights in held for weight in weights)
 
-    def states_not_covered(self, setup: Setup) -> NotCovered | None:
+    def states_not_covered(self, setup: Setup) -> Absent | None:
         if setup.options[BALANCE.name] != "measured":
             return None
-        return NotCovered(reason="balance=measured splits the model by times that only the run measures")
+        return Absent(reason="balance=measured splits the model by times that only the run measures")
 
     def paper_states(self, setup: Setup) -> States:
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1, model_ranks=setup.ranks)
@@ -193,12 +194,12 @@ class PipelineSpec(StrategySpec):
         of_all = paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
         return max(live_microbatches(actions(pipeline))) * of_all // pipeline.stages
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := self.states_not_covered(setup) or peak_not_covered(setup)) is not None:
             return reason
         pipeline = self.pipeline(setup)
         if pipeline.schedule in HALVED_BACKWARD:
-            return NotCovered(reason="which tensors half of a backward keeps for the other half is autograd's choice")
+            return Absent(reason="which tensors half of a backward keeps for the other half is autograd's choice")
         size, blocks = microbatch(setup, 1), counts(setup, pipeline.stages)
         ranks = (pipeline_step_peak(pipeline, size, blocks, rank) for rank in range(pipeline.ranks))
         return max(ranks, key=lambda peak: peak.total_bytes)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction, fresh_gradients, step_peak
-from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
     COLLECTIVES_IN_GRAPHS,
     TRAINING_OPTIONS,
@@ -169,7 +170,7 @@ class TensorParallelSpec(StrategySpec):
             is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]),
         )
 
-    def peak(self, setup: Setup) -> Prediction | NotCovered:
+    def peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         states = tensor_parallel_states(setup.shape, setup.ranks)

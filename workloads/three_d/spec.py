@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, ScheduleName, actions, live_microbatches
-from workloads.cost_models.terms import NotCovered, States, Transfer
+from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
     BUCKET_MB,
     DEFER_RECEIVES,
@@ -226,8 +227,8 @@ class ThreeDSpec(PipelineSpec):
         )
         return max(live_microbatches(actions(pipeline))) * of_all // pipeline.stages
 
-    def peak(self, setup: Setup) -> NotCovered:
-        return NotCovered(reason="no cost model of live tensors covers stages whose products are sharded")
+    def peak(self, setup: Setup) -> Absent:
+        return Absent(reason="no cost model of live tensors covers stages whose products are sharded")
 
     def notes(self, setup: Setup) -> list[str]:
         axes = self.mesh(setup)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from bench.analysis.estimate import Estimate, by_labels, estimate_share, of_metric
-from bench.analysis.mfu import Absent
 from bench.analysis.scaling.efficiency import BaselineOrigin, Scaling
 from bench.case import Case
 from collectors.metrics.results import RUN_EXPECTED_EFFICIENCY, RUN_PHASE_SECONDS, RUN_TOKENS_PER_SECOND
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
 from workloads.cost_models.step_time import ComputeTime, step_time
 

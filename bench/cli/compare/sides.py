@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from bench.case import Case, why_ad_hoc
-from bench.errors import Misuse, near_name
+from bench.errors import Misuse
 from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.suite_record import FAILED, SuiteRecord
 from bench.runs.summary import Summary
+from collectors.settings_file import near_name
 from workloads.cost_models.shape import DIMENSIONS
 
 Kind = Literal["run", "suite run", "commit"]

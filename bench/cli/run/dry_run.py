@@ -14,8 +14,8 @@ from bench.machine.preflight import least_bytes
 from bench.reports.format import readable
 from bench.reports.suites.plan import cluster_lines
 from bench.reports.table import Block, Table, write
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.peak_memory import Prediction
-from workloads.cost_models.terms import NotCovered
 
 RANKS_SHOWN = 16
 _SIZES = ("parameters", "gradients", "optimizer", "at_least")
@@ -125,7 +125,7 @@ def _step_lines(case: Case) -> Iterator[str]:
     peak = spec.peak(case)
     predicted = (
         f"is absent: {peak.reason}"
-        if isinstance(peak, NotCovered)
+        if isinstance(peak, Absent)
         else f"{readable(peak.total_bytes, 'bytes')} of live tensors"
     )
     yield f"peak of a step on the rank that holds most: {predicted}"

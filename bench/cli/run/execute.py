@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import click
 
-from bench.analysis.mfu import Absent
 from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, interrupt_in_order
 from bench.cli.run.planning import Plan, RunOptions
 from bench.convergence.check import Verdict, conclude
@@ -27,6 +26,7 @@ from bench.runner.persist import Kept, check_hardware, persist
 from bench.runs.hardware_baselines import PredictedStep, predicted_steps
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
+from workloads.cost_models.absent import Absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,6 @@ def schema() -> None:
       observatory suite schema
     """
     from bench.reports.table import print_json
-    from bench.suites.form.suite_keys import json_schema
+    from bench.suites.form.tables import json_schema
 
     print_json(json_schema())

@@ -86,7 +86,7 @@ def up(
     from bench.exporter.stack import lifecycle
     from bench.exporter.stack.settings import StackSettings, check
 
-    settings = read_settings(config_file, StackSettings, "the stack")
+    settings = read_settings(config_file, StackSettings)
     check(settings, str(config_file or "stack.toml"))
     for path in target_folders:
         check_targets_folder(path)
@@ -314,7 +314,7 @@ def size(
     from bench.exporter.stack import size as sizing
     from bench.exporter.stack.settings import StackSettings, check
 
-    settings = read_settings(config_file, StackSettings, "the stack")
+    settings = read_settings(config_file, StackSettings)
     check(settings, str(config_file or "stack.toml"))
     fleet = sizing.usual_fleet(nodes, gpus_per_node, dict(changed))
     found = sizing.size(fleet, settings, sizing.series_by_unit())

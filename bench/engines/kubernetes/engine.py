@@ -40,7 +40,7 @@ class PodAllocation:
             )
         if index != "0":
             raise Misuse(f"this pod has index {index}, and a suite runs in the pod of index 0")
-        self._settings = read_settings(request.file, PodSettings, "a pod")
+        self._settings = read_settings(request.file, PodSettings)
         try:
             self._key = read_key(Path(self._settings.key_file))
         except OSError as error:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import yaml
 
 from bench.engines.kubernetes.settings import KubernetesSettings, check_subdomain, name_after
@@ -238,7 +239,7 @@ def _pod(job: SuiteJob) -> Manifest:
         "containers": [_container(job)],
         "volumes": _volumes(job),
     }
-    tolerations: list[dict[str, str]] = [*settings.tolerations]
+    tolerations: list[dict[str, str]] = [msgspec.to_builtins(toleration) for toleration in settings.tolerations]
     if job.gpus:
         tolerations.insert(0, {"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
     if tolerations:

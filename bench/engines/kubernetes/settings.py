@@ -4,34 +4,61 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from bench.engines.settings_file import read_settings
+from bench.engines.settings_file import Environment, Interpreter, read_settings
 from bench.errors import Misuse
 
 PORT = 9475
 """Where the runner waits for agents, in the first pod."""
 LONGEST_NAME = 40
 """Of a JobSet: the names of its pods, which end in "-node-0-4095-x7k2p", are those of hosts, too: 63 characters."""
-_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?")
-_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-LONGEST_SUBDOMAIN = 253
-_TOLERATION: Mapping[str, tuple[str, ...]] = {
-    "key": (),
-    "operator": ("Exists", "Equal"),
-    "value": (),
-    "effect": ("NoSchedule", "PreferNoSchedule", "NoExecute"),
-}
-"""Fields of a toleration, and what each may be; none: any text."""
+_PARTS = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_IMAGE = "the name of an image, such as NAME@sha256:..."
+_LABEL = 'a name of small letters, digits and "-" that begins with a letter, of at most {} characters'
+_SUBDOMAIN = 'a name of small letters, digits, "-" and ".", of at most {} characters'
+
+
+def _name(words: str, pattern: str, longest: int) -> Meta:
+    return Meta(pattern=f"^{pattern}$(?!\n)", max_length=longest, title=words.format(longest))
+
+
+Label = Annotated[str, _name(_LABEL, "[a-z]([-a-z0-9]*[a-z0-9])?", 63)]
+JobSetName = Annotated[str, _name(_LABEL, "[a-z]([-a-z0-9]*[a-z0-9])?", LONGEST_NAME)]
+Subdomain = Annotated[str, _name(_SUBDOMAIN, _PARTS, 253)]
+Queue = Annotated[str, _name(_SUBDOMAIN, _PARTS, 63)]
+"""Its name is also the value of a label."""
+Quantity = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$(?!\n)",
+        title="a quantity of Kubernetes, such as 8, 500m or 64Gi",
+    ),
+]
+Key = Annotated[
+    str, Meta(pattern=rf"^({_PARTS}/)?{_WORD}$(?!\n)", title="a key of Kubernetes, such as example.com/gpu")
+]
+LabelValue = Annotated[
+    str,
+    Meta(pattern=rf"^({_WORD})?$(?!\n)", title='the value of a label: letters, digits and "-_."'),
+]
 OWN_VARIABLES = ("HOME", "POD_ADDRESS", "JOBSET_UID", "OBSERVATORY_IMAGE", "OBSERVATORY_STORE")
 """Variables that each pod has by its manifest."""
+
+
+class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A taint of nodes on which the pods may run nevertheless."""
+
+    key: Key | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,33 +74,33 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     store_secret: has the history's URL under `url`; by default the history is SQLite on the volume.
     """
 
-    image: str
-    claim: str
+    image: Annotated[str, Meta(pattern=r"^\S+$(?!\n)", title=_IMAGE)]
+    claim: Subdomain
     image_by_tag: bool = False
-    name: str | None = None
-    namespace: str | None = None
-    queue: str | None = None
-    priority_class: str | None = None
-    runtime_class: str | None = None
-    node_selector: dict[str, str] = {}
-    tolerations: tuple[dict[str, str], ...] = ()
-    annotations: dict[str, str] = {}
-    pull_secret: str | None = None
+    name: JobSetName | None = None
+    namespace: Label | None = None
+    queue: Queue | None = None
+    priority_class: Subdomain | None = None
+    runtime_class: Subdomain | None = None
+    node_selector: dict[Key, LabelValue] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    annotations: dict[Key, str] = {}
+    pull_secret: Subdomain | None = None
     host_network: bool = False
-    gpus: int | None = None
-    gpu_resource: str = "nvidia.com/gpu"
-    cpu: str | None = None
-    memory: str | None = None
-    resources: dict[str, str] = {}
-    shm: str = "16Gi"
+    gpus: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    gpu_resource: Key = "nvidia.com/gpu"
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    resources: dict[Key, Quantity] = {}
+    shm: Quantity = "16Gi"
     ipc_lock: bool = True
-    user: int = 65532
-    restarts: int = 3
-    port: int = PORT
-    python: str = "python"
+    user: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 65532
+    restarts: Annotated[int, Meta(ge=0, le=1000)] = 3
+    port: Annotated[int, Meta(ge=1024, le=65535)] = PORT
+    python: Interpreter = "python"
     setup: str = ""
-    environment: dict[str, str] = {}
-    store_secret: str | None = None
+    environment: Environment = {}
+    store_secret: Subdomain | None = None
 
 
 def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
@@ -82,104 +109,35 @@ def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
     Raises:
         Misuse: it cannot be read, lacks a field, or has one that is unknown or cannot be.
     """
-    settings = read_settings(path, KubernetesSettings, "Kubernetes")
+    settings = read_settings(path, KubernetesSettings)
     if not settings.image_by_tag and _DIGEST.fullmatch(settings.image) is None:
         raise Misuse(
             f'{path}: image "{settings.image}" has no digest, so that what it names may change between nodes and'
             " nights; write it as NAME@sha256:..., or set image_by_tag = true"
         )
-    if not settings.image or any(letter.isspace() for letter in settings.image):
-        raise Misuse(f'{path}: image "{settings.image}" names no image; it may be such as NAME@sha256:...')
-    for field in ("name", "namespace"):
-        if (value := getattr(settings, field)) is not None:
-            check_name(value, f"{path}: {field}", longest=LONGEST_NAME if field == "name" else 63)
-    for field in ("claim", "queue", "priority_class", "runtime_class", "pull_secret", "store_secret"):
-        if (value := getattr(settings, field)) is not None:
-            check_subdomain(value, f"{path}: {field}", longest=63 if field == "queue" else LONGEST_SUBDOMAIN)
-    amounts = {"cpu": settings.cpu, "memory": settings.memory, "shm": settings.shm}
-    amounts |= {f"resources: {name}": value for name, value in settings.resources.items()}
-    for field, value in amounts.items():
-        if value is not None and _QUANTITY.fullmatch(value) is None:
-            raise Misuse(f'{path}: {field} "{value}" is no quantity of Kubernetes; it may be such as 8, 500m or 64Gi')
-    _check_keys(settings, path)
     for toleration in settings.tolerations:
-        _check_toleration(toleration, path)
+        if toleration.operator == "Exists" and toleration.value:
+            raise Misuse(f"{path}: tolerations: with the operator Exists there is no value; leave it out")
+        if toleration.key is None and toleration.operator != "Exists":
+            raise Misuse(
+                f'{path}: tolerations: without a key the operator is "Exists", which tolerates all; give a key'
+            )
     for name in OWN_VARIABLES:
         if name in settings.environment:
             raise Misuse(f"{path}: environment has {name}, which each pod sets itself; leave it out")
-    limits = {"gpus": (0, 1024), "user": (0, 2**31 - 1), "restarts": (0, 1000), "port": (1024, 65535)}
-    for field, (least, most) in limits.items():
-        if (number := getattr(settings, field)) is not None and not least <= number <= most:
-            raise Misuse(f"{path}: {field} is {number}; it may be {least} to {most}")
     return settings
 
 
-def _check_keys(settings: KubernetesSettings, path: Path | None) -> None:
-    """Refuse keys and values of labels that Kubernetes does not take.
-
-    Raises:
-        Misuse: there is one.
-    """
-    keys: dict[str, tuple[str, ...]] = {"gpu_resource": (settings.gpu_resource,)}
-    keys |= {field: tuple(getattr(settings, field)) for field in ("node_selector", "annotations", "resources")}
-    keys["tolerations"] = tuple(one["key"] for one in settings.tolerations if "key" in one)
-    for field, names in keys.items():
-        for key in names:
-            prefix, slash, name = key.rpartition("/")
-            if _WORD.fullmatch(name) is None or (slash and _SUBDOMAIN.fullmatch(prefix) is None):
-                raise Misuse(
-                    f'{path}: {field}: "{key}" cannot be a key in Kubernetes; it may be such as example.com/gpu'
-                )
-    for key, value in settings.node_selector.items():
-        if value and _WORD.fullmatch(value) is None:
-            raise Misuse(
-                f'{path}: node_selector: {key} "{value}" cannot be the value of a label: letters, digits and "-_.",'
-                " at most 63 of them"
-            )
-
-
-def _check_toleration(toleration: Mapping[str, str], path: Path | None) -> None:
-    """Refuse a toleration that Kubernetes does not take.
-
-    Raises:
-        Misuse: it has an unknown field or value, or fields that do not go together.
-    """
-    for field, value in toleration.items():
-        if field not in _TOLERATION:
-            raise Misuse(f'{path}: tolerations: the field "{field}" is unknown; it may be {", ".join(_TOLERATION)}')
-        if (known := _TOLERATION[field]) and value not in known:
-            raise Misuse(f'{path}: tolerations: {field} is "{value}"; it may be {", ".join(known)}')
-    if toleration.get("operator") == "Exists" and toleration.get("value"):
-        raise Misuse(f"{path}: tolerations: with the operator Exists there is no value; leave it out")
-    if "key" not in toleration and toleration.get("operator") != "Exists":
-        raise Misuse(f'{path}: tolerations: without a key the operator is "Exists", which tolerates all; give a key')
-
-
-def check_subdomain(text: str, what: str, *, longest: int = LONGEST_SUBDOMAIN) -> None:
+def check_subdomain(text: str, what: str) -> None:
     """Refuse what cannot be the name of an object, which may have several parts.
 
     Raises:
         Misuse: Kubernetes takes no such name.
     """
-    if _SUBDOMAIN.fullmatch(text) is None or len(text) > longest:
-        raise Misuse(
-            f'{what} "{text}" cannot be a name in Kubernetes, which has small letters, digits, "-" and ".", begins and'
-            f" ends with a letter or digit and has at most {longest} characters"
-        )
-
-
-def check_name(text: str, what: str, *, longest: int = 63) -> str:
-    """Return the text, which is a name that Kubernetes takes.
-
-    Raises:
-        Misuse: it takes no such name.
-    """
-    if _LABEL.fullmatch(text) is None or len(text) > longest:
-        raise Misuse(
-            f'{what} "{text}" cannot be a name in Kubernetes, which has small letters, digits and "-", begins with a'
-            f" letter and has at most {longest} characters"
-        )
-    return text
+    try:
+        msgspec.convert(text, Subdomain)
+    except msgspec.ValidationError:
+        raise Misuse(f'{what} is "{text}"; it may be {_SUBDOMAIN.format(253)}') from None
 
 
 def name_after(suite: str) -> str:

@@ -48,7 +48,7 @@ from bench.engines.ray.orders import (
     in_words,
     plausible,
 )
-from bench.engines.settings_file import exporter_words, read_settings, setup_lines
+from bench.engines.settings_file import Environment, Interpreter, exporter_words, read_settings, setup_lines
 from bench.engines.wire.frames import new_key, write_key
 from bench.errors import InfrastructureFailed, Misuse
 
@@ -89,9 +89,9 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gpus: Count | None = None
     resources: dict[str, Amount] = {}
     setup: str = ""
-    environment: dict[str, str] = {}
+    environment: Environment = {}
     runner: str | None = None
-    python: str = sys.executable
+    python: Interpreter = sys.executable
     exporter: str | None = None
     targets: str | None = None
 
@@ -116,7 +116,7 @@ class RayAllocation:
     """Nodes of a Ray cluster. Use it in a `with`: at its end they are given back, and a cluster started here ends."""
 
     def __init__(self, request: Request) -> None:
-        self.settings = read_settings(request.file, RaySettings, "Ray")
+        self.settings = read_settings(request.file, RaySettings)
         self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._address = cluster_address(self.settings, os.environ)
         self._request = request
@@ -176,7 +176,7 @@ def read_capacity(request: Request) -> Capacity | None:
         InfrastructureFailed: the cluster does not answer, or Ray is not installed.
         Misuse: the settings are wrong, or there are fewer such nodes.
     """
-    settings = read_settings(request.file, RaySettings, "Ray")
+    settings = read_settings(request.file, RaySettings)
     if (address := cluster_address(settings, os.environ)) is None:
         return None
     driver, _ = _connect(address, request.tell)

@@ -27,7 +27,7 @@ import msgspec
 from bench.engines.agent_link import StartLimit
 from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, Request
 from bench.engines.root_cause import is_chatter
-from bench.engines.settings_file import exporter_words, last_words, read_settings, setup_lines
+from bench.engines.settings_file import Environment, Interpreter, exporter_words, last_words, read_settings, setup_lines
 from bench.engines.slurm.node_list import call, fields, job_line, last_line, read_nodes
 from bench.engines.slurm.nodes import (
     capacity_of_job,
@@ -67,9 +67,9 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     salloc: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
     setup: str = ""
-    environment: dict[str, str] = {}
+    environment: Environment = {}
     address: str | None = None
-    python: str = sys.executable
+    python: Interpreter = sys.executable
     exporter: str | None = None
     targets: str | None = None
 
@@ -81,7 +81,7 @@ def read_capacity(request: Request) -> Capacity:
         InfrastructureFailed: Slurm does not answer.
         Misuse: the settings are wrong, or there are fewer nodes.
     """
-    settings, nodes = read_settings(request.file, SlurmSettings, "Slurm"), request.nodes
+    settings, nodes = read_settings(request.file, SlurmSettings), request.nodes
     if (job := os.environ.get("SLURM_JOB_ID")) is not None:
         return capacity_of_job(job, nodes=nodes, asks=f"{nodes} node(s) of job {job} would be used")
     return capacity_of_partition(
@@ -124,7 +124,7 @@ class SlurmAllocation:
     """Nodes of a Slurm cluster. Use it in a `with`: at its end the job is cancelled, if it was asked for here."""
 
     def __init__(self, request: Request) -> None:
-        self.settings = read_settings(request.file, SlurmSettings, "Slurm")
+        self.settings = read_settings(request.file, SlurmSettings)
         self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._request = request
         self._start_limit = StartLimit()

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Days = Annotated[int, Meta(ge=1, le=3650)]
 MOST_SCRAPE_S = 120
-"""Pages and rules look back five minutes, in which they need two scrapes, though one came late."""
+_SCRAPE = f"1 to {MOST_SCRAPE_S}: pages and rules look back 5 minutes, in which they need two scrapes, late or not"
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,7 +26,7 @@ class PrometheusSettings(_Table, frozen=True):
     """Where Prometheus listens, how often it asks, and how long it keeps what it got."""
 
     port: Port = 9090
-    scrape_seconds: Annotated[int, Meta(ge=1)] = 15
+    scrape_seconds: Annotated[int, Meta(ge=1, le=MOST_SCRAPE_S, title=_SCRAPE)] = 15
     retention_days: Days = 30
 
 
@@ -57,7 +57,7 @@ class DemoSettings(_Table, frozen=True):
 class StackSettings(_Table, frozen=True):
     """All settings; one table for each server."""
 
-    schema_version: Annotated[int, Meta(ge=1)] = SCHEMA_VERSION
+    schema_version: Annotated[int, Meta(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     prometheus: PrometheusSettings = PrometheusSettings()
     alertmanager: AlertmanagerSettings = AlertmanagerSettings()
     grafana: GrafanaSettings = GrafanaSettings()
@@ -74,25 +74,14 @@ def check(settings: StackSettings, file: str) -> None:
     """Refuse settings that contradict each other, or the rules. file: their name, for messages.
 
     Raises:
-        Misuse: two servers have one port, samples come too seldom for the rules or go before these ask for them, or the
-            file is of a newer program.
+        Misuse: two servers have one port, or samples go before the rules ask for them.
     """
-    if settings.schema_version > SCHEMA_VERSION:
-        raise Misuse(
-            f"{file}: schema_version is {settings.schema_version}, and this program knows {SCHEMA_VERSION}; use the"
-            " program that the file was written for"
-        )
     owners: dict[int, str] = {}
     for name in ("prometheus", "alertmanager", "grafana", "agent", "demo"):
         port: int = getattr(settings, name).port
         if port in owners:
             raise Misuse(f"{file}: {owners[port]}.port and {name}.port are both {port}; give one of them another")
         owners[port] = name
-    if settings.prometheus.scrape_seconds > MOST_SCRAPE_S:
-        raise Misuse(
-            f"{file}: prometheus.scrape_seconds is {settings.prometheus.scrape_seconds}, and pages and rules look back"
-            f" 5 minutes, in which they need two scrapes, late ones included; give {MOST_SCRAPE_S} or less"
-        )
     if settings.prometheus.retention_days < (least := looks_back_days()):
         raise Misuse(
             f"{file}: prometheus.retention_days is {settings.prometheus.retention_days}, and the rules look back"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.errors import Misuse, printable
-from bench.suites.form.key_types import nearest, shown
-from collectors.regular_files import open_regular
-from collectors.toml import MOST_BYTES, BadToml, NoText, TomlLimit, read_toml
+from bench.errors import Misuse
+from collectors.settings_file import nearest, read_document, read_toml, shown
 
-_WHERE = re.compile(r"(.*) \(at (?:(line \d+)(?:, column \d+)?|(end of document))\)", re.DOTALL)
-"""How Python's messages of TOML's grammar end."""
-_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 _TABLES = ("defaults", "case", "lever")
 
 
@@ -45,54 +41,21 @@ def find_suite(name: str) -> Path:
     return found
 
 
-def read_document(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the TOML document of a file, with these `KEY=VALUE` texts set in it.
+def read_suite_document(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the TOML document of a suite file, with these `KEY=VALUE` texts set in it.
 
     Raises:
-        Misuse: there is no such file, it is none, too long or no TOML, or a text sets nothing.
+        BadSettings: the file cannot be read, or is not TOML.
+        Misuse: it is empty, or a text sets nothing.
     """
-    try:
-        with open_regular(path) as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise Misuse(f"{path}: {error.strerror}; name a suite file, which is TOML") from None
-    if len(data) > MOST_BYTES:
-        raise Misuse(f"{path} has more than {MOST_BYTES:,} bytes; a suite file has fewer")
-    try:
-        document = read_toml(data)
-    except NoText:
-        raise Misuse(f"{path} is no text in UTF-8; name a suite file, which is TOML") from None
-    except TomlLimit as error:
-        raise Misuse(f"{path}: {printable(str(error))}; a suite file needs no more") from None
-    except BadToml as error:
-        raise Misuse(f"{path}: {_wrong_toml(str(error))}") from None
+    document = read_document(path)
     if not document:
         raise Misuse(f"{path} is empty; a suite has a line schema_version = 1 and a table for each case, as [case.ddp]")
-    done: set[str] = set()
-    for text in settings:
-        key = _set_value(document, text, path)
-        if key in done:
+    keys = [_set_value(document, text, path) for text in settings]
+    for key in keys:
+        if keys.count(key) > 1:
             raise Misuse(f"--set {key} is given twice; give it once")
-        done.add(key)
     return document
-
-
-def _wrong_toml(text: str) -> str:
-    """Return Python's message with its line first, and in the words of suites for a table that is there twice.
-
-    "Cannot declare ('case', 'ddp') twice (at line 9, column 10)" becomes "line 9: [case.ddp] is there twice; ...".
-    """
-    found = _WHERE.fullmatch(text)
-    what, where = (text, "") if found is None else (found[1], f"{found[2] or found[3]}: ")
-    twice = _TWICE.fullmatch(what)
-    if twice is not None:
-        table = ".".join(re.findall(r"'([^']*)'", twice[1]))
-        what = f"[{table}] is there twice; give one of both another name (the strategy is a key of its own)"
-    elif what == "Cannot overwrite a value":
-        what = "a key is there twice; give it once"
-    else:
-        what = f"{what}; this is no TOML"
-    return printable(where + " ".join(what.split()))
 
 
 def _set_value(document: dict[str, Any], text: str, path: Path) -> str:
@@ -122,9 +85,10 @@ def _set_value(document: dict[str, Any], text: str, path: Path) -> str:
             raise Misuse(f"--set {key}: {'.'.join(words[: depth + 1])} is {shown(table)} and no table; set it itself")
     if len(words) == 2 and words[0] != "defaults":
         raise Misuse(f"--set {key} is a whole table; name a key of it, such as {key}.trials")
-    try:
-        parsed = read_toml(f"value = {value}".encode())
-    except ValueError:  # No TOML, or an argument that is no text.
-        parsed = {}
-    table[words[-1]] = parsed["value"] if list(parsed) == ["value"] else value
-    return key
+    for toml in (value, json.dumps(value)):
+        with suppress(ValueError):  # Not TOML, or an argument that is not text.
+            parsed = read_toml(f"value = {toml}".encode())
+            if list(parsed) == ["value"]:
+                table[words[-1]] = parsed["value"]
+                return key
+    raise Misuse(f"--set {key}: {shown(value)} has a character that cannot be printed")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.errors import Misuse
-from bench.suites.form.key_types import is_same, nearest, shown
+from collectors.settings_file import nearest, shown
 
 MOST_POINTS = 1000
 """Points of one table; more are a slip, such as a list too many."""
@@ -48,6 +48,11 @@ class Point:
 def text_of(value: Any) -> str:
     """Return the value as a command line has it: `true`, `25`, `0.5` or the text itself."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def is_same(value: object, other: object) -> bool:
+    """Whether both are the same TOML value: 1 is 1.0, but not true, which Python takes for 1."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def points(

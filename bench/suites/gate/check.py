@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bench.errors import Misuse, near_name
+from bench.errors import Misuse
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 from bench.suites.form.document import shipped_suites
@@ -26,6 +26,7 @@ from bench.suites.gate.verdicts import (
     load_states,
     load_verdicts,
 )
+from collectors.settings_file import near_name
 
 MOST_RUNS = 1_000_000
 NANOSECONDS = 10**9

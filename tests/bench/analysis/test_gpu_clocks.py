@@ -10,7 +10,6 @@ import pytest
 
 from bench.analysis.estimate import Estimate
 from bench.analysis.gpu_clocks import GpuBeats
-from bench.analysis.mfu import Absent
 from bench.analysis.probes import read_probe_trials, results_of_probe
 from bench.analysis.results import results_of
 from bench.analysis.trials import read_trials
@@ -23,6 +22,7 @@ from collectors.metrics.results import RUN_GPU_POWER_WATTS, RUN_TOKEN_ENERGY_JOU
 from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.sample_log import Ended, Mark, Opened, Reading, SampleLog
 from tests.bench.made.examples import make_case, make_probe
+from workloads.cost_models.absent import Absent
 
 SECOND_NS = 1_000_000_000
 SHAPE = {"m": "8192", "n": "8192", "k": "8192"}

@@ -10,8 +10,9 @@ from bench.analysis.estimate import Estimate
 from bench.analysis.results import memory_estimates
 from bench.analysis.trials import Trial
 from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.peak_memory import Prediction
-from workloads.cost_models.terms import NotCovered, States
+from workloads.cost_models.terms import States
 
 STATES = States(parameters_bytes=400, gradients_bytes=400, optimizer_bytes=804)
 PAPER_ACTIVATIONS_BYTES = 7000
@@ -46,7 +47,7 @@ TRIAL = Trial(
 
 
 def judge(
-    *trials: Trial, states: States = STATES, paper: States = PAPER, peak: Prediction | NotCovered = PEAK
+    *trials: Trial, states: States = STATES, paper: States = PAPER, peak: Prediction | Absent = PEAK
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
     return memory_estimates(
         trials or (TRIAL,),
@@ -120,7 +121,7 @@ def test_the_process_is_no_total_of_tensors() -> None:
 
 
 def test_a_prediction_that_cannot_be_made_is_absent_with_its_reason() -> None:
-    estimates, notes = judge(peak=NotCovered(reason="the law knows no compiled blocks"))
+    estimates, notes = judge(peak=Absent(reason="the law knows no compiled blocks"))
     assert set(accounts(estimates, "implementation")) == {"parameters", "gradients", "optimizer"}
     assert set(ratios(estimates)) == {"parameters", "gradients", "optimizer"}
     assert notes == ("predicted activations and total memory are absent: the law knows no compiled blocks",)
@@ -166,7 +167,7 @@ def test_what_no_law_explains_is_a_part_of_its_own() -> None:
 
 
 def test_what_outlives_a_step_is_not_unexplained_where_no_law_covers_it() -> None:
-    estimates, _ = judge(replace(TRIAL, other_bytes=300.0), peak=NotCovered(reason="nobody knows"))
+    estimates, _ = judge(replace(TRIAL, other_bytes=300.0), peak=Absent(reason="nobody knows"))
     assert "unexplained" not in accounts(estimates, "measured")
     assert accounts(estimates, "measured")["other"] == 300.0
 

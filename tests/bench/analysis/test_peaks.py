@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 
-from bench.analysis.mfu import Absent, Peak, peak_of
+from bench.analysis.mfu import Peak, peak_of
+from workloads.cost_models.absent import Absent
 from workloads.spec import Precision
 
 

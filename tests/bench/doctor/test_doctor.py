@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from bench.analysis.mfu import Absent
 from bench.cli.doctor import command
 from bench.doctor.page import Ceiling, Comparison, Entry, GpuFields, Page, Section
 from bench.errors import Misuse
@@ -20,6 +19,7 @@ from bench.machine.machine_diff import Difference
 from bench.reports.doctor import print_page
 from collectors.nvml.library import FieldSupport
 from tests.bench.doctor.runs import product
+from workloads.cost_models.absent import Absent
 
 PAGE = Page(
     hostname="node0",

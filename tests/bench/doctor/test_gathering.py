@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from bench.analysis.mfu import Absent
 from bench.doctor.collect import gather
 from bench.doctor.page import Comparison, Entry, GpuFields, Page
 from bench.machine.gpus import Gpu, GpuLink, read_gpus
@@ -20,6 +19,7 @@ from collectors.nvml.library import FieldSupport
 from tests.bench.doctor.recorded_state import RecordedState
 from tests.bench.made.examples import make_machine, make_summary
 from tests.bench.made.recorded_nvml import RecordedProcess
+from workloads.cost_models.absent import Absent
 
 RANKS = Entry(name="ranks", value="can be started")
 NO_HISTORY = Absent(reason="store: it is not there")

@@ -13,11 +13,11 @@ from bench.case import Case
 from collectors.metrics import results
 from tests.bench.made.examples import make_case
 from tests.bench.made.scaled import SPREAD, Made, made_estimates
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
 from workloads.cost_models.schedules import ActionKind, actions
 from workloads.cost_models.shape import PRESETS
 from workloads.cost_models.step_time import ComputeTime, StepTime, step_time
-from workloads.cost_models.terms import NotCovered
 from workloads.pipeline_parallel.simulator import simulate
 from workloads.spec import OptionValue
 
@@ -86,7 +86,7 @@ def pipelined(case: Case, stages_s: Iterable[float]) -> Observed:
             for (stage, kind), time_s in times.items()
         ),
     ]
-    found += [one for one in bubble_parts(pipeline, found, NotCovered(reason="no link")) if isinstance(one, Estimate)]
+    found += [one for one in bubble_parts(pipeline, found, Absent(reason="no link")) if isinstance(one, Estimate)]
     idle_s = step.makespan_s * step.bubble_ratio
     made = Made(step_s=step.makespan_s, compute_s=step.makespan_s - idle_s, idle_s=idle_s)
     waits = estimate_share(results.RUN_WAITING_RATIO, [0.0] * len(SPREAD))

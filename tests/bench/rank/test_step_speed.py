@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.mfu import Absent, Peak, mfu
+from bench.analysis.mfu import Peak, mfu
 from bench.rank.train import StepSpeed
 from collectors.metrics.rank import MEASURED_MFU, MFU, TOKENS_PER_SECOND
 from tests.bench.made.examples import make_case
+from workloads.cost_models.absent import Absent
 
 CASE = make_case("ddp", ranks=2)
 STEP_S = 0.5

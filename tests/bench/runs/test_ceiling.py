@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from bench.analysis.estimate import Estimate, estimate, ratio
-from bench.analysis.mfu import Absent
 from bench.case import Case
 from bench.runs.hardware_baselines import Ceiling, ceiling_from, find_ceiling, measured_mfu
 from bench.runs.history import History
@@ -18,6 +17,7 @@ from bench.runs.summary import Summary
 from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.metrics.results import RUN_FLOPS, RUN_MEASURED_MFU, RUN_STEP_SECONDS
 from tests.bench.made.examples import make_case, make_machine, make_summary
+from workloads.cost_models.absent import Absent
 from workloads.probes.spec import MatmulSpec
 
 HARDWARE = "AMD EPYC, 2 cores"

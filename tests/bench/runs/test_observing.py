@@ -10,7 +10,6 @@ import pytest
 
 from bench.analysis.diagnosis.observed import AllocatorTrouble
 from bench.analysis.diagnosis.rule import diagnose
-from bench.analysis.mfu import Absent
 from bench.errors import Misuse
 from bench.machine.placement import Place, write_placement
 from bench.runs.observing import observe
@@ -24,6 +23,7 @@ from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.sample_log import Reading, SampleLog
 from tests.bench.made.diagnosed import case_of
 from tests.bench.made.examples import make_machine, make_summary
+from workloads.cost_models.absent import Absent
 
 NO_HISTORY = Absent(reason="no history was looked at")
 START_NS = 10**18

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from bench.analysis.estimate import estimate
-from bench.analysis.mfu import Absent
 from bench.reports.summary import print_summaries
 from bench.runs.hardware_baselines import PredictedStep, predicted_step, predicted_steps
 from bench.runs.history import History
@@ -19,6 +18,7 @@ from bench.runs.summary import Summary
 from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS, RUN_MATMUL_FLOPS
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.examples import make_case, make_machine, make_probe, make_summary
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.step_time import FORWARD_SHARE
 from workloads.registry import spec_of
 

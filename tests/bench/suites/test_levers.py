@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.analysis.estimate import Estimate, Ratio, estimate, estimate_share
 from bench.runs.summary import Summary
+from bench.suites.form.tables import Claim
 from bench.suites.levers import Judgement, judge_levers, judge_ratio
-from bench.suites.suite_file import Claim, Lever, read_suite
+from bench.suites.suite_file import Lever, read_suite
 from collectors.metrics.results import RUN_OVERLAP_RATIO, RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
 from tests.bench.made.examples import make_summary
 
@@ -68,13 +70,13 @@ def test_one_trial_tells_nothing(value: float) -> None:
 
 
 def test_an_exact_claim_is_borne_out_by_exact_trials_only() -> None:
-    half = replace(CLAIM, low=0.5, high=0.5)
+    half = msgspec.structs.replace(CLAIM, low=0.5, high=0.5)
     assert judge_ratio(_ratio(0.5, None, None), half)[0] == "as claimed"
     assert judge_ratio(_ratio(0.5, 0.49, 0.51), half)[0] == "unsure"
 
 
 def test_a_claim_that_begins_at_nothing_says_at_most() -> None:
-    at_most = replace(CLAIM, low=0.0, high=0.5)
+    at_most = msgspec.structs.replace(CLAIM, low=0.0, high=0.5)
     assert judge_ratio(_ratio(0.3, 0.1, 0.6), at_most)[0] == "as claimed"
     assert judge_ratio(_ratio(0.6, 0.51, 0.7), at_most)[0] == "more"
 
@@ -108,7 +110,7 @@ def test_the_lever_on_is_divided_by_the_lever_off() -> None:
 
 
 def test_each_claim_of_each_lever_is_judged_in_order() -> None:
-    claims = (CLAIM, replace(CLAIM, low=0.9, high=1.1, text="no more time"))
+    claims = (CLAIM, msgspec.structs.replace(CLAIM, low=0.9, high=1.1, text="no more time"))
     levers = [Lever(name=name, off="plain", on="on", claims=claims) for name in ("first", "second")]
     found = judge_levers(levers, [_case("plain", _steps(*PLAIN_S)), _case("on", _steps(*PLAIN_S))])
     assert [(one.lever.name, one.verdict) for one in found] == [
@@ -126,7 +128,9 @@ def test_a_claim_is_about_the_series_with_its_labels() -> None:
             estimate(RUN_PEAK_MEMORY_BYTES, (tensors, tensors), account="live_tensors"),
         )
 
-    claim = replace(CLAIM, metric=RUN_PEAK_MEMORY_BYTES.name, labels={"account": "live_tensors"}, low=0.3, high=0.4)
+    claim = msgspec.structs.replace(
+        CLAIM, metric=RUN_PEAK_MEMORY_BYTES.name, labels={"account": "live_tensors"}, low=0.3, high=0.4
+    )
     found = _judged(_case("plain", *both(100, 100)), _case("checkpointed", *both(99, 35)), claim)
     assert (found.verdict, found.ratio and found.ratio.value) == ("as claimed", 0.35)
 
@@ -159,14 +163,14 @@ def test_a_claim_whose_case_has_no_figure_is_absent_with_the_reason(case: FakeCa
 
 
 def test_a_metric_that_is_absent_is_named_with_its_labels() -> None:
-    claim = replace(CLAIM, metric=RUN_PEAK_MEMORY_BYTES.name, labels={"account": "allocator"})
+    claim = msgspec.structs.replace(CLAIM, metric=RUN_PEAK_MEMORY_BYTES.name, labels={"account": "allocator"})
     found = _judged(_case("plain"), _case("checkpointed"), claim)
     assert found.reason is not None
     assert found.reason.startswith("plain has no observatory_run_peak_memory_bytes of account allocator; ")
 
 
 def test_a_metric_that_may_be_0_has_no_ratio_where_it_is() -> None:
-    claim = replace(CLAIM, metric=RUN_OVERLAP_RATIO.name)
+    claim = msgspec.structs.replace(CLAIM, metric=RUN_OVERLAP_RATIO.name)
     off, on = estimate_share(RUN_OVERLAP_RATIO, (0.0, 0.0)), estimate_share(RUN_OVERLAP_RATIO, (0.5, 0.6))
     found = _judged(_case("plain", off), _case("checkpointed", on), claim)
     assert (found.verdict, found.reason) == (None, "plain has 0 of it, so that no ratio is defined")
@@ -201,6 +205,6 @@ def test_a_suite_says_which_device_a_claim_is_about(tmp_path: Path) -> None:
 
 def test_a_claim_about_gpus_is_not_judged_on_a_cpu() -> None:
     cases = _case("plain", _steps(*PLAIN_S)), _case("checkpointed", _steps(*PLAIN_S))
-    assert _judged(*cases, replace(CLAIM, device="cpu")).verdict == "less"
-    found = _judged(*cases, replace(CLAIM, device="cuda"))
+    assert _judged(*cases, msgspec.structs.replace(CLAIM, device="cpu")).verdict == "less"
+    found = _judged(*cases, msgspec.structs.replace(CLAIM, device="cuda"))
     assert (found.verdict, found.reason) == (None, "it is claimed for cuda, and plain ran on cpu")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bench.analysis.estimate import estimate
-from bench.analysis.mfu import Absent
 from bench.analysis.noise import deviation_of
 from bench.case import Case
 from bench.engines.cluster import Capacity
@@ -26,6 +25,7 @@ from bench.suites.suite_file import Suite, read_suite
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.examples import make_summary
 from tests.bench.made.recorded_nvml import RecordedNvml
+from workloads.cost_models.absent import Absent
 
 BUILD = TorchBuild(version="2.13.0+cu130", cuda="13.0")
 HERE = Node(

@@ -13,7 +13,7 @@ import pytest
 from bench.machine.preflight import least_bytes
 from bench.runner.case_args import Node
 from bench.suites.form.document import SHIPPED, find_suite, shipped_suites
-from bench.suites.form.suite_keys import CASE_KEYS, LEVER_KEYS, TOP_KEYS, json_schema
+from bench.suites.form.tables import CaseTable, LeverTable, SuiteTable, json_schema
 from bench.suites.plan import EXTRA, SuitePlan, plan_suite
 from bench.suites.suite_file import Suite, read_suite
 from tests.bench.made.nodes import CPU, EIGHT_GPUS
@@ -142,9 +142,9 @@ def test_the_schema_is_one_and_describes_every_key() -> None:
 
 
 def test_the_schema_offers_strategies_and_choices() -> None:
-    case = SCHEMA["properties"]["case"]["additionalProperties"]["properties"]
-    assert case["strategy"]["anyOf"][0]["enum"] == [spec.name for spec in SPECS]
-    assert case["precision"]["anyOf"][0]["enum"] == ["fp32", "bf16", "fp16"]
+    case = SCHEMA["$defs"]["CaseTable"]["properties"]
+    assert case["strategy"]["anyOf"][0]["enum"] == sorted(spec.name for spec in SPECS)
+    assert case["precision"]["anyOf"][0]["enum"] == ["bf16", "fp16", "fp32"]
     assert "powersgd" in case["options"]["properties"]["compress"]["anyOf"][0]["enum"]
 
 
@@ -194,7 +194,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "suites.md").read_text()
 
 
 def test_the_page_names_every_key_and_every_shipped_suite() -> None:
-    keys = {key.name for key in (*TOP_KEYS, *CASE_KEYS, *LEVER_KEYS)} - {"defaults", "case", "lever", "claims"}
+    tables = (SuiteTable, CaseTable, LeverTable)
+    keys = {key for table in tables for key in table.__struct_fields__} - {"defaults", "case", "lever", "claims"}
     assert [name for name in sorted(keys) if f"`{name}`" not in PAGE] == []
     assert [name for name in NAMES if f"| `{name}` |" not in PAGE] == []
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import Misuse
-from bench.suites.suite_file import Claim, Expected, Lever, Suite, SuiteNeeds, read_suite
+from bench.suites.form.tables import CaseTable, Claim, Expected, SuiteNeeds
+from bench.suites.suite_file import Lever, Suite, read_suite
 from workloads.registry import SPECS
 
 CLAIM = 'claims = [{ metric = "observatory_run_step_seconds", low = 1.2, high = 1.5, text = "as in the book" }]'
@@ -137,10 +138,8 @@ def test_an_option_that_one_of_the_strategies_has_not_is_refused(folder: Path) -
 
 
 def test_no_option_is_called_as_a_key_of_a_case(folder: Path) -> None:
-    from bench.suites.form.suite_keys import CASE_KEYS
-
     options = {option.name for spec in SPECS for option in spec.options}
-    assert not options & {key.name for key in CASE_KEYS}
+    assert options.isdisjoint(CaseTable.__struct_fields__)
 
 
 # Scaling curves.
@@ -267,9 +266,9 @@ def test_a_suite_with_another_setting_has_another_digest(folder: Path) -> None:
         ("trials.x=5", "--set trials.x names no key of a suite; it may be such as nightly, defaults.trials or"),
         ("case.dpp.trials=5", '--set case.dpp.trials: {file} has no [case.dpp]; did you mean "ddp"?'),
         ("case.ddp=5", "--set case.ddp is a whole table; name a key of it, such as case.ddp.trials"),
-        ("case.ddp.name.x=5", "[case.ddp] has no key name"),
-        ("defaults.trails=5", '[defaults] has no key trails; did you mean "trials"?'),
-        ("schema_version=2", "schema_version is 2, this program reads 1; use the version"),
+        ("case.ddp.name.x=5", "unknown key 'case.ddp.name'"),
+        ("defaults.trails=5", "unknown key 'defaults.trails'; did you mean 'trials'?"),
+        ("schema_version=2", "schema_version is 2, and this program reads 1; use the version"),
     ],
 )
 def test_a_setting_that_sets_nothing_is_refused(folder: Path, setting: str, said: str) -> None:
@@ -285,44 +284,59 @@ def test_a_key_is_set_once(folder: Path) -> None:
 # What is refused, with file, table, key and what it may be.
 
 REFUSED = [
-    ("x", "line 2: Expected '=' after a key in a key/value pair; this is no TOML"),
-    ("[case.ddp]\n[case.ddp]", "line 3: [case.ddp] is there twice; give one of both another name"),
+    ("x", "line 2: Expected '=' after a key in a key/value pair; this is not TOML"),
+    ("[case.ddp]\n[case.ddp]", "line 3: [case.ddp] is there twice; rename one of the two"),
     ("[case.ddp]\nranks = 1\nranks = 2", "line 4: a key is there twice; give it once"),
     ("day = 2026-13-45", "line 2: "),
-    ("", "has no key case, and needs it: The cases, a table each: [case.NAME]"),
-    ("case = 3", "case is 3; it may be tables under names, as [case.NAME]"),
-    ("case.ddp = 3", "[case.ddp] is 3; it may be a table"),
-    ("defaults = 3\n[case.ddp]", "[defaults] is 3; it may be a table"),
-    ("[cases.ddp]", 'has no key cases; did you mean "case"? (`observatory suite schema` describes all)'),
-    ("[case.'a b']", '[case."a b"] has a name that it cannot have: a name has letters, digits, _ and -, at most 60'),
+    ("", "missing key 'case'; add it (The cases, a table each: [case.NAME])"),
+    ("case = 3", "case is 3; it may be a table"),
+    ("case.ddp = 3", "case.ddp is 3; it may be a table"),
+    ("defaults = 3\n[case.ddp]", "defaults is 3; it may be a table"),
+    ("[cases.ddp]", "unknown key 'cases'; did you mean 'case'?"),
+    ("[case.'a b']", 'case has the key "a b"; it may be a name of letters, digits, _ and -, at most 60 of them'),
     ('[defaults]\nstrategy = "ddp"\n[case.ddp]', "[defaults] has a strategy, which each case says for itself"),
     ("[case.dpp]", '[case.dpp] names no strategy, and has no key strategy: strategy "dpp" is unknown; did you mean'),
-    ('[case.a]\nstrategy = "dpp"', '[case.a] strategy is "dpp"; did you mean "ddp"?'),
+    ('[case.a]\nstrategy = "dpp"', 'case.a.strategy is "dpp"; did you mean "ddp"?'),
     (
         '[case.a]\nstrategy = ["ddp", "matmul"]',
         "[case.a] strategy has strategies and probes in one list; give probes a",
     ),
-    ("[case.ddp]\nrank = 2", '[case.ddp] has no key rank; did you mean "ranks"?'),
+    ("[case.ddp]\nrank = 2", "unknown key 'case.ddp.rank'; did you mean 'ranks'?"),
     (
         '[case.ddp]\nranks = "two"',
-        '[case.ddp] ranks is "two"; it may be a whole number of at least 1 and at most 4,096,',
+        'case.ddp.ranks is "two"; it may be a whole number of at least 1 and at most 4,096, or a list of one ',
     ),
     (
         "[case.ddp]\nlayers = 99999",
-        "[case.ddp] layers is 99999; it may be a whole number of at least 1 and at most 10,000,",
+        "case.ddp.layers is 99999; it may be a whole number of at least 1 and at most 10,000, or a list of on",
     ),
-    ("[case.ddp]\nranks = true", "[case.ddp] ranks is true; it may be a whole number"),
-    ("[case.ddp]\nranks = 0", "[case.ddp] ranks is 0; it may be a whole number of at least 1"),
-    ("[case.ddp]\nranks = [1, 0]", "[case.ddp] ranks is 0; it may be a whole number of at least 1"),
-    ("[case.ddp]\nranks = []", "[case.ddp] ranks is an empty list; give it a value, or several to sweep over"),
+    (
+        "[case.ddp]\nranks = true",
+        "case.ddp.ranks is true; it may be a whole number of at least 1 and at most 4,096, or a list of one o",
+    ),
+    (
+        "[case.ddp]\nranks = 0",
+        "case.ddp.ranks is 0; it may be a whole number of at least 1 and at most 4,096, or a list of one or m",
+    ),
+    ("[case.ddp]\nranks = [1, 0]", "case.ddp.ranks[1] is 0; it may be a whole number of at least 1 and at most 4,096"),
+    (
+        "[case.ddp]\nranks = []",
+        "case.ddp.ranks is []; it may be a whole number of at least 1 and at most 4,096, or a list of one or ",
+    ),
     ("[case.ddp]\nranks = [2, 2]", "[case.ddp] ranks has 2 twice; a sweep has each value once"),
-    ("[case.ddp]\nlimit_s = [1, 2]", "[case.ddp] limit_s is [1, 2]; it may be a number of at least 1"),
-    ("[case.ddp]\nlimit_s = nan", "[case.ddp] limit_s is NaN; it may be a number of at least 1"),
-    ('[case.ddp]\ndevice = "gpu"', '[case.ddp] device is "gpu"; it may be cpu or cuda, or a list of such values'),
-    ('[case.ddp]\ntags = "extra"', '[case.ddp] tags is "extra"; it may be a list of names'),
-    ('[case.ddp]\ntags = ["a b"]', '[case.ddp] tags[0] is "a b"; it may be a name: '),
-    ('[case.ddp]\ninject = "\\u0007"', '[case.ddp] inject is "\\u0007"; it may be a text'),
-    (f"[case.ddp]\nseed = 0x{'f' * 5000}", "case.ddp.seed is a whole number beyond 64 bits; a suite file needs no"),
+    (
+        "[case.ddp]\nlimit_s = [1, 2]",
+        "case.ddp.limit_s is [1, 2]; it may be a number of at least 1 and at most 10,000,000",
+    ),
+    ("[case.ddp]\nlimit_s = nan", "case.ddp.limit_s is NaN; it may be a number of at least 1 and at most 10,000,000"),
+    ('[case.ddp]\ndevice = "gpu"', 'case.ddp.device is "gpu"; it may be cpu or cuda, or a list of one or more of them'),
+    ('[case.ddp]\ntags = "extra"', 'case.ddp.tags is "extra"; it may be a list of names'),
+    (
+        '[case.ddp]\ntags = ["a b"]',
+        'case.ddp.tags[0] is "a b"; it may be a name of letters, digits, _ and -, at most 60 of them',
+    ),
+    ('[case.ddp]\ninject = "\\u0007"', "case.ddp.inject has a character that cannot be printed; leave it out"),
+    (f"[case.ddp]\nseed = 0x{'f' * 5000}", "case.ddp.seed is a whole number beyond 64 bits; give a smaller one"),
     (
         "[case.ddp]\noptions = { bucket = 1 }",
         '[case.ddp] options: ddp has no option "bucket"; did you mean "bucket_mb"?',
@@ -331,13 +345,22 @@ REFUSED = [
         '[case.ddp]\noptions = { bucket_mb = "x" }',
         '[case.ddp] options: ddp: option bucket_mb is "x"; it may be a number',
     ),
-    ("[case.ddp]\noptions = { bucket_mb = [[1]] }", "[case.ddp] options.bucket_mb is [[1]]; it may be true, false, a"),
-    ("[case.ddp]\noptions = 3", "[case.ddp] options is 3; it may be a table of the strategy's options"),
+    (
+        "[case.ddp]\noptions = { bucket_mb = [[1]] }",
+        "case.ddp.options.bucket_mb[0] is [1]; it may be true or false, or a whole number, or a number, or a ",
+    ),
+    ("[case.ddp]\noptions = 3", "case.ddp.options is 3; it may be a table"),
     ("[case.ddp]\nwidth = 100\nheads = 3", "[case.ddp] shape tiny: width 100 is not divisible by heads 3"),
-    ('[case.ddp]\nshape = "small"', '[case.ddp] shape is "small"; it may be one of tiny, 125m, 1b, 8b, 70b'),
-    ("[case.ddp]\nneeds = { gpu = 8 }", '[case.ddp] has no key needs.gpu; did you mean "gpus"?'),
-    ("[case.ddp]\nneeds = { gpus = -1 }", "[case.ddp] needs.gpus is -1; it may be a whole number of at least 0"),
-    ("[case.ddp]\nexpect = { rank = 1 }", "[case.ddp] has no key expect.outcome, and needs it: How the case must end"),
+    (
+        '[case.ddp]\nshape = "small"',
+        'case.ddp.shape is "small"; it may be 125m, 1b, 70b, 8b or tiny, or a list of one or more of them',
+    ),
+    ("[case.ddp]\nneeds = { gpu = 8 }", "unknown key 'case.ddp.needs.gpu'; did you mean 'gpus'?"),
+    (
+        "[case.ddp]\nneeds = { gpus = -1 }",
+        "case.ddp.needs.gpus is -1; it may be a whole number of at least 0 and at most 1,000,000",
+    ),
+    ("[case.ddp]\nexpect = { rank = 1 }", "missing key 'case.ddp.expect.outcome'; add it (How the case must end)"),
     ("[case.matmul]\nbatch = 8", "[case.matmul] batch is of training, and matmul is a probe; leave it out"),
     # Baselines and curves.
     ('[case.ddp]\nranks = 2\nbaseline = "singel"\n[case.single]', '[case.ddp] baseline is "singel", which is no case'),
@@ -420,7 +443,7 @@ def test_what_is_wrong_is_told_with_table_and_key(folder: Path, text: str, said:
 def test_a_file_of_a_newer_version_is_refused_before_its_keys_are_read(folder: Path) -> None:
     path = folder / "new.toml"
     path.write_text("schema_version = 2\n[unheard_of]\n")
-    with pytest.raises(Misuse, match="schema_version is 2, this program reads 1; use the version of"):
+    with pytest.raises(Misuse, match="schema_version is 2, and this program reads 1; use the version of"):
         read_suite(path)
 
 
@@ -429,14 +452,18 @@ def test_a_file_of_a_newer_version_is_refused_before_its_keys_are_read(folder: P
     [
         ("empty.toml", b"", "is empty; a suite has a line schema_version = 1 and a table for each case, as [case.ddp]"),
         ("comment.toml", b"# nothing else\n", "is empty; a suite has a line schema_version = 1"),
-        ("picture.toml", b"\x89PNG\r\n\xff\xfe", "is no text in UTF-8; name a suite file, which is TOML"),
-        ("long.toml", b"#" * 1_000_001, "has more than 1,000,000 bytes; a suite file has fewer"),
+        ("picture.toml", b"\x89PNG\r\n\xff\xfe", ": it is not UTF-8 text; name a TOML file"),
+        ("long.toml", b"#" * 1_000_001, ": it has more than 1,000,000 bytes; shorten it"),
         (
             "deep.toml",
             b"a = " + b"[" * 5000,
-            ": lists and tables are nested more than 16 deep (at line 1); a suite file needs no more",
+            ": lists and tables are nested more than 16 deep (at line 1); flatten them",
         ),
-        ("two words.toml", b"schema_version = 1\n[case.ddp]", ": the file's name cannot be its suite's: a name has"),
+        (
+            "two words.toml",
+            b"schema_version = 1\n[case.ddp]",
+            ": the file's name cannot be its suite's, which is a name of",
+        ),
     ],
 )
 def test_a_file_that_is_no_suite_is_refused(folder: Path, name: str, content: bytes, said: str) -> None:
@@ -452,5 +479,5 @@ def test_a_file_that_is_no_suite_is_refused(folder: Path, name: str, content: by
     [("", "Is a directory"), ("nowhere.toml", "No such file or directory"), ("/dev/zero", "Is a device")],
 )
 def test_what_is_no_file_is_refused(folder: Path, name: str, what: str) -> None:
-    with pytest.raises(Misuse, match=f"{what}; name a suite file, which is TOML"):
+    with pytest.raises(Misuse, match=f"{what}; name a TOML file"):
         read_suite(folder / name)

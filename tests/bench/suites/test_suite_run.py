@@ -17,8 +17,8 @@ from bench.runs.active_runs import lock_folder
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 from bench.suites.choice import blocks_of, choose
+from bench.suites.form.tables import Expected
 from bench.suites.ledger import LEDGER, CaseEnded, SuiteState, TrialEnded, fold, judge, read_ledger
-from bench.suites.suite_file import Expected
 from bench.suites.suite_folder import begin, suite_run_folders
 from bench.suites.suite_run import Setup, SuiteRunner
 from tests.bench.made.examples import SMALL, small_case

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.errors import Misuse
-from bench.suites.form.suite_keys import CASE_KEYS, LEVER_KEYS, TOP_KEYS
 from bench.suites.form.sweeps import points
+from bench.suites.form.tables import CaseTable, LeverTable, SuiteTable
 from bench.suites.suite_file import read_suite
 from workloads.registry import SPECS
 
@@ -107,7 +107,7 @@ def test_a_list_too_many_is_refused_before_it_is_spelt_out() -> None:
 
 # Files of any content.
 
-KEYS = sorted({key.name for key in (*TOP_KEYS, *CASE_KEYS, *LEVER_KEYS)})
+KEYS = sorted({key for table in (SuiteTable, CaseTable, LeverTable) for key in table.__struct_fields__})
 WORDS = st.sampled_from(
     [*KEYS, *(spec.name for spec in SPECS), "bucket_mb", "single[ranks=1]", "", "x", "\u00e4 b", "[", "\x01"]
 )
@@ -118,7 +118,7 @@ VALUES = st.recursive(
 )
 CASES = st.dictionaries(
     st.sampled_from([*(spec.name for spec in SPECS), "a", "b"]),
-    st.dictionaries(st.sampled_from([key.name for key in CASE_KEYS]), VALUES, max_size=4),
+    st.dictionaries(st.sampled_from(CaseTable.__struct_fields__), VALUES, max_size=4),
     min_size=1,
     max_size=3,
 )
@@ -151,7 +151,7 @@ def _read_or_refused(folder: Path, text: str) -> None:
 
 
 @settings(FEW, max_examples=200)
-@given(cases=CASES, top=st.dictionaries(st.sampled_from([key.name for key in TOP_KEYS]), VALUES, max_size=2))
+@given(cases=CASES, top=st.dictionaries(st.sampled_from(SuiteTable.__struct_fields__), VALUES, max_size=2))
 def test_tables_of_any_values_end_in_a_suite_or_in_a_refusal(
     tmp_path: Path, cases: dict[str, Any], top: dict[str, Any]
 ) -> None:

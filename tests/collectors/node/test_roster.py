@@ -6,9 +6,8 @@ import pytest
 
 from collectors.node.registry import OPENERS, GpuCollector, NodeCollector, PollingConfig, open_collectors, open_nvml
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.recordings.eight_gpus import eight_gpus
 from tests.collectors.fake_collectors import FakeCollector
-from tests.collectors.nvml.nodes import FakeClock, replayed
+from tests.collectors.nvml.nodes import FakeClock, eight_gpus, replayed
 
 
 def test_a_collector_that_cannot_be_opened_fails_no_other() -> None:

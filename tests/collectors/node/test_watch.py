@@ -16,10 +16,9 @@ from collectors.metrics.registry import METRICS
 from collectors.node.registry import NodeCollector
 from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.recordings.eight_gpus import eight_gpus
 from collectors.prometheus.exposition import Exporter
 from tests.collectors.fake_collectors import FakeCollector, FakeHang, ended, lose_its_way
-from tests.collectors.nvml.nodes import FakeClock, replayed
+from tests.collectors.nvml.nodes import FakeClock, eight_gpus, replayed
 
 SECOND = 1_000_000_000
 

@@ -15,11 +15,17 @@ from pynvml import NVML_ERROR_FUNCTION_NOT_FOUND
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import Nvml, NVMLError
-from collectors.nvml.recorder import RecordedGpu, Recording, Track
-from collectors.nvml.recordings.eight_gpus import eight_gpus
+from collectors.nvml.recorder import EIGHT_GPUS, RecordedGpu, Recording, Track, load
 from collectors.nvml.replay import RecordedNvml
 
 DRIVER = "590.48.01"
+
+
+def eight_gpus() -> Recording:
+    """The node that comes with the program: eight GPUs, and all that happens to them within ten minutes."""
+    return load(EIGHT_GPUS)
+
+
 HEALTHY = eight_gpus().gpus[0]
 
 

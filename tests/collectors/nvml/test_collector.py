@@ -11,8 +11,7 @@ from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Sample
 from collectors.metrics.registry import METRICS
-from collectors.nvml.recordings.eight_gpus import eight_gpus
-from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, of, opened, replayed, values
+from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, eight_gpus, of, opened, replayed, values
 
 TOTAL, RESERVED, FREE = 150_754_820_096, 643_825_664, 116_178_026_496
 LOADED = {

@@ -13,8 +13,18 @@ from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import HOLD_S
 from collectors.nvml.library import NVMLError
-from collectors.nvml.recordings.eight_gpus import eight_gpus
-from tests.collectors.nvml.nodes import FakeClock, FakeFault, FakeHang, a_gpu, a_node, of, opened, replayed, values
+from tests.collectors.nvml.nodes import (
+    FakeClock,
+    FakeFault,
+    FakeHang,
+    a_gpu,
+    a_node,
+    eight_gpus,
+    of,
+    opened,
+    replayed,
+    values,
+)
 
 POWER, STATE, AGE = (
     gpu_metrics.GPU_POWER_WATTS.name,

@@ -14,8 +14,7 @@ from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import NVMLError
 from collectors.nvml.recorder import Track
-from collectors.nvml.recordings.eight_gpus import eight_gpus
-from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed, values
+from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, eight_gpus, opened, replayed, values
 
 SPLIT = eight_gpus().gpus[7]
 MEMORY, PROCESSES = "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses_v3"

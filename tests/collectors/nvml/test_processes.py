@@ -16,8 +16,7 @@ from collectors.nvml.gpu import Gpu
 from collectors.nvml.processes import MOST_PROCESSES
 from collectors.nvml.queries import names_all_processes
 from collectors.nvml.recorder import RecordedGpu, Track, record
-from collectors.nvml.recordings.eight_gpus import eight_gpus
-from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed, values
+from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, eight_gpus, opened, replayed, values
 
 PROCESSES, SHARES = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"
 SPLIT = eight_gpus().gpus[7]

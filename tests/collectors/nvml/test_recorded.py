@@ -10,10 +10,9 @@ import pynvml
 import pytest
 
 from collectors.nvml.library import NVMLError, code_of
-from collectors.nvml.recorder import EIGHT_GPUS, BadRecording, Event, Hang, Recording, Track, load, save
-from collectors.nvml.recordings.eight_gpus import DURATION_S, eight_gpus
+from collectors.nvml.recorder import BadRecording, Event, Hang, Recording, Track, load, save
 from collectors.nvml.replay import RecordedNvml
-from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node
+from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, eight_gpus
 
 
 def _nvml(recording: Recording, clock: FakeClock) -> RecordedNvml:
@@ -183,10 +182,6 @@ def test_a_recording_of_a_newer_program_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "new.json")
 
 
-def test_the_packaged_recording_is_what_its_script_writes() -> None:
-    assert load(EIGHT_GPUS) == eight_gpus(), "run `python -m collectors.nvml.recordings.eight_gpus`"
-
-
 def test_within_its_duration_everything_happens() -> None:
     gpus = eight_gpus().gpus
     assert {event.data for gpu in gpus for event in gpu.events} == {0, 63, 94, 79}
@@ -194,4 +189,4 @@ def test_within_its_duration_everything_happens() -> None:
     (hang,) = (gpu.hang for gpu in gpus if gpu.hang is not None)
     assert hang.until_s - hang.from_s > 6 * 60, "an alert that is held for five minutes is not seen"
     assert all(track.at_s == sorted(track.at_s) for gpu in gpus for track in gpu.tracks.values())
-    assert max(at_s for gpu in gpus for track in gpu.tracks.values() for at_s in track.at_s) <= DURATION_S
+    assert max(at_s for gpu in gpus for track in gpu.tracks.values() for at_s in track.at_s) <= eight_gpus().duration_s

@@ -12,8 +12,7 @@ from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Sample
 from collectors.nvml.library import Nvml
 from collectors.nvml.recorder import Recording, load, record, save
-from collectors.nvml.recordings.eight_gpus import eight_gpus
-from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, opened, replayed
+from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, eight_gpus, opened, replayed
 
 SECONDS = 30
 OF_READING = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import msgspec
 import pytest
@@ -33,13 +34,14 @@ groups:
 """
 
 
-def _alert(template: str = RULES, thresholds: bytes = b"") -> Alert:
-    ((alert,),) = (group.alerts for group in load(changed_by(thresholds, "mine.toml"), template))
+def _alert(template: str = RULES, thresholds: str = "") -> Alert:
+    changes = tomllib.loads(thresholds)
+    ((alert,),) = (group.alerts for group in load(changed_by(changes, "mine.toml"), template))
     return alert
 
 
 def test_thresholds_stand_in_the_place_of_their_names() -> None:
-    alert = _alert(thresholds=b"[gpus]\nwindow_minutes = 7\nbraked_ratio = 0.125\nnode_xids = [48, 79]")
+    alert = _alert(thresholds="[gpus]\nwindow_minutes = 7\nbraked_ratio = 0.125\nnode_xids = [48, 79]")
     assert alert.hold == "7m"
     assert "observatory_gpu_power_watts > 0.125" in alert.expression
     assert alert.annotations.summary.endswith("more than 12.5% or 48|79")
@@ -47,7 +49,7 @@ def test_thresholds_stand_in_the_place_of_their_names() -> None:
 
 def test_a_large_number_is_written_out() -> None:
     template = RULES.replace("${gpus.braked_ratio}", "${links_of_gpus.nvlink_retries}")
-    assert "> 123456789)" in _alert(template, b"[links_of_gpus]\nnvlink_retries = 123456789").expression
+    assert "> 123456789)" in _alert(template, "[links_of_gpus]\nnvlink_retries = 123456789").expression
 
 
 def test_every_threshold_is_one_of_a_rule() -> None:

@@ -19,7 +19,6 @@ import click
 import msgspec
 
 from bench.analysis.estimate import Estimate, estimate, estimate_share
-from bench.analysis.mfu import Absent
 from bench.case import Case, check, find_spec, parse_options
 from bench.cli.main import observatory
 from bench.cli.main import run as run_command
@@ -36,12 +35,13 @@ from collectors.metrics.rank import PHASE_SECONDS, STEP_SECONDS, TIMELINE_PEAK_B
 from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.nvml.library import FieldSupport
 from collectors.nvml.recorder import save as save_recording
-from collectors.nvml.recordings.eight_gpus import eight_gpus
 from collectors.sample_log import Mark, Opened, Reading, SampleLog
 from collectors.traces.event_names import STEP
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import save as save_timeline
+from tests.collectors.nvml.nodes import eight_gpus
 from tests.gpu.session import Completed, Program, Running
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
 from workloads.probes.spec import KINDS, chosen_collectives, counted_sizes, size_bytes, sizes
 from workloads.spec import ELEMENT_BYTES

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -234,12 +235,8 @@ def test_a_file_says_which_level_is_accepted_of_which_ranks(
     rehearse(nights.series(), {3: alerts}, tmp_path, rules=rules)
 
 
-def _accepted(levels: list[dict[str, float | None]]) -> bytes:
-    if not levels:
-        return b"accepted_efficiency = []"
-    of_all = 'strategy = "ddp"\ndevice = "cuda"\nscaling = "weak"\n'
-    tables = [
-        "[[accepted_efficiency]]\n" + of_all + "".join(f"{key} = {value}\n" for key, value in one.items() if value)
-        for one in levels
-    ]
-    return "".join(tables).encode()
+def _accepted(levels: list[dict[str, float | None]]) -> dict[str, Any]:
+    of_all = {"strategy": "ddp", "device": "cuda", "scaling": "weak"}
+    return {
+        "accepted_efficiency": [{**of_all, **{key: value for key, value in level.items() if value}} for level in levels]
+    }

@@ -24,9 +24,8 @@ from collectors.host.collector import HostCollector
 from collectors.metrics.metric import Sample
 from collectors.metrics.registry import METRICS
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.recordings.eight_gpus import eight_gpus
 from collectors.prometheus.exposition import Owned
-from tests.collectors.nvml.nodes import FakeClock, replayed
+from tests.collectors.nvml.nodes import FakeClock, eight_gpus, replayed
 from tests.support.servers import PrometheusServer, program, started_server
 
 Part = Literal["nothing runs", "first run", "between runs", "two runs", "after the runs"]

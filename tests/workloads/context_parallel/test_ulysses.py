@@ -13,9 +13,9 @@ from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready, train
 from tests.workloads.training.watched_steps import WatchedStep, watch_step
 from workloads.context_parallel.spec import UlyssesSpec
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import NotCovered
 from workloads.spec import LIMITS, OptionValue, Precision
 
 LONG = replace(SMALL, sequence=96, width=32, mlp_width=96, vocabulary=40)
@@ -96,4 +96,4 @@ def test_the_peak_of_a_rank_is_as_predicted(on_ranks: OnRanks) -> None:
 
 
 def test_the_peak_on_a_gpu_is_not_covered() -> None:
-    assert isinstance(UlyssesSpec().peak(replace(small_setup("ulysses", ranks=2), device="cuda")), NotCovered)
+    assert isinstance(UlyssesSpec().peak(replace(small_setup("ulysses", ranks=2), device="cuda")), Absent)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.workloads.training.setups import small_setup
-from workloads.cost_models.terms import NotCovered
+from workloads.cost_models.absent import Absent
 from workloads.deepspeed.spec import DeepSpeedSpec, not_installed
 from workloads.spec import OptionValue
 
@@ -56,5 +56,5 @@ def test_offload_and_small_buckets_are_not_refused() -> None:
 
 def test_the_peak_is_not_covered_because_of_what_the_engine_holds() -> None:
     peak = DeepSpeedSpec().peak(small_setup("deepspeed", ranks=2))
-    assert isinstance(peak, NotCovered)
+    assert isinstance(peak, Absent)
     assert peak.reason.startswith("DeepSpeed's engine keeps gradients and weights in buffers of its own")

@@ -10,9 +10,9 @@ import pytest
 from tests.support.ranks import OnRanks
 from tests.workloads.training.live_peaks import peak_by_category
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import NotCovered
 from workloads.registry import spec_of
 from workloads.spec import OptionValue, Precision
 
@@ -115,12 +115,12 @@ def test_what_fewer_ranks_share_after_forward_counts_as_activations() -> None:
 @pytest.mark.parametrize("option", [{"offload": True}, {"reduce_dtype": "bf16"}, {"compile": "default"}], ids=str)
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp", "hsdp"])
 def test_what_the_law_does_not_follow_is_not_covered(strategy: str, option: dict[str, OptionValue]) -> None:
-    assert isinstance(spec_of(strategy).peak(small_setup(strategy, ranks=4, options=option)), NotCovered)
+    assert isinstance(spec_of(strategy).peak(small_setup(strategy, ranks=4, options=option)), Absent)
 
 
 def test_one_rank_alone_is_not_covered() -> None:
-    assert isinstance(spec_of("fsdp").peak(replace(sharded("fsdp"), ranks=1)), NotCovered)
+    assert isinstance(spec_of("fsdp").peak(replace(sharded("fsdp"), ranks=1)), Absent)
 
 
 def test_an_accelerator_is_not_covered() -> None:
-    assert isinstance(spec_of("fsdp").peak(replace(sharded("fsdp"), device="cuda", backend="nccl")), NotCovered)
+    assert isinstance(spec_of("fsdp").peak(replace(sharded("fsdp"), device="cuda", backend="nccl")), Absent)

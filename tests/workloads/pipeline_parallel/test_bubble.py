@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.schedules import ActionKind, Pipeline, ScheduleName, actions, balance, equal_layers
-from workloads.cost_models.terms import NotCovered
 from workloads.pipeline_parallel.simulator import StageTimes, mean_stage, simulate, split_bubble
 
-UNKNOWN = NotCovered(reason="no link was measured")
+UNKNOWN = Absent(reason="no link was measured")
 WHOLE: tuple[ActionKind, ...] = ("forward", "backward")
 
 
@@ -112,14 +112,14 @@ def test_the_parts_add_up(
     schedule: ScheduleName,
     ranks: int,
     seconds: list[float],
-    transfer_s: float | NotCovered,
+    transfer_s: float | Absent,
     measured_ratio: float,
 ) -> None:
     kinds: tuple[ActionKind, ...] = ("forward", "backward", "input_backward", "weight_backward")
     one = pipeline(schedule, ranks, 2 * ranks)
     times = {(stage, kind): seconds[4 * stage + at] for stage in range(one.stages) for at, kind in enumerate(kinds)}
     split = split_bubble(measured_ratio, one, times, transfer_s=transfer_s)
-    transfer_ratio = 0 if isinstance(split.transfer_ratio, NotCovered) else split.transfer_ratio
+    transfer_ratio = 0 if isinstance(split.transfer_ratio, Absent) else split.transfer_ratio
     parts = [split.schedule_ratio, split.imbalance_ratio, transfer_ratio, split.unexplained_ratio]
     assert sum(parts) == pytest.approx(measured_ratio, abs=1e-12)
     assert sum(parts[:3]) == pytest.approx(split.expected_ratio, abs=1e-12)

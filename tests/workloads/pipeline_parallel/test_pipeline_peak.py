@@ -10,9 +10,9 @@ import pytest
 from tests.support.ranks import OnRanks
 from tests.workloads.training.live_peaks import peak_by_category
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import NotCovered
 from workloads.options import microbatch
 from workloads.pipeline_parallel.memory import pipeline_step_peak
 from workloads.pipeline_parallel.spec import counts
@@ -110,12 +110,12 @@ def test_what_the_law_does_not_follow_is_not_covered(
     strategy: str, options: dict[str, OptionValue], words: str
 ) -> None:
     reason = spec_of(strategy).peak(small_setup(strategy, ranks=2, options=options))
-    assert isinstance(reason, NotCovered)
+    assert isinstance(reason, Absent)
     assert words in reason.reason
 
 
 def test_an_accelerator_is_not_covered() -> None:
-    assert isinstance(spec_of("gpipe").peak(replace(staged("gpipe"), device="cuda", backend="nccl")), NotCovered)
+    assert isinstance(spec_of("gpipe").peak(replace(staged("gpipe"), device="cuda", backend="nccl")), Absent)
 
 
 def test_a_parted_backward_is_refused() -> None:

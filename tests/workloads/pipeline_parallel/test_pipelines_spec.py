@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_activation_bytes
 from workloads.cost_models.schedules import ScheduleName
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import NotCovered
 from workloads.registry import spec_of
 from workloads.spec import OptionValue
 
@@ -109,7 +109,7 @@ def test_states_of_a_measured_cut_are_not_compared(name: str) -> None:
     spec = spec_of(name)
     assert spec.states_not_covered(setup_of(name, {"balance": "flops"})) is None
     reason = spec.states_not_covered(setup_of(name, {"balance": "measured"}))
-    assert isinstance(reason, NotCovered)
+    assert isinstance(reason, Absent)
     assert "only the run measures" in reason.reason
 
 

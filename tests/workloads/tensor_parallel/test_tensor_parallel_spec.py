@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import NotCovered
 from workloads.registry import spec_of
 from workloads.spec import OptionValue
 from workloads.tensor_parallel.spec import TensorParallelSpec
@@ -119,5 +119,5 @@ def test_one_rank_alone_has_the_peak_of_single() -> None:
 @pytest.mark.parametrize(("options", "words"), [({"compile": "default"}, "a compiled block")])
 def test_a_peak_that_is_not_covered_says_why(options: dict[str, OptionValue], words: str) -> None:
     absent = TensorParallelSpec().peak(setup(options))
-    assert isinstance(absent, NotCovered)
+    assert isinstance(absent, Absent)
     assert words in absent.reason

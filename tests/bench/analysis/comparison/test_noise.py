@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from bench.analysis.mfu import Absent
 from bench.analysis.noise import (
     Noise,
     deviation_of,
@@ -21,6 +20,7 @@ from bench.analysis.regressions.detector import judge
 from bench.analysis.regressions.night import Night, TrialSample
 from bench.analysis.regressions.settings import SETTINGS
 from bench.analysis.regressions.state import SeriesState
+from workloads.cost_models.absent import Absent
 
 
 def _series(

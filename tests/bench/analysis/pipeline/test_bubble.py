@@ -9,11 +9,11 @@ import pytest
 from bench.analysis.estimate import Estimate, estimate, estimate_part, estimate_share
 from bench.analysis.pipeline import PARTS, bubble_parts
 from collectors.metrics.results import RUN_BUBBLE_PART_RATIO, RUN_BUBBLE_RATIO, RUN_STAGE_SECONDS
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.schedules import ActionKind, Pipeline
-from workloads.cost_models.terms import NotCovered
 
 PIPELINE = Pipeline(schedule="gpipe", ranks=2, stages_per_rank=1, microbatches=2, boundary_bytes=64)
-NO_LINK = NotCovered(reason="nobody measured one")
+NO_LINK = Absent(reason="nobody measured one")
 EQUAL_S: dict[tuple[int, ActionKind], float] = {
     (0, "forward"): 1e-3,
     (0, "backward"): 2e-3,
@@ -25,7 +25,7 @@ UNEQUAL_S: dict[tuple[int, ActionKind], float] = {**EQUAL_S, (1, "forward"): 1.5
 
 
 def _explain(
-    times_s: dict[tuple[int, ActionKind], float], bubbles: Sequence[float], transfer_s: float | NotCovered
+    times_s: dict[tuple[int, ActionKind], float], bubbles: Sequence[float], transfer_s: float | Absent
 ) -> tuple[dict[str, Estimate], list[str]]:
     """The parts by name, the expected bubble among them, and the notes; each trial is a tenth slower than the last."""
     stages = [
@@ -73,7 +73,7 @@ def test_without_a_link_the_transfer_is_unexplained_and_the_reason_is_said() -> 
 
 
 @pytest.mark.parametrize("transfer_s", [1e-3, NO_LINK])
-def test_the_parts_add_up_to_the_measured_bubble(transfer_s: float | NotCovered) -> None:
+def test_the_parts_add_up_to_the_measured_bubble(transfer_s: float | Absent) -> None:
     found, _ = _explain(UNEQUAL_S, [0.41, 0.47, 0.45], transfer_s)
     assert sum(found[part].median for part in PARTS if part in found) == pytest.approx(0.45, abs=1e-11)
     assert {found[part].metric for part in PARTS if part in found} == {RUN_BUBBLE_PART_RATIO.name}

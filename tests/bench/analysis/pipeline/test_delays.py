@@ -19,13 +19,13 @@ from bench.analysis.pipeline import (
 )
 from collectors.sample_log import TimedMessage
 from tests.bench.analysis.pipeline.staged import GPIPE, Row, performed
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.schedules import MessageEnd, Pipeline
-from workloads.cost_models.terms import NotCovered
 from workloads.pipeline_parallel.simulator import split_bubble
 
 PIPELINE = Pipeline(schedule="gpipe", ranks=2, stages_per_rank=1, microbatches=2, boundary_bytes=64)
 GROUPS = ((0, 1),)
-NO_LINK = NotCovered(reason="nobody measured one")
+NO_LINK = Absent(reason="nobody measured one")
 # All backwards come a millisecond later than the schedule wants: of 20 ms the ranks compute 12.
 LATE: tuple[Row, Row] = (
     [("forward", 0, 0, 0, 1), ("forward", 0, 1, 1, 2), ("backward", 0, 0, 6, 8), ("backward", 0, 1, 8, 10)],

@@ -17,8 +17,8 @@ from collectors.metrics.results import (
     RUN_STAGE_SECONDS,
 )
 from tests.bench.analysis.pipeline.staged import GPIPE, ONE_F_ONE_B, Row, timed_step
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.schedules import Pipeline
-from workloads.cost_models.terms import NotCovered
 
 PIPELINE = Pipeline(schedule="gpipe", ranks=2, stages_per_rank=1, microbatches=2, boundary_bytes=64)
 EXPECTED_BYTES = (64, 32)
@@ -32,7 +32,7 @@ class FakeTrial:
 
 def _estimates(
     trials: Sequence[FakeTrial],
-    predicted: Sequence[int] | NotCovered = EXPECTED_BYTES,
+    predicted: Sequence[int] | Absent = EXPECTED_BYTES,
     axes: dict[str, int] | None = None,
 ) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
     steps = [trial.timed_steps for trial in trials]
@@ -108,7 +108,7 @@ def test_activations_that_nobody_tracked_are_absent() -> None:
 
 
 def test_activations_that_no_law_tells_are_absent_with_the_reason() -> None:
-    estimates, notes = _estimates([FakeTrial()], NotCovered(reason="blocks are compiled"))
+    estimates, notes = _estimates([FakeTrial()], Absent(reason="blocks are compiled"))
     assert _values(estimates, RUN_STAGE_ACTIVATION_BYTES) == {}
     assert notes == ("expected activations of stages are absent: blocks are compiled",)
 

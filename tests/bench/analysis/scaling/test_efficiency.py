@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.mfu import Absent, Peak, flops_per_second_per_device, mfu, peak_of
+from bench.analysis.mfu import Peak, flops_per_second_per_device, mfu, peak_of
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.shape import PRESETS
 
 SHAPE = PRESETS["125m"]

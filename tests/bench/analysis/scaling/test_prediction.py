@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from bench.analysis.estimate import Estimate, estimate
-from bench.analysis.mfu import Absent
 from bench.analysis.scaling.efficiency import Scaling
 from bench.analysis.scaling.prediction import expected_efficiency
 from bench.case import Case
 from collectors.metrics.results import RUN_PHASE_SECONDS, RUN_TOKENS_PER_SECOND
 from tests.bench.made.examples import make_case
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
 
 ALONE = make_case("single", ranks=1, batch=4)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.mfu import Absent
 from bench.analysis.results import results_of
 from bench.analysis.trials import read_trials
 from collectors.metrics.metric import Sample
@@ -22,6 +21,7 @@ from collectors.metrics.rank import (
 from collectors.metrics.results import RUN_DATA_WAIT_SECONDS, RUN_PHASE_SECONDS
 from collectors.sample_log import Ended, Reading, SampleLog
 from tests.bench.made.examples import small_case
+from workloads.cost_models.absent import Absent
 
 
 def write_steps(

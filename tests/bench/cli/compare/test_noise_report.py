@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench.analysis.mfu import Absent
 from bench.analysis.noise import Noise
 from bench.case import Purpose
 from bench.cli.compare.aa import Measured, report_of
@@ -23,6 +22,7 @@ from bench.runs.summary import Summary
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.cli.compare.made import STEADY, failed, keep, of_suite, run_of, store_in
 from tests.bench.made.fake_suites import plan_of, planned
+from workloads.cost_models.absent import Absent
 
 TRIAL, NIGHT = 0.004, 0.003
 

@@ -21,9 +21,9 @@ from bench.cli import main
 from bench.cli.suite.command import command
 from bench.engines.kubernetes.manifests import SuiteJob, as_yaml, manifests
 from bench.engines.kubernetes.settings import (
-    LONGEST_NAME,
+    JobSetName,
     KubernetesSettings,
-    check_name,
+    Toleration,
     read_kubernetes_settings,
 )
 from bench.engines.wire.frames import write_key
@@ -39,7 +39,7 @@ FULL = KubernetesSettings(
     priority_class="low",
     runtime_class="nvidia",
     node_selector={"gpu": "h200"},
-    tolerations=({"key": "spot", "operator": "Exists"},),
+    tolerations=(Toleration(key="spot", operator="Exists"),),
     annotations={"k8s.v1.cni.cncf.io/networks": "rdma"},
     pull_secret="registry",
     host_network=True,
@@ -257,7 +257,7 @@ def test_no_two_suites_render_to_the_same_objects(names: list[str], jobset_schem
         kinds = _kinds(dataclasses.replace(PLAIN, suite=name))
         jsonschema.validate(kinds["JobSet"], jobset_schema)
         objects |= {(kind, document["metadata"]["name"]) for kind, document in kinds.items()}
-        assert check_name(kinds["JobSet"]["metadata"]["name"], "the JobSet", longest=LONGEST_NAME)
+        assert msgspec.convert(kinds["JobSet"]["metadata"]["name"], JobSetName)
     assert len(objects) == 3 * len(names)
 
 
@@ -314,31 +314,37 @@ def test_a_pipe_that_nobody_reads_is_refused(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('imag = "x"', 'the field "imag" is unknown; did you mean "image"?'),
+        ('imag = "x"', "unknown key 'imag'; did you mean 'image'?"),
         ('image = "x:1"', 'image "x:1" has no digest'),
-        ('image = ""\nimage_by_tag = true', 'image "" names no image'),
-        ('image = "a b"\nimage_by_tag = true', 'image "a b" names no image'),
-        ('image = "x"\nimage_by_tag = true\nclaim = "My Volume"', 'claim "My Volume" cannot be a name'),
-        ("gpus = -1", "gpus is -1; it may be 0 to 1024"),
-        ('gpus = "8"', "gpus is '8'; it may be a whole number"),
-        ('shm = "much"', 'shm "much" is no quantity'),
-        (f'name = "{"n" * 41}"', "has at most 40 characters"),
-        ('namespace = "team.high"', 'namespace "team.high" cannot be a name'),
-        ('priority_class = "team..high"', 'priority_class "team..high" cannot be a name'),
-        ('resources = {"rdma/hca" = "many"}', 'resources: rdma/hca "many" is no quantity'),
-        ('resources = {"rdma hca" = "1"}', 'resources: "rdma hca" cannot be a key'),
-        ('gpu_resource = "Nvidia.com/gpu/"', 'gpu_resource: "Nvidia.com/gpu/" cannot be a key'),
-        ('node_selector = {"a b" = "c"}', 'node_selector: "a b" cannot be a key'),
-        ('node_selector = {a = "b c"}', 'node_selector: a "b c" cannot be the value of a label'),
-        ('annotations = {"-a" = "b"}', 'annotations: "-a" cannot be a key'),
-        ('tolerations = [{operator = "Maybe"}]', 'tolerations: operator is "Maybe"; it may be Exists, Equal'),
-        ('tolerations = [{kee = "x"}]', 'the field "kee" is unknown; it may be key, operator, value, effect'),
-        ('tolerations = [{key = "a", effect = "No"}]', 'tolerations: effect is "No"; it may be NoSchedule'),
+        ('image = ""\nimage_by_tag = true', 'image is ""; it may be the name of an image'),
+        ('image = "a b"\nimage_by_tag = true', 'image is "a b"; it may be the name of an image'),
+        (
+            'image = "x"\nimage_by_tag = true\nclaim = "My Volume"',
+            'claim is "My Volume"; it may be a name of small letters',
+        ),
+        ("gpus = -1", "gpus is -1; it may be a whole number of at least 0 and at most 1,024"),
+        ('gpus = "8"', 'gpus is "8"; it may be a whole number'),
+        ('shm = "much"', 'shm is "much"; it may be a quantity of Kubernetes, such as 8, 500m or 64Gi'),
+        (f'name = "{"n" * 41}"', "of at most 40 characters"),
+        ('namespace = "team.high"', 'namespace is "team.high"; it may be a name of small letters'),
+        ('priority_class = "team..high"', 'priority_class is "team..high"; it may be a name of small letters'),
+        ('resources = {"rdma/hca" = "many"}', 'resources."rdma/hca" is "many"; it may be a quantity'),
+        ('resources = {"rdma hca" = "1"}', 'resources has the key "rdma hca"; it may be a key of Kubernetes'),
+        ('gpu_resource = "Nvidia.com/gpu/"', 'gpu_resource is "Nvidia.com/gpu/"; it may be a key of Kubernetes'),
+        ('node_selector = {"a b" = "c"}', 'node_selector has the key "a b"; it may be a key'),
+        ('node_selector = {a = "b c"}', 'node_selector.a is "b c"; it may be the value of a label'),
+        ('annotations = {"-a" = "b"}', 'annotations has the key "-a"; it may be a key'),
+        ('tolerations = [{operator = "Maybe"}]', 'tolerations[0].operator is "Maybe"; it may be Equal or Exists'),
+        ('tolerations = [{kee = "x"}]', "unknown key 'tolerations[0].kee'; did you mean 'key'?"),
+        (
+            'tolerations = [{key = "a", effect = "No"}]',
+            'tolerations[0].effect is "No"; it may be NoExecute, NoSch',
+        ),
         ('tolerations = [{key = "a", operator = "Exists", value = "b"}]', "with the operator Exists there is no value"),
         ('tolerations = [{value = "x"}]', 'tolerations: without a key the operator is "Exists"'),
         ('environment = {HOME = "/"}', "environment has HOME, which each pod sets itself"),
         ('environment = {POD_ADDRESS = "1"}', "environment has POD_ADDRESS, which each pod sets itself"),
-        ('python = ""', "python is empty"),
+        ('python = ""', 'python is ""; it may be the path of an interpreter'),
     ],
 )
 def test_an_engine_file_that_cannot_be_is_refused_in_one_line(
@@ -367,7 +373,7 @@ def test_names_of_objects_may_have_several_parts(settings: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set=case.ddp.ranks=0", "--ranks-per-node=4"], "[case.ddp] ranks"),
+        (["--set=case.ddp.ranks=0", "--ranks-per-node=4"], "case.ddp.ranks is 0"),
         (["--ranks-per-node=4", "--only=nosuchtag"], 'no case has the tag "nosuchtag"'),
     ],
 )

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from bench.analysis.estimate import estimate, ratio
 from bench.reports.suites.results import LEVER_COLUMNS, print_levers
+from bench.suites.form.tables import Claim
 from bench.suites.levers import Judgement
-from bench.suites.suite_file import Claim, Lever
+from bench.suites.suite_file import Lever
 from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
 
 TIME = Claim(metric=RUN_STEP_SECONDS.name, low=1.25, high=1.40, text="about a third more time")

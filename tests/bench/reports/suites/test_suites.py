@@ -17,7 +17,7 @@ from bench.doctor import fleet
 from bench.doctor.fleet import Fleet
 from bench.reports.suites.results import counted, print_suite, print_suite_runs
 from bench.runs.history import History
-from bench.suites.suite_file import Expected
+from bench.suites.form.tables import Expected
 from bench.suites.suite_folder import suite_run_folders
 from bench.suites.suite_results import SuiteResult, read_result, result_of_record
 from collectors.metrics.results import RUN_STEP_SECONDS
