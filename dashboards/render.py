@@ -19,21 +19,10 @@ from collectors.metrics.metric import Metric
 from collectors.regular_files import read_regular
 from dashboards import kubernetes, promql
 from dashboards.alerts import agents, efficiency, gate, gpus, hosts, links, live, suites
-from dashboards.boards import (
-    attention,
-    ceilings,
-    communication,
-    nightly,
-    one_run,
-    pipeline,
-    scaling,
-    strategies,
-)
-from dashboards.boards.nodes import fleet, one_gpu, one_host
-from dashboards.grafana.document import to_json
-from dashboards.grafana.looks import TAG, UID_PREFIX
-from dashboards.model import Alert, Dashboard, Group, Variable
-from dashboards.promql import OWNER_LABELS
+from dashboards.board import TAG, documents, read_board, to_json
+from dashboards.expressions import OWNER_LABELS
+from dashboards.model import Alert, Group
+from dashboards.panels import UID_PREFIX
 from dashboards.thresholds import Links, Thresholds, shipped
 
 # The page of all metrics, docs/metrics.md. It shows the first line of the docstring of each module of metrics.
@@ -103,21 +92,8 @@ def _row(metric: Metric) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-# The registry of dashboards and groups of rules, one line each.
+# The registry of groups of rules, one line each.
 
-DASHBOARDS: tuple[Dashboard, ...] = (
-    attention.DASHBOARD,
-    one_run.DASHBOARD,
-    strategies.DASHBOARD,
-    scaling.DASHBOARD,
-    nightly.DASHBOARD,
-    ceilings.DASHBOARD,
-    communication.DASHBOARD,
-    pipeline.DASHBOARD,
-    fleet.DASHBOARD,
-    one_gpu.DASHBOARD,
-    one_host.DASHBOARD,
-)
 GROUPS: tuple[Callable[[Thresholds], Group], ...] = (
     gate.rules,
     efficiency.rules,
@@ -151,13 +127,13 @@ _RULES_HEAD = f"# {_MADE_BY} from dashboards/alerts/; change it there.\n"
 def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
     """Return the text of every rendered file, by its path from the repository's root.
 
-    thresholds: of the alerts; None for the shipped ones.
+    thresholds: of alerts and panels; None for the shipped ones.
 
     Raises:
-        SdkMissing: the extra `dashboards` is not installed.
+        BadBoard: a board's file is wrong.
     """
-    files = {RENDERED / f"{dashboard.name}.json": to_json(dashboard) for dashboard in DASHBOARDS}
     thresholds = thresholds or shipped()
+    files = {RENDERED / f"{name}.json": to_json(board) for name, board in documents(thresholds).items()}
     return {**files, RULES: rules_text(groups(thresholds), thresholds.links), METRICS_PAGE: page()}
 
 
@@ -220,13 +196,13 @@ def rules_text(groups: tuple[Group, ...], links: Links) -> str:
 def kubernetes_text(thresholds: Thresholds | None = None, labels: Mapping[str, str] | None = None) -> str:
     """Return manifests for the Prometheus operator, and dashboards as ConfigMaps, as one stream for kubectl.
 
-    thresholds: of the alerts; None for the shipped ones. labels: more of them for monitors and rules.
+    thresholds: of alerts and panels; None for the shipped ones. labels: more of them for monitors and rules.
 
     Raises:
-        SdkMissing: the extra `dashboards` is not installed.
+        BadBoard: a board's file is wrong.
     """
     thresholds = thresholds or shipped()
-    dashboards = {dashboard.name: to_json(dashboard) for dashboard in DASHBOARDS}
+    dashboards = {name: to_json(board) for name, board in documents(thresholds).items()}
     rules = _rules(groups(thresholds), thresholds.links)
     return _as_yaml(kubernetes.manifests(rules, dashboards, labels or {}, scrape_seconds=SCRAPE_S), is_stream=True)
 
@@ -297,22 +273,18 @@ LEAST_WINDOW_HOURS = 6
 
 def window_hours(alert: Alert) -> int:
     """Return how far back the alert's dashboard is opened: the whole of what it is about lies within."""
-    return max(LEAST_WINDOW_HOURS, alert.since_hours + 1, _dashboard_of(alert).hours)
-
-
-def _dashboard_of(alert: Alert) -> Dashboard:
-    (dashboard,) = (one for one in DASHBOARDS if one.name == alert.dashboard)
-    return dashboard
+    hours = int(read_board(alert.dashboard)["time"]["from"].removeprefix("now-").removesuffix("h"))
+    return max(LEAST_WINDOW_HOURS, alert.since_hours + 1, hours)
 
 
 def _choices(alert: Alert, *, can_ask: bool) -> str:
     """Return the address' part that chooses on the dashboard what the alert is about, as far as its labels tell."""
-    return "".join(_choice(variable, can_ask=can_ask) for variable in _dashboard_of(alert).variables)
+    return "".join(_choice(variable, can_ask=can_ask) for variable in read_board(alert.dashboard)["variables"])
 
 
-def _choice(variable: Variable, *, can_ask: bool) -> str:
+def _choice(variable: Mapping[str, str], *, can_ask: bool) -> str:
     """Return the part that chooses for one variable; the name of a series is asked for where only its id is known."""
-    label, is_named = label_of(variable), f"&var-{variable.name}="
+    label, is_named = label_of(variable), f"&var-{variable['name']}="
     chosen = f"{{{{ with $labels.{label} }}}}{is_named}{{{{ . | urlquery }}}}"
     if label == "name" and can_ask:
         info = promql.seen(RESULT_INFO, over_hours=_NAME_HOURS, series="%s")
@@ -328,11 +300,11 @@ _NAME_HOURS = 36
 """How long the name of a series is known that no exporter shows any more: as long as its verdict stands."""
 
 
-def label_of(variable: Variable) -> str:
+def label_of(variable: Mapping[str, str]) -> str:
     """Return the label whose values are chosen from: a variable `node` has those of `instance`.
 
-    Its query says so at its end: `label_values(metric, label)`.
+    Its regular expression says so, or its query at its end: `label_values(metric, label)`.
     """
-    if variable.ranked_label is not None:
-        return variable.ranked_label
-    return variable.query.rpartition(", ")[2].removesuffix(")")
+    if "regex" in variable:
+        return variable["regex"].removeprefix("/").partition("=")[0]
+    return variable["query"].strip().rpartition(", ")[2].removesuffix(")")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote_plus
 
+from dashboards.board import BOARDS, read_board
 from dashboards.model import Alert
-from dashboards.render import DASHBOARDS, groups, label_of, window_hours
+from dashboards.render import groups, label_of, window_hours
 from dashboards.thresholds import shipped
 
 THRESHOLDS = shipped()
 ALERTS = {alert.name: alert for group in groups(THRESHOLDS) for alert in group.alerts}
 VARIABLES = {
-    dashboard.name: {variable.name: label_of(variable) for variable in dashboard.variables} for dashboard in DASHBOARDS
+    name: {variable["name"]: label_of(variable) for variable in read_board(name)["variables"]} for name in BOARDS
 }
 
 

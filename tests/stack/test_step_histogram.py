@@ -24,11 +24,8 @@ from collectors.metrics.rank import LOSS, STEP_SECONDS
 from collectors.metrics.run_counts import STEP_DURATION, STEPS
 from collectors.prometheus.histogram import CLASSIC_BOUNDS, classic_bucket, native_bucket
 from collectors.sample_log import Opened, Reading, SampleLog
-from dashboards import promql
-from dashboards.boards import one_run
-from dashboards.model import Heatmap
-from dashboards.queries import histograms
 from tests.bench.made.examples import make_machine, small_case
+from tests.dashboards.boards import board
 from tests.support.grafana_expressions import with_choices
 from tests.support.servers import PrometheusServer, run_prometheus
 
@@ -107,8 +104,8 @@ def _value(seen: Seen, kept: Buckets, expression: str) -> float:
 def test_a_quantile_by_classic_buckets_is_in_the_bucket_of_the_true_one(seen: Seen, quantile: float) -> None:
     place = classic_bucket(native_bucket(TRUE_S[quantile]))
     for expression in (
-        histograms.histogram_quantile(STEP_DURATION, quantile, 5),
-        histograms.histogram_quantile_so_far(STEP_DURATION, quantile),
+        f"histogram_quantile({quantile}, sum by (le) (rate({STEP_DURATION.name}_bucket[5m])))",
+        f"histogram_quantile({quantile}, sum by (le) ({STEP_DURATION.name}_bucket))",
     ):
         assert CLASSIC_BOUNDS[place - 1] < _value(seen, "classic", expression) <= CLASSIC_BOUNDS[place]
 
@@ -116,24 +113,17 @@ def test_a_quantile_by_classic_buckets_is_in_the_bucket_of_the_true_one(seen: Se
 @pytest.mark.parametrize("quantile", TRUE_S)
 def test_a_quantile_by_native_buckets_is_within_five_percent_of_the_true_one(seen: Seen, quantile: float) -> None:
     for expression in (
-        histograms.histogram_quantile(STEP_DURATION, quantile, 5, is_native=True),
-        histograms.histogram_quantile_so_far(STEP_DURATION, quantile, is_native=True),
+        f"histogram_quantile({quantile}, rate({STEP_DURATION.name}[5m]))",
+        f"histogram_quantile({quantile}, {STEP_DURATION.name})",
     ):
         assert _value(seen, "native", expression) == pytest.approx(TRUE_S[quantile], rel=0.05)
 
 
-@pytest.mark.parametrize("kept", FEATURES)
-def test_a_quantile_can_be_told_with_its_run(seen: Seen, kept: Buckets) -> None:
-    quantile = histograms.histogram_quantile(STEP_DURATION, 0.99, 5, is_native=kept == "native", slot="0")
-    (one,) = seen.stored[kept].query(promql.named(quantile, RUN_INFO, (*promql.SLOT, *promql.RUN), on=promql.SLOT))
-    assert (one["metric"]["run"], one["metric"]["strategy"], one["metric"]["slot"]) == (seen.run, "ddp", "0")
-
-
 ASKED = {
     f"{panel.title}: {query.legend}": query.expression
-    for panel in one_run.DASHBOARD.all_panels
+    for panel in board("one-run").all_panels
     for query in panel.queries
-    if query.metric is STEP_DURATION and not isinstance(panel, Heatmap)
+    if STEP_DURATION.name in query.expression and panel.kind != "heatmap"
 }
 """What "One run" asks of quantiles of steps."""
 
@@ -159,7 +149,7 @@ def _widest(kept: Buckets, true_s: float) -> float:
 
 @pytest.mark.parametrize("kept", FEATURES)
 def test_the_page_of_a_run_has_a_heatmap_of_either_buckets(seen: Seen, kept: Buckets) -> None:
-    (heatmap,) = (panel for panel in one_run.DASHBOARD.all_panels if isinstance(panel, Heatmap))
+    (heatmap,) = (panel for panel in board("one-run").all_panels if panel.kind == "heatmap")
     classic, native = (seen.stored[kept].query(_of_run(seen, query.expression)) for query in heatmap.queries)
     assert bool(classic) == (kept == "classic")
     assert [list(one) for one in native] == ([["metric", "histogram"]] if kept == "native" else [])
@@ -175,7 +165,7 @@ def test_the_page_of_a_run_tells_no_quantile_of_another(seen: Seen) -> None:
 def test_all_else_is_the_same_in_each_format(seen: Seen, kept: Buckets) -> None:
     assert _value(seen, kept, LOSS.name) == LOSS_NATS
     assert _value(seen, kept, RUN_INFO.name) == 1
-    assert _value(seen, kept, promql.select(STEPS, mark="measured")) == STEPS_DONE
+    assert _value(seen, kept, f'{STEPS.name}{{mark="measured"}}') == STEPS_DONE
 
 
 def _exemplars(server: PrometheusServer, expression: str) -> dict[str, list[dict[str, Any]]]:
@@ -205,7 +195,7 @@ def test_native_buckets_name_the_newest_of_the_slowest_steps(seen: Seen) -> None
 
 @pytest.mark.parametrize("kept", FEATURES)
 def test_the_page_of_a_run_shows_exemplars_of_either_buckets(seen: Seen, kept: Buckets) -> None:
-    (asked,) = (query for panel in one_run.DASHBOARD.all_panels for query in panel.queries if query.has_exemplars)
+    (asked,) = (query for panel in board("one-run").all_panels for query in panel.queries if query.has_exemplars)
     found = _exemplars(seen.stored[kept], _of_run(seen, asked.expression))
     assert {one["labels"]["run"] for exemplars in found.values() for one in exemplars} == {seen.run}
 
