@@ -15,8 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 GPU_DEVICES := $(wildcard /dev/nvidiactl /dev/dxg)
 BIN := $(VENV)/bin
+SHARED := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-.PHONY: demo test test-all test-rest test-slow test-alone test-ray test-torch test-python servers drawing screenshots
+.PHONY: demo test test-all test-rest test-slow test-faults test-slurm test-drawn test-alone test-ray
+.PHONY: test-torch test-python servers drawing screenshots
 .PHONY: install install-dev check benchmarks clean
 
 demo: $(VENV)/.installed
@@ -31,29 +33,44 @@ demo: $(VENV)/.installed
 	@echo "    observatory suite run smoke                          every strategy and probe, in some minutes"
 
 test: servers $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		-m "not slow and not alone and not ray" $(TEST_FOLDERS)
+	$(SHARED) --no-loadscope-reorder --cpu-budget=1200 -m "not slow and not alone and not ray" $(TEST_FOLDERS)
 
 test-all: test test-rest
 
 test-rest:
 	$(MAKE) test-slow
-	$(MAKE) test-alone
-	$(MAKE) test-ray
+	for group in $(HEAVY); do $(MAKE) test-$$group || exit 1; done
+
+# Groups that each take minutes; CI runs one of them, by its commit. The others that are slow run every time.
+HEAVY := faults slurm drawn alone ray
+FAULTS := tests/slow/test_faults.py tests/bench/runner/test_full_disk.py tests/bench/runner/test_runner_ends.py
+SLURM := $(wildcard tests/slow/test_slurm*.py tests/slow/clusters/test_*.py)
+DRAWN := $(wildcard tests/stack/drawn/test_*.py)
 
 # Only files that have such tests are loaded: all take half a minute.
-test-slow: servers drawing $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not alone" \
-		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests)
+SLOW_FILES = $(filter-out $(FAULTS) $(SLURM) $(DRAWN), \
+	$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests))
+
+test-slow: servers $(VENV)/.installed-dev
+	$(SHARED) --cpu-budget=1200 -m "slow and not alone" $(SLOW_FILES)
+
+test-faults: servers $(VENV)/.installed-dev
+	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(FAULTS)
+
+test-slurm: servers $(VENV)/.installed-dev
+	$(SHARED) --cpu-budget=600 -m "slow and not alone" $(SLURM)
+
+test-drawn: servers drawing $(VENV)/.installed-dev
+	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(DRAWN)
 
 # Those that measure, one after another.
 test-alone: servers $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m alone \
+	$(BIN)/python -m pytest --cpu-budget=700 -m alone \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 
 # Ray is 80 MB to install, and one of its clusters takes both cores of a small machine: its tests run alone, too.
 test-ray: $(VENV)/.installed-ray
-	$(BIN)/python -m pytest -m ray tests/slow/test_ray.py
+	$(BIN)/python -m pytest --cpu-budget=600 -m ray tests/slow/test_ray.py
 
 test-torch: servers
 	$(PYTHON) -m tests.torch_versions.run $(TORCH)

@@ -17,9 +17,11 @@ import pytest
 from hypothesis import settings
 
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
-from tests.project.second_run import keep_exit_code
+from tests.project.ci.second_run import keep_exit_code
 from tests.support.markers import usable_gpus, why_skipped
 from tests.support.ranks import KeptRanks, OnRanks, Result, run_on_ranks
+
+pytest_plugins = ["tests.project.ci.cpu_seconds"]
 
 settings.register_profile("any machine", deadline=None)  # A busy machine makes no example wrong.
 settings.load_profile("any machine")

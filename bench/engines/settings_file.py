@@ -135,10 +135,10 @@ def last_words(printed: Sequence[str]) -> str:
 
 
 def exporter_words(path: Path | None, exporter: str | None, targets: str | None) -> list[str]:
-    """Return the words of an agent's command line for its exporter and the list in which that stands.
+    """Return the words of an agent's command line for its exporter and the folder of targets.
 
-    path: of the settings, for messages. exporter: HOST:PORT at which each node serves /metrics. targets: the file of
-    the list (file_sd), the same on each node, since each writes itself into it.
+    path: of the settings, for messages. exporter: HOST:PORT at which each node serves /metrics. targets: the
+    folder (file_sd), the same on each node, since each has a file of its own in it.
 
     Raises:
         Misuse: they have another form, or nobody else would find the exporter.
@@ -156,17 +156,16 @@ def exporter_words(path: Path | None, exporter: str | None, targets: str | None)
         raise Misuse(f"{path}: exporter: {error}; it may be 0.0.0.0:9464") from None
     if targets is None:
         return ["--exporter", exporter]
-    if not targets.startswith("/") or not targets.endswith(".json"):
+    if not targets.startswith("/") or targets.endswith(".json"):
         raise Misuse(
-            f'{path}: targets is "{targets}"; give the absolute path of a .json file on a file system that the nodes'
-            " share"
+            f'{path}: targets is "{targets}"; give the absolute path of a folder on a file system that the nodes share'
         )
     is_loopback = host == "localhost"
     with suppress(ValueError):
         is_loopback |= ipaddress.ip_address(host).is_loopback
     if is_loopback:
         raise Misuse(
-            f'{path}: exporter is "{exporter}", where only its own node reaches it; to stand in a list of targets, give'
+            f'{path}: exporter is "{exporter}", where only its own node reaches it; to be a target, give'
             ' exporter = "0.0.0.0:9464"'
         )
     return ["--exporter", exporter, "--targets", targets]

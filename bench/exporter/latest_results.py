@@ -15,7 +15,7 @@ import msgspec
 from bench.analysis.estimate import Estimate
 from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.case import why_ad_hoc
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import Misuse
 from bench.exporter.info_labels import case_labels, membership, option_words, versions
 from bench.machine.machine import Machine
 from bench.runs.history import History
@@ -37,52 +37,35 @@ from collectors.prometheus.exposition import Owned
 
 
 class NewestResults:
-    """The newest results, read by `ask` in a thread that scrapes do not wait for: a store may be slow, or absent.
+    """The newest results. on_notice: is told which result, or which machine, cannot be read."""
 
-    What was read stays when the store goes away. on_notice: is told what cannot be read.
-    """
+    what = "results"
 
-    def __init__(self, store_url: str | None, *, on_notice: Callable[[str], None]) -> None:
-        self._store_url = store_url
+    def __init__(self, *, on_notice: Callable[[str], None]) -> None:
         self._on_notice = on_notice
         self._seen: frozenset[str] = frozenset()
         self._newest: dict[str, Summary] = {}
         self._machines: dict[str, Machine | None] = {}
         self._ended: dict[str, Summary] = {}
         self._nights: dict[str, SeriesNights] = defaultdict(SeriesNights)
-        self._samples: tuple[Owned, ...] = ()
 
-    def samples(self) -> tuple[Owned, ...]:
-        """Return the results as last read from the history."""
-        return self._samples
+    def samples(self) -> Iterator[Owned]:
+        """Yield the results as last read from the history."""
+        for summary in self._newest.values():
+            yield from _samples(summary, self._machines.get(summary.run))
+        for series, summary in self._newest.items():
+            for sample in self._nights[series].usual(summary):
+                yield sample, {}
+        for summary in self._ended.values():
+            yield from _end(summary)
 
-    def ask(self) -> None:
-        """Read what is new in the history."""
-        try:
-            with History(self._store_url, writable=False) as history:
-                known = history.known()
-                for summary in self._fresh(history, known):
-                    self._take(summary)
-                self._seen = known
-                self._machines = {one.run: self._machine(history, one.run) for one in self._newest.values()}
-        except (InfrastructureFailed, Misuse) as error:
-            what = "results are no longer updated" if self._seen else "no results are shown yet"
-            self._on_notice(f"{what}: {error}")
-        except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread: results would freeze.
-            self._on_notice(f"results are no longer updated: {in_words(error)}")
-        self._samples = (
-            *(
-                owned
-                for summary in self._newest.values()
-                for owned in _samples(summary, self._machines.get(summary.run))
-            ),
-            *(
-                (sample, {})
-                for series, summary in self._newest.items()
-                for sample in self._nights[series].usual(summary)
-            ),
-            *(owned for summary in self._ended.values() for owned in _end(summary)),
-        )
+    def read(self, history: History) -> None:
+        """Read the runs that are new in the history."""
+        known = history.known()
+        for summary in self._fresh(history, known):
+            self._take(summary)
+        self._seen = known
+        self._machines = {one.run: self._machine(history, one.run) for one in self._newest.values()}
 
     def _fresh(self, history: History, known: frozenset[str]) -> Iterator[Summary]:
         fresh = known - self._seen

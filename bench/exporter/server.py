@@ -16,13 +16,9 @@ from bench.engines.cluster import Capacity
 from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.exporter.gpu_placement import Placement, with_ranks
-from bench.exporter.latest_results import NewestResults
+from bench.exporter.history_source import of_history
 from bench.exporter.live_runs import LiveRuns, RunLogs
 from bench.exporter.own_process import own_process
-from bench.exporter.run_outcomes import RunOutcomes
-from bench.exporter.suite_status import SuiteStatus
-from bench.exporter.verdicts import StandingVerdicts
-from collectors.background import BackgroundThread
 from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
 from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.registry import SHOWN, as_shown
@@ -30,14 +26,11 @@ from collectors.node.poller import HOLD_S
 from collectors.node.registry import NodeCollector, PollingConfig, open_collectors
 from collectors.node.watch import NodeWatch
 from collectors.prometheus.exposition import Exporter, Owned, Source
-from collectors.prometheus.http_answers import landing_page
-from collectors.prometheus.http_server import Server, ServerConfig
+from collectors.prometheus.http_server import Server, ServerConfig, landing_page, pages
 from collectors.sockets import CannotListen, PortTaken
 
 HOST = "127.0.0.1"
 PORT = 9464
-PAUSE_S = 5.0
-"""Pause between two reads of the history."""
 FORGOTTEN_S = 3600.0
 """How long a notice must be silent before it is told again."""
 Results = Literal["all", "only", "none"]
@@ -136,8 +129,8 @@ def answering(
         CannotListen: the address cannot be served.
     """
     exporter = page_of((own_process(), *sources), on_notice=on_notice)
-    landing = landing_page(program_version())
-    server = Server(exporter, host, port, landing=landing, config=config, on_notice=on_notice)
+    app = pages(exporter, landing_page(program_version()))
+    server = Server(app, host, port, config=config, on_notice=on_notice)
     try:
         on_notice(f"serving {server.url}")
         yield server
@@ -209,16 +202,7 @@ def _open(
     results: Results,
     further: Source = tuple,
 ) -> Iterator[Server]:
-    of_history = _of_history(store_url, on_notice) if results != "none" else ()
-
-    def ask(told_to_stop: threading.Event) -> None:
-        is_told = False
-        while not is_told:
-            for one in of_history:
-                one.ask()
-            is_told = told_to_stop.wait(PAUSE_S)
-
-    asking = BackgroundThread("history", ask)
+    history = of_history(store_url, on_notice=on_notice) if results != "none" else None
     with ExitStack() as stack:
         watch: NodeWatch | None = None
         shown: list[Source] = []
@@ -232,32 +216,13 @@ def _open(
         else:
             watch, runs, of_node = _watch_with_runs(runs_folder, node, on_notice, stack)
             shown = [of_node, runs.samples]
-        server = stack.enter_context(
-            answering(
-                [*shown, further, *(one.samples for one in of_history)],
-                host=host,
-                port=port,
-                config=config,
-                on_notice=on_notice,
-            )
-        )
-        if of_history:
-            asking.start()
-            stack.callback(asking.stop, PAUSE_S)
+        shown += [further] if history is None else [further, history.samples]
+        server = stack.enter_context(answering(shown, host=host, port=port, config=config, on_notice=on_notice))
+        if history is not None:
+            stack.enter_context(history)
         if watch is not None:
             stack.enter_context(watch)
         yield server
-
-
-def _of_history(
-    store_url: str | None, on_notice: Callable[[str], None]
-) -> tuple[NewestResults, RunOutcomes, SuiteStatus, StandingVerdicts]:
-    return (
-        NewestResults(store_url, on_notice=on_notice),
-        RunOutcomes(store_url, on_notice=on_notice),
-        SuiteStatus(store_url, on_notice=on_notice),
-        StandingVerdicts(store_url, on_notice=on_notice),
-    )
 
 
 def _watch_with_runs(

@@ -18,7 +18,7 @@ _MARKS: tuple[Mark, ...] = ("warm_up", "measured")
 
 @dataclass(slots=True)
 class _RankSteps:
-    """What a rank has done. newest: by classic bucket, the step that came last."""
+    """What a rank has done. newest: by bucket, the step that came last."""
 
     counts: dict[Mark, int] = field(default_factory=lambda: dict.fromkeys(_MARKS, 0))
     times: Observations = field(default_factory=Observations)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from bench.errors import InfrastructureFailed, Misuse
 from bench.rank.messages import Outcome
 from bench.runs.history import History
 from bench.runs.suite_record import FAILED, CaseOutcome, SuiteOutcome, SuiteRecord
 from bench.suites.gate.missing import runs_by_case
-from collectors.errors import in_words
 from collectors.metrics.metric import Sample
 from collectors.metrics.suites import (
     SUITE_CASE_FAILURE,
@@ -44,70 +42,47 @@ CASE_OUTCOMES: tuple[CaseOutcome, ...] = get_args(CaseOutcome)
 
 
 class SuiteStatus:
-    """The runs of suites in a history, as samples; `ask` is called again and again by one thread.
+    """The runs of suites in a history. clock_s: a monotonic clock."""
 
-    What was read stays when the store goes away. That it cannot be reached is told by `NewestResults`, which asks the
-    same store in the same thread.
+    what = "suites"
 
-    on_notice: is told what else cannot be read. clock_s: a monotonic clock.
-    """
-
-    def __init__(
-        self,
-        store_url: str | None,
-        *,
-        on_notice: Callable[[str], None],
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store_url = store_url
-        self._on_notice, self._clock_s = on_notice, clock_s
+    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
         self._records: dict[str, SuiteRecord] = {}
         self._failures: dict[str, _Failures] = {}
         self._ends = _Ends()
         self._all_read_s: float | None = None
         self._read_s = clock_s()
-        self._samples: tuple[Owned, ...] = ()
 
-    def samples(self) -> tuple[Owned, ...]:
-        """Return the suites as last read from the history."""
-        return self._samples
-
-    def ask(self) -> None:
-        """Read what may have changed in the history."""
-        now_s = self._clock_s()
-        try:
-            self._read(now_s)
-        except InfrastructureFailed:
-            pass  # Told by `NewestResults`.
-        except Misuse as error:
-            self._on_notice(f"suites are no longer brought up to date: {error}")
-        except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread, which results share.
-            self._on_notice(f"suites are no longer brought up to date: {in_words(error)}")
-        is_fresh = now_s - self._read_s < LEFT_OUT_S
-        newest = _newest(self._records.values(), has_active=is_fresh)
+    def samples(self) -> Iterator[Owned]:
+        """Yield the suites as last read from the history."""
+        is_fresh = self._clock_s() - self._read_s < LEFT_OUT_S
         failures = [
             sample
             for run in _shown_runs(self._records.values(), has_active=is_fresh)
             if (found := self._failures.get(run.id)) is not None
             for sample in found.samples
         ]
-        self._samples = tuple((sample, {}) for sample in (*self._ends.samples(), *newest, *failures))
+        newest = _newest(self._records.values(), has_active=is_fresh)
+        for sample in (*self._ends.samples(), *newest, *failures):
+            yield sample, {}
 
-    def _read(self, now_s: float) -> None:
+    def read(self, history: History) -> None:
+        """Read what may have changed in the history."""
+        now_s = self._clock_s()
         is_all = self._all_read_s is None or now_s - self._all_read_s >= ALL_READ_S
-        with History(self._store_url, writable=False) as history:
-            read = history.suite_runs(MOST_RUNS if is_all else NEWEST_READ)
-            self._read_s = now_s
-            if is_all:
-                self._all_read_s = now_s
-            for record in read:
-                self._records[record.id] = record
-                self._ends.count(record)
-            self._failures = {
-                run.id: self._failures_of(run, history)
-                for run in _shown_runs(self._records.values(), has_active=True)
-                if any(run.cases.get(outcome) for outcome in FAILED)
-            }
+        read = history.suite_runs(MOST_RUNS if is_all else NEWEST_READ)
+        self._read_s = now_s
+        if is_all:
+            self._all_read_s = now_s
+        for record in read:
+            self._records[record.id] = record
+            self._ends.count(record)
+        self._failures = {
+            run.id: self._failures_of(run, history)
+            for run in _shown_runs(self._records.values(), has_active=True)
+            if any(run.cases.get(outcome) for outcome in FAILED)
+        }
 
     def _failures_of(self, run: SuiteRecord, history: History) -> _Failures:
         """Return what failed in a run; as read before, where nothing more has ended in it since."""

@@ -15,7 +15,6 @@ from bench.suites.gate.gated import figure_words
 from bench.suites.gate.missing import Missing, missing_in
 from bench.suites.gate.standing import Judged, hardware_of, judged_suites, standing_verdicts
 from bench.suites.gate.verdicts import BAD, AcceptedLevel, SeriesKey, Verdict, load_accepted, load_states
-from collectors.errors import in_words
 from collectors.metrics.gate import (
     ACCEPTED_CHANGE,
     ACCEPTED_EFFICIENCY,
@@ -41,32 +40,24 @@ _MISSING = ("vanished", "stopped")
 
 
 class StandingVerdicts:
-    """The verdicts that stand, as samples; `ask` is called again and again by one thread.
+    """The verdicts that stand. on_notice: is told of which suite they cannot be read."""
 
-    What was read stays when the store goes away, of which `NewestResults` tells in the same thread. on_notice: is told
-    what else cannot be read.
-    """
+    what = "verdicts"
 
-    def __init__(self, store_url: str | None, *, on_notice: Callable[[str], None]) -> None:
-        self._store_url, self._on_notice = store_url, on_notice
+    def __init__(self, *, on_notice: Callable[[str], None]) -> None:
+        self._on_notice = on_notice
         self._read: dict[str, tuple[Judged, SuiteRecord | None]] = {}
         self._by_suite: dict[str, tuple[Sample, ...]] = {}
 
-    def samples(self) -> tuple[Owned, ...]:
-        """Return the verdicts as last read from the history."""
-        return tuple((sample, {}) for samples in self._by_suite.values() for sample in samples)
+    def samples(self) -> Iterator[Owned]:
+        """Yield the verdicts as last read from the history."""
+        for samples in self._by_suite.values():
+            for sample in samples:
+                yield sample, {}
 
-    def ask(self) -> None:
+    def read(self, history: History) -> None:
         """Read the suites that were judged since the last time."""
-        try:
-            with History(self._store_url, writable=False) as history:
-                self._ask(history, judged_suites(history))
-        except (InfrastructureFailed, Misuse):
-            pass  # The store cannot be reached.
-        except Exception as error:  # noqa: BLE001  # Whatever it is, it must not end the thread, which results share.
-            self._on_notice(f"verdicts are no longer brought up to date: {in_words(error)}")
-
-    def _ask(self, history: History, judged: Mapping[str, Judged]) -> None:
+        judged = judged_suites(history)
         for suite in self._read.keys() - judged.keys():
             del self._read[suite], self._by_suite[suite]
         for suite, so_far in judged.items():

@@ -14,7 +14,6 @@ import re
 import secrets
 import ssl
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +29,6 @@ from collectors.regular_files import open_regular
 
 # Checking passwords, of which only the bcrypt hashes are known.
 
-_KEPT_ANSWERS = 100
-"""How many right answers are kept, and as many wrong ones."""
 _COUNTED_BYTES = 72
 """bcrypt uses no more of a password. Source: Provos and Mazieres 1999, A Future-Adaptable Password Scheme, 3."""
 
@@ -39,9 +36,8 @@ _COUNTED_BYTES = 72
 class Passwords:
     """Checks passwords for any number of threads; hashes one at a time, so that a guesser costs one core at most.
 
-    Answers are kept, since a hash takes a tenth of a second and the same client asks every few seconds. Right ones are
-    kept apart from wrong ones, so that no number of guesses pushes them out. Passwords are kept only as fingerprints
-    under a random key.
+    The password that was right last is kept for each user, since a hash takes a tenth of a second and the same client
+    asks every few seconds. It is kept only as a fingerprint under a random key.
 
     hashes: by user's name, at least one. matches: bcrypt's comparison of a password and a hash.
     """
@@ -52,8 +48,7 @@ class Passwords:
         self._decoy = max(self._hashes.values(), key=lambda hashed: hashed.split(b"$")[2])  # The cost: log2 of rounds.
         self._matches = matches
         self._key = secrets.token_bytes(32)
-        self._answers: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
-        self._answers_lock = threading.Lock()
+        self._right: dict[bytes, bytes] = {}
         self._hashing = threading.Lock()
 
     def admits(self, authorization: str) -> bool:
@@ -61,24 +56,17 @@ class Passwords:
         given = _credentials(authorization)
         if given is None:
             return False
-        # A name has no colon, so no two pairs read the same.
-        fingerprint = hashlib.blake2b(b":".join(given), key=self._key).digest()
-        with self._answers_lock:
-            for is_right, kept in self._answers.items():
-                if fingerprint in kept:
-                    kept.move_to_end(fingerprint)
-                    return is_right
         name, password = given
+        fingerprint = hashlib.blake2b(password, key=self._key).digest()
+        if self._right.get(name) == fingerprint:
+            return True
         hashed = self._hashes.get(name)
         with self._hashing:
             is_match = self._matches(password[:_COUNTED_BYTES], self._decoy if hashed is None else hashed)
-        is_right = is_match and hashed is not None
-        with self._answers_lock:
-            kept = self._answers[is_right]
-            kept[fingerprint] = None
-            while len(kept) > _KEPT_ANSWERS:
-                kept.popitem(last=False)
-        return is_right
+        if is_match and hashed is not None:
+            self._right[name] = fingerprint
+            return True
+        return False
 
 
 def _credentials(authorization: str) -> tuple[bytes, bytes] | None:

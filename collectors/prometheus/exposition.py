@@ -1,129 +1,27 @@
-"""Samples as Prometheus's text: lines in its two formats, and the exporter that renders the body of /metrics.
+"""The exporter: the samples of several sources as metrics of prometheus_client, which writes them in every format.
 
-Written here because prometheus_client formats each line anew at each scrape, which costs most of the scrape.
-Knows neither bench nor any store. Source: Prometheus, text format 0.0.4; OpenMetrics 1.0.
+Knows neither bench nor any store, and no HTTP.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Generic, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import Metric as Family
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+from prometheus_client.samples import Sample as Line
 from prometheus_client.utils import floatToGoString
 
 from collectors.metrics.metric import Metric, Sample, Scope
-from collectors.prometheus import protobuf
-from collectors.prometheus.histogram import CLASSIC_BOUNDS, Exemplar, Histogram
-
-Format = Literal["text", "openmetrics", "protobuf"]
-END: dict[Format, str] = {"text": "", "openmetrics": "# EOF\n"}
-"""The end of the body, in the formats that are text."""
-_SUFFIXES = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
-
-
-def choose_format(accept: str) -> tuple[Format, str]:
-    """Return the format that an Accept header prefers of those there are, and its content type.
-
-    A media range counts by its q, the first of equals first; one with a q of 0 is refused. Where none is known, plain
-    text is given.
-    """
-    for wanted in _by_preference(accept):
-        name, *parameters = (part.strip() for part in wanted.split(";"))
-        if name == "application/vnd.google.protobuf":
-            if _PROTOBUF.issubset(parameter.replace(" ", "") for parameter in parameters):
-                return "protobuf", protobuf.CONTENT_TYPE
-        elif name in ("application/openmetrics-text", "text/plain", "text/*", "*/*"):
-            _, content_type = choose_encoder(wanted)
-            is_openmetrics = content_type.startswith("application/openmetrics-text")
-            # Dots escape underscores, which no store of these names wants; an OpenMetrics before 1.0 is not written.
-            if not content_type.endswith("escaping=dots") and is_openmetrics == name.startswith("application"):
-                return "openmetrics" if is_openmetrics else "text", content_type
-    return "text", choose_encoder("")[1]
-
-
-_PROTOBUF = {"proto=io.prometheus.client.MetricFamily", "encoding=delimited"}
-
-
-def _by_preference(accept: str) -> list[str]:
-    """Return the media ranges of an Accept header without those refused, the preferred first."""
-    ranges = [(_quality(one), one) for one in accept.split(",")]
-    return [one for quality, one in sorted(ranges, key=lambda found: -found[0]) if quality > 0]
-
-
-def _quality(media_range: str) -> float:
-    """Return the q of a media range: 1 where it has none, 0 where it is no number, as it cannot be meant."""
-    for parameter in media_range.split(";")[1:]:
-        name, _, value = parameter.strip().partition("=")
-        if name == "q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0
-
-
-def head(metric: Metric, form: Format) -> str:
-    """Return a metric's HELP, TYPE and UNIT lines, which come before its samples."""
-    if form == "text":
-        kind = "gauge" if metric.kind == "info" else metric.kind
-        text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
-        return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {kind}\n"
-    family = metric.name.removesuffix(_SUFFIXES[metric.kind])
-    has_unit = metric.kind != "info" and family.endswith(f"_{metric.unit}")
-    unit = f"# UNIT {family} {metric.unit}\n" if has_unit else ""
-    return f"# HELP {family} {_escaped(metric.help)}\n# TYPE {family} {metric.kind}\n{unit}"
-
-
-def series(name: str, labels: Mapping[str, str]) -> str:
-    """Return the beginning of a series' line, in both formats; labels are sorted, so their order does not matter."""
-    if not labels:
-        return name
-    listed = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(labels.items()))
-    return f"{name}{{{listed}}}"
-
-
-def line(series_text: str, value: float) -> str:
-    """Return the line of a sample, in both formats."""
-    return f"{series_text} {floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
-
-
-def histogram_lines(form: Format, series_text: str, of: Histogram) -> str:
-    """Return the lines of a histogram's classic buckets; in OpenMetrics with their exemplars."""
-    name, _, labels = series_text.removesuffix("}").partition("{")
-    before, whole = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
-    lines = []
-    for place, (bound, count) in enumerate(zip(_BOUNDS, of.classic_counts(), strict=True)):
-        exemplar = of.exemplars.get(place) if form == "openmetrics" else None
-        shown = "" if exemplar is None else _exemplar(exemplar)
-        lines.append(f'{name}_bucket{{{before}le="{bound}"}} {count}.0{shown}\n')
-    return "".join((*lines, line(f"{name}_count{whole}", of.value), line(f"{name}_sum{whole}", of.total)))
-
-
-_BOUNDS = tuple(floatToGoString(bound) for bound in (*CLASSIC_BOUNDS, math.inf))  # type: ignore[no-untyped-call]
-
-
-def _exemplar(one: Exemplar) -> str:
-    return f" # {series('', one.labels)} {floatToGoString(one.value)} {one.time_ns / 1e9:.3f}"  # type: ignore[no-untyped-call]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-# The body of /metrics, from the samples of several sources.
+from collectors.prometheus.histogram import BOUNDS_S, Histogram
 
 Owned = tuple[Sample, Mapping[str, str]]
 """A sample, and the labels of its owner: a rank, a node or a run."""
 
 Source = Callable[[], Iterable[Owned]]
 """Returns the samples to show now; called at each scrape in that scrape's thread."""
-
-_Key = tuple[str | tuple[str, str], ...]
-"""Identifies a sample's series as it is handed in: the metric, and its labels in their given order."""
 
 OWNER_LABELS: dict[Scope, frozenset[str]] = {
     "rank": frozenset({"rank", "slot"}),
@@ -132,33 +30,15 @@ OWNER_LABELS: dict[Scope, frozenset[str]] = {
 }
 """The labels that each scope's owner adds to a metric's own."""
 
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True, kw_only=True)
-class _Writer(Generic[T]):
-    """How the samples of one format are written.
-
-    series: returns what stands before a value, which is kept. sample, histogram: return that with a value.
-    known: what stood before each series of the last scrape.
-    """
-
-    series: Callable[[Metric, Mapping[str, str]], T]
-    sample: Callable[[T, float], T]
-    histogram: Callable[[T, Histogram], T]
-    known: dict[_Key, T] = field(default_factory=dict)
+_SUFFIXES = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
+_BOUNDS = tuple(floatToGoString(bound) for bound in (*BOUNDS_S, math.inf))  # type: ignore[no-untyped-call]
 
 
-def _series_of(metric: Metric, labels: Mapping[str, str]) -> str:
-    return series(metric.name, labels)
-
-
-class Exporter:
-    """Renders the samples of its sources in the format that is asked for, metric by metric.
+class Exporter(Collector):
+    """Collects the samples of its sources, metric by metric, in the order of `metrics`.
 
     The first sample of a series counts. Samples that do not fit a metric of `metrics` (unknown name, other labels) are
-    left out and reported, so that the body stays valid.
+    left out and reported, so that the page stays valid.
     on_notice: is told once of each metric whose samples are left out.
     """
 
@@ -170,52 +50,27 @@ class Exporter:
         self._sources = sources
         self._on_notice = on_notice
         self._refused: set[str] = set()
-        self._protobuf = _Writer(series=protobuf.series, sample=protobuf.sample, histogram=protobuf.histogram)
-        self._text: dict[Format, _Writer[str]] = {
-            form: _Writer(series=_series_of, sample=line, histogram=partial(histogram_lines, form)) for form in END
-        }
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the body and its content type, in the format that the Accept header asks for.
-
-        Metrics are in the order of `metrics`, with the samples of one metric together.
-        """
-        form, content_type = choose_format(accept)
-        if form == "protobuf":
-            messages = self._write(self._protobuf)
-            return b"".join(protobuf.family(metric, samples) for metric, samples in messages), content_type
-        lines = self._write(self._text[form])
-        body = "".join(text for metric, samples in lines for text in (head(metric, form), *samples))
-        return f"{body}{END[form]}".encode(), content_type
-
-    def _write(self, writer: _Writer[T]) -> list[tuple[Metric, Iterable[T]]]:
-        """Return the sources' samples as a writer writes them, by metric.
-
-        What stands before a value is checked and written once, and kept from one scrape to the next while its series
-        is given.
-        """
-        written: dict[str, dict[T, T]] = {name: {} for name in self._metrics}
-        known: dict[_Key, T] = {}
-        kept, write_sample = writer.known, writer.sample
+    def collect(self) -> Iterator[Family]:
+        """Yield each metric that has samples now, with all of them."""
+        lines: dict[str, dict[frozenset[tuple[str, str]], list[Line]]] = {name: {} for name in self._metrics}
         for source in self._sources:
             for sample, owner in source():
-                name = sample.metric
-                key: _Key = (name, *sample.labels.items(), *owner.items())
-                begin = kept.get(key)
-                if begin is None:
-                    if not self._is_valid(sample, owner):
-                        continue
-                    begin = writer.series(self._metrics[name], {**sample.labels, **owner})
-                known[key] = begin
-                of_metric = written[name]
-                if begin in of_metric:
+                if not self._is_valid(sample, owner):
+                    continue
+                labels = {**sample.labels, **owner}
+                series, of_metric = frozenset(labels.items()), lines[sample.metric]
+                if series in of_metric:
                     continue
                 if isinstance(sample, Histogram):
-                    of_metric[begin] = writer.histogram(begin, sample)
+                    of_metric[series] = list(_histogram(sample, labels))
                 else:
-                    of_metric[begin] = write_sample(begin, sample.value)
-        writer.known = known
-        return [(metric, written[name].values()) for name, metric in self._metrics.items() if written[name]]
+                    of_metric[series] = [Line(sample.metric, labels, sample.value)]
+        for name, metric in self._metrics.items():
+            if lines[name]:
+                family = _family(metric)
+                family.samples = [line for series_lines in lines[name].values() for line in series_lines]
+                yield family
 
     def _is_valid(self, sample: Sample, owner: Mapping[str, str]) -> bool:
         name = sample.metric
@@ -242,6 +97,23 @@ class Exporter:
         if name not in self._refused:
             self._refused.add(name)
             self._on_notice(text)
+
+
+def _family(metric: Metric) -> Family:
+    """Return the metric without samples; OpenMetrics names a counter or an info without its suffix."""
+    name = metric.name.removesuffix(_SUFFIXES[metric.kind])
+    has_unit = metric.kind != "info" and name.endswith(f"_{metric.unit}")
+    return Family(name, metric.help, metric.kind, metric.unit if has_unit else "")
+
+
+def _histogram(sample: Histogram, labels: Mapping[str, str]) -> Iterator[Line]:
+    name = sample.metric
+    for place, (bound, count) in enumerate(zip(_BOUNDS, sample.cumulative(), strict=True)):
+        newest = sample.exemplars.get(place)
+        exemplar = None if newest is None else Exemplar(dict(newest.labels), newest.value, newest.time_ns / 1e9)
+        yield Line(f"{name}_bucket", {**labels, "le": bound}, count, exemplar=exemplar)
+    yield Line(f"{name}_count", dict(labels), sample.value)
+    yield Line(f"{name}_sum", dict(labels), sample.total)
 
 
 def _listed(labels: Iterable[str]) -> str:

@@ -1,56 +1,23 @@
 """Histograms: how many values fell into buckets that widen by a factor, and which observation came last in each.
 
-One count serves both kinds of buckets that Prometheus has. Native buckets are those of schema 3: their upper bounds
-are the powers of 2 ** (1 / 8), so that a quantile is known within 9 %. A classic bucket is four of them, 41 % wide: 35
-upper bounds go from 0.98 ms to 128 s, every other one a power of 2, and the two kinds agree at each.
-
-Knows no run and no text. Source: Prometheus, Native Histograms (specification 1.0), standard exponential schemas.
+Of a bucket the upper bound is 41 % above the lower: 35 bounds go from 0.98 ms to 128 s, every other one a power of 2.
+Knows no run and no text. Source: Prometheus, classic histograms.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import msgspec
 
 from collectors.metrics.metric import Metric, Sample
 
-SCHEMA = 3
-ZERO_THRESHOLD = 2.0**-128
-"""The largest value of the zero bucket, which a power of 2 ** (1 / 8) cannot hold; that of Prometheus' own clients."""
-_PER_OCTAVE = 1 << SCHEMA
-_PER_CLASSIC = 4
-_LOWEST, _HIGHEST = -10 * _PER_OCTAVE, 7 * _PER_OCTAVE
-"""Native buckets whose upper bounds, 2 ** -10 and 2 ** 7, are those of the first and the last classic bucket."""
-_FRACTIONS = tuple(2.0 ** (place / _PER_OCTAVE - 1) for place in range(_PER_OCTAVE))
-
-
-def native_bucket(value: float) -> int:
-    """Return the number of the native bucket of a value above the zero threshold: bucket n ends at 2 ** (n / 8).
-
-    The upper bound belongs to the bucket: 1 is in bucket 0, 1.05 in bucket 1, 2 in bucket 8.
-    """
-    fraction, exponent = math.frexp(value)  # Exact, as no logarithm is: value = fraction * 2 ** exponent.
-    return bisect_left(_FRACTIONS, fraction) + (exponent - 1) * _PER_OCTAVE
-
-
-def upper_bound(bucket: int) -> float:
-    """Return the largest value of a native bucket."""
-    exponent, place = divmod(bucket, _PER_OCTAVE)
-    return math.ldexp(_FRACTIONS[place], exponent + 1)
-
-
-CLASSIC_BOUNDS = tuple(upper_bound(bucket) for bucket in range(_LOWEST, _HIGHEST + 1, _PER_CLASSIC))
-"""Upper bounds of the classic buckets; one more, without a bound, follows them."""
-
-
-def classic_bucket(native: int) -> int:
-    """Return the place in CLASSIC_BOUNDS of the classic bucket that holds a native one; their number for the last."""
-    return min(max(-((_LOWEST - native) // _PER_CLASSIC), 0), len(CLASSIC_BOUNDS))
+BOUNDS_S = tuple(math.ldexp((1.0, 2.0**0.5)[half % 2], half // 2) for half in range(-20, 15))
+"""Upper bounds of the buckets: a bound belongs to its bucket. One more bucket, without a bound, follows."""
 
 
 class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,24 +31,16 @@ class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
 class Histogram(Sample, frozen=True, kw_only=True):
     """All observations of one series of a histogram so far; as a sample of any other kind, its value is their number.
 
-    total: sum of the observed values. zeros: those in the zero bucket. buckets: how many are in each native bucket, by
-    its number, in rising order. exemplars: by classic bucket.
+    total: sum of the observed values. counts: how many are in each bucket. exemplars: by the bucket's place.
     """
 
     total: float
-    zeros: int
-    buckets: dict[int, int]
+    counts: list[int]
     exemplars: dict[int, Exemplar]
 
-    def classic_counts(self) -> list[int]:
-        """Return how many values are at most each of CLASSIC_BOUNDS, and at last how many there are."""
-        counts = [0] * (len(CLASSIC_BOUNDS) + 1)
-        counts[0] = self.zeros
-        for native, number in self.buckets.items():
-            counts[classic_bucket(native)] += number
-        for place in range(1, len(counts)):
-            counts[place] += counts[place - 1]
-        return counts
+    def cumulative(self) -> list[int]:
+        """Return how many values are at most each of BOUNDS_S, and at last how many there are."""
+        return list(accumulate(self.counts))
 
 
 @dataclass(slots=True)
@@ -89,11 +48,10 @@ class Observations:
     """Counts observations."""
 
     total: float = 0.0
-    zeros: int = 0
-    buckets: Counter[int] = field(default_factory=Counter)
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
 
     def observe(self, value: float, times: int = 1) -> int:
-        """Count a value, which came so many times; return its classic bucket.
+        """Count a value, which came so many times; return the place of its bucket.
 
         Raises:
             ValueError: the value is negative or not finite, as no duration is.
@@ -101,33 +59,28 @@ class Observations:
         if not 0 <= value < math.inf:
             raise ValueError(f"{value} is no duration")
         self.total += times * value
-        if value <= ZERO_THRESHOLD:
-            self.zeros += times
-            return 0
-        native = native_bucket(value)
-        self.buckets[native] += times
-        return classic_bucket(native)
+        bucket = bisect_left(BOUNDS_S, value)
+        self.counts[bucket] += times
+        return bucket
 
 
 def histogram_of(
     metric: Metric, parts: Iterable[Observations], *, exemplars: Mapping[int, Exemplar] | None = None, **labels: str
 ) -> Histogram:
-    """Return one series of a metric, from all observations of the parts. exemplars: by classic bucket.
+    """Return one series of a metric, from all observations of the parts. exemplars: by the bucket's place.
 
     Raises:
         ValueError: a label is missing or unknown.
     """
-    total, zeros, buckets = 0.0, 0, Counter[int]()
+    whole = Observations()
     for part in parts:
-        total += part.total
-        zeros += part.zeros
-        buckets.update(part.buckets)
+        whole.total += part.total
+        whole.counts = [before + more for before, more in zip(whole.counts, part.counts, strict=True)]
     return Histogram(
         metric=metric.name,
-        value=zeros + buckets.total(),
+        value=sum(whole.counts),
         labels=metric.at(0, **labels).labels,
-        total=total,
-        zeros=zeros,
-        buckets=dict(sorted(buckets.items())),
+        total=whole.total,
+        counts=whole.counts,
         exemplars=dict(exemplars or {}),
     )

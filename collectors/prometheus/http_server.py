@@ -1,7 +1,7 @@
-"""The exporter's HTTP server: connections that are kept between scrapes, limits on clients, TLS and authentication.
+"""The exporter's HTTP server: its pages and passwords, TLS, and limits on clients.
 
-One thread accepts clients and keeps the idle connections; a request has a thread of its own while it is answered.
-Knows no metric, no password and no file. What is answered: http_answers.py.
+Each client has a thread, in which its TLS handshake is made, too: one that is silent delays no other. Knows no metric,
+no password and no file.
 """
 
 from __future__ import annotations
@@ -9,41 +9,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import selectors
 import socket
 import ssl
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from html import escape
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.registry import Collector
 
 from collectors.errors import in_words
-from collectors.prometheus.http_answers import Answer, MetricsPage, Pages, answer, refusal
 from collectors.sockets import listen, network_of
 
-IDLE_S = 5.0
-"""How long a client may send nothing of its request, or read nothing of the answer, before it is disconnected."""
 SLOW_S = 5.0
 """How long a client may take to send a request with the right password, or to read its answer, byte by byte or not."""
-REQUEST_S = 30.0
-"""How long a client is served at a stretch, however active it is; Prometheus itself waits 10 s."""
-MOST_CLIENTS = 64
-"""How many clients are served at once; more are turned away, so that they cost no thread."""
-SHARE = 4
-"""An address, or a user of this machine, has this part of these places at most."""
 KEPT_S = 310.0
 """How long a connection is kept without a request. Prometheus closes its own after 5 minutes, so that it is first."""
-MOST_KEPT = 64
-"""How many idle connections are kept; beyond, the one that has been idle longest is closed."""
+MOST_CLIENTS = 64
+"""How many clients are connected at once. A new one takes the place of the one that has been waited for the longest."""
+SHARE = 4
+"""An address, or a user of this machine, has this part of these places at most."""
 
-_NO_FILES_S = 0.1
-"""Pause before clients are accepted again, where this process may open no more files."""
-
+_LOOK_S = 0.2
+"""Pause between two looks at whose time is over, and longest time until `close` is heard."""
+_LEAVE_S = 0.01
+"""The same pause at the end."""
 _TURNED_AWAY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\n\r\ntoo many clients at once\n"
-
 _PLAIN_ON_TLS = b"HTTP/1.0 400 Bad Request\r\n\r\nthis port speaks https\n"
 
 
@@ -60,12 +58,93 @@ class ServerConfig:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Server:
-    """Serves /metrics, /healthz and the landing page in threads of its own from its creation until `close`.
+# What is answered.
 
-    port: 0 takes a free one, which `port` then names. landing: see `Pages`.
-    config: called for each client and each request, so that it may change. A kept connection whose TLS has been
-    replaced meanwhile is closed at its next request, unanswered; the client then asks again on a new one.
+
+def pages(metrics: Collector, landing: str | None = None) -> WSGIApplication:
+    """Return the application that serves /metrics, /healthz and, where there is one, a landing page in HTML at /."""
+    metrics_app: WSGIApplication = make_wsgi_app(metrics)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        match environ["PATH_INFO"]:
+            case "/metrics":
+                return metrics_app({**environ, "QUERY_STRING": ""}, start_response)
+            case "/healthz":
+                return _text(start_response, "200 OK", "ok\n")
+            case "/" if landing is not None:
+                start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
+                return [landing.encode()]
+        also = "" if landing is None else "/, "
+        return _text(start_response, "404 Not Found", f"there is no such page; there are {also}/metrics and /healthz\n")
+
+    return app
+
+
+def with_passwords(app: WSGIApplication, admits: Callable[[str], bool]) -> WSGIApplication:
+    """Return the application for requests with a password alone. admits: see `ServerConfig`."""
+
+    def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        # What asks whether a process lives has no password, and learns no more from /healthz.
+        if environ["PATH_INFO"] == "/healthz" or admits(environ.get("HTTP_AUTHORIZATION", "")):
+            return app(environ, start_response)
+        asked = ("WWW-Authenticate", "Basic")
+        return _text(start_response, "401 Unauthorized", "a name and its password are asked for\n", asked)
+
+    return guarded
+
+
+def _text(start_response: StartResponse, status: str, text: str, *headers: tuple[str, str]) -> Iterable[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *headers])
+    return [text.encode()]
+
+
+def landing_page(version: str) -> str:
+    """Return the page of /: what this program is, and where its pages are.
+
+    Its links to them are relative, and so hold behind a proxy that serves it under a path.
+    """
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>Parallel Observatory</title></head>
+<body>
+<h1>Parallel Observatory</h1>
+<p>An exporter of distributed training, for Prometheus: GPUs, host, ranks of live runs, and results with intervals.
+Version {escape(version)}. Its documentation is in the folder docs of the source, docs/watching.md on this page.</p>
+<ul>
+<li><a href="metrics">/metrics</a>: all metrics, as text or OpenMetrics</li>
+<li><a href="healthz">/healthz</a>: "ok" while it serves</li>
+</ul>
+</body>
+</html>
+"""
+
+
+# Who is answered.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Client:
+    """A connection.
+
+    network: see `network_of`. tls: the context that its TLS was made by; None before, or without. awaited_since_s:
+    since when the client is to send a request or to read an answer; None while the answer is made. is_idle: nothing of
+    the next request has come yet. is_over: it was told to end.
+    """
+
+    socket: socket.socket
+    network: str
+    awaited_since_s: float | None
+    tls: ssl.SSLContext | None = None
+    is_idle: bool = False
+    is_over: bool = False
+
+
+class Server(ThreadingMixIn, TCPServer):
+    """Serves an application in threads of its own from its creation until `close`.
+
+    port: 0 takes a free one, which `port` then names.
+    config: called for each client and each request, so that it may change. A connection whose TLS has been replaced
+    meanwhile is closed at its next request, unanswered; the client then asks again on a new one.
 
     Raises:
         PortTaken: another program listens there.
@@ -74,324 +153,167 @@ class Server:
 
     def __init__(
         self,
-        page: MetricsPage,
+        app: WSGIApplication,
         host: str,
         port: int,
         *,
-        landing: str | None = None,
         config: Callable[[], ServerConfig] = ServerConfig,
         on_notice: Callable[[str], None],
         slow_s: float = SLOW_S,
-        request_s: float = REQUEST_S,
-        most_clients: int = MOST_CLIENTS,
         kept_s: float = KEPT_S,
-        most_kept: int = MOST_KEPT,
+        most_clients: int = MOST_CLIENTS,
     ) -> None:
         listener = listen(host, port)
+        listener.setblocking(False)  # A client may have gone again before it is accepted.
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()  # socketserver's own, which is bound to nothing.
+        self.socket = listener
+        self.base_environ: WSGIEnvironment = {}
         self.port: int = listener.getsockname()[1]
         scheme = "http" if config().tls is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
-        self._connections = _Connections(
-            listener,
-            Pages(metrics=page, landing=landing),
-            config,
-            on_notice,
-            slow_s=slow_s,
-            request_s=request_s,
-            most_clients=most_clients,
-            kept_s=kept_s,
-            most_kept=most_kept,
-        )
-        self._thread = threading.Thread(target=self._connections.serve, name="exporter")
+        self.app, self.config, self._on_notice = app, config, on_notice
+        self._slow_s, self._kept_s, self._most_clients = slow_s, kept_s, most_clients
+        self._lock = threading.Lock()  # Of the clients, and of what is in them.
+        self._clients: dict[Any, _Client] = {}  # By the socket that was accepted.
+        self._thread = threading.Thread(target=self.serve_forever, args=(_LOOK_S,), name="exporter")
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more clients, answer pending requests, and disconnect clients that have not sent theirs."""
-        self._connections.stop()
+        """Accept no more clients, answer the requests that were sent, and disconnect all others."""
+        self.shutdown()
         self._thread.join()
-        self._connections.close()
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Connection:
-    """A connected client.
-
-    network: see `network_of`. tls: the context that its TLS was made by; None before, or without. since_s: since when
-    it is served, or kept. slow_since_s: since when the client sends a request or reads an answer; None while the answer
-    is made. is_over: it is not to be read from any more. thread: what serves it; None while it is kept.
-    """
-
-    socket: socket.socket
-    address: Any
-    network: str
-    since_s: float = 0.0
-    slow_since_s: float | None = None
-    tls: ssl.SSLContext | None = None
-    is_begun: bool = False
-    is_over: bool = False
-    thread: threading.Thread | None = None
-
-
-class _Connections:
-    """Accepts clients, has a thread serve each while it asks, and keeps idle connections without one."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        pages: Pages,
-        config: Callable[[], ServerConfig],
-        on_notice: Callable[[str], None],
-        *,
-        slow_s: float,
-        request_s: float,
-        most_clients: int,
-        kept_s: float,
-        most_kept: int,
-    ) -> None:
-        self.pages, self.config, self.on_notice = pages, config, on_notice
-        self.is_closing = False
-        self._listener = listener
-        self._slow_s, self._request_s = slow_s, request_s
-        self._most_clients = most_clients
-        self._kept_s, self._most_kept = kept_s, most_kept
-        self._lock = threading.Lock()  # Of what serving threads change: `_served`, `_answered`, and what is in them.
-        self._served: set[_Connection] = set()
-        self._answered: deque[_Connection] = deque()  # On their way back from a thread to be kept.
-        self._kept: dict[_Connection, None] = {}  # The longest idle first.
-        self._waker, self._woken = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        for one in (self._listener, self._waker, self._woken):
-            one.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-
-    def serve(self) -> None:
-        """Accept clients and keep connections until `stop`."""
-        while not self.is_closing:
-            for key, _ in self._selector.select(self._until_next_end_s()):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is self._woken:
-                    self._woken.recv(1 << 12)
-                else:
-                    self._take_up(key.data)
-            self._keep_answered()
-            self._end_overdue()
-
-    def stop(self) -> None:
-        """Let `serve` end, from any thread."""
         with self._lock:
-            self.is_closing = True
-        self._wake()
+            for client in self._clients.values():
+                _hang_up(client, socket.SHUT_RDWR if client.is_idle else socket.SHUT_RD)
+        while self._clients:
+            self.service_actions()
+            time.sleep(_LEAVE_S)
+        self.server_close()
 
-    def close(self) -> None:
-        """After `serve` has ended: close idle connections, and stop reading from all clients.
+    # In the thread that accepts clients.
 
-        Unfinished requests end, and requests already sent are still answered.
-        """
-        self._listener.close()
-        with self._lock:
-            threads = [connection.thread for connection in self._served]
-            for connection in self._served:
-                _hear_no_more(connection)
-        for thread in threads:
-            if thread is not None:
-                thread.join()
-        for connection in (*self._kept, *self._answered):
-            _close(connection.socket)
-        for one in (self._selector, self._waker, self._woken):
-            one.close()
-
-    # In the thread of `serve`.
-
-    def _until_next_end_s(self) -> float | None:
-        """Return how long nobody's time is over; None where nobody is there."""
-        with self._lock:
-            ends_s = [self._ends_s(one) for one in self._served if not one.is_over]
-        ends_s += [one.since_s + self._kept_s for one in self._kept]
-        return max(0.0, min(ends_s) - time.monotonic()) if ends_s else None
-
-    def _accept(self) -> None:
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a client; where no more files may be opened, it waits for the place of another."""
         try:
-            client, address = self._listener.accept()
+            client, address = super().get_request()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self.on_notice(
+                self._on_notice(
                     f"a client waits: {os.strerror(error.errno).lower()}; raise this process's limit (ulimit -n)"
                 )
-                if self._kept:
-                    self._drop(next(iter(self._kept)))
-                else:
-                    time.sleep(_NO_FILES_S)  # The client waits at the door, and the selector would tell so at once.
-            return  # Otherwise the client has gone again.
+                with self._lock:
+                    _displace(self._clients.values())
+                time.sleep(_LOOK_S)  # The client waits at the door, and the selector would tell so at once.
+            raise
         client.setblocking(True)
-        self._begin(_Connection(socket=client, address=address, network=network_of(address, client.getsockname())))
+        return client, address
 
-    def _take_up(self, connection: _Connection) -> None:
-        """Have a kept connection served that has something to read. Its end alone costs no thread."""
-        if _has_ended(connection.socket):
-            self._drop(connection)
-            return
-        del self._kept[connection]
-        self._selector.unregister(connection.socket)
-        self._begin(connection)
-
-    def _begin(self, connection: _Connection) -> None:
-        """Give the client a thread, or turn it away if too many are served."""
-        connection.since_s = connection.slow_since_s = time.monotonic()
-        connection.thread = threading.Thread(target=self._serve_client, args=(connection,), name="scrape")
-        with self._lock:
-            full = self._make_place(connection.network)
-            if full is None:
-                self._served.add(connection)
-        if full is not None:
-            self.on_notice(f"{full} are served at once; those beyond are turned away")
-            _turn_away(connection.socket)
-            return
-        try:
-            connection.thread.start()
-        except RuntimeError as error:
-            self.on_notice(f"a client is turned away: {error}")
-            with self._lock:
-                self._served.discard(connection)
-            _turn_away(connection.socket)
-
-    def _make_place(self, network: str) -> str | None:
-        """Return None where one more client of this network can be served; else of whom too many are.
-
-        Who has been sending or reading for longest makes place: a scraper does both at once, so that clients who hold
-        connections open only displace each other.
-        """
-        served = [one for one in self._served if not one.is_over]
-        same = [one for one in served if one.network == network]
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Return whether there is a place for one more client; if not, it is turned away."""
+        network = network_of(client_address, request.getsockname())
         share = max(1, self._most_clients // SHARE)
-        if len(same) >= share:
-            rivals, full = same, f"{share} clients of {network}"
-        elif len(served) >= self._most_clients:
-            rivals, full = served, f"{self._most_clients} clients"
-        else:
-            return None
-        slow = [(one.slow_since_s, one) for one in rivals if one.slow_since_s is not None]
-        if not slow:
-            return full
-        _hear_no_more(min(slow, key=lambda pair: pair[0])[1], socket.SHUT_RDWR)
-        return None
+        with self._lock:
+            clients = [client for client in self._clients.values() if not client.is_over]
+            same = [client for client in clients if client.network == network]
+            full = None
+            if len(same) >= share and not _displace(same):
+                full = f"{share} clients of {network}"
+            elif len(same) < share and len(clients) >= self._most_clients and not _displace(clients):
+                full = f"{self._most_clients} clients"
+            if full is None:
+                self._clients[request] = _Client(socket=request, network=network, awaited_since_s=time.monotonic())
+                return True
+        self._on_notice(f"{full} are served at once; those beyond are turned away")
+        _turn_away(request)
+        return False
 
-    def _keep_answered(self) -> None:
-        """Wait for the next request of those whose last one is answered."""
-        while self._answered:
-            connection = self._answered.popleft()
-            connection.since_s = time.monotonic()
-            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-            self._kept[connection] = None
-        while len(self._kept) > self._most_kept:
-            self._drop(next(iter(self._kept)))
-
-    def _drop(self, connection: _Connection) -> None:
-        del self._kept[connection]
-        self._selector.unregister(connection.socket)
-        _close(connection.socket)
-
-    def _end_overdue(self) -> None:
-        """Disconnect clients whose time is over."""
+    def service_actions(self) -> None:
+        """Disconnect the clients whose time is over."""
         now_s = time.monotonic()
         with self._lock:
-            for connection in self._served:
-                if not connection.is_over and now_s >= self._ends_s(connection):
-                    _hear_no_more(connection, socket.SHUT_RDWR)
-        while self._kept and now_s - (oldest := next(iter(self._kept))).since_s >= self._kept_s:
-            self._drop(oldest)
-
-    def _ends_s(self, connection: _Connection) -> float:
-        """Return when the client's time is over."""
-        ends_s = connection.since_s + self._request_s
-        return ends_s if connection.slow_since_s is None else min(ends_s, connection.slow_since_s + self._slow_s)
+            for client in self._clients.values():
+                limit_s = self._kept_s if client.is_idle else self._slow_s
+                if client.awaited_since_s is not None and now_s - client.awaited_since_s >= limit_s:
+                    _hang_up(client)
 
     # In the thread of a client.
 
-    def await_client(self, connection: _Connection) -> None:
-        """Note that the client is to send another request, or to read its answer, from now on."""
-        with self._lock:
-            connection.slow_since_s = time.monotonic()
-        self._wake()
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve a client until its connection ends."""
+        client = self._clients[request]
+        if self._open(client):
+            _Handler(client, client_address, self)
 
-    def begin_answer(self, connection: _Connection) -> None:
+    def shutdown_request(self, request: Any) -> None:
+        """Close the connection."""
+        with self._lock:
+            client = self._clients.pop(request, None)
+            _close(request if client is None else client.socket)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report what went wrong in serving a client, unless it is that the client disconnected."""
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, (ConnectionError, ssl.SSLError)):
+            self._on_notice(f"a scrape failed: {in_words(error)}")
+
+    def await_client(self, client: _Client, *, is_idle: bool = False) -> None:
+        """Note that the client is to send a request, or to read its answer, from now on."""
+        with self._lock:
+            client.awaited_since_s, client.is_idle = time.monotonic(), is_idle
+
+    def begin_answer(self, client: _Client) -> None:
         """Note that the client has sent a request that is answered."""
         with self._lock:
-            connection.slow_since_s = None
+            client.awaited_since_s = None
 
-    def _serve_client(self, connection: _Connection) -> None:
-        """Answer what the client asks now; keep the connection where it may ask again."""
-        is_kept = False
-        try:
-            if connection.is_begun or self._open(connection):
-                is_kept = not _Handler(connection, self).close_connection
-        except (ConnectionError, TimeoutError, ssl.SSLError):
-            pass  # The client disconnected.
-        except Exception as error:  # noqa: BLE001  # A bug of ours, of which other clients should see nothing.
-            self.on_notice(f"a scrape failed: {in_words(error)}")
-        with self._lock:
-            self._served.discard(connection)
-            if is_kept and not connection.is_over and not self.is_closing:
-                connection.thread = None
-                self._answered.append(connection)
-                self._wake()
-            else:
-                _close(connection.socket)
+    def _open(self, client: _Client) -> bool:
+        """Make the TLS handshake, where there is one, and return whether the client is to be served.
 
-    def _open(self, connection: _Connection) -> bool:
-        """Begin with a new client and return whether it is to be served.
-
-        The TLS handshake is made here, in the client's own thread, where it delays no other.
+        A failure is reported, since clients rarely explain it.
         """
-        connection.is_begun = True
-        connection.tls = self.config().tls
+        client.tls = self.config().tls
+        if client.tls is None:
+            return True
         with self._lock:
-            if connection.tls is not None:
-                try:
-                    connection.socket = connection.tls.wrap_socket(
-                        connection.socket, server_side=True, do_handshake_on_connect=False
-                    )
-                except OSError:  # It disconnected before it sent anything.
-                    return False
-            if connection.is_over or self.is_closing:
-                _hear_no_more(connection)
-        connection.socket.settimeout(IDLE_S)
-        return not isinstance(connection.socket, ssl.SSLSocket) or self._shake_hands(connection.socket)
-
-    def _shake_hands(self, client: ssl.SSLSocket) -> bool:
-        """Make the TLS handshake and return whether it succeeded; report a failure, since clients rarely explain it."""
+            try:
+                tls_socket = client.tls.wrap_socket(client.socket, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # It disconnected before it sent anything.
+                return False
+            client.socket = tls_socket
         try:
-            client.do_handshake()
+            tls_socket.do_handshake()
         except ssl.SSLEOFError:
             return False
         except ssl.SSLError as error:
             if error.reason == "HTTP_REQUEST":
-                _answer_in_plain(client)
-            self.on_notice(f"a client was not let in: TLS says {error.reason or error}")
+                _answer_in_plain(tls_socket)
+            self._on_notice(f"a client was not let in: TLS says {error.reason or error}")
             return False
         return True
 
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # As many wake it already as its buffer holds.
-            self._waker.send(b"\0")
+
+def _displace(clients: Iterable[_Client]) -> bool:
+    """End the connection of the client that has been waited for the longest; return False where all await answers.
+
+    A scraper sends and reads at once, so that clients who hold connections open only displace each other.
+    """
+    awaited = [
+        (client.awaited_since_s, client)
+        for client in clients
+        if client.awaited_since_s is not None and not client.is_over
+    ]
+    if awaited:
+        _hang_up(min(awaited, key=lambda pair: pair[0])[1])
+    return bool(awaited)
 
 
-def _hear_no_more(connection: _Connection, how: int = socket.SHUT_RD) -> None:
-    connection.is_over = True
+def _hang_up(client: _Client, how: int = socket.SHUT_RDWR) -> None:
+    """End the connection, which wakes the client's thread."""
+    client.is_over = True
     with contextlib.suppress(OSError):  # The client disconnected already.
         # Not SSLSocket.shutdown, which would go on in plain text.
-        socket.socket.shutdown(connection.socket, how)
-
-
-def _has_ended(client: socket.socket) -> bool:
-    """Return whether a client that can be read from has nothing to read but its end; of TLS, no close_notify either."""
-    try:
-        return not socket.socket.recv(client, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+        socket.socket.shutdown(client.socket, how)
 
 
 def _close(client: socket.socket) -> None:
@@ -407,10 +329,9 @@ def _turn_away(client: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         client.settimeout(0)
-        with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
+        with contextlib.suppress(BlockingIOError):
             client.recv(1 << 16)
         client.send(_TURNED_AWAY)
-    _close(client)
 
 
 def _answer_in_plain(client: ssl.SSLSocket) -> None:
@@ -423,78 +344,75 @@ def _answer_in_plain(client: ssl.SSLSocket) -> None:
         socket.socket.sendall(client, _PLAIN_ON_TLS)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Answers what a client has sent by now: a request, or several that came at once.
-
-    close_connection: whether the connection is not to be kept.
-    """
+class _Handler(WSGIRequestHandler):
+    """Answers one client's requests, one after the other."""
 
     protocol_version = "HTTP/1.1"
     server_version = "observatory"
     sys_version = ""
-    timeout = IDLE_S
     disable_nagle_algorithm = True  # A body would wait until the client has acknowledged the headers.
+    server: Server
 
-    def __init__(self, connection: _Connection, connections: _Connections) -> None:
-        self._client, self._connections = connection, connections
-        super().__init__(connection.socket, connection.address, connections)  # type: ignore[arg-type]
+    def __init__(self, client: _Client, address: Any, server: Server) -> None:
+        self._client = client
+        super().__init__(client.socket, address, server)
 
     def handle(self) -> None:
-        """Answer requests until the client has sent no more."""
-        self.close_connection = True
+        """Answer requests until the connection ends."""
         self.handle_one_request()
-        while not self.close_connection and self._has_more():
-            self._connections.await_client(self._client)
+        while not self.close_connection:
+            self.server.await_client(self._client, is_idle=True)
+            if not self.rfile.peek(1):  # type: ignore[attr-defined]
+                return
+            self.server.await_client(self._client)
             self.handle_one_request()
 
-    def do_GET(self) -> None:
-        config = self._connections.config()
+    def _answer(self) -> None:
+        config = self.server.config()
         if config.tls is not self._client.tls:
             self.close_connection = True
             return
-        # The body of a request is not read, and would pass for the next one.
+        # Only who is let in is kept, and the body of a request is not read, and would pass for the next one.
         has_body = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
         if has_body or self.request_version == "HTTP/1.0":
             self.close_connection = True
-        self._send(answer(self._connections.pages, self._admits, self.path, self.headers), config.headers)
+        app = self._admitted if config.admits is None else with_passwords(self._admitted, config.admits)
+        started: list[tuple[str, list[tuple[str, str]]]] = []
 
-    do_HEAD = do_GET  # noqa: N815  # The name that http.server calls.
+        def start_response(status: str, headers: list[tuple[str, str]], *_: object) -> Callable[[bytes], object]:
+            started.append((status, headers))
+            return self.wfile.write
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what http.server finds to be no request."""
-        self._send(refusal(code, message or self.responses[code][0]), self._connections.config().headers)
+        # The pages do not know of HEAD, whose answer is that to GET without its body.
+        body = b"".join(app({**self.get_environ(), "REQUEST_METHOD": "GET"}, start_response))
+        self._send(*started[-1], body)
 
-    def _admits(self, authorization: str) -> bool:
-        """Return whether the request is answered. Until then others may take the client's place: it may be guessing."""
-        admits = self._connections.config().admits
-        if admits is not None and not admits(authorization):
-            return False
-        self._connections.begin_answer(self._client)
-        return True
+    do_GET = do_HEAD = _answer  # noqa: N815  # The names that http.server calls.
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # The name is http.server's.
-        """Log no requests."""
+    def _admitted(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve a request that is answered. Until then others may take the client's place: it may be guessing."""
+        self.server.begin_answer(self._client)
+        return self.server.app(environ, start_response)
 
-    def _has_more(self) -> bool:
-        """Return whether the client has sent more already, without waiting for it."""
-        self.connection.settimeout(0)
-        try:
-            return bool(self.rfile.peek(1))  # type: ignore[attr-defined]
-        except ssl.SSLWantReadError:
-            return False
-        finally:
-            self.connection.settimeout(self.timeout)
-
-    def _send(self, response: Answer, added: Mapping[str, str]) -> None:
-        """Send it. A connection outlives no error: only who is let in is kept."""
-        self.close_connection |= response.status >= 400 or self._connections.is_closing
-        self.send_response(response.status)
-        own = {"Content-Type": response.content_type, "Content-Length": str(len(response.body)), **response.headers}
-        for name, value in (own | dict(added)).items():
+    def _send(self, status: str, headers: list[tuple[str, str]], body: bytes) -> None:
+        """Send an answer. A connection outlives no error."""
+        code, _, reason = status.partition(" ")
+        self.close_connection |= code != "200"
+        self.server.await_client(self._client)
+        self.send_response(int(code), reason)
+        for name, value in (*headers, ("Content-Length", str(len(body)))):
             self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
-            self._connections.await_client(self._client)
-            self.wfile.write(response.body)
+            self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """Add the headers of the configuration to each answer."""
+        for name, value in self.server.config().headers.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # The name is http.server's.
+        """Log no requests."""

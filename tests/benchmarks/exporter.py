@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any, cast
 
 import psutil
+from prometheus_client.exposition import choose_encoder
 
 from bench.exporter.gpu_placement import Placement
 from bench.exporter.live_runs import PAUSE_S, LiveRuns, RunLogs
@@ -54,7 +55,6 @@ QUICK_BEAT_S, QUICK_S = 0.1, 240.0
 LOOK_S = 60.0
 """What no look takes, however busy the machine is."""
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 
 
 def main() -> None:
@@ -96,7 +96,6 @@ class _Cost:
     looks_ms: list[float] = field(default_factory=list)
     text_ms: list[float] = field(default_factory=list)
     openmetrics_ms: list[float] = field(default_factory=list)
-    protobuf_ms: list[float] = field(default_factory=list)
     body: bytes = b""
     settled_bytes: int = 0
     ended_bytes: int = 0
@@ -109,7 +108,7 @@ class _Cost:
     @property
     def core_ratio(self) -> float:
         """Share of a core that beats take, the looks after them, and a scrape each 15 s."""
-        scrape_ms = max(median(spent) for spent in (self.text_ms, self.openmetrics_ms, self.protobuf_ms))
+        scrape_ms = max(median(self.text_ms), median(self.openmetrics_ms))
         return self.beat_ms / (1e3 * self.beat_s) + scrape_ms / (1e3 * SCRAPE_INTERVAL_S)
 
 
@@ -222,22 +221,23 @@ def _agent(beat_s: float, seconds: float, runs: Path, ranks: LoggingRanks) -> _C
 
 
 def _scrape(cost: _Cost, exporter: Exporter) -> None:
-    for accept, spent_ms in (("", cost.text_ms), (OPENMETRICS, cost.openmetrics_ms), (PROTOBUF, cost.protobuf_ms)):
+    for accept, spent_ms in (("", cost.text_ms), (OPENMETRICS, cost.openmetrics_ms)):
         begun_ns = time.thread_time_ns()
-        body, _ = exporter.render(accept)
+        encode, _ = choose_encoder(accept)
+        body = encode(exporter)
         spent_ms.append(_since_ms(begun_ns))
         if not accept:
             cost.body = body
 
 
 def _report(hour: _Cost, quick: _Cost, arguments: argparse.Namespace) -> None:
-    text, openmetrics, protobuf = (median(spent) for spent in (hour.text_ms, hour.openmetrics_ms, hour.protobuf_ms))
+    text, openmetrics = median(hour.text_ms), median(hour.openmetrics_ms)
     series = sum(not line.startswith(b"#") for line in hour.body.splitlines())
     print(
         f"{series} series of 8 GPUs, {RANKS} ranks and the host: {text:.1f} ms CPU a scrape as text"
-        f" ({len(hour.body)} bytes), {openmetrics:.1f} ms as OpenMetrics, {protobuf:.1f} ms as protobuf, medians of"
+        f" ({len(hour.body)} bytes), {openmetrics:.1f} ms as OpenMetrics, medians of"
         f" {len(hour.text_ms)}; the promise of {SCRAPE_PROMISE_MS:g} ms is"
-        f" {_verdict(max(text, openmetrics, protobuf), SCRAPE_PROMISE_MS)}"
+        f" {_verdict(max(text, openmetrics), SCRAPE_PROMISE_MS)}"
     )
     for cost in (hour, quick):
         print(

@@ -3,7 +3,7 @@
 Two tables of speed: the sequence grows with the ranks, or stays as it is. Trials of all cases of a table take turns.
 Work is the pairs of query and key of one head of one sequence that a rank computes in forward, by the laws that tests
 hold against what the code computes; of Ulysses, whose ranks have some heads whole, the mean over all heads. Then a
-table of activations against the sequence. All in Markdown, as docs/cost_models/sequence_parallel.md shows them.
+table of activations against the sequence. All in Markdown, as docs/measured/sequences.md shows them.
 
     python -m tests.benchmarks.sequence [--trials N] [--steps N] [--device cpu|cuda] [--shape NAME] [--batch N]
         [--sequence N]

@@ -6,10 +6,10 @@ import contextlib
 import http.client
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from collectors.prometheus.http_answers import MetricsPage
-from collectors.prometheus.http_server import KEPT_S, MOST_CLIENTS, MOST_KEPT, Server, ServerConfig
+from collectors.prometheus.http_server import KEPT_S, MOST_CLIENTS, SLOW_S, Server, ServerConfig
 
 
 class Notices(list[str]):
@@ -20,40 +20,40 @@ class Notices(list[str]):
 
 
 class FakePage:
-    """Shows which format it was asked for; holds its answer back until it may go on."""
+    """An application that shows which format it was asked for, and holds its answer back until it may go on."""
 
     def __init__(self) -> None:
         self.is_asked, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()
 
-    def render(self, accept: str) -> tuple[bytes, str]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         self.is_asked.set()
         assert self.may_go_on.wait(60)
-        return f"page for {accept}\n".encode(), "text/x-page"
+        start_response("200 OK", [("Content-Type", "text/x-page")])
+        return [f"page for {environ.get('HTTP_ACCEPT', '')}\n".encode()]
 
 
 @contextlib.contextmanager
 def serving(
-    page: MetricsPage | None = None,
+    app: WSGIApplication | None = None,
     config: ServerConfig | Callable[[], ServerConfig] | None = None,
     *,
+    slow_s: float = SLOW_S,
     kept_s: float = KEPT_S,
     most_clients: int = MOST_CLIENTS,
-    most_kept: int = MOST_KEPT,
 ) -> Iterator[tuple[Server, Notices]]:
     """A server on a free port, and what it says."""
     notices = Notices()
     given = ServerConfig() if config is None else config
     server = Server(
-        FakePage() if page is None else page,
+        FakePage() if app is None else app,
         "127.0.0.1",
         0,
-        landing="<p>landed</p>",
         config=(lambda: given) if isinstance(given, ServerConfig) else given,
         on_notice=notices,
+        slow_s=slow_s,
         kept_s=kept_s,
         most_clients=most_clients,
-        most_kept=most_kept,
     )
     try:
         yield server, notices

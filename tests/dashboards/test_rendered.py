@@ -355,7 +355,7 @@ def test_what_is_listed_has_a_reason_and_is_of_the_catalogue() -> None:
 
 
 def test_the_page_of_scale_names_queries_and_panels_that_there_are() -> None:
-    text = (ROOT / "docs" / "scale.md").read_text().partition("## What a page takes")[2]
+    text = (ROOT / "docs" / "measured" / "fleet.md").read_text().partition("## What a page takes")[2]
     listed = re.findall(r"^\| ([^|]+) \| (\d+) \| [\d,]+ \| [\d,]+ \| ([^|]+) \|$", text, re.MULTILINE)
     boards = {dashboard.title: dashboard for dashboard in all_boards()}
     assert {title for title, _, _ in listed} == boards.keys()

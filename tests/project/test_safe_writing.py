@@ -14,8 +14,6 @@ REASONS = {
     ("bench/engines/wire/frames.py", "os.open"): "a new key: with O_EXCL, in a folder that a person named",
     ("bench/runs/database.py", "open"): "opened and closed: whether a store may be written, for a dry run",
     ("bench/runs/prune.py", "rename"): "what was renamed is compared with the folder that was opened",
-    ("collectors/dcgm/job_mapping.py", "os.link"): "a job file appears whole, and replaces none of a scheduler's",
-    ("collectors/dcgm/job_mapping.py", "os.open"): "the folder is dcgm-exporter's; with O_NOFOLLOW",
 }
 METHODS = {"write_bytes", "write_text", "touch", "rename", "hardlink_to", "symlink_to"}
 FUNCTIONS = {"os.replace", "os.rename", "os.link", "os.symlink", "fcntl.flock", "fcntl.lockf", "shutil.copyfile"}

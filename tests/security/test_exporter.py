@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -209,3 +210,41 @@ finally:
     with _pretender(attacker) as port:
         said = victim.python(program, str(port))
     assert f"port {port} is taken by another program of the user with uid {attacker.uid}" in said.stdout, said.stderr
+
+
+_SHOW = """
+import sys
+from pathlib import Path
+from bench.errors import InfrastructureFailed
+from bench.exporter.service_discovery import Target
+for address in sys.argv[2:]:
+    try:
+        Target(Path(sys.argv[1]), address, {"by": str(Path.home())}).show()
+    except InfrastructureFailed as error:
+        print(error)
+"""
+
+
+def test_users_who_share_a_folder_of_targets_have_and_delete_their_own_files_alone(
+    victim: User, attacker: User
+) -> None:
+    shared = victim.home.parent / "targets"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    attacker.python(_SHOW, str(shared), "old:1", "taken:1")
+    victim.python(_SHOW, str(shared), "older:1", "mine:1")
+    for name in ("old", "older"):
+        os.utime(shared / f"{name}%3A1.json", (1, 1))
+    os.mkfifo(shared / "pipe%3A1.json")
+    os.chown(shared / "pipe%3A1.json", attacker.uid, attacker.uid)
+    said = victim.python(_SHOW, str(shared), "new:1", "taken:1", "pipe:1")
+    assert said.returncode == 0, said.stderr
+    taken, pipe = said.stdout.splitlines()
+    assert taken.endswith("taken%3A1.json: Operation not permitted; name a folder that this user may write")
+    assert "pipe%3A1.json: Is a named pipe" in pipe
+    said = attacker.python(_SHOW, str(shared), "mine:1")
+    assert "mine%3A1.json: Operation not permitted" in said.stdout
+    names = {path.name.partition("%")[0]: path.read_text() for path in shared.glob("*1.json") if path.is_file()}
+    assert names.keys() == {"old", "taken", "mine", "new"}
+    assert str(victim.home) in names["mine"]
+    assert str(attacker.home) in names["taken"]

@@ -123,12 +123,12 @@ def test_after_a_killed_agent_the_case_goes_on_with_others_in_the_same_job(slurm
 
 
 def _listing(night: SlurmNight) -> Callable[[], set[str]]:
-    """Have each node's exporter stand in a list; return what reads that."""
-    targets = night.folder / "nodes.json"
+    """Have each node's exporter be a target; return what reads them."""
+    targets = night.folder / "targets"
     night.write_settings(f'{SETTINGS}exporter = "0.0.0.0:0"\ntargets = "{targets}"\n')
 
     def listed() -> set[str]:
-        groups = json.loads(targets.read_bytes()) if targets.exists() else []
+        groups = [group for file in targets.glob("*.json") for group in json.loads(file.read_bytes())]
         return {target for group in groups for target in group["targets"]}
 
     return listed

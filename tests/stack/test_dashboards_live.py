@@ -35,7 +35,6 @@ from tests.bench.made.examples import SMALL, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.windows import made_windows
 from tests.dashboards.boards import Board, board
-from tests.stack.test_run_dashboards import is_of_native_buckets
 from tests.support.grafana_expressions import with_choices, with_every_choice
 from tests.support.servers import PrometheusServer, run_prometheus
 
@@ -121,7 +120,6 @@ QUERIES = [
     for panel in dashboard.all_panels
     if panel.title in titles
     for number, query in enumerate(panel.queries)
-    if not is_of_native_buckets(query.expression)
 ] + [
     (f"{dashboard.name}: {panel.title}: {query.legend}", query.expression)
     for dashboard in DASHBOARDS

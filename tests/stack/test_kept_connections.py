@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import Metric as Family
+from prometheus_client.registry import Collector
 
-from collectors.prometheus.http_answers import WORTH_COMPRESSING_BYTES
-from collectors.prometheus.http_server import Server, ServerConfig
+from collectors.prometheus.http_server import Server, ServerConfig, pages
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.servers import PrometheusServer, run_prometheus
 
@@ -23,16 +24,17 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 SCRAPES = 4
 
 
-class CountingPage:
-    """A gauge of how often it was asked, and a comment that makes it worth to be compressed."""
+class CountingPage(Collector):
+    """A counter of how often it was asked."""
 
     def __init__(self) -> None:
         self.asked = 0
 
-    def render(self, accept: str) -> tuple[bytes, str]:
+    def collect(self) -> Iterator[Family]:
         self.asked += 1
-        text = f"# {'x' * WORTH_COMPRESSING_BYTES}\nasked_total {self.asked}\n"
-        return text.encode(), "text/plain; version=0.0.4"
+        family = Family("asked", "How often it was asked.", "counter")
+        family.add_sample("asked_total", {}, self.asked)
+        yield family
 
 
 class Forwarder(socketserver.ThreadingTCPServer):
@@ -79,7 +81,7 @@ def _forwarding(port: int) -> Iterator[Forwarder]:
 
 @contextlib.contextmanager
 def _serving(page: CountingPage, config: Callable[[], ServerConfig]) -> Iterator[Server]:
-    server = Server(page, "127.0.0.1", 0, config=config, on_notice=lambda text: None)
+    server = Server(pages(page), "127.0.0.1", 0, config=config, on_notice=lambda text: None)
     try:
         yield server
     finally:

@@ -16,7 +16,6 @@ from bench.exporter import demo
 from bench.exporter.server import answering
 from collectors.metrics import agent, rank
 from collectors.metrics.gpu import RANK_GPU
-from collectors.metrics.run_counts import STEP_DURATION
 from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch
 from collectors.prometheus.exposition import Owned
@@ -31,19 +30,10 @@ OTHER, OTHER_STEP_S, OTHER_RANKS = "other", 7.0, 2
 DASHBOARDS = tuple(map(board, ("one-run", "which-strategy-pays", "does-it-scale", "nightly", "ceilings")))
 AT_THE_END = " and topk("
 """After it an expression says which series are kept: those that were largest at whole minutes of the time range."""
-NATIVE = f"rate({STEP_DURATION.name}["
 NOT_HERE = ("series:", AT_THE_END, 'outcome="timed_out"', 'outcome="missing"')
 """What is recorded every ten minutes or asked at whole minutes, for which a test does not
 wait, and outcomes that no made-up case has. tests/stack/test_joins.py asks for what is joined there.
 """
-
-
-def is_of_native_buckets(expression: str) -> bool:
-    """Whether native buckets alone are asked for, which this Prometheus does not keep.
-
-    tests/stack/test_step_histogram.py asks one that does for the panels of these.
-    """
-    return NATIVE in expression and f"{STEP_DURATION.name}_bucket" not in expression
 
 
 QUERIES = {
@@ -51,7 +41,7 @@ QUERIES = {
     for dashboard in DASHBOARDS
     for panel in dashboard.all_panels
     for number, query in enumerate(panel.queries)
-    if not any(words in query.expression for words in NOT_HERE) and not is_of_native_buckets(query.expression)
+    if not any(words in query.expression for words in NOT_HERE)
 }
 BEGUN_S = 300.0
 """The demonstration's run goes on for so long already."""

@@ -14,7 +14,7 @@ from bench.exporter.web_config import WebGuard
 from collectors.metrics.host import METRICS
 from collectors.metrics.metric import Sample
 from collectors.prometheus.exposition import Exporter, Owned
-from collectors.prometheus.http_server import Server
+from collectors.prometheus.http_server import Server, pages
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.servers import run_prometheus
 
@@ -48,7 +48,7 @@ def server(folder: Path) -> Iterator[Server]:
 
     guard = WebGuard(folder / "web.yml", on_notice=print)
     served = Server(
-        Exporter(METRICS, [source], on_notice=print),
+        pages(Exporter(METRICS, [source], on_notice=print)),
         "127.0.0.1",
         0,
         config=guard.config,

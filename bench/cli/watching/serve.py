@@ -76,9 +76,10 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
 )
 @click.option(
     "--targets",
-    "targets_file",
-    type=NamedPath(is_folder=False),
-    help="Prometheus's list of targets (file_sd, JSON), that lists this node while it serves.",
+    "targets_folder",
+    metavar="FOLDER",
+    type=NamedPath(is_folder=True),
+    help="Folder of Prometheus's targets (file_sd), in which this node has a file while it serves.",
 )
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Show the bytes of each NVLink, too.")
 @click.option("--no-processes", "is_without_processes", is_flag=True, help="Leave out what each process on a GPU uses.")
@@ -102,7 +103,7 @@ def command(
     beat_s: float,
     mapping_folder: Path | None,
     web_config: Path | None,
-    targets_file: Path | None,
+    targets_folder: Path | None,
     runs_folder: Path,
     store_url: str | None,
     results: Results,
@@ -124,7 +125,7 @@ def command(
     """
     from bench.exporter.demo import open_demonstration
     from bench.exporter.server import NodePlan, once, open_server
-    from bench.exporter.service_discovery import Targets, listed, published_address
+    from bench.exporter.service_discovery import Target, listed, make_targets_folder, published_address
     from collectors.node.registry import PollingConfig
     from collectors.prometheus.http_server import ServerConfig
 
@@ -134,9 +135,9 @@ def command(
         _refuse_said(_OF_NODE, "--results only watches nothing of this node; leave out {}, or say --results all")
     if results == "none":
         _refuse_said(("store_url",), "--results none reads no history; leave out {}, or say --results all")
-    if targets_file is not None:
+    if targets_folder is not None:
         _refuse_unreachable(host)
-        Targets(targets_file, on_notice=say).check()
+        make_targets_folder(targets_folder)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -167,10 +168,10 @@ def command(
         asks_who = admits is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED)
         if not asks_who and not _is_loopback(host):
             say(f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS")
-        if targets_file is not None:
+        if targets_folder is not None:
             labels = {"__scheme__": server.url.partition(":")[0]}
-            address = published_address(host, server.port)
-            stack.enter_context(listed(targets_file, address, labels, on_notice=once(say)))
+            target = Target(targets_folder, published_address(host, server.port), labels)
+            stack.enter_context(listed(target, on_notice=once(say)))
         while not ended.wait(_HEAR_S):
             pass
 
@@ -199,7 +200,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _refuse_unreachable(host: str) -> None:
-    """Refuse --targets with the default --host: each reader of the list would reach itself at a loopback address."""
+    """Refuse --targets with the default --host: each reader would reach itself at a loopback address."""
     source = click.get_current_context().get_parameter_source("host")
     if host == _LOOPBACK and source is not ParameterSource.COMMANDLINE:
         raise Misuse(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _DISCOVERY_S, _SCRAPE_TIMEOUT_S = 10, 10
-"""How long Prometheus may take to read its lists of targets, and to scrape one of them."""
+"""How long Prometheus may take to read its files of targets, and to scrape one of them."""
 _FOLDER = click.option(
     "--folder",
     type=NamedPath(is_folder=True),
@@ -45,11 +45,11 @@ def command() -> None:
 @click.option("--demo", "has_demo", is_flag=True, help="Also show recorded GPUs and a made-up run.")
 @click.option(
     "--targets",
-    "lists",
-    metavar="FILE",
-    type=NamedPath(is_folder=False),
+    "target_folders",
+    metavar="FOLDER",
+    type=NamedPath(is_folder=True),
     multiple=True,
-    help="List of other nodes, which `observatory serve --targets FILE` keeps. Repeatable.",
+    help="Folder of other nodes' targets, which `observatory serve --targets FOLDER` fills. Repeatable.",
 )
 @click.option(
     "--config",
@@ -64,7 +64,7 @@ def command() -> None:
 def up(
     has_agent: bool,
     has_demo: bool,
-    lists: tuple[Path, ...],
+    target_folders: tuple[Path, ...],
     config_file: Path | None,
     folder: Path,
     runs_folder: Path,
@@ -81,14 +81,14 @@ def up(
     """
     from bench.cli.main import interrupt_in_order
     from bench.engines.settings_file import read_settings
-    from bench.exporter.service_discovery import Targets
+    from bench.exporter.service_discovery import check_targets_folder
     from bench.exporter.stack import lifecycle
     from bench.exporter.stack.settings import StackSettings, check
 
     settings = read_settings(config_file, StackSettings, "the stack")
     check(settings, str(config_file or "stack.toml"))
-    for path in lists:
-        Targets(path, on_notice=say).check()
+    for path in target_folders:
+        check_targets_folder(path)
         if not path.exists():
             say(
                 f"{path} is not there yet; no node of it is watched until `observatory serve --targets {path}` makes it"
@@ -100,7 +100,7 @@ def up(
         settings=settings,
         has_agent=has_agent,
         has_demo=has_demo,
-        lists=lists,
+        target_folders=target_folders,
         agent_environment=environment,
     )
     interrupt_in_order()
@@ -131,8 +131,10 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
         " without one"
     )
     click.echo(f"files: {plan.folder}; `observatory stack down` ends and deletes all of it")
-    if not (plan.has_agent or plan.has_demo or plan.lists):
-        say("nothing is watched yet: --agent watches this node, --demo shows made-up data, --targets FILE other nodes")
+    if not (plan.has_agent or plan.has_demo or plan.target_folders):
+        say(
+            "nothing is watched yet: --agent watches this node, --demo shows made-up data, --targets FOLDER other nodes"
+        )
         return
     asked_s = _DISCOVERY_S + plan.settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
     say(f"waiting until each target was asked, {asked_s} s at most")
@@ -231,7 +233,7 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
     targets = of_ours(every)
     if is_asked and not targets:
         problems.append(
-            f"{prometheus_url} has no target; `observatory stack up` takes --agent, --demo and --targets FILE"
+            f"{prometheus_url} has no target; `observatory stack up` takes --agent, --demo and --targets FOLDER"
         )
     problems += [target.missing for target in targets if target.missing is not None]
     if format_name == "json":

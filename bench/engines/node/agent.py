@@ -99,7 +99,12 @@ def main() -> int:
         metavar="HOST:PORT",
         help="where the node's /metrics are served; port 0 takes a free one",
     )
-    parser.add_argument("--targets", type=Path, metavar="FILE", help="Prometheus's list in which the exporter stands")
+    parser.add_argument(
+        "--targets",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of Prometheus's targets, in which the exporter has a file",
+    )
     parser.add_argument(
         "--host", help="address at which ranks reach this node  [default: the one that reaches the runner]"
     )

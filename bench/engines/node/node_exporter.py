@@ -32,8 +32,8 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class NodeExporter:
     """Serves the node's /metrics at host and port until it is closed, unless something serves there already.
 
-    runs: the folder whose running runs it shows. targets: Prometheus's list (file_sd), in which it stands while it
-    serves; one that serves already has a list of its own.
+    runs: the folder whose running runs it shows. targets: folder of Prometheus's targets (file_sd), in which it has a
+    file while it serves; one that serves already has its own.
     tell: is told why there is none, or what it cannot do; from another thread.
     """
 

@@ -53,7 +53,8 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     address: of this machine, where the nodes reach it; by default the one from which it reaches the first of them.
     python: the interpreter that has the package on the nodes; by default this one's path. exporter: host and port at
     which each node serves its /metrics as long as its agent lives, such as "0.0.0.0:9464"; by default none. targets:
-    Prometheus's list (file_sd) in which each node's exporter stands as long; on a file system that the nodes share.
+    folder of Prometheus's targets (file_sd), in which each node's exporter has a file as long; on a file system that
+    the nodes share.
     """
 
     partition: str | None = None

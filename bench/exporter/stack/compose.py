@@ -25,11 +25,11 @@ _START_S = 540
 _ASK_S = 30
 
 
-def check(missing: Sequence[str], lists: Sequence[Path]) -> None:
+def check(missing: Sequence[str], target_folders: Sequence[Path]) -> None:
     """Check that containers can do what the missing programs would.
 
     Raises:
-        Misuse: there are lists of targets outside of the stack's folder, which a container does not see.
+        Misuse: there are targets outside of the stack's folder, which containers do not see.
         InfrastructureFailed: there is no `docker compose`.
     """
     docker = shutil.which("docker")
@@ -39,10 +39,10 @@ def check(missing: Sequence[str], lists: Sequence[Path]) -> None:
     asked = subprocess.run([docker, "compose", "version"], capture_output=True, timeout=_ASK_S, check=False)
     if asked.returncode:
         raise InfrastructureFailed(f"{needed}, and docker has no plugin `compose`; install either")
-    if lists:
+    if target_folders:
         raise Misuse(
-            f"--targets: containers do not see {lists[0]}, and {missing[0]} is not installed; install it (Debian:"
-            " apt-get install prometheus prometheus-alertmanager), or leave out --targets"
+            f"--targets: containers do not see {target_folders[0]}, and {missing[0]} is not installed; install it"
+            " (Debian: apt-get install prometheus prometheus-alertmanager), or leave out --targets"
         )
 
 

@@ -23,7 +23,7 @@ JOB = "observatory"
 RULES = "observatory-rules.yaml"
 ALERTMANAGER = Path("alertmanager", "alertmanager.yml")
 TARGETS = "targets"
-"""Folder of the lists of targets, which Prometheus reads anew when one changes."""
+"""Folder of files of targets, which Prometheus reads again when one changes."""
 PROVISIONING = Path("grafana", "provisioning")
 _DATA_SOURCE = Path("datasources", "observatory.yaml")
 _DASHBOARD_PROVIDER = Path("dashboards", "observatory.yaml")
@@ -32,18 +32,18 @@ _DASHBOARD_PROVIDER = Path("dashboards", "observatory.yaml")
 def files(
     settings: StackSettings,
     targets: Mapping[str, str],
-    lists: Sequence[Path],
+    target_folders: Sequence[Path],
     passwords: Passwords,
     *,
     dashboards: Path = RENDERED,
 ) -> dict[Path, str]:
     """Return the text of each file, by its path in the stack's folder.
 
-    targets: addresses of the stack's own agents, by name. lists: others' lists of targets (file_sd). dashboards: folder
-    of the rendered dashboards, as Grafana finds it.
+    targets: addresses of the stack's own agents, by name. target_folders: others' files of targets (file_sd).
+    dashboards: folder of the rendered dashboards, as Grafana finds it.
     """
     return {
-        Path("prometheus.yml"): _prometheus(settings, lists, passwords),
+        Path("prometheus.yml"): _prometheus(settings, target_folders, passwords),
         Path(RULES): (RENDERED / "rules.yaml").read_text(),
         ALERTMANAGER: _alertmanager(),
         Path(TARGETS, "stack.json"): json.dumps(
@@ -76,7 +76,7 @@ def _credentials(password: str) -> dict[str, str]:
     return {"username": USER, "password": password}
 
 
-def _prometheus(settings: StackSettings, lists: Sequence[Path], passwords: Passwords) -> str:
+def _prometheus(settings: StackSettings, target_folders: Sequence[Path], passwords: Passwords) -> str:
     document = _shipped("prometheus.yml")
     document["global"] |= {
         "scrape_interval": f"{settings.prometheus.scrape_seconds}s",
@@ -93,7 +93,8 @@ def _prometheus(settings: StackSettings, lists: Sequence[Path], passwords: Passw
     }
     (job,) = document["scrape_configs"]
     del job["static_configs"]
-    job["file_sd_configs"] = [{"files": [f"{TARGETS}/*.json", *(str(path.absolute()) for path in lists)]}]
+    folders = (TARGETS, *(path.absolute() for path in target_folders))
+    job["file_sd_configs"] = [{"files": [f"{folder}/*.json" for folder in folders]}]
     return _as_yaml(document)
 
 

@@ -45,7 +45,7 @@ DATA_MARK = "made-by-observatory-stack"
 """A file beside the servers' data that says whose it is, after the state file is gone."""
 _IN_DATA = ("prometheus", "alertmanager", "grafana", PASSWORDS.name, DATA_MARK)
 _GRAFANA_INI = "grafana.ini"
-FEATURES = "native-histograms,exemplar-storage"
+FEATURES = "exemplar-storage"
 """What Prometheus keeps of ours only where it is told to: a newer one knows the first by itself, and says so."""
 
 
@@ -100,15 +100,15 @@ def installed() -> Programs:
 class StackPlan:
     """A stack that is to be started.
 
-    folder: of all that it writes. lists: others' lists of targets (file_sd). agent_environment: what the agent finds
-    runs and history by.
+    folder: of all that it writes. target_folders: others' files of targets (file_sd). agent_environment: what the
+    agent finds runs and history by.
     """
 
     folder: Path
     settings: StackSettings
     has_agent: bool = False
     has_demo: bool = False
-    lists: tuple[Path, ...] = ()
+    target_folders: tuple[Path, ...] = ()
     agent_environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -142,12 +142,12 @@ def up(plan: StackPlan, programs: Programs, *, tell: Callable[[str], None]) -> S
     tell: is told what goes on.
 
     Raises:
-        Misuse: a stack is up there, the folder holds something else, or containers cannot read the lists.
+        Misuse: a stack is up there, the folder holds something else, or containers cannot read the targets.
         InfrastructureFailed: programs are missing, a port is taken, or a server does not start.
     """
     uses_compose = bool(programs.missing)
     if uses_compose:
-        compose.check(programs.missing, plan.lists)
+        compose.check(programs.missing, plan.target_folders)
     _check_folder(plan.folder)
     own = [] if uses_compose else _own_servers(plan, programs)
     servers = [*_agents(plan), *own]
@@ -206,7 +206,7 @@ def _texts(plan: StackPlan, passwords: Passwords, *, uses_compose: bool, has_gra
     texts = files(
         plan.settings,
         {name: f"{LOOPBACK}:{port}" for name, port in plan.agents.items()},
-        plan.lists,
+        plan.target_folders,
         passwords,
         dashboards=compose.DASHBOARDS_WITHIN if uses_compose else RENDERED,
     )

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.errors import InfrastructureFailed, Misuse
@@ -123,7 +124,7 @@ def body(sources: Iterable[Source]) -> str:
     def refuse(notice: str) -> None:
         raise ValueError(notice)
 
-    return page_of(list(sources), on_notice=refuse).render("")[0].decode()
+    return generate_latest(page_of(list(sources), on_notice=refuse)).decode()
 
 
 def fleet_sources(at_s: float = 0.0) -> tuple[Source, ...]:

@@ -1,4 +1,4 @@
-"""What an engine's file says of the nodes' exporters and their list of targets: told to each agent, or refused."""
+"""What an engine's file says of the nodes' exporters and their folder of targets: told to each agent, or refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bench.engines.registry import ENGINES
 from bench.engines.slurm.allocation import SlurmAllocation, SlurmPlacement
 from bench.errors import Misuse
 
-LISTED = 'exporter = "0.0.0.0:9464"\ntargets = "/shared/nodes.json"\n'
-WORDS = ["--exporter", "0.0.0.0:9464", "--targets", "/shared/nodes.json"]
+LISTED = 'exporter = "0.0.0.0:9464"\ntargets = "/shared/targets"\n'
+WORDS = ["--exporter", "0.0.0.0:9464", "--targets", "/shared/targets"]
 
 
 class RecordedDriver:
@@ -86,10 +86,10 @@ def test_each_agent_is_told_of_its_exporter_and_the_list(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('targets = "/shared/nodes.json"', "without an exporter no node stands in it; add exporter ="),
+        ('targets = "/shared/targets"', "without an exporter no node stands in it; add exporter ="),
         ('exporter = "9464"', 'exporter: "9464" is not HOST:PORT; it may be 0.0.0.0:9464'),
-        (LISTED.replace("/shared/", ""), 'targets is "nodes.json"; give the absolute path of a .json file'),
-        (LISTED.replace(".json", ".yml"), 'targets is "/shared/nodes.yml"; give the absolute path of a .json file'),
+        (LISTED.replace("/shared/", ""), 'targets is "targets"; give the absolute path of a folder'),
+        (LISTED.replace("/targets", "/nodes.json"), 'is "/shared/nodes.json"; give the absolute path of a folder'),
         (LISTED.replace("0.0.0.0", "127.0.0.1"), 'exporter is "127.0.0.1:9464", where only its own node reaches it'),
         (LISTED.replace("0.0.0.0", "[::1]"), 'exporter is "[::1]:9464", where only its own node reaches it'),
         (LISTED.replace("0.0.0.0", "localhost"), "where only its own node reaches it"),

@@ -231,7 +231,7 @@ run(AgentLink(wire.stream, lambda _: wire, runs=folder, name="the agent"))
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
 def test_a_nodes_exporter_lives_and_is_listed_as_long_as_its_agent(is_killed: bool, tmp_path: Path) -> None:
-    targets = tmp_path / "nodes.json"
+    targets = tmp_path / "targets"
     with _remote(tmp_path, "--exporter", "127.0.0.1:0", "--targets", str(targets)) as remote:
         remote.link.machine()
         family = _family(remote.agent)
@@ -292,7 +292,7 @@ def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: py
             ("--exporter", "192.0.2.1:9464"),
             "port 9464 of 192.0.2.1 cannot be listened at: Cannot assign requested address",
         ),
-        (("--exporter", "127.0.0.1:0", "--targets", "/proc/nodes.json"), "/proc/nodes.json"),
+        (("--exporter", "127.0.0.1:0", "--targets", "/proc/targets"), "/proc/targets"),
     ],
 )
 def test_what_an_exporter_cannot_do_is_told_to_who_runs_the_suite(
@@ -311,10 +311,10 @@ def test_what_an_exporter_cannot_do_is_told_to_who_runs_the_suite(
 
 
 def _listed(targets: Path, count: int) -> list[str]:
-    """Wait until the list has so many targets; return them."""
+    """Wait until the folder has so many targets; return them."""
     until_s = time.monotonic() + WITHIN_S
     while True:
-        groups = json.loads(targets.read_bytes()) if targets.exists() else []
+        groups = [group for file in targets.glob("*.json") for group in json.loads(file.read_bytes())]
         found: list[str] = [target for group in groups for target in group["targets"]]
         if len(found) == count:
             return found

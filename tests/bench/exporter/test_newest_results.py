@@ -9,6 +9,7 @@ from sqlalchemy import create_engine, text
 
 from bench.analysis.estimate import Estimate, estimate, estimate_share
 from bench.case import ONE_RUN, Case, Purpose, SuiteMember
+from bench.exporter.history_source import HistorySource
 from bench.exporter.latest_results import NewestResults
 from bench.rank.messages import Outcome
 from bench.runs.history import History
@@ -56,8 +57,8 @@ def notices() -> Notices:
 
 
 @pytest.fixture
-def newest(url: str, notices: Notices) -> NewestResults:
-    return NewestResults(url, on_notice=notices)
+def newest(url: str, notices: Notices) -> HistorySource:
+    return HistorySource(url, [NewestResults(on_notice=notices)], on_notice=notices)
 
 
 def _add(url: str, *summaries: Summary) -> None:
@@ -72,17 +73,17 @@ def _summary(run: str, started_s: int, case: Case | None = None, **changes: Any)
     return make_summary(run, started_ns=started_s * SECOND_NS, **changes)
 
 
-def _shown(newest: NewestResults, metric: Metric) -> list[tuple[float, dict[str, str]]]:
+def _shown(newest: HistorySource, metric: Metric) -> list[tuple[float, dict[str, str]]]:
     return [
         (sample.value, {**sample.labels, **owner}) for sample, owner in newest.samples() if sample.metric == metric.name
     ]
 
 
-def _runs(newest: NewestResults) -> list[str]:
+def _runs(newest: HistorySource) -> list[str]:
     return sorted(labels["run"] for _, labels in _shown(newest, RESULT_INFO))
 
 
-def test_each_estimate_is_shown_with_its_interval_and_the_runs_labels(url: str, newest: NewestResults) -> None:
+def test_each_estimate_is_shown_with_its_interval_and_the_runs_labels(url: str, newest: HistorySource) -> None:
     summary = _summary("a", 10)
     _add(url, summary)
     newest.ask()
@@ -109,13 +110,13 @@ def test_each_estimate_is_shown_with_its_interval_and_the_runs_labels(url: str, 
     assert _shown(newest, RUN_LAST_COMPLETION) == [(19.0, owner)]
 
 
-def _info(newest: NewestResults) -> dict[str, str]:
+def _info(newest: HistorySource) -> dict[str, str]:
     ((value, told),) = _shown(newest, RESULT_INFO)
     assert value == 1
     return told
 
 
-def test_a_result_tells_what_it_measured_and_with_what(url: str, newest: NewestResults) -> None:
+def test_a_result_tells_what_it_measured_and_with_what(url: str, newest: HistorySource) -> None:
     case = make_case("ddp", model=replace(PRESETS["tiny"], width=64))
     member = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp[ranks=2]")
     _add(url, _summary("a", 10, case, purpose=Purpose(origin="nightly", member=member), commit="f00d"))
@@ -140,7 +141,7 @@ def test_a_result_tells_what_it_measured_and_with_what(url: str, newest: NewestR
     }
 
 
-def test_a_result_of_gpus_tells_their_names_and_versions(url: str, newest: NewestResults) -> None:
+def test_a_result_of_gpus_tells_their_names_and_versions(url: str, newest: HistorySource) -> None:
     summary = _summary("a", 10, make_case(device="cuda", backend="nccl"), hardware="2 x NVIDIA H100")
     with History(url) as history:
         history.add(summary, replace(make_machine(), driver_version="580.65", nccl_version="2.28.9"))
@@ -149,7 +150,7 @@ def test_a_result_of_gpus_tells_their_names_and_versions(url: str, newest: Newes
     assert (told["gpu"], told["driver"], told["nccl"]) == ("2 x NVIDIA H100", "580.65", "2.28.9")
 
 
-def test_only_options_that_differ_from_their_defaults_are_told(url: str, newest: NewestResults) -> None:
+def test_only_options_that_differ_from_their_defaults_are_told(url: str, newest: HistorySource) -> None:
     usual = make_case("gpipe", ranks=2)
     _add(url, _summary("a", 10, replace(usual, options={**usual.options, "microbatches": 3, "gone": True})))
     newest.ask()
@@ -157,7 +158,7 @@ def test_only_options_that_differ_from_their_defaults_are_told(url: str, newest:
     assert _info(newest)["name"].endswith(", cpu, microbatches=3, gone=true")
 
 
-def test_a_machine_that_cannot_be_read_hides_no_result(url: str, newest: NewestResults, notices: Notices) -> None:
+def test_a_machine_that_cannot_be_read_hides_no_result(url: str, newest: HistorySource, notices: Notices) -> None:
     _add(url, _summary("a", 10))
     engine = create_engine(url)
     with engine.begin() as connection:
@@ -178,7 +179,7 @@ def test_a_machine_that_cannot_be_read_hides_no_result(url: str, newest: NewestR
     ],
 )
 def test_an_efficiency_says_where_its_baseline_is_from(
-    marks: dict[str, Any], baseline: str, url: str, newest: NewestResults
+    marks: dict[str, Any], baseline: str, url: str, newest: HistorySource
 ) -> None:
     summary = _summary("a", 10)
     _add(url, replace(summary, scaling=tuple(replace(found, **marks) for found in summary.scaling)))
@@ -189,7 +190,7 @@ def test_an_efficiency_says_where_its_baseline_is_from(
 
 @pytest.mark.parametrize(("ranks", "is_shown"), [(1, True), (2, False)])
 def test_an_efficiency_against_several_ranks_beside_the_run_is_not_shown(
-    ranks: int, is_shown: bool, url: str, newest: NewestResults
+    ranks: int, is_shown: bool, url: str, newest: HistorySource
 ) -> None:
     case = make_case("ddp", ranks=4, batch=4)
     scaling = replace(make_summary().scaling[0], scaling="strong", is_beside=True, baseline_ranks=ranks)
@@ -199,14 +200,14 @@ def test_an_efficiency_against_several_ranks_beside_the_run_is_not_shown(
     assert bool(_shown(newest, RUN_SCALING_EFFICIENCY.statistic("median"))) is is_shown
 
 
-def test_one_trial_has_a_median_and_no_bounds(url: str, newest: NewestResults) -> None:
+def test_one_trial_has_a_median_and_no_bounds(url: str, newest: HistorySource) -> None:
     _add(url, _summary("a", 10, estimates=(estimate(RUN_STEP_SECONDS, (0.5,)),), scaling=()))
     newest.ask()
     shown = [[value for value, _ in _shown(newest, RUN_STEP_SECONDS.statistic(which))] for which in STATISTICS]
     assert shown == [[0.5], [], []]
 
 
-def test_what_is_measured_and_what_is_expected_are_metrics_of_their_own(url: str, newest: NewestResults) -> None:
+def test_what_is_measured_and_what_is_expected_are_metrics_of_their_own(url: str, newest: HistorySource) -> None:
     bubbles = (
         estimate(RUN_BUBBLE_RATIO, (0.3,), account="measured"),
         estimate(RUN_BUBBLE_RATIO, (0.2,), account="expected"),
@@ -228,11 +229,11 @@ def _of_ranks(ranks: int) -> tuple[Estimate, ...]:
     return (*held_up, estimate_share(RUN_STRAGGLER_RATIO, (0.1,), rank="7", cause="copy"))
 
 
-def _shown_ranks(newest: NewestResults, metric: Metric) -> set[int]:
+def _shown_ranks(newest: HistorySource, metric: Metric) -> set[int]:
     return {int(labels["rank"]) for _, labels in _shown(newest, metric.statistic("median"))}
 
 
-def test_of_many_ranks_the_worst_are_shown_and_quantiles_over_all(url: str, newest: NewestResults) -> None:
+def test_of_many_ranks_the_worst_are_shown_and_quantiles_over_all(url: str, newest: HistorySource) -> None:
     _add(url, _summary("a", 10, estimates=_of_ranks(99), scaling=()))
     newest.ask()
     assert _shown_ranks(newest, RUN_HELD_UP_RATIO) == set(range(91, 99))
@@ -245,7 +246,7 @@ def test_of_many_ranks_the_worst_are_shown_and_quantiles_over_all(url: str, newe
     assert _shown_ranks(newest, RUN_STRAGGLER_RATIO) == {7}
 
 
-def test_of_pairs_the_slowest_are_the_worst(url: str, newest: NewestResults) -> None:
+def test_of_pairs_the_slowest_are_the_worst(url: str, newest: HistorySource) -> None:
     pairs = tuple(
         estimate(RUN_PAIR_BANDWIDTH, (1e9 * (one + 1),), pair=f"{one}-{one + 1}", size=size)
         for one in range(20)
@@ -259,14 +260,14 @@ def test_of_pairs_the_slowest_are_the_worst(url: str, newest: NewestResults) -> 
     assert len(_shown(newest, RUN_PAIR_BANDWIDTH.quantile("p50"))) == 2
 
 
-def test_of_few_ranks_all_are_shown_and_no_quantile(url: str, newest: NewestResults) -> None:
+def test_of_few_ranks_all_are_shown_and_no_quantile(url: str, newest: HistorySource) -> None:
     _add(url, _summary("a", 10, estimates=_of_ranks(16), scaling=()))
     newest.ask()
     assert _shown_ranks(newest, RUN_HELD_UP_RATIO) == set(range(16))
     assert _shown(newest, RUN_HELD_UP_RATIO.quantile("p90")) == []
 
 
-def test_of_a_series_the_newest_run_that_ended_well_is_shown(url: str, newest: NewestResults) -> None:
+def test_of_a_series_the_newest_run_that_ended_well_is_shown(url: str, newest: HistorySource) -> None:
     other = make_case("single", ranks=1, batch=4)
     _add(
         url,
@@ -279,7 +280,7 @@ def test_of_a_series_the_newest_run_that_ended_well_is_shown(url: str, newest: N
     assert _runs(newest) == ["new", "other"]
 
 
-def test_a_run_that_is_ad_hoc_is_never_its_series_newest_result(url: str, newest: NewestResults) -> None:
+def test_a_run_that_is_ad_hoc_is_never_its_series_newest_result(url: str, newest: HistorySource) -> None:
     usual = make_case(trials=3, steps=20, warm_up=5, trace_steps=3)
     _add(
         url,
@@ -298,7 +299,7 @@ def test_a_run_that_is_ad_hoc_is_never_its_series_newest_result(url: str, newest
     assert _runs(newest) == ["quick each night"]
 
 
-def test_a_run_that_is_added_later_takes_its_series_over_unless_it_is_older(url: str, newest: NewestResults) -> None:
+def test_a_run_that_is_added_later_takes_its_series_over_unless_it_is_older(url: str, newest: HistorySource) -> None:
     _add(url, _summary("a", 10))
     newest.ask()
     _add(url, _summary("adopted late", 5))
@@ -310,7 +311,7 @@ def test_a_run_that_is_added_later_takes_its_series_over_unless_it_is_older(url:
 
 
 def test_a_store_that_is_not_there_yet_is_said_and_found_later(
-    url: str, newest: NewestResults, notices: Notices
+    url: str, newest: HistorySource, notices: Notices
 ) -> None:
     newest.ask()
     assert newest.samples() == ()
@@ -322,7 +323,7 @@ def test_a_store_that_is_not_there_yet_is_said_and_found_later(
 
 
 def test_results_stay_when_the_store_goes_away(
-    url: str, newest: NewestResults, notices: Notices, tmp_path: Path
+    url: str, newest: HistorySource, notices: Notices, tmp_path: Path
 ) -> None:
     _add(url, _summary("a", 10))
     newest.ask()
@@ -333,7 +334,7 @@ def test_results_stay_when_the_store_goes_away(
 
 
 def test_a_result_of_a_newer_version_is_named_and_the_others_are_shown(
-    url: str, newest: NewestResults, notices: Notices
+    url: str, newest: HistorySource, notices: Notices
 ) -> None:
     _add(url, _summary("a", 10), _summary("newer", 5, case=make_case("single", ranks=1, batch=4)))
     engine = create_engine(url)
@@ -350,7 +351,7 @@ def test_a_result_of_a_newer_version_is_named_and_the_others_are_shown(
 
 @pytest.mark.parametrize("outcome", ["failed", "timed_out", "interrupted"])
 def test_a_series_whose_newest_run_has_no_result_says_so_until_one_ends_well(
-    outcome: Outcome, url: str, newest: NewestResults
+    outcome: Outcome, url: str, newest: HistorySource
 ) -> None:
     _add(url, _summary("a", 10), _summary("b", 20, outcome=outcome, ended_ns=25 * SECOND_NS))
     newest.ask()
@@ -363,7 +364,7 @@ def test_a_series_whose_newest_run_has_no_result_says_so_until_one_ends_well(
     assert _shown(newest, RUN_LAST_FAILURE) == []
 
 
-def test_a_failed_case_of_a_suite_or_an_ad_hoc_run_is_told_elsewhere(url: str, newest: NewestResults) -> None:
+def test_a_failed_case_of_a_suite_or_an_ad_hoc_run_is_told_elsewhere(url: str, newest: HistorySource) -> None:
     member = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp")
     _add(
         url,
@@ -387,11 +388,11 @@ def _night(day: int, step_s: float, run: str = "", **changes: Any) -> Summary:
     return _summary(run or f"night-{day}", day * DAY_S + 43_200, **{**made, **changes})
 
 
-def _usual_s(newest: NewestResults) -> list[float]:
+def _usual_s(newest: HistorySource) -> list[float]:
     return [value for value, _ in _shown(newest, USUAL_STEP_SECONDS)]
 
 
-def test_what_is_usual_is_the_median_of_the_nights_before_the_newest(url: str, newest: NewestResults) -> None:
+def test_what_is_usual_is_the_median_of_the_nights_before_the_newest(url: str, newest: HistorySource) -> None:
     _add(url, *(_night(day, step_s) for day, step_s in enumerate((1.0, 2.0, 4.0, 9.0))))
     newest.ask()
     ((step_s, owner),) = _shown(newest, USUAL_STEP_SECONDS)
@@ -402,14 +403,14 @@ def test_what_is_usual_is_the_median_of_the_nights_before_the_newest(url: str, n
     assert labels == {**owner, "scaling": "weak", "baseline": "unknown"}
 
 
-def test_runs_of_one_night_count_as_one(url: str, newest: NewestResults) -> None:
+def test_runs_of_one_night_count_as_one(url: str, newest: HistorySource) -> None:
     many = (_night(1, step_s, f"of-one-night-{step_s}") for step_s in (7.0, 8.0, 9.0))
     _add(url, _night(0, 1.0), *many, _night(2, 3.0), _night(3, 5.0), _night(3, 6.0, "later-that-day"))
     newest.ask()
     assert _usual_s(newest) == [3.0]  # Of 1, 8 and 3; the newest night, which has two runs, is not in it.
 
 
-def test_fourteen_nights_that_ran_are_usual_and_what_lies_before_is_not(url: str, newest: NewestResults) -> None:
+def test_fourteen_nights_that_ran_are_usual_and_what_lies_before_is_not(url: str, newest: HistorySource) -> None:
     _add(url, *(_night(day, 100.0) for day in range(9)), *(_night(day, 1.0) for day in range(20, 55, 5)))
     newest.ask()
     assert _usual_s(newest) == [100.0]  # Eight of 100 s and six of 1 s before the newest.
@@ -419,7 +420,7 @@ def test_fourteen_nights_that_ran_are_usual_and_what_lies_before_is_not(url: str
     assert _usual_s(newest) == [2.0]
 
 
-def test_of_what_was_measured_otherwise_nothing_is_usual(url: str, newest: NewestResults) -> None:
+def test_of_what_was_measured_otherwise_nothing_is_usual(url: str, newest: HistorySource) -> None:
     longer = make_case(steps=50)
     rerun = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp", is_rerun=True)
     _add(
@@ -434,7 +435,7 @@ def test_of_what_was_measured_otherwise_nothing_is_usual(url: str, newest: Newes
     assert _usual_s(newest) == []
 
 
-def test_each_series_says_how_its_newest_run_ended(url: str, newest: NewestResults) -> None:
+def test_each_series_says_how_its_newest_run_ended(url: str, newest: HistorySource) -> None:
     member = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp")
     other = make_case("single", ranks=1, batch=4)
     _add(

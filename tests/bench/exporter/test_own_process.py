@@ -6,6 +6,8 @@ import os
 import platform
 import time
 
+from prometheus_client import generate_latest
+
 from bench.exporter.own_process import own_process
 from collectors.metrics import process
 from collectors.metrics.registry import SHOWN
@@ -18,7 +20,7 @@ def _values() -> dict[str, float]:
 
 def test_every_metric_of_the_process_is_shown_and_valid() -> None:
     refused: list[str] = []
-    body, _ = Exporter(SHOWN, [own_process()], on_notice=refused.append).render("")
+    body = generate_latest(Exporter(SHOWN, [own_process()], on_notice=refused.append))
     shown = {line.partition("{")[0].partition(" ")[0] for line in body.decode().splitlines() if line[0] != "#"}
     assert refused == []
     assert shown == {metric.name for metric in process.METRICS}

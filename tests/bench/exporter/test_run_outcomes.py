@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter.run_outcomes import AGAIN_S, RunOutcomes
+from bench.exporter.history_source import AGAIN_S, HistorySource, RunOutcomes
 from bench.rank.messages import Outcome
 from bench.runs.history import History
 from collectors.metrics.run_counts import RUNS
@@ -38,7 +38,7 @@ def keep(store: str) -> Callable[[str, str, Outcome], None]:
     return keep
 
 
-def _counts(outcomes: RunOutcomes) -> dict[tuple[str, str], float]:
+def _counts(outcomes: HistorySource) -> dict[tuple[str, str], float]:
     outcomes.ask()
     assert all(sample.metric == RUNS.name and owner == {} for sample, owner in outcomes.samples())
     return {(sample.labels["strategy"], sample.labels["outcome"]): sample.value for sample, _ in outcomes.samples()}
@@ -54,7 +54,7 @@ def test_runs_of_each_strategy_are_counted_by_outcome_with_zeros(
     for number, outcome in enumerate(("done", "done", "failed", "timed_out", "interrupted")):
         keep(f"r{number}", "ddp", outcome)  # type: ignore[arg-type]
     keep("r9", "fsdp", "done")
-    counts = _counts(RunOutcomes(store, on_notice=pytest.fail))
+    counts = _counts(HistorySource(store, [RunOutcomes()], on_notice=pytest.fail))
     assert counts == {
         ("ddp", "done"): 2,
         ("ddp", "failed"): 1,
@@ -72,7 +72,7 @@ def test_a_new_run_is_counted_at_once_and_a_changed_outcome_after_a_while(
 ) -> None:
     clock = Clock()
     keep("r0", "ddp", "interrupted")
-    outcomes = RunOutcomes(store, on_notice=pytest.fail, clock_s=clock)
+    outcomes = HistorySource(store, [RunOutcomes(clock_s=clock)], on_notice=pytest.fail)
     assert _some(_counts(outcomes)) == {("ddp", "interrupted"): 1}
     keep("r1", "ddp", "done")
     assert _some(_counts(outcomes)) == {("ddp", "interrupted"): 1, ("ddp", "done"): 1}
@@ -83,13 +83,15 @@ def test_a_new_run_is_counted_at_once_and_a_changed_outcome_after_a_while(
 
 def test_an_exporter_that_starts_anew_counts_the_same(store: str, keep: Callable[[str, str, Outcome], None]) -> None:
     keep("r0", "ddp", "failed")
-    assert _counts(RunOutcomes(store, on_notice=pytest.fail)) == _counts(RunOutcomes(store, on_notice=pytest.fail))
+    assert _counts(HistorySource(store, [RunOutcomes()], on_notice=pytest.fail)) == _counts(
+        HistorySource(store, [RunOutcomes()], on_notice=pytest.fail)
+    )
 
 
 def test_a_run_that_is_forgotten_counts_no_more(store: str, keep: Callable[[str, str, Outcome], None]) -> None:
     keep("r0", "ddp", "done")
     keep("r1", "ddp", "done")
-    outcomes = RunOutcomes(store, on_notice=pytest.fail)
+    outcomes = HistorySource(store, [RunOutcomes()], on_notice=pytest.fail)
     assert _counts(outcomes)["ddp", "done"] == 2
     with History(store) as history:
         history.forget("r0")
@@ -99,7 +101,8 @@ def test_a_run_that_is_forgotten_counts_no_more(store: str, keep: Callable[[str,
 def test_without_a_store_nothing_is_shown_and_what_was_counted_stays_when_it_goes(
     store: str, tmp_path: Path, keep: Callable[[str, str, Outcome], None]
 ) -> None:
-    outcomes = RunOutcomes(store, on_notice=pytest.fail)
+    notices: list[str] = []
+    outcomes = HistorySource(store, [RunOutcomes()], on_notice=notices.append)
     assert _counts(outcomes) == {}
     keep("r0", "ddp", "done")
     assert _some(_counts(outcomes)) == {("ddp", "done"): 1}

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from bench.case import Purpose, SuiteMember
+from bench.exporter.history_source import HistorySource
 from bench.exporter.suite_status import ALL_READ_S, LEFT_OUT_S, NEWEST_READ, SuiteStatus
 from bench.rank.messages import Cause
 from bench.runs.history import History
@@ -57,8 +59,8 @@ def notices() -> list[str]:
 
 
 @pytest.fixture
-def status(url: str, clock: FakeClock, notices: list[str]) -> SuiteStatus:
-    return SuiteStatus(url, on_notice=notices.append, clock_s=clock)
+def status(url: str, clock: FakeClock, notices: list[str]) -> HistorySource:
+    return HistorySource(url, [SuiteStatus(clock_s=clock)], on_notice=notices.append)
 
 
 def _record(run: str = "a", suite: str = "nightly", *, started_s: int = 10, **changes: Any) -> SuiteRecord:
@@ -86,17 +88,17 @@ def _save(url: str, *records: SuiteRecord) -> None:
             history.save_suite(record)
 
 
-def _shown(status: SuiteStatus, metric: Metric) -> dict[tuple[str, ...], float]:
+def _shown(status: HistorySource, metric: Metric) -> dict[tuple[str, ...], float]:
     """The values of a metric by those of its labels."""
     samples = [sample for sample, owner in status.samples() if sample.metric == metric.name and not owner]
     return {tuple(sample.labels[label] for label in metric.labels): sample.value for sample in samples}
 
 
-def _positive(status: SuiteStatus, metric: Metric) -> dict[tuple[str, ...], float]:
+def _positive(status: HistorySource, metric: Metric) -> dict[tuple[str, ...], float]:
     return {labels: value for labels, value in _shown(status, metric).items() if value}
 
 
-def test_an_ended_run_is_shown_with_how_its_cases_ended(url: str, status: SuiteStatus) -> None:
+def test_an_ended_run_is_shown_with_how_its_cases_ended(url: str, status: HistorySource) -> None:
     _save(url, _record(outcome="failed", cases={"done": 1, "failed": 1, "skipped": 1}))
     status.ask()
     of_run = ("nightly", "a")
@@ -107,7 +109,7 @@ def test_an_ended_run_is_shown_with_how_its_cases_ended(url: str, status: SuiteS
     assert _shown(status, SUITE_CASE_INFO) == {}
 
 
-def test_each_case_that_failed_is_shown_with_its_run_its_rank_and_its_cause(url: str, status: SuiteStatus) -> None:
+def test_each_case_that_failed_is_shown_with_its_run_its_rank_and_its_cause(url: str, status: HistorySource) -> None:
     def run(name: str, case: str, **changes: Any) -> Summary:
         member = SuiteMember(suite="nightly", id="a", case=case)
         return make_summary(name, purpose=Purpose(member=member), **changes)
@@ -139,13 +141,13 @@ def test_each_case_that_failed_is_shown_with_its_run_its_rank_and_its_cause(url:
     assert _shown(status, SUITE_CASE_FAILURE) == {}
 
 
-def test_cases_that_an_ended_run_never_ended_are_missing(url: str, status: SuiteStatus) -> None:
+def test_cases_that_an_ended_run_never_ended_are_missing(url: str, status: HistorySource) -> None:
     _save(url, _record(outcome="interrupted", cases={"done": 1}))
     status.ask()
     assert _shown(status, SUITE_LAST_CASES)["nightly", "a", "missing"] == 2
 
 
-def test_a_run_that_goes_on_is_shown_with_what_runs_and_what_waits(url: str, status: SuiteStatus) -> None:
+def test_a_run_that_goes_on_is_shown_with_what_runs_and_what_waits(url: str, status: HistorySource) -> None:
     _save(url, _active())
     status.ask()
     of_run = ("nightly", "a")
@@ -155,14 +157,14 @@ def test_a_run_that_goes_on_is_shown_with_what_runs_and_what_waits(url: str, sta
     assert _shown(status, SUITE_LAST_END) == {}
 
 
-def test_between_two_cases_none_runs_and_the_run_goes_on(url: str, status: SuiteStatus) -> None:
+def test_between_two_cases_none_runs_and_the_run_goes_on(url: str, status: HistorySource) -> None:
     _save(url, _active(running=()))
     status.ask()
     assert _shown(status, SUITE_LAST_CASES)["nightly", "a", "running"] == 0
     assert _shown(status, SUITE_LAST_CASES)["nightly", "a", "waiting"] == 2
 
 
-def test_of_each_suite_the_newest_ended_run_is_shown_beside_those_that_go_on(url: str, status: SuiteStatus) -> None:
+def test_of_each_suite_the_newest_ended_run_is_shown_beside_those_that_go_on(url: str, status: HistorySource) -> None:
     _save(
         url,
         _record("old", started_s=10),
@@ -181,7 +183,7 @@ def test_of_each_suite_the_newest_ended_run_is_shown_beside_those_that_go_on(url
     assert _shown(status, SUITE_LAST_START) == {("nightly",): 210, ("smoke",): 50}
 
 
-def test_a_run_whose_runner_died_goes_on_until_its_suite_is_begun_anew(url: str, status: SuiteStatus) -> None:
+def test_a_run_whose_runner_died_goes_on_until_its_suite_is_begun_anew(url: str, status: HistorySource) -> None:
     _save(url, _active("dead", started_s=10))
     status.ask()
     assert set(_shown(status, SUITE_LAST_PROGRESS)) == {("nightly", "dead")}
@@ -190,7 +192,7 @@ def test_a_run_whose_runner_died_goes_on_until_its_suite_is_begun_anew(url: str,
     assert set(_shown(status, SUITE_LAST_PROGRESS)) == {("nightly", "anew")}
 
 
-def test_a_period_is_that_of_the_newest_run(url: str, status: SuiteStatus) -> None:
+def test_a_period_is_that_of_the_newest_run(url: str, status: HistorySource) -> None:
     _save(url, _record("a", started_s=10, period_s=3600.0), _record("s", "smoke"))
     status.ask()
     assert _shown(status, SUITE_PERIOD) == {("nightly",): 3600}
@@ -199,7 +201,7 @@ def test_a_period_is_that_of_the_newest_run(url: str, status: SuiteStatus) -> No
     assert _shown(status, SUITE_PERIOD) == {}
 
 
-def test_runs_and_cases_are_counted_over_the_history(url: str, status: SuiteStatus) -> None:
+def test_runs_and_cases_are_counted_over_the_history(url: str, status: HistorySource) -> None:
     failed = {"done": 1, "failed": 1, "skipped": 1}
     _save(url, _record("a"), _record("b", outcome="failed", cases=failed), _active("c"), _record("s", "smoke"))
     status.ask()
@@ -212,14 +214,14 @@ def test_runs_and_cases_are_counted_over_the_history(url: str, status: SuiteStat
     }
 
 
-def test_a_count_begins_at_zero_so_that_its_first_growth_is_seen(url: str, status: SuiteStatus) -> None:
+def test_a_count_begins_at_zero_so_that_its_first_growth_is_seen(url: str, status: HistorySource) -> None:
     _save(url, _active(cases={}))
     status.ask()
     assert _shown(status, SUITE_RUNS)["nightly", "failed"] == 0
     assert _shown(status, SUITE_CASES)["nightly", "timed_out"] == 0
 
 
-def test_a_failed_case_that_is_repeated_well_was_both(url: str, status: SuiteStatus) -> None:
+def test_a_failed_case_that_is_repeated_well_was_both(url: str, status: HistorySource) -> None:
     for record in (
         _record(outcome="failed", cases={"done": 2, "failed": 1}),
         _active(cases={"done": 2}),
@@ -232,7 +234,7 @@ def test_a_failed_case_that_is_repeated_well_was_both(url: str, status: SuiteSta
     assert _positive(status, SUITE_LAST_CASES) == {("nightly", "a", "done"): 3}
 
 
-def test_an_old_run_that_was_resumed_is_found_in_time(url: str, status: SuiteStatus, clock: FakeClock) -> None:
+def test_an_old_run_that_was_resumed_is_found_in_time(url: str, status: HistorySource, clock: FakeClock) -> None:
     _save(url, _active("old", started_s=1), *(_record(f"r{one}", "smoke", started_s=one) for one in range(2, 99)))
     assert NEWEST_READ < 97
     status.ask()
@@ -246,7 +248,7 @@ def test_an_old_run_that_was_resumed_is_found_in_time(url: str, status: SuiteSta
 
 
 def test_where_the_store_is_gone_ends_stay_and_what_runs_is_soon_unknown(
-    url: str, status: SuiteStatus, clock: FakeClock, notices: list[str], tmp_path: Path
+    url: str, status: HistorySource, clock: FakeClock, notices: list[str], tmp_path: Path
 ) -> None:
     _save(url, _record("ended", started_s=10), _active("active", started_s=100))
     status.ask()
@@ -259,11 +261,11 @@ def test_where_the_store_is_gone_ends_stay_and_what_runs_is_soon_unknown(
     assert set(_shown(status, SUITE_LAST_PROGRESS)) == {("nightly", "ended")}
     assert _shown(status, SUITE_CASE_INFO) == {}
     assert _shown(status, SUITE_LAST_START) == {("nightly",): 100}
-    assert notices == []
+    assert [notice.partition(": ")[0] for notice in notices] == ["results are no longer updated"] * 2
 
 
 def test_a_record_of_a_newer_version_is_told_and_what_was_read_stays(
-    url: str, status: SuiteStatus, notices: list[str]
+    url: str, status: HistorySource, notices: list[str]
 ) -> None:
     _save(url, _record("a"))
     status.ask()
@@ -274,16 +276,16 @@ def test_a_record_of_a_newer_version_is_told_and_what_was_read_stays(
     assert notice.startswith("suites are no longer brought up to date: suite run b in store")
 
 
-def test_what_is_shown_is_valid_and_no_series_is_given_twice(url: str, status: SuiteStatus) -> None:
+def test_what_is_shown_is_valid_and_no_series_is_given_twice(url: str, status: HistorySource) -> None:
     _save(url, _record("a", period_s=60.0), _active("b", started_s=30), _record("s", "smoke"))
     status.ask()
     refused: list[str] = []
-    body, _ = Exporter(SHOWN, [status.samples], on_notice=refused.append).render("")
+    body = generate_latest(Exporter(SHOWN, [status.samples], on_notice=refused.append))
     assert refused == []
     assert sum(not line.startswith(b"#") for line in body.splitlines()) == len(status.samples())
 
 
-def test_without_suites_nothing_is_shown(url: str, status: SuiteStatus) -> None:
+def test_without_suites_nothing_is_shown(url: str, status: HistorySource) -> None:
     _save(url)
     status.ask()
     assert status.samples() == ()

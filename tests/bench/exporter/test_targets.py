@@ -1,13 +1,13 @@
-"""Several nodes keep one list of targets, which is whole at every moment and forgets those who are gone."""
+"""A node has a file of targets of its own as long as it serves, and files of nodes that are gone go."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import re
+import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,206 +15,238 @@ from typing import Any
 import pytest
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.exporter.service_discovery import Targets
+from bench.exporter.service_discovery import Target, listed, make_targets_folder, published_address
+from tests.collectors.knocking import Notices
 
-
-class Notices(list[str]):
-    """Hears and keeps."""
-
-    def __call__(self, text: str) -> None:
-        self.append(text)
-
-
-def _targets(path: Path, notices: Notices | None = None, *, look_s: float = 0.0) -> Targets:
-    """As one node has it; it looks at the pages of the others whenever it gives a sign of life."""
-    return Targets(path, stale_s=100.0, look_s=look_s, on_notice=Notices() if notices is None else notices)
-
-
-def _groups(path: Path) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = json.loads(path.read_text())
-    return groups
-
-
-def _listed(path: Path) -> dict[str, dict[str, str]]:
-    """Labels by target."""
-    return {target: group.get("labels", {}) for group in _groups(path) for target in group["targets"]}
-
-
-def _age(path: Path, address: str, age_s: float) -> None:
-    """Let the node's last sign of life be that old."""
-    at = time.time() - age_s
-    os.utime(path.with_name(f"{path.name}.nodes") / f"{address.replace(':', '%3A')}.json", (at, at))
+STALE_S = 100.0
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "targets.json"
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "targets"
+    make_targets_folder(folder)
+    return folder
 
 
-def test_a_target_stands_there_with_its_labels_from_when_it_is_added_until_it_is_removed(path: Path) -> None:
-    targets = _targets(path)
-    targets.add("a:9464", {"__scheme__": "https"})
-    assert _listed(path)["a:9464"]["__scheme__"] == "https"
-    targets.remove("a:9464")
-    assert _groups(path) == []
+def _target(folder: Path, address: str, **labels: str) -> Target:
+    return Target(folder, address, labels, stale_s=STALE_S)
 
 
-def test_changed_labels_replace_the_old_ones(path: Path) -> None:
-    targets = _targets(path)
+def _listed(folder: Path) -> dict[str, dict[str, str]]:
+    """Labels by target, as Prometheus reads them."""
+    groups: list[dict[str, Any]] = [group for file in folder.glob("*.json") for group in json.loads(file.read_text())]
+    return {target: group.get("labels", {}) for group in groups for target in group["targets"]}
+
+
+def _age(folder: Path, address: str, age_s: float) -> None:
+    """Let the node's last sign of life be that old."""
+    at = time.time() - age_s
+    os.utime(folder / f"{address.replace(':', '%3A')}.json", (at, at))
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until, "it never became so"
+        time.sleep(0.02)
+
+
+def test_a_target_stands_there_with_its_labels_from_when_it_is_shown_until_it_is_removed(folder: Path) -> None:
+    target = _target(folder, "a:9464", __scheme__="https")
+    target.show()
+    assert _listed(folder)["a:9464"]["__scheme__"] == "https"
+    target.remove()
+    assert list(folder.iterdir()) == []
+    target.remove()
+
+
+def test_changed_labels_replace_the_old_ones(folder: Path) -> None:
     for rack in ("1", "2"):
-        targets.add("a:9464", {"rack": rack})
-    assert [group["labels"]["rack"] for group in _groups(path)] == ["2"]
+        _target(folder, "a:9464", rack=rack).show()
+    assert _listed(folder)["a:9464"]["rack"] == "2"
 
 
-def test_nodes_at_the_same_time_lose_nobody(path: Path) -> None:
-    addresses = [f"node{number}:9464" for number in range(24)]
+def test_nodes_at_the_same_time_lose_nobody(folder: Path) -> None:
+    targets = [_target(folder, f"node{number}:9464") for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda address: _targets(path).add(address, {}), addresses))
-        assert sorted(_listed(path)) == sorted(addresses)
-        list(pool.map(lambda address: _targets(path).remove(address), addresses[::2]))
-    assert sorted(_listed(path)) == sorted(addresses[1::2])
+        list(pool.map(Target.show, targets))
+        assert len(_listed(folder)) == 24
+        list(pool.map(Target.remove, targets[::2]))
+    assert sorted(_listed(folder)) == sorted(f"node{number}:9464" for number in range(1, 24, 2))
 
 
-def test_the_list_is_whole_whenever_it_is_read(path: Path) -> None:
-    first = _targets(path)
-    first.add("first:1", {})
+def test_a_file_is_whole_whenever_it_is_read(folder: Path) -> None:
     over = threading.Event()
 
-    def come_and_go(number: int) -> None:
-        other = _targets(path)
+    def change() -> None:
+        number = 0
         while not over.is_set():
-            other.add(f"other{number}:1", {"filling": "x" * 20_000})
-            other.remove(f"other{number}:1")
+            number += 1
+            _target(folder, "a:1", number=str(number), filling="x" * 20_000).show()
 
-    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
+    _target(folder, "a:1").show()
+    thread = threading.Thread(target=change)
+    thread.start()
     try:
         for _ in range(300):
-            assert "first:1" in _listed(path)
+            assert list(_listed(folder)) == ["a:1"]
     finally:
         over.set()
-        for thread in threads:
-            thread.join()
+        thread.join()
 
 
-def test_a_node_that_is_silent_for_long_is_taken_out_by_another(path: Path) -> None:
-    targets = _targets(path)
-    for address in ("dead:1", "quiet:1", "alive:1"):
-        targets.add(address, {})
-    _age(path, "dead:1", 101)
-    _age(path, "quiet:1", 50)
-    targets.add("alive:1", {})
-    assert sorted(_listed(path)) == ["alive:1", "quiet:1"]
+def test_a_sign_of_life_touches_the_file_and_replaces_nothing(folder: Path) -> None:
+    target = _target(folder, "a:1")
+    target.show()
+    (file,) = folder.iterdir()
+    inode = file.stat().st_ino
+    _age(folder, "a:1", 50)
+    target.show()
+    assert (file.stat().st_ino, time.time() - file.stat().st_mtime < 40) == (inode, True)
 
 
-def test_a_node_that_was_taken_for_dead_comes_back_with_its_next_sign_of_life(path: Path) -> None:
-    one, other = _targets(path), _targets(path)
-    one.add("one:1", {})
-    other.add("other:1", {})
-    _age(path, "one:1", 101)
-    other.add("other:1", {})
-    assert sorted(_listed(path)) == ["other:1"]
-    one.add("one:1", {})
-    assert sorted(_listed(path)) == ["one:1", "other:1"]
+def test_a_node_that_is_silent_for_long_is_taken_out_by_another_that_begins(folder: Path) -> None:
+    for address in ("dead:1", "quiet:1"):
+        _target(folder, address).show()
+    _age(folder, "dead:1", STALE_S + 60)
+    _age(folder, "quiet:1", STALE_S / 2)
+    _target(folder, "alive:1").show()
+    assert sorted(_listed(folder)) == ["alive:1", "quiet:1"]
 
 
-def test_a_list_that_somebody_deleted_comes_back_with_the_next_sign_of_life(path: Path) -> None:
-    targets = _targets(path, look_s=1000.0)
-    for address in ("a:1", "b:1"):
-        targets.add(address, {})
-    path.unlink()
-    targets.add("a:1", {})
-    assert sorted(_listed(path)) == ["a:1", "b:1"]
+def test_a_node_that_goes_on_takes_out_one_that_fell_silent_meanwhile(folder: Path) -> None:
+    alive = Target(folder, "alive:1", {}, stale_s=0.2)
+    alive.show()
+    _target(folder, "dead:1").show()
+    _age(folder, "dead:1", 60)
+
+    def is_alone() -> bool:
+        alive.show()
+        return sorted(_listed(folder)) == ["alive:1"]
+
+    _wait_until(is_alone)
 
 
-def test_a_sign_of_life_touches_neither_the_list_nor_the_pages_of_others(path: Path) -> None:
-    targets = _targets(path, look_s=1000.0)
-    for address in ("a:1", "b:1"):
-        targets.add(address, {})
-    _age(path, "b:1", 500)
-    before = path.stat()
-    targets.add("a:1", {})
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert sorted(_listed(path)) == ["a:1", "b:1"]
+def test_a_node_that_was_taken_for_dead_comes_back_with_its_next_sign_of_life(folder: Path) -> None:
+    target = _target(folder, "a:1")
+    target.show()
+    _age(folder, "a:1", STALE_S + 60)
+    _target(folder, "b:1").show()
+    assert sorted(_listed(folder)) == ["b:1"]
+    target.show()
+    assert sorted(_listed(folder)) == ["a:1", "b:1"]
 
 
-def test_targets_of_somebody_else_stay(path: Path) -> None:
-    others = [{"targets": ["x:1", "y:1"], "labels": {"env": "lab"}}, {"targets": ["z:1"]}]
-    path.write_text(json.dumps(others))
-    targets = _targets(path)
-    targets.add("a:1", {})
-    assert sorted(_listed(path)) == ["a:1", "x:1", "y:1", "z:1"]
-    targets.remove("a:1")
-    assert _groups(path) == others
+@pytest.mark.parametrize("text", ['[{"targets": ["x:1"]}]', "[]", "{}", '{"targets": []}', '["a:1"]', "", "[" * 9999])
+def test_what_no_node_wrote_stays_however_old_it_is(folder: Path, text: str) -> None:
+    theirs = folder / "theirs.json"
+    theirs.write_text(text)
+    os.utime(theirs, (1, 1))
+    (folder / "link.json").symlink_to(theirs)
+    _target(folder, "a:1").show()
+    assert theirs.read_text() == text
+    assert (folder / "link.json").is_symlink()
 
 
-@pytest.mark.parametrize("text", ["global: {}\n", '{"targets": []}', '["a:1"]', ""])
-def test_a_file_that_is_no_list_of_targets_is_left_as_it_is(path: Path, text: str) -> None:
-    path.write_text(text)
-    with pytest.raises(Misuse, match=r"targets\.json: holds no list of targets, and is left as it is; name another"):
-        _targets(path).add("a:1", {})
-    assert path.read_text() == text
+def test_a_file_of_somebody_else_with_the_nodes_name_is_left_as_it_is(folder: Path) -> None:
+    theirs = folder / "a%3A1.json"
+    theirs.write_text('[{"targets": ["x:1"]}]')
+    with pytest.raises(Misuse, match="holds targets of somebody else, and is left as it is; name another folder"):
+        _target(folder, "a:1").show()
+    assert theirs.read_text() == '[{"targets": ["x:1"]}]'
 
 
-def test_a_page_that_cannot_be_read_is_said_and_left_out(path: Path) -> None:
-    notices = Notices()
-    targets = _targets(path, notices)
-    targets.add("a:1", {})
-    (path.with_name("targets.json.nodes") / "broken.json").write_text("{")
-    targets.add("b:1", {})
-    assert sorted(_listed(path)) == ["a:1", "b:1"]
-    assert [notice.split(": ")[1] for notice in notices] == [f"cannot be read, and is left out of {path}; delete it"]
+def test_a_link_with_the_nodes_name_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    aim = tmp_path / "aim"
+    (folder / "a%3A1.json").symlink_to(aim)
+    with pytest.raises(InfrastructureFailed, match="is a link, and must be a file itself; name a folder"):
+        _target(folder, "a:1").show()
+    assert not aim.exists()
 
 
-def test_prometheus_which_is_another_user_may_read_the_list(path: Path) -> None:
+def test_no_address_leads_out_of_the_folder_or_shares_a_file_with_another(folder: Path) -> None:
+    addresses = ["../a:1", "a/b:1", "a%2Fb:1", "[fe80::1]:1", "[fe80:1]:1", ".:1", "a_b:1", "a%3Ab:1"]
+    for address in addresses:
+        _target(folder, address).show()
+    assert sorted(_listed(folder)) == sorted(addresses)
+    assert sorted(folder.parent.iterdir()) == [folder]
+
+
+def test_prometheus_which_is_another_user_may_read_the_folder_and_its_files(tmp_path: Path) -> None:
     mask = os.umask(0o077)
     try:
-        _targets(path).add("a:1", {})
+        make_targets_folder(tmp_path / "targets")
+        _target(tmp_path / "targets", "a:1").show()
     finally:
         os.umask(mask)
-    assert path.stat().st_mode & 0o777 == 0o644
+    (file,) = (tmp_path / "targets").iterdir()
+    assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o755, 0o644)
 
 
-def test_nothing_that_looks_like_a_list_lies_beside_it(path: Path) -> None:
-    targets = _targets(path)
-    targets.add("a:1", {})
-    assert sorted(one.name for one in path.parent.iterdir()) == ["targets.json", "targets.json.nodes"]
-    assert sorted(one.name for one in path.with_name("targets.json.nodes").iterdir()) == [
-        "a%3A1.json",
-        "lock",
-        "looked",
-    ]
+def test_a_folder_that_is_there_stays_as_open_as_it_is(folder: Path) -> None:
+    folder.chmod(0o1777)
+    make_targets_folder(folder)
+    assert folder.stat().st_mode & 0o7777 == 0o1777
 
 
-def test_a_lock_that_another_never_lets_go_is_said_and_done_without(path: Path) -> None:
+def test_the_name_of_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"nodes\.json: name a folder; each node writes a file of its own into it"):
+        make_targets_folder(tmp_path / "nodes.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFailed, match=r"absent.*No such file or directory; name a folder that this user"):
+        make_targets_folder(tmp_path / "absent" / "targets")
+
+
+def test_the_node_is_listed_as_long_as_one_is_inside(folder: Path) -> None:
     notices = Notices()
-    targets = Targets(path, lock_wait_s=0.1, on_notice=notices)
-    targets.add("a:1", {})
-    with (path.with_name("targets.json.nodes") / "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        targets.add("b:1", {})
-    assert sorted(_listed(path)) == ["a:1", "b:1"]
-    (notice,) = notices
-    assert re.search(r"targets\.json: .*process.* has held its lock for 0\.1 s; going on without it", notice)
+    with listed(_target(folder, "a:1"), on_notice=notices):
+        assert list(_listed(folder)) == ["a:1"]
+    assert list(folder.iterdir()) == []
+    assert notices == []
 
 
-def test_removing_where_nothing_was_added_makes_nothing(path: Path) -> None:
-    _targets(path).remove("a:1")
-    assert list(path.parent.iterdir()) == []
+def test_the_node_is_taken_out_where_the_work_inside_fails(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError), listed(_target(folder, "a:1"), on_notice=Notices()):
+        raise ZeroDivisionError
+    assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("address", ["node", "http://node:1/metrics", "node:1/metrics"])
-def test_what_is_no_address_is_refused(path: Path, address: str) -> None:
-    with pytest.raises(Misuse, match="is no target; it may be HOST:PORT"):
-        _targets(path).add(address, {})
+def test_the_node_gives_signs_of_life(folder: Path) -> None:
+    with listed(_target(folder, "a:1"), beat_s=0.01, on_notice=Notices()):
+        (folder / "a%3A1.json").unlink()
+        _wait_until(lambda: list(_listed(folder)) == ["a:1"])
 
 
-def test_a_name_that_prometheus_would_not_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match=r"targets\.txt: the list of targets is JSON; name a file that ends in \.json"):
-        _targets(tmp_path / "targets.txt")
+def test_trouble_on_the_way_is_said_and_passes(folder: Path) -> None:
+    notices = Notices()
+    file = folder / "a%3A1.json"
+    with listed(_target(folder, "a:1"), beat_s=0.01, on_notice=notices):
+        draft = folder / "draft"
+        draft.write_text("[]")
+        draft.replace(file)
+        _wait_until(lambda: bool(notices))
+        file.unlink()
+        _wait_until(lambda: list(_listed(folder)) == ["a:1"])
+    assert set(notices) == {f"{file}: holds targets of somebody else, and is left as it is; name another folder"}
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureFailed, match=r"absent.*No such file or directory; name a file whose folder"):
-        _targets(tmp_path / "absent" / "targets.json").add("a:1", {})
+def test_a_file_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InfrastructureFailed, match="No such file or directory"),
+        listed(_target(tmp_path / "absent", "a:1"), on_notice=Notices()),
+    ):
+        pass
+
+
+def test_a_server_of_all_addresses_is_published_by_the_nodes_name() -> None:
+    name = socket.gethostname()
+    assert [published_address(host, 9464) for host in ("0.0.0.0", "::", "10.0.0.7", "node7", "fe80::1")] == [
+        f"{name}:9464",
+        f"{name}:9464",
+        "10.0.0.7:9464",
+        "node7:9464",
+        "[fe80::1]:9464",
+    ]

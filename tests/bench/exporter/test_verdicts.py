@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.exporter.history_source import HistorySource
 from bench.exporter.verdicts import StandingVerdicts
 from bench.runs.history import History
 from bench.suites.gate.accept import accept
@@ -57,8 +58,8 @@ def notices() -> list[str]:
 
 
 @pytest.fixture
-def verdicts(url: str, notices: list[str]) -> StandingVerdicts:
-    return StandingVerdicts(url, on_notice=notices.append)
+def verdicts(url: str, notices: list[str]) -> HistorySource:
+    return HistorySource(url, [StandingVerdicts(on_notice=notices.append)], on_notice=notices.append)
 
 
 def _judge(history: History, nights: int) -> None:
@@ -66,7 +67,7 @@ def _judge(history: History, nights: int) -> None:
     check_suite(history, "nightly", history.suite_runs(1000, "nightly"), since_ns=None, now_ns=now_ns)
 
 
-def _shown(verdicts: StandingVerdicts, metric: Metric, *names: str) -> dict[tuple[str, ...], float]:
+def _shown(verdicts: HistorySource, metric: Metric, *names: str) -> dict[tuple[str, ...], float]:
     """The values of a metric by these labels."""
     samples = [sample for sample, owner in verdicts.samples() if sample.metric == metric.name and not owner]
     assert all(set(sample.labels) == set(metric.labels) for sample in samples)
@@ -82,13 +83,13 @@ def test_a_history_without_verdicts_shows_none(tmp_path: Path, notices: list[str
     url = f"sqlite:///{tmp_path / 'new.sqlite'}"
     with History(url) as history:
         FakeNights(history).add(0, LEVELS)
-    verdicts = StandingVerdicts(url, on_notice=notices.append)
+    verdicts = HistorySource(url, [StandingVerdicts(on_notice=notices.append)], on_notice=notices.append)
     verdicts.ask()
     assert (verdicts.samples(), notices) == ((), [])
 
 
 def test_what_is_confirmed_is_shown_with_its_change_its_interval_and_its_first_night(
-    url: str, verdicts: StandingVerdicts
+    url: str, verdicts: HistorySource
 ) -> None:
     verdicts.ask()
     said = _shown(verdicts, VERDICT, *FIGURE, "verdict")
@@ -112,19 +113,19 @@ def test_same_is_shown_only_of_a_figure_whose_night_shows_it(tmp_path: Path, not
     with History(url) as history:
         fill(FakeNights(history, first_ns=FIRST_NS, sd_ratio=0.03), NIGHTS)
         _judge(history, NIGHTS)
-    verdicts = StandingVerdicts(url, on_notice=notices.append)
+    verdicts = HistorySource(url, [StandingVerdicts(on_notice=notices.append)], on_notice=notices.append)
     verdicts.ask()
     said = _shown(verdicts, VERDICT, *FIGURE, "verdict")
     assert {verdict for *_, verdict in said} == {"no_change_shown"}
 
 
-def test_of_what_is_worse_its_run_is_told_and_of_nothing_else(url: str, verdicts: StandingVerdicts) -> None:
+def test_of_what_is_worse_its_run_is_told_and_of_nothing_else(url: str, verdicts: HistorySource) -> None:
     verdicts.ask()
     causes = _shown(verdicts, VERDICT_CAUSE, *FIGURE, "run")
     assert set(causes) == {("ddp", figure, f"run{NIGHTS - 1:04}-ddp") for figure in ("step", "mean step")}
 
 
-def test_a_figure_is_told_by_suite_case_ranks_hardware_and_series(url: str, verdicts: StandingVerdicts) -> None:
+def test_a_figure_is_told_by_suite_case_ranks_hardware_and_series(url: str, verdicts: HistorySource) -> None:
     verdicts.ask()
     with History(url, writable=False) as history:
         hardware = history.runs(1)[0].hardware
@@ -133,7 +134,7 @@ def test_a_figure_is_told_by_suite_case_ranks_hardware_and_series(url: str, verd
     assert all(series for (series,) in _labels(verdicts, "series"))
 
 
-def _labels(verdicts: StandingVerdicts, *names: str) -> set[tuple[str, ...]]:
+def _labels(verdicts: HistorySource, *names: str) -> set[tuple[str, ...]]:
     return {
         tuple(sample.labels[name] for name in names)
         for sample, _ in verdicts.samples()
@@ -141,7 +142,7 @@ def _labels(verdicts: StandingVerdicts, *names: str) -> set[tuple[str, ...]]:
     }
 
 
-def test_a_change_is_open_also_where_its_case_was_not_measured(url: str, verdicts: StandingVerdicts) -> None:
+def test_a_change_is_open_also_where_its_case_was_not_measured(url: str, verdicts: HistorySource) -> None:
     with History(url) as history:
         FakeNights(history, seed=3).add(NIGHTS, {"fsdp": STEP_S})
         _judge(history, NIGHTS + 1)
@@ -150,7 +151,7 @@ def test_a_change_is_open_also_where_its_case_was_not_measured(url: str, verdict
     assert _shown(verdicts, SUITE_MISSING, "kind") == {("vanished",): 1, ("stopped",): 0}
 
 
-def test_a_night_that_measured_nothing_is_seen_by_an_exporter_that_runs(url: str, verdicts: StandingVerdicts) -> None:
+def test_a_night_that_measured_nothing_is_seen_by_an_exporter_that_runs(url: str, verdicts: HistorySource) -> None:
     verdicts.ask()
     assert _shown(verdicts, SUITE_MISSING, "kind")[("vanished",)] == 0
     with History(url) as history:
@@ -161,7 +162,7 @@ def test_a_night_that_measured_nothing_is_seen_by_an_exporter_that_runs(url: str
     assert night_s == (FIRST_NS + NIGHTS * DAY_NS) / 1e9
 
 
-def test_an_accepted_level_ends_it_and_is_shown(url: str, verdicts: StandingVerdicts) -> None:
+def test_an_accepted_level_ends_it_and_is_shown(url: str, verdicts: HistorySource) -> None:
     verdicts.ask()
     assert _shown(verdicts, ACCEPTED_CHANGE, *FIGURE) == {}
     with History(url) as history:
@@ -183,18 +184,18 @@ def test_an_accepted_level_ends_it_and_is_shown(url: str, verdicts: StandingVerd
 
 
 def test_what_was_read_stays_where_the_store_goes_away(
-    url: str, tmp_path: Path, verdicts: StandingVerdicts, notices: list[str]
+    url: str, tmp_path: Path, verdicts: HistorySource, notices: list[str]
 ) -> None:
     verdicts.ask()
     before = verdicts.samples()
     (tmp_path / "history.sqlite").rename(tmp_path / "elsewhere.sqlite")
     verdicts.ask()
     assert verdicts.samples() == before != ()
-    assert notices == []  # `NewestResults` tells of it.
+    assert [notice.partition(": ")[0] for notice in notices] == ["results are no longer updated"]
 
 
 def test_a_verdict_that_cannot_be_read_ends_nothing_and_is_told(
-    url: str, verdicts: StandingVerdicts, notices: list[str]
+    url: str, verdicts: HistorySource, notices: list[str]
 ) -> None:
     with History(url) as history, history.transaction() as connection:
         connection.exec_driver_sql("UPDATE gate_verdicts SET verdict_json = '{}'")

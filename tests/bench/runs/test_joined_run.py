@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from bench.analysis.estimate import estimate, estimate_share
 from bench.analysis.timelines import window_path
 from bench.cli import main
+from bench.exporter.history_source import HistorySource
 from bench.exporter.latest_results import NewestResults
 from bench.reports.summary import print_summaries
 from bench.runs.history import History
@@ -111,9 +113,9 @@ def test_the_straggler_reaches_the_metrics(tmp_path: Path) -> None:
     )
     with History(url) as history:
         history.add(make_summary(estimates=joined), make_machine())
-    newest = NewestResults(url, on_notice=pytest.fail)
+    newest = HistorySource(url, [NewestResults(on_notice=pytest.fail)], on_notice=pytest.fail)
     newest.ask()
-    body, _ = Exporter(SHOWN, [newest.samples], on_notice=pytest.fail).render("")
+    body = generate_latest(Exporter(SHOWN, [newest.samples], on_notice=pytest.fail))
     median = RUN_STRAGGLER_RATIO.statistic("median").name
     (line,) = [line for line in body.decode().splitlines() if line.startswith(median)]
     assert 'rank="2"' in line

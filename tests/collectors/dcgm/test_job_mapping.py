@@ -1,12 +1,14 @@
-"""Runs stand at their GPUs' files for as long as they are shown, and end even when we do not end well."""
+"""Runs stand in their GPUs' files for as long as they are shown, and end even when we do not end well."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -69,38 +71,93 @@ def test_after_the_end_nothing_of_ours_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lines_of_others_stay(tmp_path: Path) -> None:
-    (tmp_path / "0").write_text("4711\n")
-    (tmp_path / "1").write_text("4711\n")
-    (tmp_path / "notes").write_text("run-a\n")
+def test_a_gpu_whose_file_a_scheduler_wrote_keeps_its_job_and_is_named(tmp_path: Path) -> None:
+    for name in ("0", "1", "notes"):
+        (tmp_path / name).write_text("4711\n")
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    with _mapping(tmp_path) as mapping:
+        mapping.show({"0": {"run-a"}, "2": {"run-a"}})
+        assert _jobs(tmp_path) == {"0": ["4711"], "1": ["4711"], "2": ["run-a"]}
+        assert mapping.absent == (
+            f"{tmp_path / '0'}: a scheduler wrote it; dcgm-exporter is not told of the runs there",
+        )
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("text", ["4711\n", "run-a\n4711\n", "run-a\nrun-a\n"])
+def test_a_file_that_a_scheduler_wrote_over_is_the_schedulers_until_it_goes(text: str, tmp_path: Path) -> None:
     with _mapping(tmp_path) as mapping:
         mapping.show({"0": {"run-a"}})
-        assert _jobs(tmp_path) == {"0": ["4711", "run-a"], "1": ["4711"]}
-    assert _jobs(tmp_path) == {"0": ["4711"], "1": ["4711"]}
-    assert (tmp_path / "notes").read_text() == "run-a\n"
-
-
-def test_a_line_of_our_words_that_others_wrote_is_theirs(tmp_path: Path) -> None:
-    (tmp_path / "0").write_text("run-a\n")
-    with _mapping(tmp_path) as mapping:
+        with (tmp_path / "0").open("w") as file:  # In place, as a shell does.
+            file.write(text)
         mapping.show({"0": {"run-a"}})
-        mapping.show({})
-    assert _jobs(tmp_path) == {"0": ["run-a"]}
-
-
-def test_a_file_that_a_script_replaced_has_the_run_again_at_the_next_beat(tmp_path: Path) -> None:
-    with _mapping(tmp_path) as mapping:
-        mapping.show({"0": {"run-a"}})
-        (tmp_path / "0").write_text("4711\n")
-        mapping.show({"0": {"run-a"}})
-        assert _jobs(tmp_path) == {"0": ["4711", "run-a"]}
+        mapping.show({"0": {"run-b"}})
+        assert (tmp_path / "0").read_text() == text
         (tmp_path / "0").unlink()
+        mapping.show({"0": {"run-b"}})
+        assert _jobs(tmp_path) == {"0": ["run-b"]}
+        (tmp_path / "0").write_text(text)
+        mapping.show({})
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    assert (tmp_path / "0").read_text() == text
+
+
+def test_an_empty_file_of_a_scheduler_names_no_job_and_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "0").touch()
+    with _mapping(tmp_path) as mapping:
         mapping.show({"0": {"run-a"}})
         assert _jobs(tmp_path) == {"0": ["run-a"]}
 
 
+def test_runs_of_a_gpu_follow_each_other(tmp_path: Path) -> None:
+    with _mapping(tmp_path) as mapping:
+        for runs in ({"run-a"}, {"run-a", "run-b"}, {"run-b"}):
+            mapping.show({"0": runs})
+            assert _jobs(tmp_path) == {"0": sorted(runs)}
+
+
+def test_anybody_may_read_the_files(tmp_path: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        with _mapping(tmp_path) as mapping:
+            mapping.show({"0": {"run-a"}})
+            assert (tmp_path / "0").stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(mask)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"secret\n")
+    (tmp_path / "0").symlink_to("elsewhere")
+    with _mapping(tmp_path) as mapping:
+        mapping.show({"0": {"run-a"}})
+        (reason,) = mapping.absent
+    assert "it is a link, and must be a file itself" in reason
+    assert (tmp_path / "elsewhere").read_bytes() == b"secret\n"
+
+
+def test_who_reads_meanwhile_sees_whole_files(tmp_path: Path) -> None:
+    path, is_done, seen = tmp_path / "0", threading.Event(), set[bytes]()
+
+    def read() -> None:
+        while not is_done.is_set():
+            with suppress(FileNotFoundError):
+                seen.add(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with _mapping(tmp_path) as mapping:
+            for number in range(200):
+                mapping.show({"0": {"run-a", f"run-{number % 2}"}})
+    finally:
+        is_done.set()
+        reader.join()
+    assert seen <= {b"run-0\nrun-a\n", b"run-1\nrun-a\n"}
+
+
 def test_a_beat_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "1").write_text("run-b\n")
+    (tmp_path / "1").write_text("4711\n")
     with _mapping(tmp_path) as mapping:
         mapping.show({"0": {"run-a"}, "1": {"run-b"}})
         before = {path.name: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.iterdir()]}
@@ -126,47 +183,30 @@ def test_an_heir_that_dies_has_an_heir(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_we_note_of_our_lines_goes_with_them(tmp_path: Path) -> None:
-    with _mapping(tmp_path) as mapping:
-        (notes,) = tmp_path.iterdir()
-        empty = notes.read_bytes()
-        mapping.show({"0": {"run-a"}})
-        mapping.show({})
-        assert notes.read_bytes() == empty
+def test_what_a_scheduler_wrote_over_after_we_died_is_the_schedulers(tmp_path: Path) -> None:
+    _kill_one_that_shows(tmp_path, "0")
+    (tmp_path / "0").write_text("4711\n")
+    with _mapping(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    assert _jobs(tmp_path) == {"0": ["4711"]}
 
 
-def test_two_that_live_leave_each_other_alone(tmp_path: Path) -> None:
-    with _mapping(tmp_path) as first:
-        first.show({"0": {"run-a"}})
-        with _mapping(tmp_path) as second:
-            second.show({"0": {"run-a", "run-b"}})
-            assert _jobs(tmp_path) == {"0": ["run-a", "run-b"]}
-        assert _jobs(tmp_path) == {"0": ["run-a"]}
-
-
-def test_lines_of_a_newer_program_are_left_to_it(tmp_path: Path) -> None:
-    (tmp_path / ".observatory-other").write_text('{"schema_version":99}\n{"file":"0","line":"run-z"}\n')
-    (tmp_path / "0").write_text("run-z\n")
-    with _mapping(tmp_path) as mapping:
-        mapping.show({})
-    assert _jobs(tmp_path) == {"0": ["run-z"]}
-    assert (tmp_path / ".observatory-other").exists()
-
-
-def test_a_claim_that_was_cut_off_is_none(tmp_path: Path) -> None:
-    (tmp_path / ".observatory-dead").write_text('{"schema_version":1}\n{"file":"0","line":"run-a"}\n{"file":"1","li')
-    (tmp_path / "0").write_text("run-a\n")
-    with _mapping(tmp_path) as mapping:
-        mapping.show({})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_draft_of_the_dead_goes_with_them(tmp_path: Path) -> None:
-    (tmp_path / ".observatory-dead").write_text("")
-    (tmp_path / ".observatory-dead.draft").write_text("run-a\n")
+def test_a_copy_without_its_file_goes(tmp_path: Path) -> None:
+    (tmp_path / ".observatory-0").write_text("run-a\n")
     with _mapping(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_agents_the_second_is_refused_and_the_first_named(tmp_path: Path) -> None:
+    with _mapping(tmp_path) as mapping:
+        mapping.show({"0": {"run-a"}})
+        with pytest.raises(NoMapping, match=rf"process {os.getpid()} .* writes there already; one agent of a node may"):
+            JobMapping(tmp_path)
+        assert _jobs(tmp_path) == {"0": ["run-a"]}
+    with _mapping(tmp_path):
+        pass
 
 
 def test_a_file_that_cannot_be_written_is_said_once_and_others_are_written(tmp_path: Path) -> None:
@@ -182,11 +222,11 @@ def test_a_folder_that_goes_is_a_reason_and_no_failure(tmp_path: Path) -> None:
     folder = tmp_path / "jobs"
     folder.mkdir()
     with _mapping(folder) as mapping:
-        for path in folder.iterdir():
-            path.unlink()
         folder.rmdir()
         mapping.show({"0": {"run-a"}})
-        assert mapping.absent == (f"{folder}: No such file or directory; dcgm-exporter is not told of the runs there",)
+        assert mapping.absent == (
+            f"{folder / '0'}: No such file or directory; dcgm-exporter is not told of the runs there",
+        )
 
 
 @pytest.mark.parametrize("file", ["", "../0", "GPU-0", "1.2.3", "-1"])

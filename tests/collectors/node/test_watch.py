@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import pytest
+from prometheus_client import generate_latest
 
 from collectors.metrics import agent
 from collectors.metrics.gpu import GPU_STATE
@@ -214,7 +215,7 @@ def test_all_that_it_shows_is_of_the_catalogue() -> None:
     time, clock, refused = FakeTime(), FakeClock(), list[str]()
     with _watch(time, NvmlCollector(replayed(eight_gpus(), clock), clock_ns=clock.ns)) as watch:
         time.settle()
-        body, _ = Exporter(METRICS, [watch.samples], on_notice=refused.append).render("")
+        body = generate_latest(Exporter(METRICS, [watch.samples], on_notice=refused.append))
     assert refused == []
     assert agent.AGENT_COLLECTOR.name.encode() in body
 

@@ -1,12 +1,16 @@
 """/metrics shows what its sources give, and stays valid whatever they give."""
 
 import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample as Parsed
 
 from collectors.metrics.metric import Metric, Sample
-from collectors.prometheus.exposition import Exporter, Owned
+from collectors.metrics.registry import SHOWN
+from collectors.prometheus.exposition import OWNER_LABELS, Exporter, Owned
+from collectors.prometheus.histogram import histogram_of
 
 STEP = Metric(name="x_step_seconds", kind="gauge", unit="seconds", scope="rank", help="Time of a step.")
 PHASE = Metric(name="x_phase_seconds", kind="gauge", unit="seconds", scope="rank", help="Time.", labels=("phase",))
@@ -40,8 +44,7 @@ def _exporter(*given: Owned, notices: Notices | None = None) -> Exporter:
 
 
 def _shown(exporter: Exporter) -> list[Parsed]:
-    body, _ = exporter.render("")
-    return [sample for family in parse_text(body.decode()) for sample in family.samples]
+    return [sample for family in parse_text(generate_latest(exporter).decode()) for sample in family.samples]
 
 
 def _series(samples: list[Parsed]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -57,9 +60,7 @@ def test_text_holds_each_sample_with_its_own_and_its_owners_labels() -> None:
 
 
 def test_openmetrics_holds_the_same() -> None:
-    body, content_type = _exporter(*GIVEN).render("application/openmetrics-text; version=1.0.0")
-    families = list(parse_openmetrics(body.decode()))  # type: ignore[no-untyped-call]
-    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    families = list(parse_openmetrics(openmetrics.generate_latest(_exporter(*GIVEN)).decode()))  # type: ignore[no-untyped-call]
     assert _series([sample for family in families for sample in family.samples]) == _expected(GIVEN)
     assert {family.name: (family.type, family.unit) for family in families} == {
         "x_step_seconds": ("gauge", "seconds"),
@@ -71,8 +72,7 @@ def test_openmetrics_holds_the_same() -> None:
 
 
 def test_samples_of_a_metric_stand_together_in_the_catalogues_order() -> None:
-    body, _ = _exporter(*reversed(GIVEN)).render("")
-    assert [family.name for family in parse_text(body.decode())] == [
+    assert [family.name for family in parse_text(generate_latest(_exporter(*reversed(GIVEN))).decode())] == [
         "x_step_seconds",
         "x_phase_seconds",
         "x_bytes",
@@ -103,6 +103,21 @@ def test_what_is_no_sample_of_the_catalogue_is_left_out_and_said_once(bad: Owned
     assert notices[0].startswith(said)
 
 
+@pytest.mark.parametrize("metric", SHOWN, ids=lambda metric: metric.name)
+def test_each_metric_of_the_catalogue_has_its_own_name_and_its_unit(metric: Metric) -> None:
+    labels = dict.fromkeys(metric.labels, "x")
+    sample = histogram_of(metric, [], slot="x") if metric.kind == "histogram" else metric.at(1.0, **labels)
+    exporter = Exporter(
+        SHOWN, [lambda: [(sample, dict.fromkeys(OWNER_LABELS[metric.scope], "y"))]], on_notice=pytest.fail
+    )
+    (family,) = exporter.collect()
+    assert {
+        line.name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for line in family.samples
+    } == {metric.name}
+    assert (family.type, family.documentation) == (metric.kind, metric.help)
+    assert family.name.endswith(family.unit)
+
+
 def test_nothing_to_show_is_an_empty_page_in_both_formats() -> None:
-    assert _exporter().render("")[0] == b""
-    assert _exporter().render("application/openmetrics-text; version=1.0.0")[0] == b"# EOF\n"
+    assert generate_latest(_exporter()) == b""
+    assert openmetrics.generate_latest(_exporter()) == b"# EOF\n"  # type: ignore[no-untyped-call]

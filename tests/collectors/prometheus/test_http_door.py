@@ -7,7 +7,8 @@ import http.client
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import pytest
 
@@ -17,17 +18,18 @@ from tests.collectors.knocking import FakePage, Notices, get, serving
 from tests.support.certificates import Certificate, make_authority, make_certificate
 
 
-class BrokenPage:
+class BrokenPage(FakePage):
     """Fails when it is asked for the first time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._is_broken = True
 
-    def render(self, accept: str) -> tuple[bytes, str]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if self._is_broken:
             self._is_broken = False
             raise ZeroDivisionError("no")
-        return b"mended\n", "text/x-page"
+        return super().__call__(environ, start_response)
 
 
 @pytest.fixture
@@ -60,11 +62,6 @@ def _trickle(client: socket.socket, until_ended: threading.Thread) -> None:
 def test_the_page_is_answered_in_the_format_that_is_asked_for(server: Server) -> None:
     status, headers, body = get(server.port, "/metrics?x=1", accept="text/y")
     assert (status, headers["Content-Type"], body) == (200, "text/x-page", "page for text/y\n")
-
-
-def test_the_server_says_that_it_lives_and_where_its_doors_are(server: Server) -> None:
-    assert get(server.port, "/healthz")[::2] == (200, "ok\n")
-    assert get(server.port, "/metric")[::2] == (404, "there is no such page; there are /, /metrics and /healthz\n")
 
 
 def test_a_port_is_served_by_one_server_only(server: Server) -> None:
@@ -122,7 +119,7 @@ def test_a_page_that_breaks_is_said_and_the_next_scrape_is_answered() -> None:
     with serving(BrokenPage()) as (server, notices):
         with pytest.raises(http.client.RemoteDisconnected):
             get(server.port)
-        assert get(server.port)[::2] == (200, "mended\n")
+        assert get(server.port)[::2] == (200, "page for \n")
     assert notices == ["a scrape failed: our own mistake, ZeroDivisionError: no"]
 
 
@@ -160,21 +157,6 @@ def test_a_client_that_is_only_just_taken_up_does_not_keep_the_server_from_endin
         _trickle(client, until_ended=closing)
 
 
-def test_only_who_is_admitted_sees_anything() -> None:
-    with serving(config=ServerConfig(admits=lambda given: given == "Basic right")) as (server, _):
-        for path in ("/metrics", "/", "/nowhere"):
-            for wrong in ("", "Basic wrong"):
-                status, headers, body = get(server.port, path, authorization=wrong)
-                assert (status, headers["WWW-Authenticate"]) == (401, "Basic")
-                assert "page" not in body
-        assert get(server.port, authorization="Basic right")[::2] == (200, "page for \n")
-
-
-def test_whether_the_server_lives_is_answered_without_a_password() -> None:
-    with serving(config=ServerConfig(admits=lambda given: False)) as (server, _):
-        assert get(server.port, "/healthz")[::2] == (200, "ok\n")
-
-
 def test_headers_of_the_terms_are_in_every_answer() -> None:
     config = ServerConfig(admits=bool, headers={"X-Frame-Options": "deny"})
     with serving(config=config) as (server, _):
@@ -196,24 +178,54 @@ def test_new_terms_hold_for_the_next_client() -> None:
         server.close()
 
 
+def _drip(client: socket.socket) -> None:
+    """Send a byte each tenth of a second, so that it is never silent for long, until the server hangs up."""
+    client.settimeout(0.1)
+    for _ in range(600):
+        try:
+            client.sendall(b"x")
+            if not client.recv(1):
+                return
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return
+    pytest.fail("it is served for ever")
+
+
 def test_a_client_that_never_comes_to_an_end_is_let_go() -> None:
-    server = Server(FakePage(), "127.0.0.1", 0, on_notice=Notices(), request_s=0.5)
-    try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
-            for _ in range(600):  # A byte each tenth of a second: it is never silent for long.
-                try:
-                    client.sendall(b"x")
-                    client.settimeout(0.1)
-                    if not client.recv(1):
-                        break
-                except TimeoutError:
-                    continue
-                except ConnectionError:
-                    break
-            else:
-                pytest.fail("it is served for ever")
-    finally:
-        server.close()
+    with (
+        serving(slow_s=0.5) as (server, _),
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+    ):
+        _drip(client)
+
+
+def test_a_client_that_never_comes_to_the_end_of_its_handshake_is_let_go(certificate: Certificate) -> None:
+    with (
+        serving(config=ServerConfig(tls=certificate.server()), slow_s=0.5) as (server, _),
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+    ):
+        client.sendall(b"\x16\x03\x01\x02\x00\x01")  # The beginning of a TLS record that is 512 bytes long.
+        _drip(client)
+
+
+def test_a_client_that_reads_no_answer_is_let_go() -> None:
+    def large(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return [b"x" * (64 << 20)]
+
+    with serving(large, slow_s=0.5) as (server, notices), socket.socket() as client:
+        client.settimeout(30)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        threading.Event().wait(1.5)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while data := client.recv(1 << 20):
+                received += len(data)
+    assert received < 64 << 20
+    assert notices == []
 
 
 def test_clients_beyond_the_most_are_turned_away_and_those_before_are_served() -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from collectors.prometheus.http_server import Server, ServerConfig
+from collectors.prometheus.http_server import Server, ServerConfig, pages
 from tests.collectors.knocking import FakePage, Notices, get, serving
 from tests.support.certificates import Certificate, make_authority, make_certificate
 
@@ -75,7 +76,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def _serving_threads() -> int:
-    return sum(thread.name == "scrape" for thread in threading.enumerate())
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
@@ -107,28 +108,25 @@ def test_a_request_that_comes_in_pieces_on_a_kept_connection_is_answered() -> No
     with serving() as (server, _), Kept(server.port) as client:
         assert client.ask() == 200
         client.socket.sendall(SCRAPE[:10])
-        _wait_until(lambda: _serving_threads() > 0)
+        threading.Event().wait(0.1)
         assert client.ask(request=SCRAPE[10:]) == 200
 
 
-def test_an_idle_connection_has_no_thread_and_takes_nobodys_place() -> None:
+def test_an_idle_connection_makes_place_for_a_client_that_asks() -> None:
     with serving(most_clients=1) as (server, notices), Kept(server.port) as first:
         assert first.ask() == 200
-        _wait_until(lambda: _serving_threads() == 0)
         with Kept(server.port) as second:
             assert second.ask() == 200
-            _wait_until(lambda: _serving_threads() == 0)
-            assert first.ask() == 200
+        assert first.is_ended
     assert notices == []
 
 
-def test_of_too_many_idle_connections_the_longest_idle_is_closed() -> None:
-    with serving(most_kept=2) as (server, _), contextlib.ExitStack() as stack:
+def test_of_too_many_connections_the_longest_idle_is_closed() -> None:
+    with serving(most_clients=8) as (server, _), contextlib.ExitStack() as stack:
         clients = []
-        for _ in range(3):
+        for _ in range(3):  # Of one user a quarter of all have a place.
             clients.append(stack.enter_context(Kept(server.port)))
             assert clients[-1].ask() == 200
-            _wait_until(lambda: _serving_threads() == 0)
         assert clients[0].is_ended
         assert [client.ask() for client in clients[1:]] == [200, 200]
 
@@ -137,25 +135,6 @@ def test_a_connection_that_is_idle_for_too_long_is_closed() -> None:
     with serving(kept_s=0.2) as (server, _), Kept(server.port) as client:
         assert client.ask() == 200
         assert client.is_ended
-
-
-def test_a_kept_connection_that_asks_where_no_place_is_left_is_turned_away() -> None:
-    page = FakePage()
-    with serving(page, most_clients=1) as (server, notices), Kept(server.port) as kept:
-        assert kept.ask() == 200
-        _wait_until(lambda: _serving_threads() == 0)
-        page.may_go_on.clear()
-        page.is_asked.clear()
-        with Kept(server.port) as other:
-            other.socket.sendall(SCRAPE + b"\r\n")
-            assert page.is_asked.wait(30)
-            answers = [kept.ask()]
-            page.may_go_on.set()
-            answers.append(other.read())
-        assert (answers, kept.is_ended) == ([503, 200], True)
-    assert notices == [
-        f"1 clients of uid {os.getuid()} on this machine are served at once; those beyond are turned away"
-    ]
 
 
 def test_a_password_that_is_revoked_no_longer_opens_a_kept_connection() -> None:
@@ -202,7 +181,7 @@ def test_a_connection_whose_certificate_was_replaced_is_closed_unanswered(
     ],
 )
 def test_an_error_an_old_client_and_a_body_end_the_connection(request_head: bytes) -> None:
-    with serving() as (server, _), Kept(server.port) as client:
+    with serving(pages(CollectorRegistry())) as (server, _), Kept(server.port) as client:
         smuggled = SCRAPE + b"\r\n"
         client.socket.sendall(request_head + b"\r\n" + smuggled)
         answers = b""
@@ -229,28 +208,24 @@ def test_idle_connections_do_not_keep_the_server_from_ending(
 
 
 def test_a_client_that_trickles_on_a_kept_connection_is_let_go() -> None:
-    server = Server(FakePage(), "127.0.0.1", 0, on_notice=Notices(), request_s=0.5)
-    try:
-        with Kept(server.port) as client:
-            assert client.ask() == 200
-            client.socket.settimeout(0.1)
-            for _ in range(600):  # A byte each tenth of a second: it is never silent for long.
-                try:
-                    client.socket.sendall(b"x")
-                    if not client.socket.recv(1):
-                        break
-                except TimeoutError:
-                    continue
-                except ConnectionError:
+    with serving(slow_s=0.5) as (server, _), Kept(server.port) as client:
+        assert client.ask() == 200
+        client.socket.settimeout(0.1)
+        for _ in range(600):  # A byte each tenth of a second: it is never silent for long.
+            try:
+                client.socket.sendall(b"x")
+                if not client.socket.recv(1):
                     break
-            else:
-                pytest.fail("it is served for ever")
-    finally:
-        server.close()
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("it is served for ever")
 
 
 def test_clients_that_vanish_while_they_are_kept_leave_nothing() -> None:
-    with serving(most_kept=1) as (server, notices):
+    with serving() as (server, notices):
         for _ in range(5):
             with Kept(server.port) as client:
                 assert client.ask() == 200
@@ -279,7 +254,6 @@ def _without_free_files() -> Iterator[None]:
 def test_where_no_file_can_be_opened_an_idle_connection_makes_place() -> None:
     with serving() as (server, notices), Kept(server.port) as kept, socket.socket() as newcomer:
         assert kept.ask() == 200
-        _wait_until(lambda: _serving_threads() == 0)
         newcomer.settimeout(30)
         with _without_free_files():
             newcomer.connect(("127.0.0.1", server.port))

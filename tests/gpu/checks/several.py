@@ -39,7 +39,7 @@ LEAST_OF_PUBLISHED = 0.6
 SWITCH_ADDS = 1.25
 """Times the line rate, which a switch that adds may reach by bus bandwidth's definition: 480 of 450 on 8, more on 2."""
 BUBBLE_APART = 0.05
-"""Share of the ranks' time. Source: on a quiet CPU the gap to the simulation was below .03 (docs/examples.md)."""
+"""Share of the ranks' time. Source: docs/cost_models/pipeline.md, where the gap to the simulation is below 0.03."""
 CLOCKS_NS = 5000
 """Ranks of one host have one clock. Source: on real traces of 8 V100 ends of a collective agree within 1 to 7 us."""
 COUNTED = (0.98, 1.10)

@@ -23,7 +23,7 @@ from collectors.node.node_log import NodeState, open_node_log
 from collectors.node.poller import Poller
 from collectors.node.watch import Sampler
 from collectors.prometheus.exposition import Exporter, Owned
-from collectors.prometheus.http_server import Server
+from collectors.prometheus.http_server import Server, pages
 from collectors.rank.stopwatch import Elapsed as StopwatchElapsed
 from collectors.rank.stopwatch import HostStopwatch
 from collectors.sample_log import Follower
@@ -126,7 +126,9 @@ def watching(log: Path, rank: int) -> Iterator[Callable[[], float]]:
         closing(Poller([HostCollector()])) as poller,
         Sampler(poller, open_node_log(log, run="box", node=rank), trial=0, beat_s=BEAT_S),
     ):
-        server = Server(Exporter(host.METRICS, [NewestPoll(log)], on_notice=print), "127.0.0.1", 0, on_notice=print)
+        server = Server(
+            pages(Exporter(host.METRICS, [NewestPoll(log)], on_notice=print)), "127.0.0.1", 0, on_notice=print
+        )
         try:
             yield lambda: settled_bytes(server.port)
         finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
+from prometheus_client import generate_latest
 
 from bench.exporter.demo import RUN, SERIES, STRATEGY, made_ports, made_ranks, made_results, made_suites
 from bench.exporter.server import page_of
@@ -158,7 +159,7 @@ def _moved(samples: Iterable[Sample], at_s: int) -> Iterator[Sample]:
 def exposed(given: Sequence[Owned]) -> Iterator[tuple[str, str]]:
     """Each series and its value, as /metrics has them."""
     refused: list[str] = []
-    body, _ = page_of([lambda: given], on_notice=refused.append).render("")
+    body = generate_latest(page_of([lambda: given], on_notice=refused.append))
     assert refused == []
     for line in body.decode().splitlines():
         if not line.startswith("#"):

@@ -95,7 +95,7 @@ def test_a_docker_without_compose_is_said_with_what_is_missing(machine: Containe
     assert "not installed: prometheus and alertmanager" in said.stderr
 
 
-def test_a_list_that_containers_do_not_see_is_refused(machine: Containers, tmp_path: Path) -> None:
-    said = machine.call("up", "--targets", str(tmp_path / "fleet.json"), "--config", _settings(tmp_path))
+def test_targets_that_containers_do_not_see_is_refused(machine: Containers, tmp_path: Path) -> None:
+    said = machine.call("up", "--targets", str(tmp_path / "fleet"), "--config", _settings(tmp_path))
     assert said.returncode == 2
     assert "containers do not see" in said.stderr

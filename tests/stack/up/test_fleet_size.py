@@ -10,7 +10,7 @@ from tests.benchmarks.exporter_parts.simulated_fleet import Measured, measure
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NODES, SCRAPE_S, DURATION_S = 20, 1, 130.0
-"""So long that each series has one full chunk, of 120 samples. docs/scale.md has 200 nodes."""
+"""So long that each series has one full chunk, of 120 samples. docs/measured/fleet.md has 200 nodes."""
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.registry import SHOWN
 from collectors.prometheus.exposition import Exporter, Owned
-from collectors.prometheus.http_server import Server
+from collectors.prometheus.http_server import Server, pages
 from dashboards.publishing.publish import RENDERED, read_rendered
 from tests.dashboards import grafana_lint
 from tests.dashboards.promtool import promtool
@@ -103,7 +103,7 @@ def test_victoriametrics_gets_our_series_and_no_others(tmp_path: Path) -> None:
 
     section = _section(SHIPPED / "remote-write" / "victoriametrics.yml")
     (write,) = section["remote_write"]
-    server = Server(Exporter((RUN_INFO, OTHER), (shown,), on_notice=print), "127.0.0.1", 0, on_notice=print)
+    server = Server(pages(Exporter((RUN_INFO, OTHER), (shown,), on_notice=print)), "127.0.0.1", 0, on_notice=print)
     try:
         with _victoria_metrics(tmp_path / "store") as store:
             config = {

@@ -200,8 +200,9 @@ def test_a_taken_port_is_named_with_the_key_that_changes_it(begun: Begun, tmp_pa
 
 def test_a_prometheus_without_our_series_names_the_target(user: User, tmp_path: Path) -> None:
     config = str(tmp_path / "stack.toml")
-    fleet = tmp_path / "fleet.json"
-    fleet.write_text(json.dumps([{"targets": ["127.0.0.1:1"]}]))
+    fleet = tmp_path / "fleet"
+    fleet.mkdir()
+    (fleet / "node.json").write_text(json.dumps([{"targets": ["127.0.0.1:1"]}]))
     assert user.call("up", "--targets", str(fleet), "--config", config).returncode == 0
     said = user.call("status", "--prometheus", f"http://127.0.0.1:{user.ports['prometheus']}")
     assert said.returncode == 4
@@ -238,7 +239,7 @@ def test_down_ends_servers_whose_state_is_gone(user: User, tmp_path: Path) -> No
 def test_an_up_that_is_interrupted_while_it_waits_for_targets_says_that_the_stack_goes_on(
     user: User, tmp_path: Path
 ) -> None:
-    fleet = str(tmp_path / "fleet.json")
+    fleet = str(tmp_path / "fleet")
     words = user.command("up", "--targets", fleet, "--config", str(tmp_path / "stack.toml"))
     with subprocess.Popen(words, env=user.environment, stderr=subprocess.PIPE, text=True) as command:
         assert command.stderr is not None

@@ -12,7 +12,7 @@ import pytest
 from bench.cli import main
 from bench.exporter.own_process import own_process
 from bench.exporter.server import page_of
-from collectors.prometheus.http_server import Server
+from collectors.prometheus.http_server import Server, pages
 from tests.support.servers import free_port, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
 def _node() -> Server:
     """What shows nothing but what all of ours show: the program that answers."""
-    return Server(page_of((own_process(),), on_notice=print), "127.0.0.1", 0, on_notice=print)
+    return Server(pages(page_of((own_process(),), on_notice=print)), "127.0.0.1", 0, on_notice=print)
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_a_slow_rank_is_a_straggler(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_an_unbalanced_stage_is_imbalance(capsys: pytest.CaptureFixture[str]) -> None:
     """The last stage has the head of a large vocabulary."""
-    shape = ["--layers=8", "--width=64", "--vocabulary=8192", "--sequence=64", "--batch=16"]
+    shape = ["--layers=8", "--width=64", "--vocabulary=16384", "--sequence=64", "--batch=16"]
     found = _measured(["gpipe", "--ranks=2", *shape, "--option=microbatches=8"], capsys)
     assert found["limit"]["kind"] == "imbalance"
     assert "stage 1 on pipeline rank 1 is the slowest" in _evidence(found)

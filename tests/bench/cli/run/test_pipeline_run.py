@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from bench.analysis.estimate import estimate
 from bench.case import Purpose
 from bench.cli import main
+from bench.exporter.history_source import HistorySource
 from bench.exporter.latest_results import NewestResults
 from bench.runs.hardware_baselines import against_history
 from bench.runs.history import History
@@ -110,9 +112,9 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
     with History(url) as history:
         kept = replace(against_history(summary, history), purpose=Purpose(origin="nightly"))
         history.add(kept, make_machine())
-    newest = NewestResults(url, on_notice=pytest.fail)
+    newest = HistorySource(url, [NewestResults(on_notice=pytest.fail)], on_notice=pytest.fail)
     newest.ask()
-    body, _ = Exporter(SHOWN, [newest.samples], on_notice=pytest.fail).render("")
+    body = generate_latest(Exporter(SHOWN, [newest.samples], on_notice=pytest.fail))
     lines = body.decode().splitlines()
 
     def value(metric: Metric, *labels: str) -> float:

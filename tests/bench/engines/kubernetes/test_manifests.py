@@ -262,7 +262,7 @@ def test_no_two_suites_render_to_the_same_objects(names: list[str], jobset_schem
 
 
 def test_the_examples_of_help_and_of_the_page_render(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).parents[4] / "docs" / "clusters.md"
+    page = Path(__file__).parents[4] / "docs" / "clusters" / "kubernetes.md"
     assert command.commands["render"].help is not None
     text = page.read_text() + str(command.commands["render"].help)
     examples = re.findall(r"^ +observatory suite render (.*?)(?: --output .*)?$", text, re.MULTILINE)
@@ -274,7 +274,7 @@ def test_the_examples_of_help_and_of_the_page_render(settings: Path, capsys: pyt
 
 
 def test_the_toml_of_the_page_is_one_of_settings(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "clusters.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "clusters" / "kubernetes.md").read_text()
     (text,) = (one for one in re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "claim" in one)
     (tmp_path / "kubernetes.toml").write_text(text.replace("sha256:...", f"sha256:{'0' * 64}"))
     found = read_kubernetes_settings(tmp_path / "kubernetes.toml")

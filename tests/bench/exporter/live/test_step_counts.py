@@ -17,7 +17,7 @@ from bench.exporter.step_counts import LONGEST_EXEMPLAR
 from bench.runs.run_dir import Run, begin
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.metrics.run_counts import STEP_DURATION, STEPS
-from collectors.prometheus.histogram import CLASSIC_BOUNDS, Histogram
+from collectors.prometheus.histogram import BOUNDS_S, Histogram
 from collectors.sample_log import Mark, Opened, Reading, Record, SampleLog
 from tests.bench.made.examples import make_case, make_machine, small_case
 
@@ -79,6 +79,11 @@ def _histograms(live: RunLogs) -> dict[str, Histogram]:
     return {one.labels["slot"]: one for one in found if isinstance(one, Histogram)}
 
 
+def _filled(histogram: Histogram) -> dict[float, int]:
+    """How many steps are in each bucket that has any, by its upper bound."""
+    return {BOUNDS_S[place]: count for place, count in enumerate(histogram.counts) if count}
+
+
 def _steps(live: RunLogs) -> dict[tuple[str, str], float]:
     """By rank and mark."""
     return {
@@ -93,7 +98,7 @@ def test_every_measured_step_of_all_ranks_is_in_the_histogram_and_no_other(tmp_p
     _write(run, 0, _opened(run), _step("warm_up", 0, 64.0), *_measured(0.5, 0.5, 1.0), _step("traced", 4, 32.0))
     _write(run, 1, _opened(run, 1), _step("warm_up", 0, 64.0), *_measured(2.0))
     histogram = _histograms(live)["0"]
-    assert histogram.buckets == {-8: 2, 0: 1, 8: 1}
+    assert _filled(histogram) == {0.5: 2, 1.0: 1, 2.0: 1}
     assert (histogram.value, histogram.total) == (4, 4.0)
 
 
@@ -183,14 +188,14 @@ def test_the_next_run_of_a_slot_begins_anew_at_zero(tmp_path: Path, live: RunLog
     _write(second, 0, _opened(second))
     assert _histograms(live)["0"].value == 0
     _write(second, 0, *_measured(0.25))
-    assert _histograms(live)["0"].buckets == {-16: 1}
+    assert _filled(_histograms(live)["0"]) == {0.25: 1}
 
 
 def test_two_runs_side_by_side_have_a_histogram_each(tmp_path: Path, live: RunLogs) -> None:
     for step_s in (0.5, 0.25):
         run = _begin(tmp_path)
         _write(run, 0, _opened(run), *_measured(step_s))
-    assert {slot: one.buckets for slot, one in _histograms(live).items()} == {"0": {-8: 1}, "1": {-16: 1}}
+    assert {slot: _filled(one) for slot, one in _histograms(live).items()} == {"0": {0.5: 1}, "1": {0.25: 1}}
 
 
 def test_a_log_that_became_shorter_is_counted_anew(tmp_path: Path, live: RunLogs) -> None:
@@ -242,7 +247,7 @@ def test_a_quantile_of_ten_thousand_logged_steps_is_in_the_bucket_that_prometheu
         if step % 500 == 0:
             live.read()
     log.close()
-    counts = _histograms(live)["0"].classic_counts()
+    counts = _histograms(live)["0"].cumulative()
     place = next(place for place, count in enumerate(counts) if count >= percent * 100)
     assert counts[-1] == 10_000
-    assert CLASSIC_BOUNDS[place - 1] <= quantiles(times, n=100)[percent - 1] <= CLASSIC_BOUNDS[place]
+    assert BOUNDS_S[place - 1] <= quantiles(times, n=100)[percent - 1] <= BOUNDS_S[place]

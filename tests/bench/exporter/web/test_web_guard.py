@@ -18,24 +18,11 @@ import pytest
 from bench.errors import Misuse
 from bench.exporter.web_config import WebGuard
 from collectors.prometheus.http_server import Server
+from tests.collectors.knocking import FakePage, Notices
 from tests.support.certificates import Certificate, make_authority, make_certificate
 from tests.support.servers import program
 
 TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
-
-
-class FakePage:
-    """Always the same."""
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        return b"page\n", "text/x-page"
-
-
-class Notices(list[str]):
-    """Hears and keeps."""
-
-    def __call__(self, text: str) -> None:
-        self.append(text)
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.second_run import MOST, ROOT, listed_as_flaky, touched_files, why_no_second_run
+from tests.project.ci.second_run import MOST, ROOT, listed_as_flaky, touched_files, why_no_second_run
 
 _CONFTEST = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.project.second_run import keep_exit_code
+from tests.project.ci.second_run import keep_exit_code
 def pytest_sessionfinish(session, exitstatus):
     keep_exit_code(session.config, exitstatus)
 """
@@ -38,7 +38,7 @@ def _tried_twice(folder: Path, text: str, base: str) -> tuple[int, str]:
     pytest_command = [sys.executable, "-m", "pytest", "-q", "--rootdir=.", "-c", "/dev/null"]
     subprocess.run([*pytest_command, "-o", "cache_dir=.pytest_cache", "."], cwd=folder, capture_output=True)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.project.second_run"],
+        [sys.executable, "-m", "tests.project.ci.second_run"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "BASE": base, "PYTEST_ADDOPTS": "--rootdir=. -c /dev/null"},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Run the failed tests of a suite once more, alone: `python -m tests.project.second_run` after a pytest that failed.
+"""Run the failed tests of a suite once more, alone: `python -m tests.project.ci.second_run` after a pytest that failed.
 
 A test that passes then is printed as flaky, and belongs on the list in docs/testing.md, with the cause to be found.
 Three kinds get no second run: a test on that list, a test in a file that the change touches, and more than `MOST` tests
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MOST = 6
 """More failures than a busy machine causes."""
 _EXIT_CODE = "observatory/exit_code"
