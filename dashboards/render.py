@@ -20,21 +20,9 @@ from collectors.metrics.agent import RESULT_INFO
 from collectors.metrics.metric import Metric
 from collectors.regular_files import read_regular
 from dashboards import kubernetes, rules
-from dashboards.boards import (
-    attention,
-    ceilings,
-    communication,
-    nightly,
-    one_run,
-    pipeline,
-    scaling,
-    strategies,
-)
-from dashboards.boards.nodes import fleet, one_gpu, one_host
-from dashboards.grafana.document import to_json
-from dashboards.grafana.looks import TAG, UID_PREFIX
-from dashboards.model import Dashboard, Variable
-from dashboards.promql import OWNER_LABELS
+from dashboards.board import BOARDS, TAG, documents, read_board, to_json
+from dashboards.expressions import OWNER_LABELS
+from dashboards.panels import UID_PREFIX, Json
 from dashboards.rules import Alert, BadRules, Group
 from dashboards.thresholds import Links, Thresholds, shipped
 
@@ -105,22 +93,6 @@ def _row(metric: Metric) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-# The registry of dashboards, one line each.
-
-DASHBOARDS: tuple[Dashboard, ...] = (
-    attention.DASHBOARD,
-    one_run.DASHBOARD,
-    strategies.DASHBOARD,
-    scaling.DASHBOARD,
-    nightly.DASHBOARD,
-    ceilings.DASHBOARD,
-    communication.DASHBOARD,
-    pipeline.DASHBOARD,
-    fleet.DASHBOARD,
-    one_gpu.DASHBOARD,
-    one_host.DASHBOARD,
-)
-
 # Rendering and writing.
 
 CHECKOUT = Path(__file__).parents[1]
@@ -137,14 +109,14 @@ _RULES_HEAD = f"# {_MADE_BY} from dashboards/rules.yaml.in; change it there.\n"
 def render(thresholds: Thresholds | None = None) -> dict[Path, str]:
     """Return the text of every rendered file, by its path from the repository's root.
 
-    thresholds: of the alerts; None for the shipped ones.
+    thresholds: of alerts and panels; None for the shipped ones.
 
     Raises:
-        SdkMissing: the extra `dashboards` is not installed.
+        BadBoard: a board's file is wrong.
         BadRules: the template of the rules is wrong.
     """
-    files = {RENDERED / f"{dashboard.name}.json": to_json(dashboard) for dashboard in DASHBOARDS}
     thresholds = thresholds or shipped()
+    files = {RENDERED / f"{name}.json": to_json(board) for name, board in documents(thresholds).items()}
     return {**files, RULES: rules_text(rules.load(thresholds), thresholds.links), METRICS_PAGE: page()}
 
 
@@ -207,13 +179,14 @@ def rules_text(groups: tuple[Group, ...], links: Links) -> str:
 def kubernetes_text(thresholds: Thresholds | None = None, labels: Mapping[str, str] | None = None) -> str:
     """Return manifests for the Prometheus operator, and dashboards as ConfigMaps, as one stream for kubectl.
 
-    thresholds: of the alerts; None for the shipped ones. labels: more of them for monitors and rules.
+    thresholds: of alerts and panels; None for the shipped ones. labels: more of them for monitors and rules.
 
     Raises:
-        SdkMissing: the extra `dashboards` is not installed.
+        BadBoard: a board's file is wrong.
+        BadRules: the template of the rules is wrong.
     """
     thresholds = thresholds or shipped()
-    dashboards = {dashboard.name: to_json(dashboard) for dashboard in DASHBOARDS}
+    dashboards = {name: to_json(board) for name, board in documents(thresholds).items()}
     document = _rules(rules.load(thresholds), thresholds.links)
     return rules.as_yaml(
         kubernetes.manifests(document, dashboards, labels or {}, scrape_seconds=SCRAPE_S), is_stream=True
@@ -265,27 +238,27 @@ LEAST_WINDOW_HOURS = 6
 
 def window_hours(alert: Alert) -> int:
     """Return how far back the alert's dashboard is opened: the whole of what it is about lies within."""
-    return max(LEAST_WINDOW_HOURS, rules.minutes(alert.looks_back) // 60 + 1, _dashboard_of(alert).hours)
+    hours = int(_board_of(alert)["time"]["from"].removeprefix("now-").removesuffix("h"))
+    return max(LEAST_WINDOW_HOURS, rules.minutes(alert.looks_back) // 60 + 1, hours)
 
 
-def _dashboard_of(alert: Alert) -> Dashboard:
-    dashboards = {dashboard.name: dashboard for dashboard in DASHBOARDS}
-    if alert.dashboard not in dashboards:
+def _board_of(alert: Alert) -> Json:
+    if alert.dashboard not in BOARDS:
         raise BadRules(
             f'{rules.TEMPLATE.name}: {alert.name}: dashboard "{alert.dashboard}" is unknown; it may be'
-            f" {', '.join(dashboards)}"
+            f" {', '.join(BOARDS)}"
         )
-    return dashboards[alert.dashboard]
+    return read_board(alert.dashboard)
 
 
 def _choices(alert: Alert, *, can_query: bool) -> str:
     """Return the address' part that chooses on the dashboard what the alert is about, as far as its labels tell."""
-    return "".join(_choice(variable, can_query=can_query) for variable in _dashboard_of(alert).variables)
+    return "".join(_choice(variable, can_query=can_query) for variable in _board_of(alert)["variables"])
 
 
-def _choice(variable: Variable, *, can_query: bool) -> str:
+def _choice(variable: Mapping[str, str], *, can_query: bool) -> str:
     """Return the part that chooses for one variable; the name of a series is queried where only its id is known."""
-    label, is_named = label_of(variable), f"&var-{variable.name}="
+    label, is_named = label_of(variable), f"&var-{variable['name']}="
     chosen = f"{{{{ with $labels.{label} }}}}{is_named}{{{{ . | urlquery }}}}"
     if label == "name" and can_query:
         # The name is known for as long as a verdict stands, even where no exporter shows the series any more.
@@ -297,11 +270,11 @@ def _choice(variable: Variable, *, can_query: bool) -> str:
     return chosen + "{{ end }}"
 
 
-def label_of(variable: Variable) -> str:
+def label_of(variable: Mapping[str, str]) -> str:
     """Return the label whose values are chosen from: a variable `node` has those of `instance`.
 
-    Its query says so at its end: `label_values(metric, label)`.
+    Its regular expression says so, or its query at its end: `label_values(metric, label)`.
     """
-    if variable.ranked_label is not None:
-        return variable.ranked_label
-    return variable.query.rpartition(", ")[2].removesuffix(")")
+    if "regex" in variable:
+        return variable["regex"].removeprefix("/").partition("=")[0]
+    return variable["query"].strip().rpartition(", ")[2].removesuffix(")")

@@ -19,7 +19,7 @@ from msgspec import Meta
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS, SHOWN
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
-from dashboards.promql import OWNER_LABELS, SCRAPE_LABELS
+from dashboards.expressions import OWNER_LABELS, TARGET_LABELS
 from dashboards.thresholds import AcceptedEfficiency, Thresholds
 
 TEMPLATE = Path(__file__).with_name("rules.yaml.in")
@@ -225,7 +225,7 @@ def _labels_of(metrics: Iterable[Metric]) -> dict[str, tuple[str, ...]]:
     """Return the labels of each metric's series in Prometheus, by its name there."""
     labels = {}
     for metric in metrics:
-        own = (*OWNER_LABELS[metric.scope], *metric.labels, *SCRAPE_LABELS, "cluster")
+        own = (*OWNER_LABELS[metric.scope], *metric.labels, *TARGET_LABELS)
         if metric.kind == "histogram":
             labels.update({f"{metric.name}_{part}": own for part in ("sum", "count")})
             labels[f"{metric.name}_bucket"] = (*own, "le")
@@ -253,7 +253,7 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
     for name in _metrics_in(rule.expression):
         if name not in _LABELS and not name.startswith("series:") and name != "up":
             yield f"{name} is no metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
-    known = {*SCRAPE_LABELS, "cluster", *_MADE.findall(rule.expression)}
+    known = {*TARGET_LABELS, *_MADE.findall(rule.expression)}
     for series in (found for text in texts for found in _SERIES.finditer(text)):
         name, record = series["metric"], f"series:{series['metric']}{series['operation'] or ''}"
         labels = (_LABELS_OF_RECORDED if series["record"] else _LABELS).get(name)

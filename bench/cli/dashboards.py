@@ -57,7 +57,7 @@ def command() -> None:
     "thresholds_file",
     type=NamedPath(is_folder=False, exists=True),
     show_default="the shipped dashboards/thresholds.toml",
-    help="TOML file with the thresholds of the alerts that shall differ from the shipped ones.",
+    help="TOML file with the thresholds of alerts and panels that differ from the shipped ones.",
 )
 @click.option(
     "--as",
@@ -76,17 +76,16 @@ def command() -> None:
     help="Of kubernetes: a label of monitors and rules, by which an operator chooses them. Repeatable.",
 )
 def render(check: bool, root: Path | None, thresholds_file: Path | None, form: str, labels: dict[str, str]) -> None:
-    """Write dashboards, rules and the page of metrics, from the catalogue and the thresholds of the alerts.
+    """Write dashboards, rules and the page of metrics, from boards, catalogue and thresholds.
 
-    Deletes our dashboards that are made no more, and no file of somebody else's. Wants Grafana's SDK: pip install
-    'parallel-observatory[dashboards]'.
+    Deletes our dashboards that no board makes any more, and nobody else's file.
 
     \b
     Example:
       observatory dashboards render --check
     """
     from dashboards import render as rendering
-    from dashboards.grafana.document import SdkMissing
+    from dashboards.board import BadBoard
     from dashboards.rules import BadRules
 
     if form == "kubernetes" and (check or root is not None):
@@ -103,12 +102,12 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
     if form == "kubernetes":
         try:
             click.echo(rendering.kubernetes_text(thresholds, labels), nl=False)
-        except (SdkMissing, BadRules) as error:
+        except (BadBoard, BadRules) as error:
             raise Misuse(str(error)) from None
         return
     try:
         paths = rendering.stale(root, rendering.render(thresholds)) if check else rendering.write(root, thresholds)
-    except (SdkMissing, BadRules, rendering.NotOurs) as error:
+    except (BadBoard, BadRules, rendering.NotOurs) as error:
         raise Misuse(str(error)) from None
     except OSError as error:
         raise InfrastructureFailed(

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
-from dashboards.grafana.looks import DATA_SOURCE_NAME, DATA_SOURCE_UID, DATA_SOURCE_VARIABLE, TAG, UID_PREFIX
+from dashboards.board import DATA_SOURCE_NAME, DATA_SOURCE_UID, DATA_SOURCE_VARIABLE, TAG
+from dashboards.panels import UID_PREFIX
 from dashboards.publishing import marks
 from dashboards.publishing.answers import Ask, NotThere, PublishFailed, PushRefused, find
 from dashboards.publishing.boards import Board, Boards, Request, boards_of

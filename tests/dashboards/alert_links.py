@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote_plus
 
-from dashboards.render import DASHBOARDS, label_of, window_hours
+from dashboards.board import BOARDS, read_board
+from dashboards.render import label_of, window_hours
 from dashboards.rules import Alert, load
 from dashboards.thresholds import shipped
 
@@ -13,7 +14,7 @@ THRESHOLDS = shipped()
 GROUPS = {group.name: group for group in load(THRESHOLDS)}
 ALERTS = {alert.name: alert for group in GROUPS.values() for alert in group.alerts}
 VARIABLES = {
-    dashboard.name: {variable.name: label_of(variable) for variable in dashboard.variables} for dashboard in DASHBOARDS
+    name: {variable["name"]: label_of(variable) for variable in read_board(name)["variables"]} for name in BOARDS
 }
 
 

@@ -1,4 +1,4 @@
-"""`observatory dashboards`: what is written, what is stale, and what works without Grafana's SDK."""
+"""`observatory dashboards`: what is written, and what is stale."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from dashboards import render
+from dashboards import panels, render
 from dashboards.publishing.publish import read_rendered
 from dashboards.rules import TEMPLATE
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
@@ -17,11 +17,6 @@ from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve
 
 def _observatory(*arguments: str | Path) -> int:
     return main.run(["dashboards", *map(str, arguments)])
-
-
-@pytest.fixture
-def without_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "grafana_foundation_sdk.builders", None)
 
 
 def test_render_names_what_it_wrote_and_then_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,16 +138,36 @@ def test_a_place_that_cannot_be_written_is_the_infrastructures_failure(
     assert line.endswith("rendered files cannot be written")
 
 
-@pytest.mark.usefixtures("without_sdk")
-def test_render_without_the_sdk_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _observatory("render", "--into", tmp_path) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "`pip install 'parallel-observatory[dashboards]'` brings it" in line
-    assert list(tmp_path.iterdir()) == []
+def test_a_boards_mistake_is_one_line_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(panels.BOARDS_FOLDER, tmp_path / "boards")
+    fleet = tmp_path / "boards" / "fleet.yaml"
+    fleet.write_text(fleet.read_text().replace("observatory_gpu_power_watts{", "observatory_gpu_power_wats{"))
+    monkeypatch.setattr(panels, "BOARDS_FOLDER", tmp_path / "boards")
+    panels.read.cache_clear()
+    try:
+        assert _observatory("render", "--into", tmp_path) == 2
+    finally:
+        panels.read.cache_clear()
+    assert capsys.readouterr().err.splitlines() == [
+        'observatory: boards/fleet.yaml: panel "Power of all GPUs": observatory_gpu_power_wats is no metric; did you'
+        " mean observatory_gpu_power_watts? (docs/metrics.md lists all)"
+    ]
+    assert not (tmp_path / render.RENDERED).exists()
 
 
-@pytest.mark.usefixtures("without_sdk")
-def test_push_needs_no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thresholds_of_a_user_are_those_of_panels_and_alerts_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text("[host]\nfilling_ratio = 0.25\n")
+    assert _observatory("render", "--into", tmp_path, "--thresholds", tmp_path / "mine.toml") == 0
+    assert "of which less than 25% is left" in (tmp_path / render.RENDERED / "fleet.json").read_text()
+    assert "< 0.25" in (tmp_path / render.RENDERED / "fleet.json").read_text()
+    assert "< 0.25" in (tmp_path / render.RULES).read_text()
+
+
+def test_push_sends_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
     with serve(FakeGrafana()) as server:
         assert _observatory("push", "--url", server.url) == 0

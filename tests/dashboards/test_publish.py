@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from dashboards.grafana.looks import DATA_SOURCE_UID
+from dashboards.board import DATA_SOURCE_UID
 from dashboards.publishing.answers import PublishFailed
 from dashboards.publishing.plan import FOLDER_UID, Wanted
 from dashboards.publishing.publish import Address, parse_address, publish, read_rendered

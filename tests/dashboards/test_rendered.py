@@ -16,14 +16,13 @@ from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS, SHOWN
 from collectors.metrics.suites import SUITE_LAST_START
 from dashboards import render
-from dashboards.boards import ceilings, choices, communication, nightly, pipeline, scaling, strategies
-from dashboards.boards.not_shown import NOT_SHOWN
-from dashboards.grafana.document import to_json
-from dashboards.model import Dashboard, Table, Variable
-from dashboards.render import DASHBOARDS
+from dashboards.board import BOARDS, to_json
+from dashboards.expressions import metrics_of
 from dashboards.rules import ACCEPTED_OF_RANKS, load
 from dashboards.thresholds import shipped
 from tests.dashboards import grafana_lint
+from tests.dashboards.boards import Board, all_boards, board
+from tests.dashboards.not_shown import NOT_SHOWN
 from tests.dashboards.promtool import promtool
 from tests.support.grafana_expressions import with_every_choice
 
@@ -32,9 +31,9 @@ SCHEMA = ROOT.parent / "shared" / "data" / "grafana" / "dashboard.jsonschema.jso
 NAMES = {metric.name for metric in SHOWN}
 
 
-@pytest.fixture(params=DASHBOARDS, ids=lambda dashboard: dashboard.name)
+@pytest.fixture(params=all_boards(), ids=lambda dashboard: dashboard.name)
 def rendered(request: pytest.FixtureRequest) -> dict[str, Any]:
-    dashboard: dict[str, Any] = json.loads(to_json(request.param))
+    dashboard: dict[str, Any] = json.loads(to_json(request.param.document))
     return dashboard
 
 
@@ -97,7 +96,7 @@ def test_a_dashboard_has_what_grafana_needs_beyond_its_schema(rendered: dict[str
     ],
 )
 def test_the_lint_sees(path: tuple[str | int, ...], value: object, fault: str) -> None:
-    shown = json.loads(to_json(communication.DASHBOARD))
+    shown = json.loads(to_json(board("who-waits-for-whom").document))
     broken: Any = copy.deepcopy(shown)
     *way, last = path
     place = broken
@@ -108,7 +107,7 @@ def test_the_lint_sees(path: tuple[str | int, ...], value: object, fault: str) -
 
 
 def test_one_target_of_the_quantiles_of_steps_asks_for_exemplars_too() -> None:
-    (shown,) = (json.loads(to_json(one)) for one in DASHBOARDS if one.name == "one-run")
+    shown = board("one-run").document
     asking = [
         (panel["title"], target["legendFormat"], target["range"])
         for panel in grafana_lint.all_panels(shown)
@@ -133,7 +132,7 @@ def test_rules_ask_for_metrics_that_are_shown_only() -> None:
 
 def test_dashboards_and_rules_ask_for_metrics_of_the_catalogue() -> None:
     texts = [_rules()]
-    texts += [text for one in DASHBOARDS for text in grafana_lint.texts(json.loads(to_json(one)))]
+    texts += [text for one in all_boards() for text in grafana_lint.texts(one.document)]
     asked = set().union(*map(_spelt, texts))
     assert asked
     assert asked <= NAMES
@@ -149,25 +148,32 @@ def test_a_series_that_a_rule_asks_for_by_a_recorded_name_is_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    "dashboard",
-    [board.DASHBOARD for board in (ceilings, communication, nightly, pipeline, scaling, strategies)],
-    ids=lambda dashboard: dashboard.name,
+    "name",
+    [
+        "ceilings",
+        "who-waits-for-whom",
+        "nightly",
+        "where-does-the-pipeline-wait",
+        "does-it-scale",
+        "which-strategy-pays",
+    ],
 )
-def test_a_board_of_results_asks_for_one_cluster_only(dashboard: Dashboard) -> None:
-    assert (dashboard.variables[0].name, dashboard.variables[0].is_single) == ("cluster", True)
+def test_a_board_of_results_asks_for_one_cluster_only(name: str) -> None:
+    dashboard = board(name)
+    assert (dashboard.variables[0]["name"], dashboard.variables[0]["multi"]) == ("cluster", False)
     of_ranks = {metric.name for metric in SHOWN if metric.scope == "rank"}  # Joined with their run, which is chosen.
     for variable in dashboard.variables[1:]:
-        assert 'cluster=~"$cluster"' in variable.query
+        assert 'cluster=~"$cluster"' in variable["query"]
     for expression in (query.expression for query in dashboard.queries):
-        for name, labels in re.findall(r"(?<!:)\b(observatory_\w+)(\{[^}]*\})?", expression):
-            assert name in of_ranks or 'cluster=~"$cluster"' in labels, expression
+        for metric, labels in re.findall(r"(?<!:)\b(observatory_\w+)(\{[^}]*\})?", expression):
+            assert metric in of_ranks or 'cluster=~"$cluster"' in labels, expression
 
 
 @pytest.mark.parametrize(
-    ("dashboard", "metric"), [(communication.DASHBOARD, RUN_INFO), (nightly.DASHBOARD, SUITE_LAST_START)]
+    ("dashboard", "metric"), [(board("who-waits-for-whom"), RUN_INFO), (board("nightly"), SUITE_LAST_START)]
 )
-def test_a_cluster_can_be_chosen_before_it_has_a_result(dashboard: Dashboard, metric: Metric) -> None:
-    assert metric.name in dashboard.variables[0].query
+def test_a_cluster_can_be_chosen_before_it_has_a_result(dashboard: Board, metric: Metric) -> None:
+    assert metric.name in dashboard.variables[0]["query"]
 
 
 def test_all_of_a_page_follows_the_cluster_that_is_chosen(rendered: dict[str, Any]) -> None:
@@ -180,21 +186,23 @@ def test_all_of_a_page_follows_the_cluster_that_is_chosen(rendered: dict[str, An
 
 
 def test_what_is_said_to_be_told_by_collective_or_size_is() -> None:
-    for dashboard in DASHBOARDS:
+    for dashboard in all_boards():
         told = [(panel.title, panel.queries) for panel in dashboard.all_panels]
-        told += [(row.title, tuple(query for panel in row.panels for query in panel.queries)) for row in dashboard.rows]
+        told += [
+            (row, tuple(query for panel in panels for query in panel.queries)) for row, panels in dashboard.rows.items()
+        ]
         for title, queries in told:
             spoken = {word for words in re.findall(r"\bby (\w+)(?: and (\w+))?", title.lower()) for word in words}
-            labels = {label for query in queries if query.metric is not None for label in query.metric.labels}
+            names = {name for query in queries for name in metrics_of(query.expression)}
+            labels = {label for metric in SHOWN if metric.name in names for label in metric.labels}
             assert (spoken & {"collective", "size"}) - labels == set(), (dashboard.name, title)
 
 
-def _tables() -> list[Table]:
-    return [panel for dashboard in DASHBOARDS for panel in dashboard.all_panels if isinstance(panel, Table)]
+TABLES = [panel for dashboard in all_boards() for panel in dashboard.all_panels if panel.kind == "table"]
 
 
 def test_a_table_by_world_size_or_size_reads_as_a_curve() -> None:
-    last = {table.title: table.sorted_by[-1] for table in _tables() if re.search(r"\bby (world )?size\b", table.title)}
+    last = {table.title: table.sorted_by[-1] for table in TABLES if re.search(r"\bby (world )?size\b", table.title)}
     assert last == {
         "Efficiency by world size, beside what is accepted and what is usual": "Ranks",
         "Collectives by size, beside the fitted line": "Size",
@@ -202,15 +210,44 @@ def test_a_table_by_world_size_or_size_reads_as_a_curve() -> None:
 
 
 def test_a_label_that_counts_is_sorted_as_a_number_and_a_size_is_shown_in_its_unit() -> None:
-    units = {"ranks": "number", "rank": "number", "nodes": "number", "stage": "number", "size": "bytes"}
-    columns = [column for table in _tables() for column in table.columns if column.source in units]
-    assert {column.source for column in columns} == units.keys()
-    assert [column.name for column in columns if column.unit != units[str(column.source)]] == []
+    units = {"ranks": "none", "rank": "none", "nodes": "none", "stage": "none", "size": "bytes"}
+    columns = [(table, name, label) for table in TABLES for name, label in table.columns.items() if label in units]
+    assert {label for _, _, label in columns} == units.keys()
+    for table, name, label in columns:
+        (numbers,) = (one["options"] for one in table.document["transformations"] if one["id"] == "convertFieldType")
+        assert {"targetField": label, "destinationType": "number"} in numbers["conversions"]
+        assert table.looks(name)["unit"] == units[label]
 
 
-def test_metrics_are_spelt_in_no_file_of_the_dashboards() -> None:
-    spelt = [path for path in (ROOT / "dashboards").rglob("*.py") if _spelt(path.read_text()) & NAMES]
-    assert spelt == []
+_LETTERS = {
+    **dict.fromkeys(("gpu", "rank", "port", "stage", "numa", "link"), 2),
+    **dict.fromkeys(("collective", "kind", "suite"), 14),
+    **dict.fromkeys(("instance", "folder", "question"), 18),
+    **dict.fromkeys(("part", "reason", "run"), 20),
+    "work": 28,
+    **dict.fromkeys(("function", "field"), 36),
+    "name": 80,
+}
+"""How many letters the values of labels have, the long ones of those that are usual; others have 8."""
+_LETTERS_BESIDE = 36
+"""Of the longest name that stands beside the lines of half a page 1280 pixels wide, and is not cut."""
+
+
+def _letters(legend: str) -> int:
+    label = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+    return len(label.sub("", legend)) + sum(_LETTERS.get(name, 8) for name in label.findall(legend))
+
+
+def test_names_that_would_be_cut_beside_the_lines_stand_below_them() -> None:
+    cut = [
+        (dashboard.name, panel.title)
+        for dashboard in all_boards()
+        for panel in dashboard.all_panels
+        if panel.kind == "timeseries" and panel.document["options"]["legend"]["placement"] == "right"
+        for query in panel.queries
+        if not query.is_end and _letters(query.legend) > _LETTERS_BESIDE * panel.document["gridPos"]["w"] / 12
+    ]
+    assert cut == []
 
 
 def test_each_alert_says_what_it_is_and_has_a_runbook() -> None:
@@ -219,7 +256,7 @@ def test_each_alert_says_what_it_is_and_has_a_runbook() -> None:
     for alert in alerts:
         assert alert.annotations.summary
         assert alert.annotations.description
-        assert alert.dashboard in {dashboard.name for dashboard in DASHBOARDS}
+        assert alert.dashboard in BOARDS
         assert (ROOT / "docs" / "runbooks" / alert.runbook).read_text().startswith(f"# {alert.name}\n")
 
 
@@ -241,8 +278,16 @@ def test_an_alert_leads_to_its_runbook_and_chooses_its_dashboard() -> None:
     )
 
 
-@pytest.mark.parametrize(("variable", "label"), [(choices.NODE, "instance"), (choices.SERIES, "name")])
-def test_an_alert_chooses_by_the_label_whose_values_a_variable_has(variable: Variable, label: str) -> None:
+@pytest.mark.parametrize(
+    ("variable", "label"),
+    [
+        (board("one-gpu").variable("node"), "instance"),
+        (board("what-needs-me-now").variable("series"), "name"),
+        (board("nightly").variable("series"), "name"),
+    ],
+    ids=["listed", "of another name", "ranked"],
+)
+def test_an_alert_chooses_by_the_label_whose_values_a_variable_has(variable: dict[str, Any], label: str) -> None:
     assert render.label_of(variable) == label
 
 
@@ -257,7 +302,7 @@ def test_the_page_of_metrics_has_every_name_that_is_shown() -> None:
 
 @pytest.mark.stack
 def test_prometheus_reads_each_expression_and_the_rules(tmp_path: Path) -> None:
-    asked = [expression for dashboard in DASHBOARDS for expression in _expressions(dashboard.name)]
+    asked = [expression for name in BOARDS for expression in _expressions(name)]
     rules = [
         {"record": f"checked_{number}", "expr": with_every_choice(expression)}
         for number, expression in enumerate(asked)
@@ -287,10 +332,10 @@ def _expressions(name: str) -> list[str]:
 
 ASKED = {
     name
-    for dashboard in DASHBOARDS
+    for dashboard in all_boards()
     for expression in (
         *(query.expression for query in dashboard.queries),
-        *(annotation.expression for annotation in dashboard.annotations),
+        *(mark["expr"] for mark in dashboard.document["annotations"]["list"]),
     )
     for name in re.findall(r"\b[a-z][a-z0-9_]+", expression)
 }
@@ -313,9 +358,9 @@ def test_what_is_listed_has_a_reason_and_is_of_the_catalogue() -> None:
 def test_the_page_of_scale_names_queries_and_panels_that_there_are() -> None:
     text = (ROOT / "docs" / "measured" / "fleet.md").read_text().partition("## What a page takes")[2]
     listed = re.findall(r"^\| ([^|]+) \| (\d+) \| [\d,]+ \| [\d,]+ \| ([^|]+) \|$", text, re.MULTILINE)
-    boards = {dashboard.title: dashboard for dashboard in DASHBOARDS}
+    boards = {dashboard.title: dashboard for dashboard in all_boards()}
     assert {title for title, _, _ in listed} == boards.keys()
     for title, queries, panel in listed:
-        page = json.loads(to_json(boards[title]))
+        page = boards[title].document
         assert len(grafana_lint.expressions(page)) == int(queries), title
         assert panel in {one["title"] for one in grafana_lint.all_panels(page)}, title

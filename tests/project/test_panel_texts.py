@@ -10,17 +10,24 @@ import pytest
 
 from bench.cli.main import observatory
 from bench.suites.form.tables import SuiteTable
-from dashboards.render import DASHBOARDS
+from tests.dashboards.boards import Panel, all_boards
+
+
+def _own_text(panel: Panel) -> str:
+    """A panel's text without the definitions of its metrics."""
+    paragraphs = panel.document["description"].split("\n\n")
+    return " ".join(text for text in paragraphs if not re.match("`[a-z0-9_]+`: ", text))
+
 
 NAMED = sorted(
     {
         name
-        for dashboard in DASHBOARDS
-        for text in (dashboard.summary, *(f"{panel.note} {panel.absent}" for panel in dashboard.all_panels))
+        for dashboard in all_boards()
+        for text in (dashboard.document["description"], *(_own_text(panel) for panel in dashboard.all_panels))
         for name in re.findall(r"`([^`]+)`", text)
     }
 )
-TITLES = {dashboard.title for dashboard in DASHBOARDS}
+TITLES = {dashboard.title for dashboard in all_boards()}
 OF_PROMETHEUS = {"--enable-feature=exemplar-storage"}
 
 

@@ -1,4 +1,4 @@
-"""The wheel is whole: installed outside the repository, it measures."""
+"""The wheel is whole: installed outside the repository, it measures and renders dashboards."""
 
 import json
 import os
@@ -49,6 +49,10 @@ def test_the_installed_wheel_runs_ddp_outside_the_repository(tmp_path: Path) -> 
         text=True,
     )
     assert json.loads(planned.stdout)["path"] == str(site / "bench" / "suites" / "shipped" / "smoke.toml")
+    render = [observatory, "dashboards", "render", "--into", str(elsewhere)]
+    subprocess.run(render, cwd=elsewhere, env=environment, check=True, capture_output=True)
+    for rendered in (ROOT / "dashboards" / "rendered").iterdir():
+        assert (elsewhere / "dashboards" / "rendered" / rendered.name).read_bytes() == rendered.read_bytes()
     small = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--steps=3"]
     ended = subprocess.run(
         [observatory, "run", "ddp", "--device=cpu", "--trials=2", "--format=json", *small],

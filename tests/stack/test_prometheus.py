@@ -30,7 +30,7 @@ from collectors.metrics.registry import form_of
 from collectors.metrics.run_counts import RUNS, STEP_DURATION, STEPS
 from collectors.node.node_log import NodeState
 from collectors.sample_log import Reading, read
-from dashboards.render import DASHBOARDS
+from dashboards.board import BOARDS
 from tests.stack.pages.asking import Page, rendered
 from tests.support.servers import PrometheusServer, program, run_prometheus
 
@@ -107,15 +107,15 @@ def _empty_panels(prometheus: PrometheusServer, run: str) -> dict[str, set[str]]
     now_s = time.time()
     begun_s = float(prometheus.query("process_start_time_seconds")[0]["value"][1])
     return {
-        dashboard.name: Page(
-            dashboard=rendered(dashboard.name),
+        name: Page(
+            dashboard=rendered(name),
             prometheus=prometheus,
             end_s=now_s,
             back_s=math.ceil(now_s - begun_s),
             scrape_s=SCRAPE_S,
             chosen={"run": run},
         ).empty()
-        for dashboard in DASHBOARDS
+        for name in BOARDS
     }
 
 
@@ -193,7 +193,7 @@ def _logged(summary: Summary, metric: Metric, *marks: str, **labels: str) -> dic
     return values
 
 
-@pytest.mark.parametrize(("when", "dashboard"), list(product(("while", "after"), (one.name for one in DASHBOARDS))))
+@pytest.mark.parametrize(("when", "dashboard"), list(product(("while", "after"), BOARDS)))
 def test_no_dashboard_has_an_empty_panel_whose_metrics_are_there(when: str, dashboard: str, watched: Watched) -> None:
     # The run that goes on has no result of its series yet; and after the end no run goes on.
     right = {"Step against result", "Against result"} | (

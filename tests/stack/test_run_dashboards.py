@@ -20,15 +20,14 @@ from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch
 from collectors.prometheus.exposition import Owned
 from collectors.prometheus.http_server import ServerConfig
-from dashboards.boards import ceilings, nightly, one_run, scaling, strategies
-from dashboards.model import Dashboard, Panel, Table
+from tests.dashboards.boards import Board, board
 from tests.support.grafana_expressions import with_choices, with_every_choice
 from tests.support.servers import PrometheusServer, run_prometheus
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
 
 OTHER, OTHER_STEP_S, OTHER_RANKS = "other", 7.0, 2
-DASHBOARDS = tuple(board.DASHBOARD for board in (one_run, strategies, scaling, nightly, ceilings))
+DASHBOARDS = tuple(map(board, ("one-run", "which-strategy-pays", "does-it-scale", "nightly", "ceilings")))
 AT_THE_END = " and topk("
 """After it an expression says which series are kept: those that were largest at whole minutes of the time range."""
 NOT_HERE = ("series:", AT_THE_END, 'outcome="timed_out"', 'outcome="missing"')
@@ -100,11 +99,6 @@ def _of_run(expression: str, run: str = demo.RUN, window: str = "1m") -> str:
     return with_every_choice(expression.replace("$__rate_interval", window).replace("$run", run))
 
 
-def _panel(dashboard: Dashboard, title: str) -> Panel:
-    (panel,) = (panel for panel in dashboard.all_panels if panel.title == title)
-    return panel
-
-
 @pytest.mark.parametrize("window", ["15s", "1m"])
 @pytest.mark.parametrize("name", QUERIES)
 def test_no_panel_is_empty(name: str, window: str, prometheus: PrometheusServer) -> None:
@@ -115,14 +109,14 @@ def test_no_panel_is_empty(name: str, window: str, prometheus: PrometheusServer)
 
 @pytest.mark.parametrize(("run", "ranks"), [(demo.RUN, demo.RANKS), (OTHER, OTHER_RANKS)])
 def test_a_chosen_run_has_its_own_ranks_only(run: str, ranks: int, prometheus: PrometheusServer) -> None:
-    (query,) = _panel(one_run.DASHBOARD, "Step: the 8 slowest ranks").queries
+    (query,) = board("one-run").panel("Step: the 8 slowest ranks").queries
     found = _ask(prometheus, _of_run(query.expression.partition(AT_THE_END)[0], run))
     assert sorted(series["metric"]["rank"] for series in found) == [str(number) for number in range(ranks)]
     assert {float(series["value"][1]) > 1 for series in found} == {run == OTHER}
 
 
 def test_nothing_on_the_page_of_a_run_is_of_another(prometheus: PrometheusServer) -> None:
-    for panel in one_run.DASHBOARD.all_panels:
+    for panel in board("one-run").all_panels:
         for query in panel.queries:
             found = prometheus.query(_of_run(query.expression))
             assert {series["metric"].get("run", demo.RUN) for series in found} <= {demo.RUN}, panel.title
@@ -130,7 +124,7 @@ def test_nothing_on_the_page_of_a_run_is_of_another(prometheus: PrometheusServer
 
 
 def test_two_ranks_on_one_gpu_each_have_its_values(prometheus: PrometheusServer) -> None:
-    (query,) = _panel(one_run.DASHBOARD, "Power: the 8 that draw most").queries
+    (query,) = board("one-run").panel("Power: the 8 that draw most").queries
     every, _, _ = query.expression.partition("\nand\n")  # Which are the worst is asked of whole minutes.
     found = _ask(prometheus, _of_run(every, OTHER))
     assert sorted(series["metric"]["rank"] for series in found) == ["0", "1"]
@@ -138,12 +132,12 @@ def test_two_ranks_on_one_gpu_each_have_its_values(prometheus: PrometheusServer)
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_lines_of_one_query_have_names_of_their_own(dashboard: Dashboard, prometheus: PrometheusServer) -> None:
-    is_of_one_series = any(variable.name == "series" and variable.is_single for variable in dashboard.variables)
+def test_lines_of_one_query_have_names_of_their_own(dashboard: Board, prometheus: PrometheusServer) -> None:
+    is_of_one_series = any(one["name"] == "series" and not one["multi"] for one in dashboard.variables)
     chosen = "ddp on 6, 8b, bf16, cuda" if is_of_one_series else "$series"
     for panel in dashboard.all_panels:
         for query in panel.queries:
-            if isinstance(panel, Table):
+            if panel.kind == "table":
                 continue
             expression = _of_run(query.expression.replace("$series", chosen))
             names = [
@@ -154,7 +148,7 @@ def test_lines_of_one_query_have_names_of_their_own(dashboard: Dashboard, promet
 
 
 def test_of_strategies_whose_intervals_meet_none_is_called_the_best(prometheus: PrometheusServer) -> None:
-    (query,) = _panel(strategies.DASHBOARD, "Most tokens per second").queries
+    (query,) = board("which-strategy-pays").panel("Most tokens per second").queries
     (best,) = _ask(prometheus, with_choices(query.expression, ranks="6"))
     assert best["metric"]["name"] == "no difference shown"
 
@@ -163,7 +157,7 @@ def test_verdicts_and_failures_are_counted(prometheus: PrometheusServer) -> None
     counts = {
         title: [float(one["value"][1]) for one in _ask(prometheus, with_every_choice(query.expression))]
         for title in ("Regressions", "Levels crept", "No change shown", "Cases missing", "Cases that failed")
-        for query in _panel(nightly.DASHBOARD, title).queries
+        for query in board("nightly").panel(title).queries
     }
     assert counts == {
         "Regressions": [1],
@@ -175,21 +169,15 @@ def test_verdicts_and_failures_are_counted(prometheus: PrometheusServer) -> None
 
 
 def test_the_table_of_series_tells_the_worst_verdict_on_each(prometheus: PrometheusServer) -> None:
-    (column,) = (
-        column
-        for panel in nightly.DASHBOARD.all_panels
-        if isinstance(panel, Table)
-        for column in panel.columns
-        if column.name == "Gate"
-    )
-    assert not isinstance(column.source, str)
-    found = _ask(prometheus, with_every_choice(column.source.expression))
-    words = {word.value: word.text for word in column.words}
+    (table,) = (panel for panel in board("nightly").panels if panel.title.startswith("Series: "))
+    (query,) = (query for query in table.queries if query.legend == "Gate")
+    found = _ask(prometheus, with_every_choice(query.expression))
+    words = {float(value): word["text"] for value, word in table.looks("Gate")["mappings"][0]["options"].items()}
     told = {one["metric"]["series"]: words[float(one["value"][1])] for one in found}
     assert told == {"demonstration-ddp": "worse", "demonstration-fsdp": "not worse"}
 
 
 def test_a_slow_link_stands_out_among_pairs(prometheus: PrometheusServer) -> None:
-    (query,) = _panel(ceilings.DASHBOARD, "Slowest pair").queries
+    (query,) = board("ceilings").panel("Slowest pair").queries
     (ratio,) = _ask(prometheus, with_every_choice(query.expression))
     assert float(ratio["value"][1]) == pytest.approx(40 / 130, rel=0.01)

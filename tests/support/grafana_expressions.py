@@ -1,11 +1,21 @@
-"""PromQL as Grafana sends it, for tests that ask Prometheus without Grafana."""
+"""PromQL as Grafana sends it, and selectors, for tests that query Prometheus without Grafana."""
 
 from __future__ import annotations
 
 import re
 
+from collectors.metrics.metric import Metric
+from dashboards.expressions import labels_of
+
 _VARIABLE = re.compile(r"\$\{?(?!__)(\w+)\}?")
 _WINDOWS = {"$__rate_interval": "1m", "${__interval_ms}": "15000", "$__interval": "15s", "$__range": "1h"}
+
+
+def select(metric: Metric, **labels: str) -> str:
+    """Return the selector of the metric's series that have these labels."""
+    assert set(labels) <= set(labels_of(metric)), metric.name
+    matchers = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+    return f"{metric.name}{{{matchers}}}" if labels else metric.name
 
 
 def with_every_choice(expression: str) -> str:

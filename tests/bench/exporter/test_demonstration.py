@@ -53,10 +53,10 @@ from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
 from collectors.prometheus.exposition import Exporter, Owned
 from collectors.prometheus.histogram import BOUNDS_S, Histogram
-from dashboards.render import DASHBOARDS
 from dashboards.rules import load
 from dashboards.thresholds import shipped
 from tests.collectors.nvml.nodes import FakeClock, eight_gpus, opened, replayed
+from tests.dashboards.boards import all_boards
 
 MADE_OF_THE_HOST = {host.HOST_INFINIBAND_INFO.name, host.HOST_INFINIBAND_BYTES.name, host.HOST_INFINIBAND_ERRORS.name}
 OF_THE_HOST = {shown.name for metric in host.METRICS for shown in metric.shown()}
@@ -65,7 +65,7 @@ NAMES = {metric.name for metric in SHOWN} - OF_THE_HOST | MADE_OF_THE_HOST
 QUERIED = {
     name
     for expression in (
-        *(query.expression for dashboard in DASHBOARDS for query in dashboard.queries),
+        *(query.expression for dashboard in all_boards() for query in dashboard.queries),
         *(alert.expression for group in load(shipped()) for alert in group.alerts),
         *(recording.expression for group in load(shipped()) for recording in group.recordings),
     )

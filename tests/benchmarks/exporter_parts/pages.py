@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from dashboards.model import Dashboard
-from dashboards.render import CHECKOUT, DASHBOARDS, RENDERED
+from dashboards.board import BOARDS
+from dashboards.render import CHECKOUT, RENDERED
 from tests.stack.pages.asking import Page
 from tests.stack.pages.past import PART_S, Part, Past, made_past
 
@@ -38,13 +38,13 @@ def main() -> None:
         made_past(Path(folder), nodes=given.nodes, scrape_s=given.scrape_seconds, parts=parts) as past,
     ):
         print(f"{given.nodes} nodes, scraped each {given.scrape_seconds} s; medians of {given.times}")
-        for dashboard in DASHBOARDS:
-            _report(dashboard, past, given.times)
+        for name in BOARDS:
+            _report(name, past, given.times)
 
 
-def _report(dashboard: Dashboard, past: Past, times: int) -> None:
+def _report(name: str, past: Past, times: int) -> None:
     page = Page(
-        dashboard=json.loads((CHECKOUT / RENDERED / f"{dashboard.name}.json").read_text()),
+        dashboard=json.loads((CHECKOUT / RENDERED / f"{name}.json").read_text()),
         prometheus=past.prometheus,
         end_s=past.begun_s + len(past.parts) * PART_S - past.scrape_s,
         back_s=len(past.parts) * PART_S,
@@ -59,7 +59,7 @@ def _report(dashboard: Dashboard, past: Past, times: int) -> None:
     )
     word = "kept" if slowest_ms <= PROMISE_MS else "broken"
     print(
-        f"{dashboard.title}: {len(rounds)} queries in {all_ms:,.0f} ms; the slowest takes {slowest_ms:,.0f} ms"
+        f"{page.dashboard['title']}: {len(rounds)} queries in {all_ms:,.0f} ms; the slowest takes {slowest_ms:,.0f} ms"
         f" ({slowest[0].panel}, {slowest[0].samples:,} samples); the promise of {PROMISE_MS:,.0f} ms is {word}",
         flush=True,
     )

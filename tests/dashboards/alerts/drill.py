@@ -11,10 +11,10 @@ import msgspec
 import yaml
 
 from collectors.metrics.metric import Metric
-from dashboards import promql
 from dashboards.render import rules_text
 from tests.dashboards.alert_links import ALERTS, GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
+from tests.support.grafana_expressions import select
 
 SCRAPED = {"job": "observatory", "instance": "node1:9464"}
 _TOLD = ("alertname", "instance", "gpu", "kind", "port", "folder", "run", "rank", "xid")
@@ -24,7 +24,7 @@ Series = dict[str, str]
 
 def shown(metric: Metric, values: str, /, **labels: str) -> Series:
     """One series of a node, its values in the tester's notation, one each minute."""
-    return {promql.select(metric, **{**SCRAPED, **labels}): values}
+    return {select(metric, **{**SCRAPED, **labels}): values}
 
 
 def joined(*parts: Mapping[str, str]) -> Series:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from dashboards.grafana.looks import DATA_SOURCE_UID
+from dashboards.board import DATA_SOURCE_UID
 from dashboards.publishing.plan import FOLDER_UID
 from dashboards.publishing.publish import read_rendered
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve

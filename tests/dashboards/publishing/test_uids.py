@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from dashboards.grafana.looks import TAG
+from dashboards.board import TAG
 from dashboards.publishing.plan import FOLDER_UID
 from dashboards.publishing.publish import read_rendered
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana, serve

@@ -13,6 +13,7 @@ import yaml
 from bench.cli import main
 from bench.cli.watching.serve import command as serve
 from dashboards import render
+from dashboards.board import BOARDS
 from tests.bench.engines.kubernetes.schemas import schema_of
 from tests.dashboards.promtool import promtool
 
@@ -77,7 +78,7 @@ def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds(
         ((name, text),) = one["data"].items()
         assert name == f"{json.loads(text)['uid'].removeprefix('observatory-')}.json"
         assert json.loads((render.CHECKOUT / render.RENDERED / name).read_text()) == json.loads(text)
-    assert len(maps) == len(render.DASHBOARDS)
+    assert len(maps) == len(BOARDS)
 
 
 @pytest.mark.parametrize(

@@ -121,4 +121,4 @@ def test_what_is_installed_has_what_the_page_uses() -> None:
     (text,) = (text for number, _, text in STEPS if number == "1")
     (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", text)
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"dashboards", "postgres", "traces"} == set(extras.split(",")) <= set(known)
+    assert {"postgres", "traces"} == set(extras.split(",")) <= set(known)

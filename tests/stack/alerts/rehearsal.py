@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from collectors.metrics.metric import Metric
-from dashboards import promql
 from dashboards.render import CHECKOUT, RULES
 from tests.dashboards.alert_links import ALERTS, links_of
 from tests.dashboards.promtool import promtool
+from tests.support.grafana_expressions import select
 
 SCRAPED = {"job": "observatory", "instance": "node1:9464"}
 
@@ -79,7 +79,7 @@ class Rehearsal:
 
 def shown(metric: Metric, values: str, **labels: str) -> dict[str, str]:
     """One series of a node, its values in the tester's notation."""
-    return {promql.select(metric, **{**SCRAPED, **labels}): values}
+    return {select(metric, **{**SCRAPED, **labels}): values}
 
 
 def _expression_test(expression: str, expected: Found, at_minutes: int) -> dict[str, Any]:

@@ -13,12 +13,12 @@ import pytest
 from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.metric import Statistic
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
-from dashboards import promql
 from dashboards.rules import load
 from dashboards.thresholds import changed_by
 from tests.dashboards.alert_links import THRESHOLDS
 from tests.stack.alerts.nights import BEAT_MINUTES, CRITICAL, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
 from tests.stack.alerts.rehearsal import SCRAPED
+from tests.support.grafana_expressions import select
 
 pytestmark = pytest.mark.stack
 
@@ -56,7 +56,7 @@ class Nights:
         if self.half_interval is not None:
             offsets |= {"low": -self.half_interval, "high": self.half_interval}
         shown = {
-            promql.select(RUN_SCALING_EFFICIENCY.statistic(which), **self.owner(), **KIND, **SCRAPED): [
+            select(RUN_SCALING_EFFICIENCY.statistic(which), **self.owner(), **KIND, **SCRAPED): [
                 result + offset for result in self.results
             ]
             for which, offset in offsets.items()
@@ -64,14 +64,14 @@ class Nights:
         completed = [float(number * 24 * 3600) for number in range(len(self.results))]
         if self.one_run_before:
             completed[:-1] = [0.0] * (len(completed) - 1)
-        shown[promql.select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED)] = completed
+        shown[select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED)] = completed
         if self.nights_without:
             return self._after_nights_without(shown)
         return {name: self._values(values) for name, values in shown.items()}
 
     def _after_nights_without(self, shown: dict[str, list[float]]) -> dict[str, str]:
         """The results begin late; completions were there from the first night on."""
-        completion, absent = promql.select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED), self.nights_without * NIGHT
+        completion, absent = select(RUN_LAST_COMPLETION, **self.owner(), **SCRAPED), self.nights_without * NIGHT
         earlier = " ".join(f"{-night}+0x{NIGHT - 1}" for night in range(self.nights_without, 0, -1))
         return {
             name: f"{earlier if name == completion else f'_x{absent}'} {self._values(values)}"

@@ -13,11 +13,11 @@ import yaml
 
 from collectors.metrics import gate as metrics
 from collectors.metrics.agent import RESULT_INFO
-from dashboards import promql
 from dashboards.render import rules_text
 from dashboards.rules import minutes
 from tests.dashboards.alert_links import ALERTS, GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
+from tests.support.grafana_expressions import select
 
 pytestmark = pytest.mark.stack
 
@@ -56,11 +56,11 @@ def _series(instance: str, shown: Shown) -> dict[str, str]:
     target = {**FIGURE, "job": "observatory", "instance": instance}
     nights = [None if one is None else 86_400.0 * one.night for one in shown]
     series = {
-        promql.select(metrics.VERDICT_NIGHT, **target): nights,
-        promql.select(metrics.VERDICT_CHANGE, **target): [None if one is None else one.change for one in shown],
+        select(metrics.VERDICT_NIGHT, **target): nights,
+        select(metrics.VERDICT_CHANGE, **target): [None if one is None else one.change for one in shown],
     }
     for verdict in sorted({one.verdict for one in shown if one is not None}):
-        name = promql.select(metrics.VERDICT, **target, verdict=verdict)
+        name = select(metrics.VERDICT, **target, verdict=verdict)
         series[name] = [1.0 if one is not None and one.verdict == verdict else None for one in shown]
     return {name: _written(values) for name, values in series.items()}
 
@@ -221,12 +221,12 @@ def _told_of(**told: str) -> dict[str, str]:
     target = {**FIGURE, "job": "observatory", "instance": NODES[0]}
     began_s = 86_400.0 * 19_995
     values = {
-        promql.select(metrics.VERDICT_CHANGE_LOW, **target): 0.053,
-        promql.select(metrics.VERDICT_CHANGE_HIGH, **target): 0.068,
-        promql.select(metrics.VERDICT_SINCE, **target): began_s,
+        select(metrics.VERDICT_CHANGE_LOW, **target): 0.053,
+        select(metrics.VERDICT_CHANGE_HIGH, **target): 0.068,
+        select(metrics.VERDICT_SINCE, **target): began_s,
     }
     if told:
-        values[promql.select(metrics.VERDICT_CAUSE, **target, **told)] = 0.0
+        values[select(metrics.VERDICT_CAUSE, **target, **told)] = 0.0
     series = _series(NODES[0], [CONFIRMED] * (2 * HOUR))
     return {**series, **{name: _written([value] * (2 * HOUR)) for name, value in values.items()}}
 
@@ -264,7 +264,7 @@ def test_the_figures_stay_in_the_text_when_no_exporter_shows_the_night_any_more(
 
 
 def test_the_link_of_an_alert_chooses_its_series_by_name(tmp_path: Path) -> None:
-    info = promql.select(RESULT_INFO, series=FIGURE["series"], name="ddp on 8, 8b", job="observatory", instance="n")
+    info = select(RESULT_INFO, series=FIGURE["series"], name="ddp on 8, 8b", job="observatory", instance="n")
     _says(
         tmp_path,
         _series(NODES[0], [CONFIRMED] * (2 * HOUR)) | {info: _written([1] * HOUR + [None] * HOUR)},
@@ -307,9 +307,9 @@ def test_the_cause_is_that_of_the_newest_night_and_an_interval_never_of_another(
     begun = [*[None] * (23 * HOUR), *shown]
     series = _series(NODES[0], begun)
     for name, values in (
-        (promql.select(metrics.VERDICT_CAUSE, **target, **old), [0.0] * HOUR + [None] * HOUR),
-        (promql.select(metrics.VERDICT_CAUSE, **target, **new), [None] * HOUR + [86_400.0] * HOUR),
-        (promql.select(metrics.VERDICT_CHANGE_LOW, **target), [0.04] * HOUR + [None] * HOUR),
+        (select(metrics.VERDICT_CAUSE, **target, **old), [0.0] * HOUR + [None] * HOUR),
+        (select(metrics.VERDICT_CAUSE, **target, **new), [None] * HOUR + [86_400.0] * HOUR),
+        (select(metrics.VERDICT_CHANGE_LOW, **target), [0.04] * HOUR + [None] * HOUR),
     ):
         series[name] = _written([*[None] * (23 * HOUR), *values])
     alert = ALERTS["RegressionConfirmed"]
@@ -332,9 +332,9 @@ def _lacks(kind: str, **numbers: Sequence[float | None]) -> dict[str, str]:
     for node, values in numbers.items():
         target = {"suite": "nightly", "job": "observatory", "instance": NODES[int(node.removeprefix("node")) - 1]}
         first = next(beat for beat, value in enumerate(values) if value is not None)
-        series[promql.select(metrics.SUITE_MISSING, kind=kind, **target)] = _written(values)
+        series[select(metrics.SUITE_MISSING, kind=kind, **target)] = _written(values)
         nights = [None if value is None else 60.0 * BEAT_MINUTES * first for value in values]
-        series[promql.select(metrics.SUITE_NIGHT, **target)] = _written(nights)
+        series[select(metrics.SUITE_NIGHT, **target)] = _written(nights)
     return series
 
 

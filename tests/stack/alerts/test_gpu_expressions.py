@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from collectors.metrics.agent import AGENT_BEATS
 from collectors.metrics.gpu import (
     GPU_CLOCK_HELD_RATIO,
     GPU_CLOCK_HELD_SECONDS,
+    GPU_INSTANCE,
     GPU_INSTANCE_MEMORY_BYTES,
     GPU_INSTANCE_MEMORY_USED_BYTES,
     GPU_MEMORY_FREE_BYTES,
@@ -19,21 +19,19 @@ from collectors.metrics.gpu import (
     GPU_POWER_LIMIT_WATTS,
     GPU_POWER_WATTS,
     GPU_STATE,
-    GPU_TEMPERATURE_CELSIUS,
+    GPU_TEMPERATURE_MARGIN_CELSIUS,
     RANK_GPU,
 )
 from collectors.metrics.gpu_health import GPU_RECOVERY
 from collectors.metrics.host import HOST_CPU_SECONDS, HOST_MEMORY_BYTES
-from dashboards import promql
-from dashboards.boards.nodes import fleet, one_gpu, one_host, soundness
-from dashboards.model import Dashboard
-from dashboards.queries.fleets import standing_out
+from tests.dashboards.boards import Board, board
 from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
-from tests.support.grafana_expressions import with_choices, with_every_choice
+from tests.support.grafana_expressions import with_choices
 
 pytestmark = pytest.mark.stack
 
 WHERE = ", ".join(f'{name}="{value}"' for name, value in sorted(SCRAPED.items()))
+ANSWERING = shown(GPU_STATE, "1x10", gpu="0", state="answering")
 RANK_3 = shown(RANK_GPU, "1x10", rank="3", slot="0", run="8f2c", gpu="0")
 RANK_4 = shown(RANK_GPU, "1x10", rank="4", slot="0", run="8f2c", gpu="0")
 POWER = shown(GPU_POWER_WATTS, "450x10", gpu="0")
@@ -44,42 +42,43 @@ LIMITS = {
 }
 
 
-def _of(dashboard: Dashboard, title: str, number: int = 0, **chosen: str) -> str:
+def _of(dashboard: Board, title: str, number: int = 0, **chosen: str) -> str:
     """An expression of a panel, the first if no number is given, with these choices."""
-    (panel,) = (panel for panel in dashboard.all_panels if panel.title == title)
+    panel = dashboard.panel(title)
     return with_choices(panel.queries[number].expression, **chosen)
 
 
 POWER_PANEL, MEMORY_PANEL = "Power, of the limit in force", "Memory in use, of what processes can have"
-POWER_SHARE = _of(one_gpu.DASHBOARD, POWER_PANEL)
-MEMORY_SHARE, SLICES = (_of(one_gpu.DASHBOARD, MEMORY_PANEL, number) for number in (0, 1))
-STATE = _of(one_gpu.DASHBOARD, "Lost, late, or waiting for a repair")
+POWER_SHARE = _of(board("one-gpu"), POWER_PANEL)
+MEMORY_SHARE, SLICES = (_of(board("one-gpu"), MEMORY_PANEL, number) for number in (0, 1))
+STATE = _of(board("one-gpu"), "Lost, late, or waiting for a repair")
 
 
 def test_power_is_shown_of_the_limit_in_force_and_bears_the_rank(tmp_path: Path) -> None:
-    Rehearsal(series={**POWER, **LIMITS, **RANK_3}, folder=tmp_path).gives(
+    Rehearsal(series={**POWER, **LIMITS, **ANSWERING, **RANK_3}, folder=tmp_path).gives(
         POWER_SHARE,
-        {f'{{gpu="0", {WHERE}, run="8f2c", rank="3", work="8f2c rank 3"}}': 0.75},
+        {f'{{gpu="0", {WHERE}, work="8f2c rank 3"}}': 0.75},
         at_minutes=5,
     )
 
 
 @pytest.mark.parametrize("ranks", [{}, {**RANK_3, **RANK_4}], ids=["no rank", "two ranks"])
 def test_a_gpu_of_no_rank_or_of_several_bears_none(ranks: dict[str, str], tmp_path: Path) -> None:
-    Rehearsal(series={**POWER, **LIMITS, **ranks}, folder=tmp_path).gives(
+    Rehearsal(series={**POWER, **LIMITS, **ANSWERING, **ranks}, folder=tmp_path).gives(
         POWER_SHARE, {f'{{gpu="0", {WHERE}}}': 0.75}, at_minutes=5
     )
 
 
 def test_a_rank_of_another_node_is_not_borne(tmp_path: Path) -> None:
     elsewhere = shown(RANK_GPU, "1x10", rank="3", slot="0", run="8f2c", gpu="0", instance="node2:9464")
-    Rehearsal(series={**POWER, **LIMITS, **elsewhere}, folder=tmp_path).gives(
+    Rehearsal(series={**POWER, **LIMITS, **ANSWERING, **elsewhere}, folder=tmp_path).gives(
         POWER_SHARE, {f'{{gpu="0", {WHERE}}}': 0.75}, at_minutes=5
     )
 
 
 def test_memory_that_the_driver_keeps_is_no_part_of_what_is_full(tmp_path: Path) -> None:
     series = {
+        **ANSWERING,
         **shown(GPU_MEMORY_USED_BYTES, "75x10", gpu="0"),
         **shown(GPU_MEMORY_FREE_BYTES, "25x10", gpu="0"),
         **shown(GPU_MEMORY_RESERVED_BYTES, "50x10", gpu="0"),
@@ -98,6 +97,7 @@ def test_memory_of_a_slice_bears_the_rank_on_it_and_no_other(tmp_path: Path) -> 
         for name, values in (
             *shown(GPU_INSTANCE_MEMORY_USED_BYTES, "30x10", gpu="7", slice=part).items(),
             *shown(GPU_INSTANCE_MEMORY_BYTES, "40x10", gpu="7", slice=part).items(),
+            *shown(GPU_INSTANCE, "1x10", gpu="7", slice=part).items(),
             *(shown(RANK_GPU, "1x10", rank=rank, slot="0", run="8f2c", gpu="7", slice=part) if rank else {}).items(),
         )
     }
@@ -118,7 +118,7 @@ def test_a_gpu_that_answers_is_zero_and_one_that_is_lost_is_one(tmp_path: Path) 
         **shown(GPU_STATE, "1x10", gpu="6", state="lost"),
     }
     Rehearsal(series=series, folder=tmp_path).gives(
-        f"sum by (gpu, state) ({_of(one_gpu.DASHBOARD, 'Lost, late, or waiting for a repair')})",
+        f"sum by (gpu, state) ({STATE})",
         {'{gpu="0", state="answering"}': 0.0, '{gpu="6", state="lost"}': 1.0},
         at_minutes=5,
     )
@@ -137,8 +137,8 @@ def _eight(lost: str) -> dict[str, str]:
 
 def test_of_eight_gpus_seven_answer_where_one_is_lost(tmp_path: Path) -> None:
     rehearsal = Rehearsal(series={**_eight(lost="6"), **shown(AGENT_BEATS, "0+60x10")}, folder=tmp_path)
-    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that answer"), {"{}": 7.0}, at_minutes=5)
-    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that do not"), {"{}": 1.0}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs that answer"), {"{}": 7.0}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs that do not"), {"{}": 1.0}, at_minutes=5)
 
 
 def test_a_gpu_that_its_agent_shows_no_more_does_not_answer(tmp_path: Path) -> None:
@@ -148,18 +148,24 @@ def test_a_gpu_that_its_agent_shows_no_more_does_not_answer(tmp_path: Path) -> N
         **shown(AGENT_BEATS, "0+60x10"),
     }
     rehearsal = Rehearsal(series=series, folder=tmp_path)
-    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that answer"), {"{}": 1.0}, at_minutes=5)
-    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that do not"), {"{}": 1.0}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs that answer"), {"{}": 1.0}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs that do not"), {"{}": 1.0}, at_minutes=5)
 
 
 def test_a_fleet_without_gpus_counts_none_as_well_or_sick(tmp_path: Path) -> None:
     rehearsal = Rehearsal(series=shown(AGENT_BEATS, "0+60x10"), folder=tmp_path)
-    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that answer"), {}, at_minutes=5)
-    rehearsal.gives(_of(fleet.DASHBOARD, "GPUs that do not"), {}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs that answer"), {}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs that do not"), {}, at_minutes=5)
 
 
-@pytest.mark.parametrize("states_of", [soundness.gpu_state, soundness.unsound_gpus])
-def test_a_gpu_has_the_worst_state_of_all_that_is_true_of_it(states_of: Callable[[], str], tmp_path: Path) -> None:
+HELD_BACK, ASKING, LOST = 1, 2, 5
+"""States of GPUs, as the boards number them."""
+
+
+@pytest.mark.parametrize(
+    "states", [_of(board("one-gpu"), "How each GPU is"), _of(board("fleet"), "GPUs that are not sound now")]
+)
+def test_a_gpu_has_the_worst_state_of_all_that_is_true_of_it(states: str, tmp_path: Path) -> None:
     series = {
         **shown(GPU_STATE, "1x10", gpu="0", state="answering"),
         **shown(GPU_STATE, "1x10", gpu="1", state="answering"),
@@ -170,10 +176,10 @@ def test_a_gpu_has_the_worst_state_of_all_that_is_true_of_it(states_of: Callable
         **shown(GPU_CLOCK_HELD_SECONDS, "0+30x10", gpu="1", reason="software_thermal"),
         **shown(GPU_CLOCK_HELD_SECONDS, "0+30x10", gpu="0", reason="software_thermal"),
     }
-    states = {"0": soundness.HELD_BACK, "1": soundness.ASKING, "2": soundness.LOST}
+    worst = {"0": HELD_BACK, "1": ASKING, "2": LOST}
     Rehearsal(series=series, folder=tmp_path).gives(
-        with_every_choice(states_of()),
-        {f'{{gpu="{number}", {WHERE}}}': float(state) for number, state in states.items()},
+        states,
+        {f'{{gpu="{number}", {WHERE}}}': float(state) for number, state in worst.items()},
         at_minutes=8,
     )
 
@@ -189,9 +195,7 @@ def test_a_gpu_of_a_fleet_is_held_back_by_its_counter_where_it_has_one_and_while
         **shown(GPU_STATE, "1x6 stale", gpu="2", state="answering"),
         **shown(GPU_CLOCK_HELD_SECONDS, "0+60x6 stale", gpu="2", reason=reason),
     }
-    Rehearsal(series=series, folder=tmp_path).gives(
-        f"count by (gpu) ({soundness.held_back_lately()})", {'{gpu="1"}': 1.0}, at_minutes=8
-    )
+    Rehearsal(series=series, folder=tmp_path).gives(_of(board("fleet"), "GPUs held back"), {"{}": 1.0}, at_minutes=8)
 
 
 def test_a_gpu_at_the_factorys_power_limit_is_sound(tmp_path: Path) -> None:
@@ -203,37 +207,41 @@ def test_a_gpu_at_the_factorys_power_limit_is_sound(tmp_path: Path) -> None:
             **shown(GPU_POWER_LIMIT_WATTS.alone(limit="default"), "700x10", gpu="0"),
         }
 
-    for current, state in ((700, soundness.SOUND), (600, soundness.HELD_BACK)):
+    for current, state in ((700, 0), (600, HELD_BACK)):
         Rehearsal(series=of(current), folder=tmp_path).gives(
-            with_every_choice(soundness.gpu_state()), {f'{{gpu="0", {WHERE}}}': float(state)}, at_minutes=8
+            _of(board("one-gpu"), "How each GPU is"), {f'{{gpu="0", {WHERE}}}': float(state)}, at_minutes=8
         )
 
 
-def test_of_many_series_as_many_are_kept_as_were_asked_for_and_over_the_whole_range(tmp_path: Path) -> None:
-    series = {
-        **shown(GPU_TEMPERATURE_CELSIUS, "90 90 90 90 90 30x9", gpu="0"),
-        **shown(GPU_TEMPERATURE_CELSIUS, "30 30 30 30 30 80x9", gpu="1"),
-        **shown(GPU_TEMPERATURE_CELSIUS, "40x20", gpu="2"),
-    }
-    chosen = standing_out(2, promql.select(GPU_TEMPERATURE_CELSIUS))
+def test_of_many_series_the_worst_ten_are_kept_and_over_the_whole_range(tmp_path: Path) -> None:
+    cool = {name: values for gpu in range(2, 11) for name, values in _margin("40x20", gpu).items()}
+    series = {**cool, **_margin("1 1 1 1 1 80x9", 0), **_margin("80 80 80 80 80 10x9", 1)}
+    chosen = _of(board("fleet"), "Hottest GPUs: degrees below slowing down")
     Rehearsal(series=series, folder=tmp_path).gives(
-        f"max by (gpu) ({chosen})", {'{gpu="1"}': 80.0, '{gpu="2"}': 40.0}, at_minutes=10
+        f"min by (gpu) ({chosen})",
+        {'{gpu="1"}': 10.0, **{f'{{gpu="{gpu}"}}': 40.0 for gpu in range(2, 11)}},
+        at_minutes=10,
     )
+
+
+def _margin(values: str, gpu: int) -> dict[str, str]:
+    return shown(GPU_TEMPERATURE_MARGIN_CELSIUS, values, gpu=str(gpu))
 
 
 @pytest.mark.parametrize(
     ("dashboard", "title"),
     [
-        (one_gpu.DASHBOARD, "Power, of the limit in force"),
-        (one_host.DASHBOARD, "Memory available without swapping, of all"),
+        (board("one-gpu"), "Power, of the limit in force"),
+        (board("one-host"), "Memory available without swapping, of all"),
     ],
     ids=["one GPU", "one host"],
 )
-def test_a_chosen_node_shows_no_other_nodes_series(dashboard: Dashboard, title: str, tmp_path: Path) -> None:
+def test_a_chosen_node_shows_no_other_nodes_series(dashboard: Board, title: str, tmp_path: Path) -> None:
     series = {
         name: values
         for node, scale in (("node1:9464", 1), ("node2:9464", 2))
         for one in (
+            shown(GPU_STATE, "1x10", gpu="0", state="answering", instance=node),
             shown(GPU_POWER_WATTS, f"{scale * 350}x10", gpu="0", instance=node),
             shown(GPU_POWER_LIMIT_WATTS.alone(limit="current"), "700x10", gpu="0", instance=node),
             shown(HOST_MEMORY_BYTES.alone(kind="available"), f"{scale * 50}x10", instance=node),
@@ -250,5 +258,5 @@ def test_a_chosen_node_shows_no_other_nodes_series(dashboard: Dashboard, title: 
 
 def test_modes_of_the_cpu_are_shares_of_all_cpus_time(tmp_path: Path) -> None:
     series = {**shown(HOST_CPU_SECONDS, "0+60x10", mode="user"), **shown(HOST_CPU_SECONDS, "0+180x10", mode="idle")}
-    expression = _of(one_host.DASHBOARD, "CPU time by mode, of all CPUs").replace("[1m]", "[5m]")
+    expression = _of(board("one-host"), "CPU time by mode, of all CPUs").replace("[1m]", "[5m]")
     Rehearsal(series=series, folder=tmp_path).gives(expression, {f'{{{WHERE}, mode="user"}}': 0.25}, at_minutes=8)

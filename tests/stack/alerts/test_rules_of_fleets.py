@@ -11,9 +11,9 @@ import pytest
 from collectors.metrics.agent import RUN_LAST_COMPLETION
 from collectors.metrics.metric import STATISTICS
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
-from dashboards import promql
 from tests.dashboards.alert_links import THRESHOLDS
 from tests.stack.alerts.nights import BEAT_MINUTES, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
+from tests.support.grafana_expressions import select
 
 pytestmark = pytest.mark.stack
 
@@ -100,11 +100,11 @@ def _series(fleet: Mapping[str, Shown], kind: Callable[[Result], str] = lambda r
     for instance, shown in fleet.items():
         target = {"job": "observatory", "instance": instance}
         completed = [None if one is None else one.completed_s for one in shown]
-        values[promql.select(RUN_LAST_COMPLETION, **SERIES, **target)] = _written(completed)
+        values[select(RUN_LAST_COMPLETION, **SERIES, **target)] = _written(completed)
         for baseline in {kind(one) for one in shown if one is not None}:
             labels = {**SERIES, **KIND, "baseline": baseline, **target}
             for which, offset in zip(STATISTICS, (0.0, -HALF_INTERVAL, HALF_INTERVAL), strict=True):
-                values[promql.select(RUN_SCALING_EFFICIENCY.statistic(which), **labels)] = _written(
+                values[select(RUN_SCALING_EFFICIENCY.statistic(which), **labels)] = _written(
                     [one.efficiency + offset if one is not None and kind(one) == baseline else None for one in shown]
                 )
     return values

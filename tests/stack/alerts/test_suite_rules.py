@@ -19,10 +19,10 @@ from collectors.metrics.suites import (
     SUITE_LAST_START,
     SUITE_PERIOD,
 )
-from dashboards import promql
 from dashboards.render import rules_text
 from tests.dashboards.alert_links import ALERTS, GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
+from tests.support.grafana_expressions import select
 
 pytestmark = pytest.mark.stack
 
@@ -53,13 +53,13 @@ class Shown:
         """In promtool's notation. runs: progress and cases of each."""
         target = {"suite": self.suite, "job": "observatory", "instance": self.instance}
         series = {
-            promql.select(SUITE_LAST_START, **target): self.started_s,
-            promql.select(SUITE_PERIOD, **target): self.period_s,
+            select(SUITE_LAST_START, **target): self.started_s,
+            select(SUITE_PERIOD, **target): self.period_s,
         }
         for run, (progress_s, cases) in (self.runs or {}).items():
-            series[promql.select(SUITE_LAST_PROGRESS, run=run, **target)] = progress_s
+            series[select(SUITE_LAST_PROGRESS, run=run, **target)] = progress_s
             for outcome, numbers in cases.items():
-                series[promql.select(SUITE_LAST_CASES, run=run, outcome=outcome, **target)] = numbers
+                series[select(SUITE_LAST_CASES, run=run, outcome=outcome, **target)] = numbers
         return {name: _written(values) for name, values in series.items() if values}
 
 
@@ -247,7 +247,7 @@ def test_a_failed_case_is_told_with_its_rank_its_cause_and_its_run(tmp_path: Pat
     for case, run, rank, cause in (("ddp", "r1", "1", "rank 1 was killed by SIGKILL"), ("fsdp", "r2", "", "")):
         for instance in ("node1:9464", "node2:9464"):  # Two exporters of one history.
             shown = {"case": case, "case_run": run, "rank": rank, "cause": cause, "instance": instance}
-            series[promql.select(SUITE_CASE_FAILURE, **labels, **shown)] = "1x20"
+            series[select(SUITE_CASE_FAILURE, **labels, **shown)] = "1x20"
     _rehearse(_says("SuiteCaseFailed", labels, annotations, 0.5), tmp_path, series)
 
 

@@ -13,17 +13,14 @@ from typing import Any
 
 import pytest
 
-from dashboards.boards import pipeline
-from dashboards.boards.nodes import fleet
-from dashboards.model import Stat
-from dashboards.render import DASHBOARDS
+from tests.dashboards.boards import all_boards, board
 from tests.stack.drawn.drawing import Job, drawn, given, needed, with_open_rows
 from tests.stack.drawn.states import STATES, State
 from tests.stack.pages.asking import Page, rendered
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-NAMES = [dashboard.name for dashboard in DASHBOARDS]
+NAMES = [dashboard.name for dashboard in all_boards()]
 NARROW, WIDE = 1280, 1600
 DRAWN = [*((state, name, NARROW) for state in STATES for name in NAMES), *(("demo", name, WIDE) for name in NAMES)]
 """Whatever fits on the narrow page fits on the wide one, which is drawn where there is most on it."""
@@ -78,7 +75,7 @@ def _rows(panel: Measured) -> list[dict[str, str]]:
 
 @every_page
 def test_a_cell_without_a_value_is_a_dash(state: str, name: str, width: int, pages: Pages) -> None:
-    sentences = {panel.absent for dashboard in DASHBOARDS for panel in dashboard.all_panels}
+    sentences = {panel.absent for dashboard in all_boards() for panel in dashboard.all_panels}
     cells = [
         (panel["title"], column, cell)
         for panel in _of_type(pages[state, name, width], "table")
@@ -150,7 +147,7 @@ def test_no_axis_goes_beyond_its_unit(state: str, name: str, width: int, pages: 
 
 @pytest.mark.parametrize("state", ["demo", "three CPU runs", "30 nights"])
 def test_the_parts_of_a_bubble_add_up(state: str, pages: Pages) -> None:
-    titles = [panel.title for panel in pipeline.DASHBOARD.panels if isinstance(panel, Stat)]
+    titles = [panel.title for panel in board("where-does-the-pipeline-wait").panels if panel.kind == "stat"]
     shown = {panel["title"]: panel for panel in pages[state, "where-does-the-pipeline-wait", NARROW]}
     bubble, *parts = (sum(value["last"] or 0 for value in shown[title]["values"]) for title in titles)
     assert bubble > 0
@@ -160,7 +157,7 @@ def test_the_parts_of_a_bubble_add_up(state: str, pages: Pages) -> None:
 @pytest.mark.parametrize("state", ["first run", "demo", "50 nodes"])
 def test_a_gpu_that_answers_is_allocated_or_idle(state: str, pages: Pages) -> None:
     titles = ("GPUs that answer", "GPUs allocated", "GPUs idle")
-    assert set(titles) <= {panel.title for panel in fleet.DASHBOARD.panels}
+    assert set(titles) <= {panel.title for panel in board("fleet").panels}
     shown = {panel["title"]: panel["values"] for panel in pages[state, "fleet", NARROW]}
     answering, allocated, idle = (shown[title][0]["last"] for title in titles)
     assert answering == allocated + idle > 0

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.boards import attention, choices
-from dashboards.model import Table
+from tests.dashboards.boards import board
 from tests.stack.alerts.rehearsal import Rehearsal
 from tests.support.grafana_expressions import with_choices
 
 pytestmark = pytest.mark.stack
 
-(TABLE,) = (panel for panel in attention.DASHBOARD.all_panels if panel.title == "Alerts that fire")
+TABLE = board("what-needs-me-now").panel("Alerts that fire")
 WORDS = {
     "RunStalled": ({"strategy": "ddp", "ranks": "8", "run": "a"}, "ddp on 8"),
     "RankComputesLonger": ({"strategy": "ddp", "ranks": "8", "run": "a", "rank": "3"}, "ddp on 8 rank 3"),
@@ -43,6 +42,7 @@ def test_an_alert_is_told_in_words(name: str, tmp_path: Path) -> None:
 
 
 def test_the_run_of_an_alert_leads_to_its_page() -> None:
-    assert isinstance(TABLE, Table)
-    (column,) = (column for column in TABLE.columns if column.name == "Run")
-    assert (column.source, column.link) == ("run", choices.TO_RUN)
+    assert TABLE.columns["Run"] == "run"
+    (link,) = TABLE.looks("Run")["links"]
+    assert link["url"].startswith("/d/observatory-one-run?")
+    assert link["url"].endswith('&var-run=${__data.fields["run"]}')

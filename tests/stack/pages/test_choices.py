@@ -16,10 +16,7 @@ from collectors.metrics.results import (
     RUN_WAITING_RATIO,
 )
 from collectors.metrics.suites import SUITE_CASE_INFO, SUITE_LAST_CASES, SUITE_LAST_PROGRESS
-from dashboards.boards import attention, communication, pipeline, scaling
-from dashboards.boards.results import ONE_SERIES
-from dashboards.model import Dashboard
-from dashboards.render import DASHBOARDS
+from tests.dashboards.boards import Board, all_boards, board
 from tests.stack.alerts.rehearsal import Rehearsal, shown
 from tests.support.grafana_expressions import with_choices
 
@@ -65,7 +62,7 @@ OTHERS = (
 
 def _is_shown(title: str, **chosen: str) -> str:
     """1 where a panel shows something, else 0; a count of alerts, which no rule here makes 0, is such a number."""
-    (panel,) = (panel for panel in attention.DASHBOARD.all_panels if panel.title == title)
+    panel = board("what-needs-me-now").panel(title)
     return f"sgn(count({with_choices(panel.queries[0].expression, **chosen)})) or vector(0)"
 
 
@@ -94,7 +91,7 @@ def _judged(series: str, verdict: str, change: float) -> dict[str, str]:
 
 def test_the_series_that_a_page_shows_first_is_the_worst_and_not_the_last_of_the_alphabet(tmp_path: Path) -> None:
     """What the gate finds worse comes first, then what it suspects, then the longest step beside what is usual."""
-    ranked = with_choices(ONE_SERIES.query, cluster="", suite="nightly", strategy="ddp")
+    ranked = with_choices(board("nightly").variable("series")["query"], cluster="", suite="nightly", strategy="ddp")
     worst = "topk(1, " + ranked.removeprefix("query_result(sort_desc(").removesuffix("))") + ")"
     series = {**_result("s1", "a on 2", 1.0), **_result("s2", "z on 2", 1.5), **_result("s3", "b on 2", 1.5)}
     for judged, name, value in (
@@ -107,19 +104,22 @@ def test_the_series_that_a_page_shows_first_is_the_worst_and_not_the_last_of_the
         Rehearsal(series=given, folder=tmp_path).gives(worst, {f'{{name="{name}"}}': value}, at_minutes=5)
 
 
-def _listed(dashboard: Dashboard, variable: str, **chosen: str) -> str:
+def _listed(dashboard: Board, variable: str, **chosen: str) -> str:
     """Return how Prometheus lists what may be chosen: the worst first."""
-    (query,) = (one.query for one in dashboard.variables if one.name == variable)
+    query = dashboard.variable(variable)["query"]
     return "topk(1, " + with_choices(query, **chosen).removeprefix("query_result(sort_desc(").removesuffix("))") + ")"
 
 
 @pytest.mark.parametrize(
     ("dashboard", "figure", "worst"),
-    [(communication.DASHBOARD, RUN_WAITING_RATIO, 0.4), (pipeline.DASHBOARD, MEASURED_BUBBLE, 0.4)],
+    [
+        (board("who-waits-for-whom"), RUN_WAITING_RATIO, 0.4),
+        (board("where-does-the-pipeline-wait"), MEASURED_BUBBLE, 0.4),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_the_page_of_one_series_begins_with_the_strategy_and_the_series_whose_figure_is_highest(
-    dashboard: Dashboard, figure: Metric, worst: float, tmp_path: Path
+    dashboard: Board, figure: Metric, worst: float, tmp_path: Path
 ) -> None:
     given: dict[str, str] = {}
     for strategy, series, name, ratio in (
@@ -140,7 +140,7 @@ def test_the_page_of_one_series_begins_with_the_strategy_and_the_series_whose_fi
 def test_the_strategy_of_a_first_run_can_be_chosen_where_there_is_no_result(tmp_path: Path) -> None:
     series = shown(RUN_INFO, "1x9", strategy="zero1", ranks="4", run="r")
     Rehearsal(series=series, folder=tmp_path).gives(
-        _listed(communication.DASHBOARD, "strategy"), {'{strategy="zero1"}': -1}, at_minutes=5
+        _listed(board("who-waits-for-whom"), "strategy"), {'{strategy="zero1"}': -1}, at_minutes=5
     )
 
 
@@ -151,14 +151,14 @@ def test_the_page_of_scaling_begins_with_the_series_that_scales_worst(tmp_path: 
         if efficiency is not None:
             owner = {**RESULT, "series": series, "scaling": "weak", "baseline": "beside"}
             given |= shown(RUN_SCALING_EFFICIENCY.statistic("median"), f"{efficiency}x9", **owner)
-    listed = _listed(scaling.DASHBOARD, "series")
+    listed = _listed(board("does-it-scale"), "series")
     Rehearsal(series=given, folder=tmp_path).gives(listed, {'{name="b on 2"}': -0.6}, at_minutes=5)
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_a_choice_of_a_ranked_label_asks_for_series_in_their_order(dashboard: Dashboard) -> None:
+@pytest.mark.parametrize("dashboard", all_boards(), ids=lambda dashboard: dashboard.name)
+def test_a_choice_of_a_ranked_label_asks_for_series_in_their_order(dashboard: Board) -> None:
     for variable in dashboard.variables:
-        assert (variable.ranked_label is not None) == variable.query.startswith("query_result("), variable.label
+        assert ("regex" in variable) == variable["query"].startswith("query_result("), variable["label"]
 
 
 def test_an_alert_that_has_no_cluster_is_shown_whichever_is_chosen(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from bench.exporter.demo import RUN
 from collectors.metrics.agent import RUN_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.metrics.results import RUN_STEP_SECONDS
-from dashboards.boards import one_run
+from tests.dashboards.boards import board
 from tests.stack.alerts.rehearsal import Rehearsal, shown
 from tests.stack.pages.asking import Answer, Page, rendered
 from tests.stack.pages.past import OTHER_RUN, PART_S, Part, Past, made_past
@@ -20,7 +20,7 @@ from tests.support.grafana_expressions import with_choices
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
 SCRAPE_S = 60
-HEADER = [panel.title for panel in one_run.DASHBOARD.panels if panel.height == 4]
+HEADER = [panel.title for panel in board("one-run").panels if panel.document["gridPos"]["h"] == 4]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ SERIES = {
 
 
 def _queries(title: str) -> list[str]:
-    (panel,) = (panel for panel in one_run.DASHBOARD.panels if panel.title == title)
+    panel = board("one-run").panel(title)
     return [query.expression for query in panel.queries]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dashboards.render import DASHBOARDS
+from dashboards.board import BOARDS
 from tests.stack.pages.asking import Page, rendered
 from tests.stack.pages.past import PART_S, Past, made_past
 
@@ -22,7 +22,7 @@ def past(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield made
 
 
-@pytest.mark.parametrize("name", [dashboard.name for dashboard in DASHBOARDS])
+@pytest.mark.parametrize("name", list(BOARDS))
 def test_no_panel_is_empty_of_what_is_there(name: str, past: Past) -> None:
     page = Page(
         dashboard=rendered(name),

@@ -16,11 +16,8 @@ import pytest
 from collectors.metrics.agent import RESULT_INFO, RUN_INFO
 from collectors.metrics.gate import VERDICT
 from collectors.metrics.metric import Metric
-from dashboards import promql
-from dashboards.boards import attention, nightly, one_run
-from dashboards.boards.nodes import one_gpu
-from dashboards.model import Dashboard
-from tests.support.grafana_expressions import with_choices
+from tests.dashboards.boards import Board, board
+from tests.support.grafana_expressions import select, with_choices
 from tests.support.servers import PrometheusServer, program, started_server
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -44,7 +41,7 @@ class There:
 
 
 def _series(metric: Metric, **labels: str) -> str:
-    return promql.select(metric, job="observatory", **labels)
+    return select(metric, job="observatory", **labels)
 
 
 def _run(run: str, begun_s: int, lasted_s: int, *, strategy: str = "ddp", instance: str = "node0:9464") -> There:
@@ -113,11 +110,11 @@ class Past:
     prometheus: PrometheusServer
     end_s: int
 
-    def marks(self, dashboard: Dashboard, name: str, back_s: int, **chosen: str) -> list[tuple[Mapping[str, str], int]]:
+    def marks(self, dashboard: Board, name: str, back_s: int, **chosen: str) -> list[tuple[Mapping[str, str], int]]:
         """Each mark that Grafana would draw: its labels, and how many seconds before the end it is."""
-        (mark,) = (one for one in dashboard.annotations if one.name == name)
+        (mark,) = (one for one in dashboard.document["annotations"]["list"] if one["name"] == name)
         step_s = STEPS[back_s]
-        asked = with_choices(mark.expression.replace("${__interval_ms}", str(1000 * step_s)), **chosen)
+        asked = with_choices(mark["expr"].replace("${__interval_ms}", str(1000 * step_s)), **chosen)
         # Grafana rounds both ends of the range down to whole steps.
         start_s, end_s = ((at_s // step_s) * step_s for at_s in (self.end_s - back_s, self.end_s))
         fields = urllib.parse.urlencode({"query": asked, "start": start_s, "end": end_s, "step": step_s})
@@ -195,14 +192,14 @@ LASTED = {
 
 @pytest.mark.parametrize("back_s", STEPS)
 def test_each_run_is_marked_once_where_it_began(past: Past, back_s: int) -> None:
-    found = past.marks(attention.DASHBOARD, "Run began", back_s)
+    found = past.marks(board("what-needs-me-now"), "Run began", back_s)
     _once(found, "run", _within(back_s, BEGUN), late_s=STEPS[back_s])
 
 
 @pytest.mark.parametrize("back_s", STEPS)
 def test_each_run_is_marked_once_where_it_ended(past: Past, back_s: int) -> None:
     ended = {run: at_s - LASTED[run] for run, at_s in BEGUN.items()}
-    found = past.marks(attention.DASHBOARD, "Run ended", back_s)
+    found = past.marks(board("what-needs-me-now"), "Run ended", back_s)
     _once(found, "run", _within(back_s, ended), late_s=STEPS[back_s] + 300)
 
 
@@ -210,14 +207,14 @@ def test_each_run_is_marked_once_where_it_ended(past: Past, back_s: int) -> None
 def test_each_alert_is_marked_once_where_it_began_to_fire(past: Past, back_s: int) -> None:
     begun = {"GpuHot": 2000, "GpuHeldBack": 2700, "NodeAgentLate": 1000, "RunSlow": 1200}
     begun |= {"SuiteNotRun": 3 * DAY_S, "LevelCrept": 5 * DAY_S}
-    found = past.marks(attention.DASHBOARD, "Alert", back_s)
+    found = past.marks(board("what-needs-me-now"), "Alert", back_s)
     one_of_each = [(labels, at_s) for labels, at_s in found if labels.get("gpu") != "2"]
     _once(one_of_each, "alertname", _within(back_s, begun), late_s=STEPS[back_s])
 
 
 def test_each_verdict_and_change_of_thirty_days_is_marked_once(past: Past) -> None:
     back_s, late_s = 30 * DAY_S, STEPS[30 * DAY_S]
-    verdicts = past.marks(nightly.DASHBOARD, "Verdict", back_s)
+    verdicts = past.marks(board("nightly"), "Verdict", back_s)
     found = sorted((labels["case"], labels["verdict"], at_s) for labels, at_s in verdicts)
     expected = [("a", "regression", 6 * DAY_S), ("a", "regression", 20 * DAY_S), ("b", "creep", 15 * DAY_S)]
     assert [words[:2] for words in found] == [words[:2] for words in expected]
@@ -226,40 +223,40 @@ def test_each_verdict_and_change_of_thirty_days_is_marked_once(past: Past) -> No
         ("Commit changed", "commit", "c2", 20 * DAY_S),
         ("Driver changed", "driver", "580", 10 * DAY_S),
     ):
-        _once(past.marks(nightly.DASHBOARD, name, back_s), label, {value: due_s}, late_s=late_s)
+        _once(past.marks(board("nightly"), name, back_s), label, {value: due_s}, late_s=late_s)
 
 
 # What is chosen.
 
 
-def _marked(past: Past, dashboard: Dashboard, name: str, label: str, back_s: int, **chosen: str) -> set[str]:
+def _marked(past: Past, dashboard: Board, name: str, label: str, back_s: int, **chosen: str) -> set[str]:
     return {labels[label] for labels, _ in past.marks(dashboard, name, back_s, **chosen)}
 
 
 def test_a_page_marks_the_runs_that_are_chosen(past: Past) -> None:
     for mark in ("Run began", "Run ended"):
-        assert _marked(past, one_run.DASHBOARD, mark, "run", HOUR_S, run="ten-minutes") == {"ten-minutes"}
-        of_strategy = _marked(past, attention.DASHBOARD, mark, "run", 6 * HOUR_S, strategy="fsdp")
+        assert _marked(past, board("one-run"), mark, "run", HOUR_S, run="ten-minutes") == {"ten-minutes"}
+        of_strategy = _marked(past, board("what-needs-me-now"), mark, "run", 6 * HOUR_S, strategy="fsdp")
         assert of_strategy == {"of-another-strategy"}
-        of_node = _marked(past, one_gpu.DASHBOARD, mark, "run", 6 * HOUR_S, node="node1:9464")
+        of_node = _marked(past, board("one-gpu"), mark, "run", 6 * HOUR_S, node="node1:9464")
         assert of_node == {"of-another-strategy", "on-two-nodes"}
-        assert _marked(past, one_gpu.DASHBOARD, mark, "run", 6 * HOUR_S, cluster="west") == set()
+        assert _marked(past, board("one-gpu"), mark, "run", 6 * HOUR_S, cluster="west") == set()
 
 
 def test_a_page_marks_the_verdicts_on_the_series_that_are_chosen(past: Past) -> None:
-    assert _marked(past, nightly.DASHBOARD, "Verdict", "case", 30 * DAY_S, series="b on 2") == {"b"}
-    assert _marked(past, nightly.DASHBOARD, "Verdict", "case", 30 * DAY_S, suite="weekly") == set()
-    assert _marked(past, nightly.DASHBOARD, "Verdict", "case", 30 * DAY_S, strategy="fsdp") == set()
-    assert _marked(past, nightly.DASHBOARD, "Commit changed", "series", 30 * DAY_S, series="b on 2") == set()
+    assert _marked(past, board("nightly"), "Verdict", "case", 30 * DAY_S, series="b on 2") == {"b"}
+    assert _marked(past, board("nightly"), "Verdict", "case", 30 * DAY_S, suite="weekly") == set()
+    assert _marked(past, board("nightly"), "Verdict", "case", 30 * DAY_S, strategy="fsdp") == set()
+    assert _marked(past, board("nightly"), "Commit changed", "series", 30 * DAY_S, series="b on 2") == set()
 
 
 def test_a_page_marks_the_alerts_of_what_is_chosen_and_those_without_the_label(past: Past) -> None:
-    def marked(dashboard: Dashboard, back_s: int = 6 * HOUR_S, **chosen: str) -> set[str]:
+    def marked(dashboard: Board, back_s: int = 6 * HOUR_S, **chosen: str) -> set[str]:
         return _marked(past, dashboard, "Alert", "what", back_s, **chosen)
 
     node0 = {"node0:9464 1    ", "node0:9464     "}
-    assert marked(one_gpu.DASHBOARD, cluster="east", node="node0:9464", gpu="1") == node0
-    assert marked(attention.DASHBOARD, cluster="west") == {"    fsdp of-another-strategy"}
-    assert marked(attention.DASHBOARD, cluster="west", strategy="ddp") == set()
-    assert marked(nightly.DASHBOARD, 30 * DAY_S, suite="nightly") == {"  nightly   "}
-    assert marked(nightly.DASHBOARD, 30 * DAY_S, strategy="ddp") == {"  nightly   ", "  weekly  ddp "}
+    assert marked(board("one-gpu"), cluster="east", node="node0:9464", gpu="1") == node0
+    assert marked(board("what-needs-me-now"), cluster="west") == {"    fsdp of-another-strategy"}
+    assert marked(board("what-needs-me-now"), cluster="west", strategy="ddp") == set()
+    assert marked(board("nightly"), 30 * DAY_S, suite="nightly") == {"  nightly   "}
+    assert marked(board("nightly"), 30 * DAY_S, strategy="ddp") == {"  nightly   ", "  weekly  ddp "}

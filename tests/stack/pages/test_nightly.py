@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.boards import nightly
-from dashboards.model import Table
+from tests.dashboards.boards import board
 from tests.stack.pages.asking import Page, rendered
 from tests.stack.pages.past import PART_S, Part, made_past
 
@@ -19,7 +18,7 @@ ON_EACH_ROW = ("Step", "Step: usual", "Step: change", "Newest run", "Age")
 
 
 def test_each_series_has_what_is_usual_of_it_and_how_its_newest_run_ended(tmp_path: Path) -> None:
-    (table,) = (one for one in nightly.DASHBOARD.panels if isinstance(one, Table) and one.title.startswith("Series: "))
+    (table,) = (one for one in board("nightly").panels if one.title.startswith("Series: "))
     with made_past(tmp_path, nodes=1, scrape_s=SCRAPE_S, parts=(PART,)) as past:
         page = Page(
             dashboard=rendered("nightly"),
@@ -30,7 +29,7 @@ def test_each_series_has_what_is_usual_of_it_and_how_its_newest_run_ended(tmp_pa
             chosen={},
         )
         answers = [answer.series for answer in page.answers() if answer.panel == table.title]
-    columns = [column.name for column in table.columns if not isinstance(column.source, str)]
+    columns = [query.legend for query in table.queries]
     rows = {name: {one["series"] for one in found} for name, found in zip(columns, answers, strict=True)}
     assert [name for name in columns if not rows[name]] == []
     assert [name for name in ON_EACH_ROW if rows[name] != rows["Step"]] == []

@@ -10,28 +10,24 @@ import pytest
 from collectors.metrics.agent import RESULT_INFO
 from collectors.metrics.gpu import GPU_ENERGY_JOULES, GPU_POWER_WATTS, GPU_STATE, GPU_TASKS, GPU_UTILIZATION, RANK_GPU
 from collectors.metrics.metric import STATISTICS
-from collectors.metrics.results import RUN_TOKENS_PER_SECOND_PER_DEVICE
-from dashboards import promql
-from dashboards.boards import attention, one_run, strategies
-from dashboards.boards.nodes import fleet
-from dashboards.model import Dashboard
-from dashboards.queries import joins
+from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_TOKENS_PER_SECOND_PER_DEVICE
+from tests.dashboards.boards import Board, board
 from tests.stack.alerts.rehearsal import Rehearsal, shown
 from tests.support.grafana_expressions import with_choices
 
 pytestmark = pytest.mark.stack
 
 
-def _asked(dashboard: Dashboard, title: str, *by: str, **chosen: str) -> str:
+def _asked(dashboard: Board, title: str, *by: str, **chosen: str) -> str:
     """What a panel's only query answers, with these labels alone."""
-    (panel,) = (panel for panel in dashboard.all_panels if panel.title == title)
-    (query,) = panel.queries
-    return promql.largest(with_choices(query.expression, **chosen), by=by)
+    query = dashboard.panel(title).queries[0]
+    return f"max by ({', '.join(by)}) ({with_choices(query.expression, **chosen)})"
 
 
 # Which strategy pays?
 
 FASTEST = "Most tokens per second"
+MEMORY = RUN_MEMORY_ACCOUNT_BYTES.alone(part="total", account="measured")
 
 
 def _results(tokens: Mapping[str, tuple[float, float, float] | float]) -> dict[str, str]:
@@ -61,25 +57,26 @@ def _results(tokens: Mapping[str, tuple[float, float, float] | float]) -> dict[s
 def test_a_winner_is_named_only_where_its_interval_lies_apart_from_all_others(
     tokens: Mapping[str, tuple[float, float, float] | float], winner: str, tmp_path: Path
 ) -> None:
-    expression = f"count by (name) ({_asked(strategies.DASHBOARD, FASTEST, 'name')})"
+    expression = f"count by (name) ({_asked(board('which-strategy-pays'), FASTEST, 'name')})"
     Rehearsal(series=_results(tokens), folder=tmp_path).gives(expression, {f'{{name="{winner}"}}': 1.0}, at_minutes=5)
 
 
 def test_the_least_memory_wins_where_its_interval_ends_below_all_others(tmp_path: Path) -> None:
-    query = joins.winner("median", "low", "high", is_most=False)
-    series = {
-        f'{which}{{name="{name}", series="{name}"}}': f"{value}x9"
-        for name, values in {"a": (2, 1, 3), "b": (5, 4, 6)}.items()
-        for which, value in zip(("median", "low", "high"), values, strict=True)
-    }
+    series: dict[str, str] = {}
+    for name, values in {"a": (2, 1, 3), "b": (5, 4, 6)}.items():
+        owner = {"strategy": name, "ranks": "8", "device": "cuda", "precision": "bf16", "series": name}
+        series |= shown(RESULT_INFO, "1x9", strategy=name, ranks="8", series=name, name=name)
+        for which, value in zip(STATISTICS, values, strict=True):
+            series |= shown(MEMORY.statistic(which), f"{value}x9", **owner)
+    query = _asked(board("which-strategy-pays"), "Least memory of a rank", "name")
     rehearsal = Rehearsal(series=series, folder=tmp_path)
     rehearsal.gives(f"count by (name) ({query})", {'{name="a"}': 1.0}, at_minutes=5)
 
 
 def test_one_world_size_is_compared_at_a_time() -> None:
-    (ranks,) = (variable for variable in strategies.DASHBOARD.variables if variable.name == "ranks")
-    assert ranks.is_single
-    assert [query for query in strategies.DASHBOARD.queries if "$ranks" not in query.expression] == []
+    (ranks,) = (one for one in board("which-strategy-pays").variables if one["name"] == "ranks")
+    assert not ranks["multi"]
+    assert [query for query in board("which-strategy-pays").queries if "$ranks" not in query.expression] == []
 
 
 # The fleet.
@@ -102,30 +99,30 @@ GPUS = {
 def test_gpus_that_answer_are_allocated_or_idle_and_their_power_adds_up(
     title: str, value: float, tmp_path: Path
 ) -> None:
-    Rehearsal(series=GPUS, folder=tmp_path).gives(_asked(fleet.DASHBOARD, title), {"{}": value}, at_minutes=5)
+    Rehearsal(series=GPUS, folder=tmp_path).gives(_asked(board("fleet"), title), {"{}": value}, at_minutes=5)
 
 
 def test_the_energy_of_a_fleet_is_that_of_the_time_range(tmp_path: Path) -> None:
-    expression = f"round({_asked(fleet.DASHBOARD, 'Energy of all GPUs')})"
+    expression = f"round({_asked(board('fleet'), 'Energy of all GPUs')})"
     Rehearsal(series=GPUS, folder=tmp_path).gives(expression, {"{}": 3 * 6000 * 60}, at_minutes=60)
 
 
 @pytest.mark.parametrize(
     ("dashboard", "title"),
     [
-        *((attention.DASHBOARD, title) for title in ("Alerts: critical", "GPUs answering", "GPUs held back")),
-        *((fleet.DASHBOARD, panel.title) for panel in fleet.DASHBOARD.panels if type(panel).__name__ == "Stat"),
+        *((board("what-needs-me-now"), title) for title in ("Alerts: critical", "GPUs answering", "GPUs held back")),
+        *((board("fleet"), panel.title) for panel in board("fleet").panels if panel.kind == "stat"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_where_nothing_is_watched_a_number_is_absent_and_not_nought(
-    dashboard: Dashboard, title: str, tmp_path: Path
+    dashboard: Board, title: str, tmp_path: Path
 ) -> None:
     Rehearsal(series={"other": "1x9"}, folder=tmp_path).gives(_asked(dashboard, title), {}, at_minutes=5)
 
 
 def test_where_rules_are_read_no_alert_is_nought(tmp_path: Path) -> None:
-    expression = _asked(attention.DASHBOARD, "Alerts: critical")
+    expression = _asked(board("what-needs-me-now"), "Alerts: critical")
     Rehearsal(series={"other": "1x9"}, folder=tmp_path).gives_by_rules(expression, {"{}": 0.0}, at_minutes=5)
 
 
@@ -143,7 +140,7 @@ def test_of_a_runs_gpus_the_worst_eight_are_drawn(title: str, worst: range, tmp_
         series |= shown(GPU_UTILIZATION, f"{gpu / 100}x9", gpu=str(gpu)) | shown(
             GPU_POWER_WATTS, f"{gpu}x9", gpu=str(gpu)
         )
-    expression = f"count by (gpu) ({_asked(one_run.DASHBOARD, title, 'gpu')})"
+    expression = f"count by (gpu) ({_asked(board('one-run'), title, 'gpu')})"
     Rehearsal(series=series, folder=tmp_path).gives(
         expression, {f'{{gpu="{gpu}"}}': 1.0 for gpu in worst}, at_minutes=5
     )

@@ -8,13 +8,13 @@ from itertools import product
 import pytest
 
 from bench.exporter.demo import RUN, STRATEGY
-from dashboards.render import DASHBOARDS
+from dashboards.board import BOARDS, read_board
 from tests.stack.pages.asking import Page, rendered
 from tests.stack.pages.past import OTHER_RUN, PART_S, PARTS, Part, Past, made_past
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 
-NAMES = [dashboard.name for dashboard in DASHBOARDS]
+NAMES = list(BOARDS)
 MOST_SAMPLES = 5_000_000
 """What a query may read: a Prometheus reads some ten million a second."""
 NODES = 50
@@ -60,10 +60,10 @@ def test_no_panel_is_empty_where_grafana_was_told_a_shorter_interval(name: str, 
 @pytest.mark.parametrize(
     ("name", "variable", "value"),
     [
-        (dashboard.name, variable.name, {"run": RUN, "strategy": STRATEGY}[variable.name])
-        for dashboard in DASHBOARDS
-        for variable in dashboard.variables
-        if variable.name in ("run", "strategy")
+        (name, variable["name"], {"run": RUN, "strategy": STRATEGY}[variable["name"]])
+        for name in BOARDS
+        for variable in read_board(name)["variables"]
+        if variable["name"] in ("run", "strategy")
     ],
 )
 def test_nothing_of_another_run_is_shown(name: str, variable: str, value: str, past: Past) -> None:

@@ -10,8 +10,7 @@ from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.gate import VERDICT, VERDICT_CHANGE
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.metrics.results import RUN_STEP_SECONDS
-from dashboards.boards import attention, one_run
-from dashboards.model import Dashboard, Panel
+from tests.dashboards.boards import Board, board
 from tests.stack.alerts.rehearsal import Rehearsal, shown
 from tests.support.grafana_expressions import with_choices
 
@@ -22,23 +21,18 @@ RESULT = {"strategy": "ddp", "ranks": "1", "device": "cuda", "precision": "bf16"
 ABOUT = {"strategy": "ddp", "ranks": "1", "series": "s", "name": "ddp on 1"}
 
 
-def _panel(dashboard: Dashboard, title: str) -> Panel:
-    (found,) = (panel for panel in dashboard.all_panels if panel.title == title)
-    return found
-
-
-def _asked(dashboard: Dashboard, title: str, **chosen: str) -> str:
+def _asked(dashboard: Board, title: str, **chosen: str) -> str:
     """The first query of a panel, without the labels of its answer."""
-    expression = with_choices(_panel(dashboard, title).queries[0].expression, **chosen)
+    expression = with_choices(dashboard.panel(title).queries[0].expression, **chosen)
     return f"max without (cluster, series) ({expression})"
 
 
 @pytest.mark.parametrize("chosen", [{"cluster": "east"}, {}], ids=["east", "all"])
 @pytest.mark.parametrize(
-    ("dashboard", "title"), [(attention.DASHBOARD, "Step against result"), (one_run.DASHBOARD, "Against result")]
+    ("dashboard", "title"), [(board("what-needs-me-now"), "Step against result"), (board("one-run"), "Against result")]
 )
 def test_a_step_is_held_against_the_result_of_its_own_cluster(
-    dashboard: Dashboard, title: str, chosen: dict[str, str], tmp_path: Path
+    dashboard: Board, title: str, chosen: dict[str, str], tmp_path: Path
 ) -> None:
     series = {
         **shown(RUN_INFO, "1x9", **ABOUT, run="a", slot="0", cluster="east"),
@@ -60,7 +54,7 @@ def test_a_verdict_has_the_change_of_its_own_hardware_and_cluster(tmp_path: Path
         **_verdict("improvement", "-0.05", hardware="h200", series="t", cluster="east"),
         **_verdict("creep", "0.1", hardware="h100", series="s", cluster="west", instance=OTHER),
     }
-    (query,) = _panel(attention.DASHBOARD, "Figures that the gate does not find the same").queries
+    (query,) = board("what-needs-me-now").panel("Figures that the gate does not find the same").queries
     Rehearsal(series=series, folder=tmp_path).gives(
         f"max by (cluster, hardware, verdict) ({with_choices(query.expression)})",
         {

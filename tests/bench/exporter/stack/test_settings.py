@@ -17,7 +17,7 @@ from bench.errors import Misuse
 from bench.exporter.stack.files import ALERTMANAGER, SHIPPED, files, grafana_ini
 from bench.exporter.stack.passwords import Passwords
 from bench.exporter.stack.settings import MOST_SCRAPE_S, PrometheusSettings, StackSettings, check, looks_back_days
-from dashboards.grafana.looks import DATA_SOURCE_UID
+from dashboards.board import DATA_SOURCE_UID
 from dashboards.publishing.plan import FOLDER_UID
 from dashboards.publishing.publish import RENDERED
 from tests.dashboards.promtool import promtool

@@ -1,0 +1,281 @@
+"""Turns a panel of a board's YAML into Grafana's JSON: lays it over what all panels of its type have.
+
+A panel has Grafana's own keys. Those of `FIELD_KEYS`, which Grafana has under `fieldConfig.defaults`, stand beside its
+title, and null takes a default away. What is ours: `whenEmpty`, `metrics`, a table's `columns`, a target's `style`, and
+short forms of `links` and `mappings`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+from collectors.regular_files import read_regular
+
+Json = dict[str, Any]
+
+BOARDS_FOLDER = Path(__file__).with_name("boards")
+UID_PREFIX = "observatory-"
+"""Begins the UID of each of our dashboards, which so is nobody else's."""
+FIELD_KEYS = ("unit", "decimals", "min", "max", "color", "custom", "thresholds", "mappings", "links")
+OWN_KEYS = ("whenEmpty", "metrics", "columns")
+NO_VALUE, GREY = "-", "#6e6e6e"
+DECIMALS = {"percentunit": 1, "short": 0}
+"""Digits behind the point of numbers and cells: else Grafana writes -0.0500 %, and a counter's growth as 6.01."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class BadPanel(ValueError):
+    """A panel cannot be drawn; the message says why."""
+
+
+@functools.cache
+def read(name: str) -> Json:
+    """Return what stands in a file of the boards' folder, its placeholders as they are."""
+    return parse(read_regular(BOARDS_FOLDER / f"{name}.yaml").decode())
+
+
+def parse(text: str) -> Json:
+    """Return the mapping that a YAML text holds; the parser in C is ten times as fast, where PyYAML has it."""
+    content = yaml.load(text, Loader=yaml.CSafeLoader) if yaml.__with_libyaml__ else yaml.safe_load(text)
+    assert isinstance(content, dict), "each of our files is a mapping"
+    return content
+
+
+def defaults() -> Json:
+    """Return what all boards, and all panels of a type, have in common."""
+    return read("defaults")
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Json:
+    """Return one mapping laid over another, at all depths; null leaves the key out."""
+    result = copy.deepcopy(dict(below))
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return {key: value for key, value in result.items() if value is not None}
+
+
+def of_type(panel: Mapping[str, Any]) -> Json:
+    """Return the panel over what all panels of its type have.
+
+    Raises:
+        BadPanel: its type is unknown.
+    """
+    types = defaults()["types"]
+    if panel.get("type") not in types:
+        raise BadPanel(f"type is {panel.get('type')!r}; it may be {', '.join(types)}, or row")
+    return merged(merged(defaults()["panel"], types[panel["type"]]), panel)
+
+
+def draw(panel: Mapping[str, Any], definitions: Sequence[str]) -> Json:
+    """Return a panel as Grafana reads it, but for its id and where it lies.
+
+    definitions: of the metrics that it shows; they follow its own description.
+
+    Raises:
+        BadPanel: its type, a link or a style is unknown, or a table is sorted by no column of it.
+    """
+    whole, kind = of_type(panel), panel.get("type")
+    drawn = {key: value for key, value in whole.items() if key not in (*FIELD_KEYS, *OWN_KEYS)}
+    drawn["datasource"] = defaults()["datasource"]
+    # Grafana 12 draws nothing where a table has no row, and a number has no room for a sentence.
+    about = [panel.get("description"), *definitions, f"When empty: {whole['whenEmpty']}"]
+    drawn["description"] = "\n\n".join(text for text in about if text)
+    field = {key: panel[key] for key in FIELD_KEYS if key in panel}
+    config, options = drawn["fieldConfig"], drawn["options"]
+    config["defaults"] = merged(merged(config["defaults"], _implied(str(kind), field)), _in_full(field))
+    config["defaults"]["noValue"] = NO_VALUE if kind == "stat" else whole["whenEmpty"]
+    if kind == "timeseries" and not options["legend"]["sortDesc"]:
+        options["tooltip"]["sort"] = "asc"
+    if kind == "stat" and "thresholds" in field:
+        options["colorMode"] = "background"
+    if kind == "heatmap":
+        options["yAxis"] = {"unit": field["unit"]}
+    if kind == "table":
+        config["overrides"] += _cells(panel)
+        drawn["transformations"] = _transformations(panel["columns"])
+    targets = targets_of(panel)
+    drawn["targets"] = [_target(target, letter, str(kind)) for letter, target in zip(LETTERS, targets, strict=False)]
+    config["overrides"] += _styles(targets)
+    return drawn
+
+
+def _implied(kind: str, field: Mapping[str, Any]) -> Json:
+    """Return what follows from a field's unit and thresholds in this type of panel."""
+    unit, is_judged = field.get("unit"), "thresholds" in field
+    if kind == "timeseries":
+        counted = {"decimals": 0, "custom": {"axisSoftMax": 1}} if unit == "short" else {}
+        return merged(counted, {"custom": {"thresholdsStyle": {"mode": "area"}}} if is_judged else {})
+    if kind == "stat":
+        # Without these mappings, what has no value would have the colour of the lowest values.
+        implied = {"mappings": _without_value(GREY, 0), "decimals": DECIMALS.get(str(unit))}
+        return {**implied, **({"color": {"mode": "thresholds", "fixedColor": None}} if is_judged else {})}
+    return {}
+
+
+def _in_full(field: Mapping[str, Any]) -> Json:
+    """Return a field with its links, mappings and thresholds as Grafana writes them."""
+    full = dict(field)
+    if "links" in field:
+        link = defaults()["dataLink"]
+        full["links"] = [{**link, "title": name, "url": _url(name, in_table=False)} for name in field["links"]]
+    if "mappings" in field:
+        full["mappings"] = _mappings(field["mappings"])
+    if "thresholds" in field:
+        full["thresholds"] = _thresholds(field["thresholds"])
+    return full
+
+
+def _url(name: str, *, in_table: bool) -> str:
+    """Return where a link leads; the values are a row's cells in a table, elsewhere the series' labels."""
+    links = defaults()["links"]
+    if name not in links:
+        raise BadPanel(f"there is no link {name!r}; it may be {', '.join(links)}")
+    value = '${{__data.fields["{}"]}}' if in_table else "${{__field.labels.{}}}"
+    chosen = "".join(f"&var-{quote(to)}={value.format(label)}" for to, label in links[name]["choose"].items())
+    kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
+    return f"/d/{UID_PREFIX}{links[name]['board']}?{kept}{chosen}"
+
+
+def _thresholds(thresholds: Mapping[str, Any]) -> Json:
+    return {"mode": "absolute", "steps": [{"value": None, **step} for step in thresholds["steps"]]}
+
+
+def _mappings(results: Mapping[Any, Mapping[str, Any]]) -> list[Json]:
+    """Return what values stand for, as Grafana writes it. results: text and colour by value."""
+    options = {
+        str(value): {"text": str(value), "index": index, **result}
+        for index, (value, result) in enumerate(results.items())
+    }
+    return [{"type": "value", "options": options}] if options else []
+
+
+def _without_value(color: str, index: int) -> list[Json]:
+    """Return the mappings of what has no value."""
+    result = {"text": NO_VALUE, "color": color, "index": index}
+    return [{"type": "special", "options": {"match": match, "result": result}} for match in ("null+nan", "empty")]
+
+
+# Targets.
+
+
+def targets_of(panel: Mapping[str, Any]) -> list[Json]:
+    """Return what a panel asks: its targets, or the columns of a table that have an expression."""
+    targets = [*({"expr": column["expr"]} for column in _asking(panel)), *panel.get("targets", ())]
+    if panel.get("options", {}).get("textMode") == "name":
+        # Where no series is, Grafana shows no name, and not even what it shows for a number that is not there.
+        targets.append({"expr": f"vector(NaN) unless on () (\n{targets[0]['expr']}\n)", "legendFormat": NO_VALUE})
+    return targets
+
+
+def _asking(panel: Mapping[str, Any]) -> list[Json]:
+    return [column for column in panel.get("columns", ()) if "expr" in column]
+
+
+def _target(target: Mapping[str, Any], letter: str, kind: str) -> Json:
+    """Return a target with its letter; numbers and tables ask for now, all else for the time range."""
+    is_now, form = kind in ("stat", "table"), kind if kind in ("table", "heatmap") else "time_series"
+    own = {"datasource": defaults()["datasource"], "format": form, "instant": is_now, "range": not is_now}
+    return {**own, "refId": letter, "legendFormat": "", **{key: target[key] for key in target if key != "style"}}
+
+
+def _styles(targets: Sequence[Json]) -> list[Json]:
+    """Return the overrides of the lines that have a style."""
+    styles, overrides = defaults()["styles"], []
+    low = next((target["legendFormat"] for target in targets if target.get("style") == "low end of band"), "")
+    for letter, target in zip(LETTERS, targets, strict=False):
+        if "style" in target:
+            if target["style"] not in styles:
+                raise BadPanel(f"style is {target['style']!r}; it may be {', '.join(styles)}")
+            looks = styles[target["style"]]
+            filled = {"custom.fillBelowTo": low} if "custom.fillBelowTo" in looks else {}
+            overrides.append(_override("byFrameRefID", letter, looks | filled))
+    return overrides
+
+
+def _override(matcher: str, of: str, looks: Mapping[str, Any]) -> Json:
+    properties = [{"id": name, "value": value} for name, value in looks.items()]
+    return {"matcher": {"id": matcher, "options": of}, "properties": properties}
+
+
+# Tables: a row for each set of labels; a column is a label (`field`) or the value of a query (`expr`).
+
+LETTER_PX, MARGIN_PX, ARROW_PX = 9, 16, 20
+"""Of Grafana's headings: a letter, what is beside the text, and the arrow of a column that is sorted by."""
+NUMBER_PX = {"none": 48, "bool_yes_no": 48, "count:/s": 80, "bytes": 84, "hertz": 84, "joule": 84, "s": 88, "Bps": 88}
+NUMBER_PX |= {"flops": 104}
+OTHER_NUMBER_PX = 72
+
+
+def _transformations(columns: Sequence[Mapping[str, Any]]) -> list[Json]:
+    """Return what makes a table of the columns' queries: joined by label, in order, with their names."""
+    letters = iter(LETTERS)
+    is_alone = sum("expr" in column for column in columns) == 1
+    fields = [
+        column["field"] if "field" in column else "Value" if is_alone else f"Value #{next(letters)}"
+        for column in columns
+    ]
+    names = {field: column["name"] for field, column in zip(fields, columns, strict=True)}
+    numbers = [
+        {"targetField": column["field"], "destinationType": "number"}
+        for column in columns
+        if "field" in column and "unit" in column
+    ]
+    organised = {
+        "indexByName": {field: index for index, field in enumerate(fields)},
+        "renameByName": names,
+        "includeByName": dict.fromkeys(fields, True),
+        "excludeByName": {},
+    }
+    return [
+        {"id": "merge", "options": {}},
+        # First the columns that are wanted: every other label would be a column, too.
+        {"id": "filterFieldsByName", "options": {"include": {"names": fields}}},
+        # A label is a text, by which 16 comes before 2.
+        *([{"id": "convertFieldType", "options": {"conversions": numbers}}] if numbers else []),
+        {"id": "organize", "options": organised},
+    ]
+
+
+def _cells(panel: Mapping[str, Any]) -> list[Json]:
+    """Return the overrides by which the cells of each column have their unit, width, colours and links."""
+    names = [column["name"] for column in panel["columns"]]
+    sorted_by = [entry["displayName"] for entry in panel.get("options", {}).get("sortBy", ())]
+    for name in sorted_by:
+        if name not in names:
+            raise BadPanel(f"it is sorted by {name!r}; its columns are {', '.join(names)}")
+    return [_override("byName", column["name"], _looks(column, sorted_by)) for column in panel["columns"]]
+
+
+def _looks(column: Mapping[str, Any], sorted_by: Sequence[str]) -> Json:
+    unit, mappings, is_judged = column.get("unit"), column.get("mappings", {}), "thresholds" in column
+    looks: Json = {"noValue": NO_VALUE}  # The panel's own text is for a table without rows.
+    looks |= {"unit": unit, "decimals": column.get("decimals", DECIMALS.get(str(unit)))}
+    looks["custom.width"] = _width(column, sorted_by)
+    if is_judged:
+        looks |= {"thresholds": _thresholds(column["thresholds"]), "color": {"mode": "thresholds"}}
+    if is_judged or mappings:
+        looks["mappings"] = [*_mappings(mappings), *_without_value("text", len(mappings))]
+        looks["custom.cellOptions"] = {"type": "color-text"}
+    if "links" in column:
+        looks["links"] = [{"title": name, "url": _url(name, in_table=True)} for name in column["links"]]
+    return {name: value for name, value in looks.items() if value is not None}
+
+
+def _width(column: Mapping[str, Any], sorted_by: Sequence[str]) -> int | None:
+    """Return a column's width in pixels: of numbers and their heading; None for texts, which share the rest."""
+    if "unit" not in column:
+        return column.get("width")
+    heading = LETTER_PX * len(column["name"]) + MARGIN_PX + (ARROW_PX if column["name"] in sorted_by else 0)
+    words = [LETTER_PX * len(str(result.get("text", ""))) + MARGIN_PX for result in column.get("mappings", {}).values()]
+    numbers = max(words) if words else NUMBER_PX.get(column["unit"], OTHER_NUMBER_PX)
+    return max(heading, numbers, int(column.get("width", 0)))
