@@ -57,6 +57,11 @@ class Case:
         assert self.model is not None, f"{self.strategy} has no model"
         return self.model
 
+    @property
+    def data_ranks(self) -> int:
+        """The number of shares that a batch is divided into."""
+        return self.spec().data_ranks(self)
+
     def key(self) -> str:
         """Return the case's key, equal for cases that measure the same thing, however often and long they do."""
         fields = asdict(self)
