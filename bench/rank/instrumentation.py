@@ -40,7 +40,7 @@ from collectors.rank.memory_snapshot import CannotSave, CudaRecorder, mark_phase
 from collectors.rank.profiler import Window
 from collectors.rank.step_clock import StepClock
 from collectors.sample_log import TimedActions
-from collectors.traces.analyzers.summary import breakdowns, why_no_communication
+from collectors.traces.breakdown import breakdowns, why_no_communication
 from collectors.traces.event_names import STEP
 from collectors.traces.reading import collective_args, nccl_calls
 from collectors.traces.steps import steps as marked_steps

@@ -21,7 +21,7 @@ from collectors.metrics.rank import (
     STEP_SECONDS,
 )
 from collectors.sample_log import Ended, Opened, Reading, SampleLog, TimedAction, TimedActions
-from collectors.traces.analyzers.summary import Breakdown
+from collectors.traces.breakdown import Breakdown
 from workloads.cost_models.schedules import ActionKind, Pipeline, actions
 from workloads.pipeline_parallel.simulator import simulate
 
