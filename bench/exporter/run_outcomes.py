@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.rank.messages import Outcome
+from bench.rank.messages import TrialOutcome
 from bench.runs.history import History
 from collectors.errors import in_words
 from collectors.metrics.run_counts import RUNS
@@ -16,7 +16,7 @@ from collectors.prometheus.exposition import Owned
 AGAIN_S = 60.0
 """Time from one count to the next where neither the number of runs nor the newest has changed: an outcome may have."""
 
-_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+_OUTCOMES: tuple[TrialOutcome, ...] = get_args(TrialOutcome)
 
 
 class RunOutcomes:

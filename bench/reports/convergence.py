@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.case import Case
-from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, TOLERANCE_PER_STEP, Losses, Verdict
+from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, TOLERANCE_PER_STEP, ConvergenceVerdict, Losses
 from bench.reports.format import open_console, print_csv, print_json, table_of
 
 STEPS_SHOWN = 12
@@ -20,7 +20,7 @@ TOLERANCE = (
 COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio")
 
 
-def print_verdict(verdict: Verdict, case: Case, format_name: str, console: Console | None = None) -> None:
+def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, console: Console | None = None) -> None:
     """Print what a check of the case found."""
     losses = [{name: getattr(one, name) for name in COLUMNS} for one in verdict.losses]
     if format_name == "json":
@@ -36,7 +36,7 @@ def print_verdict(verdict: Verdict, case: Case, format_name: str, console: Conso
             console.print(line, soft_wrap=True, markup=False)
 
 
-def lines(verdict: Verdict, case: Case) -> Iterator[str]:
+def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
     """Yield the verdict in sentences: the outcome, a line for each cause, and what speaks against others."""
     title, steps = f"{case.strategy} on {case.ranks} ranks", len(verdict.losses)
     if verdict.outcome == "agrees":
@@ -65,7 +65,7 @@ def lines(verdict: Verdict, case: Case) -> Iterator[str]:
     yield f"tolerance: {TOLERANCE}"
 
 
-def _widest(verdict: Verdict) -> str:
+def _widest(verdict: ConvergenceVerdict) -> str:
     known = [losses for losses in verdict.losses if losses.difference_ratio is not None]
     if not known:
         return "no loss is finite"
@@ -81,7 +81,7 @@ def _gap(losses: Losses) -> str:
     )
 
 
-def _table(verdict: Verdict, case: Case) -> Table:
+def _table(verdict: ConvergenceVerdict, case: Case) -> Table:
     # Equally spaced steps, the first, the last, and the two between which losses part.
     count = len(verdict.losses)
     shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from bench.analysis.diagnosis.levers import ENGINE
-from bench.analysis.diagnosis.observed import Diagnosis, Finding, Lever, Share
+from bench.analysis.diagnosis.observed import CostFinding, Diagnosis, Remedy, StepShare
 from bench.analysis.diagnosis.rule import FAILED, likely_limit, title_of
 from bench.reports.format import on_one_line, open_console, print_csv, print_json, table_of
 
@@ -38,7 +38,7 @@ def print_diagnosis(found: Diagnosis, format_name: str, console: Console | None 
         console.print(line, soft_wrap=True)
 
 
-def _every(found: Diagnosis) -> tuple[Finding, ...]:
+def _every(found: Diagnosis) -> tuple[CostFinding, ...]:
     """Return the findings, with a limit that is none of them first."""
     return found.findings if found.limit in found.findings else (found.limit, *found.findings)
 
@@ -92,37 +92,37 @@ def _page(found: Diagnosis, console: Console) -> Iterator[str]:
         yield f"{ENGINE} is the one that ran it: slurm or ray, or local where its nodes were one machine"
 
 
-def _row_title(one: Finding) -> str:
+def _row_title(one: CostFinding) -> str:
     if one.kind == "unknown":
         return "not told"
     # Who is uneven may be open where the waiting itself is certain; a straggler in doubt may be none.
     return f"{title_of(one)}, likely" if one.kind == "straggler" and one.doubt is not None else title_of(one)
 
 
-def _is_explained(one: Finding, found: Diagnosis) -> bool:
+def _is_explained(one: CostFinding, found: Diagnosis) -> bool:
     """Return whether the finding's evidence stands on the page: of the limit, and of what is not small."""
     is_large = one.share is None or one.share.value >= EXPLAINED_RATIO or one == found.limit
     return is_large and one.kind != "unknown" and bool(one.evidence or one.levers)
 
 
-def _percent(share: Share | None) -> str:
+def _percent(share: StepShare | None) -> str:
     if share is None:
         return "-"
     ends = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
     return f"{100 * share.value:.1f} %{ends}"
 
 
-def _law(finding: Finding) -> str:
+def _law(finding: CostFinding) -> str:
     return "-" if finding.expected is None else f"{100 * finding.expected:.1f} %"
 
 
-def _beyond(finding: Finding) -> str:
+def _beyond(finding: CostFinding) -> str:
     if finding.expected is None or finding.share is None:
         return "-"
     return f"{100 * (finding.share.value - finding.expected):+.1f} %"
 
 
-def _lever_words(lever: Lever) -> str:
+def _lever_words(lever: Remedy) -> str:
     settings = " ".join(f"{name}={value}" for name, value in lever.settings.items())
     law = "" if lever.expected is None else f" (law: {100 * lever.expected:.1f} %)"
     return f"{settings}: {lever.words}{law}" if settings else lever.words
@@ -156,7 +156,7 @@ def _command(command: str) -> list[str]:
     ]
 
 
-def _row(found: Diagnosis, one: Finding) -> dict[str, object]:
+def _row(found: Diagnosis, one: CostFinding) -> dict[str, object]:
     share = one.share
     return {
         "run": found.run,

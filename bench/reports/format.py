@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from bench.analysis.estimate import Estimate, Ratio
+from bench.analysis.estimate import Estimate, EstimatedRatio
 from bench.errors import CONTROL
 from bench.errors import on_one_line as escaped
 from collectors.metrics import probes as probes_metrics
@@ -226,7 +226,7 @@ def figure(estimate: Estimate) -> str:
     return _with_interval(estimate, size, lambda shown: f"{shown:,.{decimals}f}", sign)
 
 
-def percent(ratio: Ratio) -> str:
+def percent(ratio: EstimatedRatio) -> str:
     """Return a ratio for people: `87.2 % [85.0, 89.5]`."""
     return _with_interval(ratio, 0.01, "{:z.1f}".format, "%")
 
@@ -243,26 +243,26 @@ def in_units(estimate: Estimate | None, size: float) -> str:
     return "-" if estimate is None else _with_interval(estimate, size, digits)
 
 
-def has_wide_interval(found: Estimate | Ratio) -> bool:
+def has_wide_interval(found: Estimate | EstimatedRatio) -> bool:
     """Return whether the figure's interval is too wide to tell a reader anything."""
     return _is_of_two(found) or _spans_a_ratio(found)
 
 
-def _is_of_two(found: Estimate | Ratio) -> bool:
+def _is_of_two(found: Estimate | EstimatedRatio) -> bool:
     """Return whether the figure is of two trials and narrower than its interval.
 
     With one degree of freedom the interval may be tens of times as wide.
     """
-    if isinstance(found, Ratio):
+    if isinstance(found, EstimatedRatio):
         value, trials = found.value, min(found.numerator_trials, found.denominator_trials)
     else:
         value, trials = found.median, len(found.trials)
     return found.low is not None and found.high is not None and trials == 2 and found.high - found.low > abs(value)
 
 
-def _spans_a_ratio(found: Estimate | Ratio) -> bool:
+def _spans_a_ratio(found: Estimate | EstimatedRatio) -> bool:
     """Return whether the figure is a ratio, and its interval covers most of what a ratio may be."""
-    is_ratio = isinstance(found, Ratio) or found.metric in _RATIOS
+    is_ratio = isinstance(found, EstimatedRatio) or found.metric in _RATIOS
     if found.low is None or found.high is None or not is_ratio:
         return False
     return min(found.high, 1.0) - max(found.low, 0.0) > MOST_OF_A_RATIO
@@ -271,7 +271,7 @@ def _spans_a_ratio(found: Estimate | Ratio) -> bool:
 _RATIOS = frozenset(metric.name for metric in METRICS if metric.unit == "ratio")
 
 
-def wide_interval_notes(shown: Iterable[Estimate | Ratio], *, is_suite: bool = False) -> list[str]:
+def wide_interval_notes(shown: Iterable[Estimate | EstimatedRatio], *, is_suite: bool = False) -> list[str]:
     """Return, once each, why figures have no interval; nothing where all intervals tell enough.
 
     is_suite: whoever reads it names a suite's number of trials, and no run's.
@@ -282,8 +282,8 @@ def wide_interval_notes(shown: Iterable[Estimate | Ratio], *, is_suite: bool = F
     return [line.replace("--trials 5", "--set defaults.trials=5") for line in lines] if is_suite else lines
 
 
-def _with_interval(found: Estimate | Ratio, size: float, show: Callable[[float], str], sign: str = "") -> str:
-    value = found.value if isinstance(found, Ratio) else found.median
+def _with_interval(found: Estimate | EstimatedRatio, size: float, show: Callable[[float], str], sign: str = "") -> str:
+    value = found.value if isinstance(found, EstimatedRatio) else found.median
     text = f"{show(value / size)} {sign}".rstrip()
     if found.low is None or found.high is None or has_wide_interval(found):
         return text

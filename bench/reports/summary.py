@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from bench.analysis.estimate import Estimate, Ratio
+from bench.analysis.estimate import Estimate, EstimatedRatio
 from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
@@ -115,7 +115,7 @@ def all_notes(summary: Summary) -> list[str]:
 
 def interval_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
-    figures: list[Estimate | Ratio] = [one for summary in summaries for one in summary.estimates]
+    figures: list[Estimate | EstimatedRatio] = [one for summary in summaries for one in summary.estimates]
     return wide_interval_notes([*figures, *(found.ratio for summary in summaries for found in summary.scaling)])
 
 

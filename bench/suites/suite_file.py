@@ -15,7 +15,7 @@ import msgspec
 from bench.analysis.scaling.efficiency import Scaling
 from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions, find_spec, parse_options
 from bench.errors import Misuse
-from bench.rank.messages import Outcome
+from bench.rank.messages import TrialOutcome
 from bench.runner.case_args import CaseArgs, shape_of
 from bench.suites.form.document import read_document
 from bench.suites.form.key_types import NAME, NAMES, check_table, is_same, nearest, shown
@@ -45,7 +45,7 @@ class SuiteNeeds:
 class Expected:
     """How a fire drill must end. cause: a `Cause.kind`. cause, rank: None where any will do."""
 
-    outcome: Outcome
+    outcome: TrialOutcome
     cause: str | None = None
     rank: int | None = None
 

@@ -71,7 +71,7 @@ def test_a_suite_is_planned_by_the_nodes_and_nothing_is_asked_for(slurm: Slurm, 
         resolved = cases["everywhere"]["resolved"]
         assert [resolved[name] for name in ("device", "ranks", "nodes")] == ["cuda", 4, 2]
         assert cases["three"]["refusal"].startswith(
-            "ranks is 6 over 2 node(s), 3 on one, and NCCL wants a GPU for each"
+            "ranks is 6 over 2 node(s), up to 3 per node, and NCCL needs a GPU for each rank"
         )
         assert plan["cluster"]["gpus"] == ["a100", "a100"]
         assert (plan["cluster"]["cores"], plan["cluster"]["memory_bytes"]) == (CPUS, MEMORY_MB << 20)
@@ -101,7 +101,7 @@ def test_within_an_allocation_its_nodes_are_used_and_it_is_kept(slurm: Slurm, sh
         code, _, messages = night.run("--nodes=3", SLURM_JOB_ID=job, SLURM_JOB_NUM_NODES="2")
         assert (code, messages.splitlines()[-1]) == (
             main.MISUSE,
-            f"observatory: --nodes is 3, and job {job} has 2; take fewer",
+            f"observatory: --nodes is 3, but job {job} has only 2; use fewer",
         )
     finally:
         slurm.call("scancel", job)
@@ -167,10 +167,10 @@ def test_ctrl_c_gives_the_job_back(slurm: Slurm, short_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "settings", "path", "code", "said"),
     [
-        (["--nodes=9"], SETTINGS, None, 2, "--nodes is 9, and the partition night has 4; take fewer"),
+        (["--nodes=9"], SETTINGS, None, 2, "--nodes is 9, but the partition night has only 4; use fewer"),
         ([], SETTINGS + 'partion = "night"\n', None, 2, 'the field "partion" is unknown; did you mean "partition"?'),
         ([], SETTINGS + "time = 20\n", None, 2, "is no TOML"),
-        ([], 'partition = "day"\n', None, 2, 'partition "day" is unknown; name one in the engine\'s file'),
+        ([], 'partition = "day"\n', None, 2, 'partition "day" is unknown; set partition = '),
         ([], SETTINGS + 'account = "nobody"\nconstraint = "gpu"\n', None, 4, "Slurm gives no nodes: salloc: error: "),
         ([], SETTINGS, "/nowhere", 4, "the engine slurm needs sinfo, which is not on the PATH"),
         ([], f'{SETTINGS}setup = "read line || exit 7"\n', None, 4, "its step ended with code 7"),

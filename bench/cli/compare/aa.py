@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.analysis.comparison import Change, Judged, changes, is_main, judge
+from bench.analysis.comparison import FigureChange, JudgedChange, changes, is_main, judge
 from bench.case import Case
 from bench.cli.compare.ab import Places, Turns, take_turns
 from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed
 from bench.reports.comparison.noise import FalseDifferences, NoiseReport, SeriesNoise
-from bench.runner.measure import Place
+from bench.runner.measure import CasePlace
 from bench.runner.patient_store import PatientStore
 from bench.runs.history import History
 from bench.runs.nights import nights_of, noise_over
@@ -40,7 +40,7 @@ def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> M
     pairs: list[tuple[str, Summary, Summary]] = []
     failures: list[InfrastructureFailed] = []
     with places.open_store() as store, LocalEngine(places.runs) as engine:
-        place = Place(engine=engine, machine=engine.machine())
+        place = CasePlace(engine=engine, machine=engine.machine())
         for one in cases:
             turns = _twice(suite, one, place, replace(places, limit_s=one.suite_case.limit_s), store)
             first, second = turns.kept.summaries
@@ -51,7 +51,7 @@ def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> M
     return Measured(pairs=tuple(pairs), failures=tuple(failures))
 
 
-def _twice(suite: str, one: PlannedCase, place: Place, places: Places, store: PatientStore) -> Turns:
+def _twice(suite: str, one: PlannedCase, place: CasePlace, places: Places, store: PatientStore) -> Turns:
     assert one.case is not None, "a case without refusal is resolved"
     name = one.suite_case.name
     orders = [
@@ -69,7 +69,7 @@ def report_of(suite: str, measured: Measured, history: History | None, missing: 
 
     history: of earlier nights; None where the store does not answer.
     """
-    found: list[tuple[str, Summary, list[Change]]] = []
+    found: list[tuple[str, Summary, list[FigureChange]]] = []
     lines = list(missing)
     for name, first, second in measured.pairs:
         if min(first.trials_done, second.trials_done) < 2:
@@ -94,12 +94,12 @@ def report_of(suite: str, measured: Measured, history: History | None, missing: 
     )
 
 
-def _is_timed(change: Change) -> bool:
+def _is_timed(change: FigureChange) -> bool:
     """Whether the figure is noisy and above 0, so that its noise is a share of it."""
     return not change.is_exact and change.scale == "ratio"
 
 
-def _series(name: str, case: Case, change: Change, nights: Sequence[Sequence[Summary]]) -> SeriesNoise:
+def _series(name: str, case: Case, change: FigureChange, nights: Sequence[Sequence[Summary]]) -> SeriesNoise:
     return SeriesNoise(
         case=name,
         estimate=change.a,
@@ -109,7 +109,7 @@ def _series(name: str, case: Case, change: Change, nights: Sequence[Sequence[Sum
     )
 
 
-def _false_differences(judged: Sequence[Judged]) -> FalseDifferences:
+def _false_differences(judged: Sequence[JudgedChange]) -> FalseDifferences:
     tested = [one for one in judged if one.change.p_value is not None]
     return FalseDifferences(
         tested=len(tested),

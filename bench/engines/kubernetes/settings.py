@@ -1,4 +1,4 @@
-"""Settings of a suite on Kubernetes: what its pods are, in the user's file, and what a pod tells the engine in it."""
+"""Settings of a suite on Kubernetes: the user's file about its pods, and a pod's file for the engine in it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bench.engines.settings_file import read_settings
 from bench.errors import Misuse
 
 PORT = 9475
-"""Where the runner waits for agents, in the first pod."""
+"""The port at which the runner in the first pod waits for agents."""
 LONGEST_NAME = 40
-"""Of a JobSet: the names of its pods, which end in "-node-0-4095-x7k2p", are those of hosts, too: 63 characters."""
+"""Longest name of a JobSet: its pods' names, which end in "-node-0-4095-x7k2p", are host names of 63 characters."""
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -29,7 +29,7 @@ _TOLERATION: Mapping[str, tuple[str, ...]] = {
     "value": (),
     "effect": ("NoSchedule", "PreferNoSchedule", "NoExecute"),
 }
-"""Fields of a toleration, and what each may be; none: any text."""
+"""Fields of a toleration, and the allowed values of each; empty: any text."""
 OWN_VARIABLES = ("HOME", "POD_ADDRESS", "JOBSET_UID", "OBSERVATORY_IMAGE", "OBSERVATORY_STORE")
 """Variables that each pod has by its manifest."""
 
@@ -85,11 +85,11 @@ def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
     settings = read_settings(path, KubernetesSettings, "Kubernetes")
     if not settings.image_by_tag and _DIGEST.fullmatch(settings.image) is None:
         raise Misuse(
-            f'{path}: image "{settings.image}" has no digest, so that what it names may change between nodes and'
-            " nights; write it as NAME@sha256:..., or set image_by_tag = true"
+            f'{path}: image "{settings.image}" has no digest, so its content may change between nodes and nights; write'
+            " it as NAME@sha256:..., or set image_by_tag = true"
         )
     if not settings.image or any(letter.isspace() for letter in settings.image):
-        raise Misuse(f'{path}: image "{settings.image}" names no image; it may be such as NAME@sha256:...')
+        raise Misuse(f'{path}: image "{settings.image}" names no image; write it as NAME@sha256:...')
     for field in ("name", "namespace"):
         if (value := getattr(settings, field)) is not None:
             check_name(value, f"{path}: {field}", longest=LONGEST_NAME if field == "name" else 63)
@@ -100,7 +100,7 @@ def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
     amounts |= {f"resources: {name}": value for name, value in settings.resources.items()}
     for field, value in amounts.items():
         if value is not None and _QUANTITY.fullmatch(value) is None:
-            raise Misuse(f'{path}: {field} "{value}" is no quantity of Kubernetes; it may be such as 8, 500m or 64Gi')
+            raise Misuse(f'{path}: {field} "{value}" is not a Kubernetes quantity; for example 8, 500m or 64Gi')
     _check_keys(settings, path)
     for toleration in settings.tolerations:
         _check_toleration(toleration, path)
@@ -115,31 +115,29 @@ def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
 
 
 def _check_keys(settings: KubernetesSettings, path: Path | None) -> None:
-    """Refuse keys and values of labels that Kubernetes does not take.
+    """Refuse keys and values of labels that Kubernetes does not accept.
 
     Raises:
         Misuse: there is one.
     """
     keys: dict[str, tuple[str, ...]] = {"gpu_resource": (settings.gpu_resource,)}
     keys |= {field: tuple(getattr(settings, field)) for field in ("node_selector", "annotations", "resources")}
-    keys["tolerations"] = tuple(one["key"] for one in settings.tolerations if "key" in one)
+    keys["tolerations"] = tuple(toleration["key"] for toleration in settings.tolerations if "key" in toleration)
     for field, names in keys.items():
         for key in names:
             prefix, slash, name = key.rpartition("/")
             if _WORD.fullmatch(name) is None or (slash and _SUBDOMAIN.fullmatch(prefix) is None):
-                raise Misuse(
-                    f'{path}: {field}: "{key}" cannot be a key in Kubernetes; it may be such as example.com/gpu'
-                )
+                raise Misuse(f'{path}: {field}: "{key}" is not a valid key in Kubernetes; for example example.com/gpu')
     for key, value in settings.node_selector.items():
         if value and _WORD.fullmatch(value) is None:
             raise Misuse(
-                f'{path}: node_selector: {key} "{value}" cannot be the value of a label: letters, digits and "-_.",'
-                " at most 63 of them"
+                f'{path}: node_selector: {key} "{value}" is not a valid label value; use at most 63 letters, digits and'
+                ' "-_."'
             )
 
 
 def _check_toleration(toleration: Mapping[str, str], path: Path | None) -> None:
-    """Refuse a toleration that Kubernetes does not take.
+    """Refuse a toleration that Kubernetes does not accept.
 
     Raises:
         Misuse: it has an unknown field or value, or fields that do not go together.
@@ -147,45 +145,47 @@ def _check_toleration(toleration: Mapping[str, str], path: Path | None) -> None:
     for field, value in toleration.items():
         if field not in _TOLERATION:
             raise Misuse(f'{path}: tolerations: the field "{field}" is unknown; it may be {", ".join(_TOLERATION)}')
-        if (known := _TOLERATION[field]) and value not in known:
-            raise Misuse(f'{path}: tolerations: {field} is "{value}"; it may be {", ".join(known)}')
+        if (allowed := _TOLERATION[field]) and value not in allowed:
+            raise Misuse(f'{path}: tolerations: {field} is "{value}"; it may be {", ".join(allowed)}')
     if toleration.get("operator") == "Exists" and toleration.get("value"):
-        raise Misuse(f"{path}: tolerations: with the operator Exists there is no value; leave it out")
+        raise Misuse(f"{path}: tolerations: the operator Exists takes no value; leave it out")
     if "key" not in toleration and toleration.get("operator") != "Exists":
-        raise Misuse(f'{path}: tolerations: without a key the operator is "Exists", which tolerates all; give a key')
+        raise Misuse(
+            f'{path}: tolerations: without a key the operator must be "Exists", which tolerates all; add a key'
+        )
 
 
 def check_subdomain(text: str, what: str, *, longest: int = LONGEST_SUBDOMAIN) -> None:
-    """Refuse what cannot be the name of an object, which may have several parts.
+    """Refuse an invalid name of an object, which may have several parts.
 
     Raises:
-        Misuse: Kubernetes takes no such name.
+        Misuse: Kubernetes does not accept the name.
     """
     if _SUBDOMAIN.fullmatch(text) is None or len(text) > longest:
         raise Misuse(
-            f'{what} "{text}" cannot be a name in Kubernetes, which has small letters, digits, "-" and ".", begins and'
-            f" ends with a letter or digit and has at most {longest} characters"
+            f'{what} "{text}" is not a valid name in Kubernetes; use lower-case letters, digits, "-" and ".", begin and'
+            f" end with a letter or digit, and use at most {longest} characters"
         )
 
 
 def check_name(text: str, what: str, *, longest: int = 63) -> str:
-    """Return the text, which is a name that Kubernetes takes.
+    """Return the text if it is a valid name in Kubernetes.
 
     Raises:
-        Misuse: it takes no such name.
+        Misuse: Kubernetes does not accept the name.
     """
     if _LABEL.fullmatch(text) is None or len(text) > longest:
         raise Misuse(
-            f'{what} "{text}" cannot be a name in Kubernetes, which has small letters, digits and "-", begins with a'
-            f" letter and has at most {longest} characters"
+            f'{what} "{text}" is not a valid name in Kubernetes; use lower-case letters, digits and "-", begin with a'
+            f" letter, and use at most {longest} characters"
         )
     return text
 
 
 def name_after(suite: str) -> str:
-    """Return the name of a suite's JobSet; no two suites share one.
+    """Return the name of a suite's JobSet; no two suites share a name.
 
-    A suite's name that is too long, or has a letter that Kubernetes does not take, ends in a hash of the whole name.
+    If the suite's name is too long, or has a character that Kubernetes does not accept, it ends in a hash of the whole.
     """
     words = re.sub(r"[^a-z0-9]+", "-", suite.lower()).strip("-")
     name = f"observatory-{words}"
@@ -198,8 +198,8 @@ def name_after(suite: str) -> str:
 class PodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file that the first pod writes for the engine in it.
 
-    key_file: of mode 0600. address, port: of this pod, where the agents of the others come. pods: how their names
-    begin; a number follows.
+    key_file: of mode 0600. address, port: of this pod, to which the other pods' agents connect. pods: the beginning of
+    their names; a number follows.
     """
 
     key_file: str

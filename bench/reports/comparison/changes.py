@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from bench.analysis.comparison import OUTCOMES, Change, Judged, Outcome, counted, is_main
+from bench.analysis.comparison import OUTCOMES, ChangeOutcome, FigureChange, JudgedChange, counted, is_main
 from bench.analysis.estimate import Estimate
 from bench.reports.format import (
     digits,
@@ -27,7 +27,7 @@ from collectors.metrics import probes, results
 SCHEMA_VERSION = 1
 MOST_ROWS = 15
 """Rows of a table unless all are asked for."""
-STYLES: Mapping[Outcome, str] = {"better": "green", "worse": "red", "unsure": "yellow"}
+STYLES: Mapping[ChangeOutcome, str] = {"better": "green", "worse": "red", "unsure": "yellow"}
 
 _TITLES = {
     results.RUN_STEP_SECONDS.name: "median step",
@@ -62,7 +62,7 @@ class Compared:
     trials: tuple[int, int]
     differences: tuple[str, ...]
     is_in_turn: bool
-    figures: tuple[Judged, ...]
+    figures: tuple[JudgedChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def _print_table(found: Comparison, console: Console, *, has_all: bool) -> None:
 
 
 def _words(
-    found: Comparison, figures: Sequence[tuple[Compared, Judged]], *, hidden: int, has_all: bool
+    found: Comparison, figures: Sequence[tuple[Compared, JudgedChange]], *, hidden: int, has_all: bool
 ) -> Iterator[str]:
     """Yield what the table rests on."""
     judged = [one for _, one in figures]
@@ -161,11 +161,11 @@ def _words(
     yield from found.notes
 
 
-def _counts(judged: Iterable[Judged]) -> str:
+def _counts(judged: Iterable[JudgedChange]) -> str:
     return ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in counted(judged).items())
 
 
-def outcome_words(judged: Judged) -> str:
+def outcome_words(judged: JudgedChange) -> str:
     """Return the outcome for people: `worse`, `unsure, ~12 more`."""
     words = judged.outcome.replace("_", " ")
     if judged.outcome != "unsure":
@@ -173,7 +173,7 @@ def outcome_words(judged: Judged) -> str:
     return f"{words}, too noisy" if judged.more_trials is None else f"{words}, ~{judged.more_trials:,} more"
 
 
-def change_words(change: Change) -> str:
+def change_words(change: FigureChange) -> str:
     """Return the change for people: `+3.2 % [+1.1, +5.4]`; of shares, in points: `-4.0 pt [-5.2, -2.9]`."""
     if change.scale == "ratio" and change.value > 10:
         interval = f" [{change.low:.1f}, {change.high:.1f}]" if _is_narrow(change) else ""
@@ -192,7 +192,7 @@ def change_words(change: Change) -> str:
     return f"{shown(change.value)} {unit} [{shown(change.low)}, {shown(change.high)}]"
 
 
-def _is_narrow(change: Change) -> bool:
+def _is_narrow(change: FigureChange) -> bool:
     """Whether there is an interval that tells something: that of two pairs may be a thousand times as wide."""
     if change.low is None or change.high is None:
         return False
@@ -243,7 +243,7 @@ def document(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _figure(judged: Judged) -> dict[str, Any]:
+def _figure(judged: JudgedChange) -> dict[str, Any]:
     change = judged.change
     return {
         "metric": change.metric.name,

@@ -12,7 +12,7 @@ from rich.console import Console
 from bench.analysis.comparison import smallest_shown
 from bench.analysis.estimate import Estimate
 from bench.analysis.mfu import Absent
-from bench.analysis.noise import WANTED_CHANGE, Noise, smallest_of_night, trials_a_night
+from bench.analysis.noise import WANTED_CHANGE, TrialNoise, smallest_of_night, trials_a_night
 from bench.reports.comparison.changes import title
 from bench.reports.format import open_console, print_csv, print_figures, print_json, print_words, share, table_of
 
@@ -27,7 +27,7 @@ class SeriesNoise:
     estimate: Estimate
     is_main: bool
     trials: int
-    noise: Noise | Absent
+    noise: TrialNoise | Absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def _known(value: float | Absent) -> float | None:
     return None if isinstance(value, Absent) else value
 
 
-def _in_turn(trials: int, noise: Noise) -> float | None:
+def _in_turn(trials: int, noise: TrialNoise) -> float | None:
     return math.expm1(smallest_shown(trials, noise.trial)) if trials > 1 else None
 
 

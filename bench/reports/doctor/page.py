@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.analysis.mfu import Absent
-from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page
+from bench.doctor.page import RUNS_SEARCHED, Entry, GpuFields, MachineComparison, Page, ReachedCeiling
 from bench.reports.format import (
     figure,
     open_console,
@@ -107,7 +107,7 @@ def _print_tables(page: Page, console: Console) -> None:
     else:
         _print_ceilings(page.ceilings, widest, console)
     print_words(console, "what differs from the last good run", style="bold")
-    if isinstance(page.comparison, Comparison):
+    if isinstance(page.comparison, MachineComparison):
         console.print(Padding(Text(COMPARED), _INDENT))
     console.print(Padding(_comparison(page), _INDENT))
 
@@ -135,7 +135,7 @@ def _words(entry: Entry) -> str:
             return str(entry.value)
 
 
-def _print_ceilings(ceilings: Sequence[Ceiling], widest: int, console: Console) -> None:
+def _print_ceilings(ceilings: Sequence[ReachedCeiling], widest: int, console: Console) -> None:
     measured = [
         ("", ceiling.what, figure(ceiling.best), ceiling.setting or "", ceiling.run or "")
         for ceiling in ceilings

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from bench.analysis.estimate import Ratio
+from bench.analysis.estimate import EstimatedRatio
 from bench.reports.format import (
     digits,
     figure,
@@ -92,7 +92,7 @@ def lever_rows(judgements: Sequence[Judgement]) -> list[dict[str, object]]:
     ]
 
 
-def _times(found: Ratio) -> str:
+def _times(found: EstimatedRatio) -> str:
     """Return the ratio for people: `1.35 [1.28, 1.41]`."""
     if found.low is None or found.high is None:
         return digits(found.value)

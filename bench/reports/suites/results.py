@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.analysis.estimate import Estimate, Ratio, of_metric
+from bench.analysis.estimate import Estimate, EstimatedRatio, of_metric
 from bench.reports.format import (
     duration,
     figure,
@@ -134,7 +134,7 @@ def suite_lines(result: SuiteResult) -> list[str]:
     for case in result.cases:
         notes = () if case.summary is None else case.summary.notes
         lines += [f"{case.name}: {note}" for note in notes if note.startswith("scaling efficiency is absent")]
-    figures: list[Estimate | Ratio] = []
+    figures: list[Estimate | EstimatedRatio] = []
     for case in result.cases:
         if case.summary is not None:
             figures += _shown(case.summary)

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.analysis.estimate import Ratio
-from bench.analysis.scaling.laws import Bounded, Fit, NoFit
+from bench.analysis.estimate import EstimatedRatio
+from bench.analysis.scaling.laws import Bounded, NoScalingFit, ScalingFit
 from bench.analysis.scaling.loss import Loss, LostPart
 from bench.analysis.step_parts import PARTS, PartName
 from bench.reports.format import (
@@ -95,9 +95,9 @@ def _title(curve: ScalingCurve) -> str:
     return f"{curve.name}: {', '.join(words)}"
 
 
-def _fit_line(found: Fit | NoFit, curve: ScalingCurve) -> str:
+def _fit_line(found: ScalingFit | NoScalingFit, curve: ScalingCurve) -> str:
     name = _LAWS[found.law]
-    if isinstance(found, NoFit):
+    if isinstance(found, NoScalingFit):
         return f"{name}: absent: {found.reason}"
     parameters = ", ".join(
         f"{_PARAMETERS[parameter]} {_bounded(one, is_percent=parameter == 'serial_fraction')}"
@@ -107,7 +107,7 @@ def _fit_line(found: Fit | NoFit, curve: ScalingCurve) -> str:
     return f"{name}: {parameters}; {_ceiling(found, curve)}{missed}"
 
 
-def _ceiling(found: Fit, curve: ScalingCurve) -> str:
+def _ceiling(found: ScalingFit, curve: ScalingCurve) -> str:
     """Return where throughput has its ceiling, or why none is seen."""
     base = f"that of {curve.base.ranks} rank{'s' if curve.base.ranks > 1 else ''}"
     most = found.most_speed_up
@@ -135,7 +135,7 @@ def _bounded(one: Bounded, *, is_percent: bool = False) -> str:
     return f"{text} [{digits(one.low / size)}, {digits(one.high / size)}]"
 
 
-def _times(found: Ratio) -> str:
+def _times(found: EstimatedRatio) -> str:
     return _bounded(Bounded(value=found.value, low=None if has_wide_interval(found) else found.low, high=found.high))
 
 
@@ -163,8 +163,8 @@ def _print_losses(curve: ScalingCurve, console: Console) -> None:
     console.print()
 
 
-def _share(part: LostPart, point: CurvePoint, curve: ScalingCurve) -> Ratio:
-    return Ratio(
+def _share(part: LostPart, point: CurvePoint, curve: ScalingCurve) -> EstimatedRatio:
+    return EstimatedRatio(
         value=part.lost_ratio,
         low=part.low_ratio,
         high=part.high_ratio,
@@ -173,12 +173,12 @@ def _share(part: LostPart, point: CurvePoint, curve: ScalingCurve) -> Ratio:
     )
 
 
-def _lost(point: CurvePoint) -> Ratio | None:
+def _lost(point: CurvePoint) -> EstimatedRatio | None:
     """Return 1 - efficiency."""
     found = point.efficiency
     if found is None:
         return None
-    return Ratio(
+    return EstimatedRatio(
         value=1 - found.value,
         low=None if found.high is None else 1 - found.high,
         high=None if found.low is None else 1 - found.low,
@@ -187,7 +187,7 @@ def _lost(point: CurvePoint) -> Ratio | None:
     )
 
 
-def _ratios(curve: ScalingCurve) -> Iterable[Ratio]:
+def _ratios(curve: ScalingCurve) -> Iterable[EstimatedRatio]:
     for point in curve.points:
         yield from (one for one in (point.efficiency, point.speed_up) if one is not None)
     for point, loss in _losses(curve):
@@ -204,7 +204,7 @@ def _notes(curve: ScalingCurve) -> list[str]:
         if point.efficiency is not None and point.efficiency.why_no_interval
     ]
     for found in curve.fits:
-        if isinstance(found, Fit):
+        if isinstance(found, ScalingFit):
             name = _LAWS[found.law]
             reasons = [one.reason for one in found.parameters.values() if one.reason]
             lines += [f"{name}: intervals are absent: {reason}" for reason in reasons]
@@ -252,7 +252,7 @@ def _document(curve: ScalingCurve) -> dict[str, Any]:
         ],
         "fits": [
             {"law": one.law, "reason": one.reason}
-            if isinstance(one, NoFit)
+            if isinstance(one, NoScalingFit)
             else {
                 "law": one.law,
                 "reason": None,
@@ -293,7 +293,7 @@ def _loss_document(loss: Loss | str | None) -> dict[str, Any] | None:
     }
 
 
-def _interval(found: Ratio | None) -> dict[str, object] | None:
+def _interval(found: EstimatedRatio | None) -> dict[str, object] | None:
     if found is None:
         return None
     return {"value": found.value, "low": found.low, "high": found.high, "reason": found.why_no_interval}
@@ -323,7 +323,7 @@ def _rows(suite_run: str, curve: ScalingCurve) -> Iterable[dict[str, object]]:
             for absent, reason in point.loss.absent.items():
                 yield of_point | {"figure": "lost_s", "part": absent, "reason": reason}
     for one in curve.fits:
-        if isinstance(one, NoFit):
+        if isinstance(one, NoScalingFit):
             yield of_curve | {"figure": one.law, "reason": one.reason}
             continue
         figures = {**one.parameters, "most_speed_up_ratio": one.most_speed_up}

@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_type_hints
 from bench.analysis.regressions.settings import SETTINGS
 from bench.analysis.scaling.efficiency import Scaling
 from bench.case import LEAST, MOST
-from bench.rank.messages import Cause, Outcome
+from bench.rank.messages import FailureCause, TrialOutcome
 from bench.suites.form.key_types import NAME, Free, JsonSchema, Key, Named, Record, Scalar, Several
 from collectors.metrics.registry import METRICS
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
@@ -204,10 +204,15 @@ DEFAULT_KEYS: tuple[Key, ...] = (
         name="expect",
         value=Record(
             keys=(
-                Key(name="outcome", value=_words(get_args(Outcome)), help="How the case must end.", is_required=True),
+                Key(
+                    name="outcome",
+                    value=_words(get_args(TrialOutcome)),
+                    help="How the case must end.",
+                    is_required=True,
+                ),
                 Key(
                     name="cause",
-                    value=_words(get_args(get_type_hints(Cause)["kind"])),
+                    value=_words(get_args(get_type_hints(FailureCause)["kind"])),
                     help="Kind of the root cause that must be named.",
                 ),
                 Key(name="rank", value=_whole(0, MOST["ranks"] - 1), help="Rank that must be the root cause."),

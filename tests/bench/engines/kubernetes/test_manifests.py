@@ -318,24 +318,24 @@ def test_a_pipe_that_nobody_reads_is_refused(
         ('image = "x:1"', 'image "x:1" has no digest'),
         ('image = ""\nimage_by_tag = true', 'image "" names no image'),
         ('image = "a b"\nimage_by_tag = true', 'image "a b" names no image'),
-        ('image = "x"\nimage_by_tag = true\nclaim = "My Volume"', 'claim "My Volume" cannot be a name'),
+        ('image = "x"\nimage_by_tag = true\nclaim = "My Volume"', 'claim "My Volume" is not a valid name'),
         ("gpus = -1", "gpus is -1; it may be 0 to 1024"),
         ('gpus = "8"', "gpus is '8'; it may be a whole number"),
-        ('shm = "much"', 'shm "much" is no quantity'),
-        (f'name = "{"n" * 41}"', "has at most 40 characters"),
-        ('namespace = "team.high"', 'namespace "team.high" cannot be a name'),
-        ('priority_class = "team..high"', 'priority_class "team..high" cannot be a name'),
-        ('resources = {"rdma/hca" = "many"}', 'resources: rdma/hca "many" is no quantity'),
-        ('resources = {"rdma hca" = "1"}', 'resources: "rdma hca" cannot be a key'),
-        ('gpu_resource = "Nvidia.com/gpu/"', 'gpu_resource: "Nvidia.com/gpu/" cannot be a key'),
-        ('node_selector = {"a b" = "c"}', 'node_selector: "a b" cannot be a key'),
-        ('node_selector = {a = "b c"}', 'node_selector: a "b c" cannot be the value of a label'),
-        ('annotations = {"-a" = "b"}', 'annotations: "-a" cannot be a key'),
+        ('shm = "much"', 'shm "much" is not a Kubernetes quantity'),
+        (f'name = "{"n" * 41}"', "use at most 40 characters"),
+        ('namespace = "team.high"', 'namespace "team.high" is not a valid name'),
+        ('priority_class = "team..high"', 'priority_class "team..high" is not a valid name'),
+        ('resources = {"rdma/hca" = "many"}', 'resources: rdma/hca "many" is not a Kubernetes quantity'),
+        ('resources = {"rdma hca" = "1"}', 'resources: "rdma hca" is not a valid key'),
+        ('gpu_resource = "Nvidia.com/gpu/"', 'gpu_resource: "Nvidia.com/gpu/" is not a valid key'),
+        ('node_selector = {"a b" = "c"}', 'node_selector: "a b" is not a valid key'),
+        ('node_selector = {a = "b c"}', 'node_selector: a "b c" is not a valid label value'),
+        ('annotations = {"-a" = "b"}', 'annotations: "-a" is not a valid key'),
         ('tolerations = [{operator = "Maybe"}]', 'tolerations: operator is "Maybe"; it may be Exists, Equal'),
         ('tolerations = [{kee = "x"}]', 'the field "kee" is unknown; it may be key, operator, value, effect'),
         ('tolerations = [{key = "a", effect = "No"}]', 'tolerations: effect is "No"; it may be NoSchedule'),
-        ('tolerations = [{key = "a", operator = "Exists", value = "b"}]', "with the operator Exists there is no value"),
-        ('tolerations = [{value = "x"}]', 'tolerations: without a key the operator is "Exists"'),
+        ('tolerations = [{key = "a", operator = "Exists", value = "b"}]', "the operator Exists takes no value"),
+        ('tolerations = [{value = "x"}]', 'tolerations: without a key the operator must be "Exists"'),
         ('environment = {HOME = "/"}', "environment has HOME, which each pod sets itself"),
         ('environment = {POD_ADDRESS = "1"}', "environment has POD_ADDRESS, which each pod sets itself"),
         ('python = ""', "python is empty"),
@@ -385,7 +385,7 @@ def test_a_suite_of_which_no_case_has_room_is_refused(
 ) -> None:
     (tmp_path / "own.toml").write_text("schema_version = 1\n[case.ddp]\nranks = 4\n")
     assert _render(tmp_path / "own.toml", "--ranks-per-node=2", "--engine-file", settings) == 2
-    assert "no case of suite own can run in these pods: ddp: ranks is 4, and 1 node(s)" in capsys.readouterr().err
+    assert "no case of suite own can run in these pods: ddp: ranks is 4, but 1 node(s)" in capsys.readouterr().err
 
 
 def test_cases_for_which_the_pods_have_no_room_are_told(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,7 +394,7 @@ def test_cases_for_which_the_pods_have_no_room_are_told(settings: Path, capsys: 
     assert "kind: JobSet" in told.out
     (line,) = told.err.splitlines()
     assert re.search(
-        r"\d+ of \d+ cases cannot run in these pods, and will be skipped: \w+: ranks is 4, and 1 node\(s\)", line
+        r"\d+ of \d+ cases cannot run in these pods, and will be skipped: \w+: ranks is 4, but 1 node\(s\)", line
     )
 
 
