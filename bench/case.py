@@ -25,10 +25,10 @@ class Case:
     threads: CPU threads of a rank; a rank on the CPU counts as one device with this many threads.
     model: the shape of the model, and the batch; None for a probe.
     trials: how often fresh ranks measure the case.
-    steps, warm_up, trace_steps: optimizer steps of a trial that are measured, that come before these, and that come
-    after them under the profiler. For a probe: calls of each measurement, none under the profiler.
+    steps, warm_up, trace_steps: optimizer steps of a trial that are measured, that precede these, and that follow them
+    under the profiler. For a probe: calls of each measurement, none under the profiler.
     options: all options of the strategy, including those left at their default; see `StrategySpec.settled`.
-    nodes: the ranks are spread over so many, evenly and in their order.
+    nodes: the ranks are spread over this many nodes, evenly and in order.
     """
 
     strategy: str
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What it is, in a few words: "ddp on 4", "ddp on 16 over 2 nodes"."""
+        """The case in a few words: "ddp on 4", "ddp on 16 over 2 nodes"."""
         return f"{self.strategy} on {self.ranks}" + (f" over {self.nodes} nodes" if self.nodes > 1 else "")
 
     @property
@@ -58,12 +58,17 @@ class Case:
         assert self.model is not None, f"{self.strategy} has no model"
         return self.model
 
+    @property
+    def data_ranks(self) -> int:
+        """The number of shares that a batch is divided into."""
+        return self.spec().data_ranks(self)
+
     def key(self) -> str:
-        """Return the case's key, equal for cases that measure the same thing, however often and long they do."""
+        """Return the case's key, equal for cases that measure the same thing, however often and however long."""
         fields = asdict(self)
         for name in ("trials", "steps", "warm_up", "trace_steps", "seed"):
             del fields[name]
-        if self.nodes == 1:  # So are the keys of runs that were measured before there were nodes.
+        if self.nodes == 1:  # Keeps the keys of runs from before nodes existed.
             del fields["nodes"]
         # The history may have strategies that no longer exist.
         for spec in SPECS:
@@ -72,7 +77,7 @@ class Case:
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     def positions(self) -> int:
-        """Return how many readings each rank logs as it goes: its steps, or the measurements of a probe."""
+        """Return how many readings each rank logs: one per step, or per measurement of a probe."""
         spec = self.spec()
         return spec.measurements(self) if spec.kind == "probe" else self.warm_up + self.steps
 
@@ -99,12 +104,12 @@ def known_options(strategy: str) -> tuple[Option, ...]:
 
 
 def settings_of(case: Case) -> tuple[str, ...]:
-    """Return what the case has that is not the default, a word each: "overlap=false", "width=256", "seed=1".
+    """Return the case's settings that differ from the default, one word each: "overlap=false", "width=256", "seed=1".
 
-    The number of ranks, the device, the precision and the batch are not among them.
+    The number of ranks, the device, the precision and the batch are not included.
     """
-    known = {option.name: option.default for option in known_options(case.strategy)}
-    words = [(name, value, known[name]) for name, value in case.options.items() if name in known]
+    defaults = {option.name: option.default for option in known_options(case.strategy)}
+    words = [(name, value, defaults[name]) for name, value in case.options.items() if name in defaults]
     if case.model is not None:
         preset = min(PRESETS, key=lambda name: len(_unlike(case.shape, PRESETS[name])))
         words.append(("shape", preset, "tiny"))
@@ -122,18 +127,18 @@ def _short(value: OptionValue) -> str:
 
 
 def _unlike(shape: Shape, preset: Shape) -> list[str]:
-    """Return the dimensions that a shape does not have from the preset; a batch is none of them."""
+    """Return the dimensions in which a shape differs from the preset, ignoring the batch."""
     return [name for name in DIMENSIONS if name != "batch" and getattr(shape, name) != getattr(preset, name)]
 
 
-def _nearest(name: str, known: Iterable[str], spec: str = "") -> str:
-    near = near_name(name, known)
+def _nearest(name: str, names: Iterable[str], spec: str = "") -> str:
+    near = near_name(name, names)
     offer = "" if near is None else f'; did you mean "{near}"?'
     return f"{offer} (`{' '.join(['observatory list', *spec.split()])}` shows all)"
 
 
 def written(value: OptionValue) -> str:
-    """Return the value as it is written behind `--option NAME=`."""
+    """Return the value as it is written after `--option NAME=`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -141,26 +146,26 @@ def parse_options(spec: StrategySpec, texts: Iterable[str]) -> dict[str, OptionV
     """Return all options of the strategy, with the values that `key=value` texts set.
 
     Raises:
-        Misuse: a text is not key=value, a key is unknown or set twice, or a value is not allowed.
+        Misuse: a text is not key=value, a key is unknown or repeated, or a value is not allowed.
     """
-    known = {option.name: option for option in spec.options}
+    options = {option.name: option for option in spec.options}
     values: dict[str, OptionValue] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise Misuse(f'option "{text}" has no value; write {text}=VALUE')
-        if name not in known:
-            takers = [other.name for other in SPECS if name in {option.name for option in other.options}]
+        if name not in options:
+            takers = [strategy.name for strategy in SPECS if name in {option.name for option in strategy.options}]
             whose = f", which {' and '.join(takers)} {'takes' if len(takers) == 1 else 'take'}" if takers else ""
-            offer = f" (`observatory list {spec.name}` shows all)" if takers else _nearest(name, known, spec.name)
+            offer = f" (`observatory list {spec.name}` shows all)" if takers else _nearest(name, options, spec.name)
             raise Misuse(f'{spec.name} has no option "{name}"{whose}{offer}')
         if name in values:
-            raise Misuse(f"option {name} is given twice; give it once")
+            raise Misuse(f"option {name} is set twice; set it once")
         try:
-            values[name] = known[name].parse(value)
+            values[name] = options[name].parse(value)
         except ValueError as error:
             raise Misuse(f"{spec.name}: {error}") from None
-    return {name: values.get(name, option.default) for name, option in known.items()}
+    return {name: values.get(name, option.default) for name, option in options.items()}
 
 
 USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}
@@ -176,7 +181,7 @@ MOST = {
     "trace_steps": 10**6,
     "seed": 2**63 - 1,
 }
-"""Upper limits that no node reaches; memory and cores allow less, which `bench.machine.preflight` checks."""
+"""Upper limits that no node reaches; `bench.machine.preflight` checks the smaller limits of memory and cores."""
 
 
 def check(case: Case) -> Case:
@@ -193,14 +198,14 @@ def check(case: Case) -> Case:
         if getattr(case, name) > most:
             raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {most} or less")
     if case.nodes > case.ranks:
-        raise Misuse(f"nodes is {case.nodes}, and {case.ranks} rank(s) are too few for them; take fewer nodes")
+        raise Misuse(f"nodes is {case.nodes}, but there are only {case.ranks} rank(s); use fewer nodes")
     needs = spec.needs
     if case.ranks < needs.minimum_ranks or (needs.maximum_ranks is not None and case.ranks > needs.maximum_ranks):
         raise Misuse(f"{spec.name}: ranks is {case.ranks}; it needs {needs.text()}")
     if case.device not in needs.devices:
         raise Misuse(f"{spec.name}: device is {case.device}; it needs {needs.text()}")
     if case.device == "cpu" and case.backend == "nccl":
-        raise Misuse("backend nccl needs --device cuda; on the CPU it is gloo")
+        raise Misuse("backend nccl needs --device cuda; use --backend gloo on the CPU")
     reasons = spec.all_refusals(case)
     if reasons:
         raise Misuse(f"{spec.name}: {'; '.join(reasons)}")
@@ -208,7 +213,7 @@ def check(case: Case) -> Case:
 
 
 def one_rank_baseline(case: Case, scaling: str) -> Case | None:
-    """Return the case of `single` that scaling efficiency is compared with; None if there is none that divides evenly.
+    """Return the case of `single` that serves as scaling baseline; None if the work does not divide evenly.
 
     scaling: "weak" gives `single` the work of one training rank, "strong" the work of the whole case.
     """
@@ -234,18 +239,19 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
 
 
 def baseline_case(case: Case, scaling: str) -> Case:
-    """Return the case of `single` to measure beside a case.
+    """Return the case of `single` to measure alongside a case.
 
     Raises:
-        Misuse: there is none, or the batch does not divide evenly.
+        Misuse: the case has one rank, or its batch does not divide evenly.
     """
     if case.ranks == 1:
-        raise Misuse("--with-baseline compares several ranks with one; ranks is 1")
+        raise Misuse("--with-baseline compares several ranks with one, but ranks is 1; use --ranks 2 or more")
     baseline = one_rank_baseline(case, scaling)
     if baseline is None:
         raise Misuse(
-            f"batch {case.shape.batch} over {case.ranks} ranks leaves no equal {scaling} share for one rank with"
-            f" {microbatch_option(case).name} {microbatch_count(case)}; choose a --batch that is a multiple of both"
+            f"batch {case.shape.batch} over {case.ranks} ranks with {microbatch_option(case).name}"
+            f" {microbatch_count(case)} gives one rank no equal {scaling} share; choose a --batch that is a multiple"
+            " of both"
         )
     return baseline
 
@@ -257,7 +263,7 @@ class InstrumentationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Instrumentation options of a run.
 
     trace_every: measured steps between two profiler windows; None: one window, after all measured steps.
-    memory_snapshot: measure the memory of one step by category, and on CUDA the history of its blocks.
+    memory_snapshot: measure the memory of a step by category, and on CUDA the history of its blocks.
     """
 
     trace_every: int | None = None
@@ -278,23 +284,23 @@ def check_instrumentation(options: InstrumentationOptions, case: Case) -> Instru
     if options.trace_every < 1:
         raise Misuse(f"trace-every is {options.trace_every}; it must be 1 or more measured steps")
     if not case.trace_steps:
-        raise Misuse("--trace-every repeats the profiler's window, and trace-steps is 0; take --trace-steps 1 or more")
+        raise Misuse("--trace-every repeats the profiler window, but trace-steps is 0; use --trace-steps 1 or more")
     return options
 
 
-# Purpose of a run. Ad hoc runs are kept in the history like all others, but never as the newest result of a series.
+# Purpose of a run. The history stores ad-hoc runs like all others, but never as the newest result of a series.
 
 Origin = Literal["run", "nightly"]
-"""Who has a case measured: a person (`run`), or something that repeats it (`nightly`)."""
+"""Who requested the measurement: a person (`run`) or a schedule (`nightly`)."""
 
 LONGEST_NOTE = 200
 
 
 class SuiteMember(msgspec.Struct, frozen=True, kw_only=True):
-    """The suite run that a run was measured in. suite: the suite's name. id: of the suite run. case: its name there.
+    """The suite run that a run belongs to. suite: the suite's name. id: of the suite run. case: its name in the suite.
 
-    is_rerun: it measured the case once more, since the gate suspected a change. margin: the largest change that does
-    not matter, as a ratio, where the suite file says so.
+    is_rerun: the run repeated the case because the gate suspected a change. margin: the largest change that does not
+    matter, as a ratio, if the suite file sets one.
     """
 
     suite: str
@@ -305,7 +311,7 @@ class SuiteMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is for. note: words of a person; a run with a note is ad hoc. member: None outside of suites."""
+    """The purpose of a run. note: the user's words; a run with a note is ad hoc. member: None outside of suites."""
 
     origin: Origin = "run"
     note: str | None = None
@@ -319,31 +325,31 @@ def check_purpose(purpose: Purpose) -> Purpose:
     """Return the purpose if it is valid.
 
     Raises:
-        Misuse: the note is empty, too long or cannot be printed, or a nightly run has a note.
+        Misuse: the note is empty, too long or not printable, or a nightly run has a note.
     """
     note = purpose.note
     if note is None:
         return purpose
     if not note.strip():
-        raise Misuse("note is empty; say what the run is for, or leave --note out")
+        raise Misuse("note is empty; describe the run's purpose, or leave --note out")
     if len(note) > LONGEST_NOTE:
-        raise Misuse(f"note has {len(note)} letters; it may have {LONGEST_NOTE}")
+        raise Misuse(f"note has {len(note)} characters; at most {LONGEST_NOTE} are allowed")
     if not note.isprintable():
-        raise Misuse("note has a letter that cannot be printed, as a new line or an escape; take plain text")
+        raise Misuse("note has a character that cannot be printed, for example a newline or an escape; use plain text")
     if purpose.origin != "run":
-        raise Misuse(f"--note keeps a run as ad hoc, and --{purpose.origin} does not; leave one of them out")
+        raise Misuse(f"--note makes a run ad hoc, but --{purpose.origin} runs are not; leave one of the two out")
     return purpose
 
 
 def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
     """Return why the run is ad hoc; empty if it is a result of its series.
 
-    Options in the case's key make another series and do not count. What counts is not in the key but affects figures:
-    measuring less than usual, or another seed, which means other weights and data. Measuring more than usual does not
-    count, since the result is as good.
+    Options in the case's key make another series and do not count. What counts is outside the key but affects figures:
+    measuring less than by default, or another seed, which means other weights and data. Measuring more does not count,
+    because the result is as good.
     """
     if purpose.member is not None and purpose.member.is_rerun:
-        return ("the gate asked for it, to tell a change from chance",)
+        return ("the gate ordered it, to tell a change from chance",)
     if purpose.origin != "run":
         return ()
     reasons = [] if purpose.note is None else ["it has a note"]
@@ -351,7 +357,7 @@ def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
         if name == "trace_steps" and case.model is None:
             continue  # Probes trace nothing.
         if (value := getattr(case, name)) < usual:
-            reasons.append(f"{name.replace('_', '-')} {value}, usual are {usual}")
+            reasons.append(f"{name.replace('_', '-')} is {value} (default {usual})")
     if case.seed != SEED:
-        reasons.append(f"seed {case.seed}, usual is {SEED}")
+        reasons.append(f"seed is {case.seed} (default {SEED})")
     return tuple(reasons)

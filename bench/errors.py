@@ -1,4 +1,4 @@
-"""The two errors of a command that a person can fix, what their messages quote, and safe printing to standard error.
+"""The two errors of a command that a user can fix, what their messages quote, and safe printing to standard error.
 
 The command line turns the errors into exit codes.
 """
@@ -12,23 +12,23 @@ import sys
 
 
 class Misuse(ValueError):
-    """The request cannot be met. The message names the thing, what it may be, and the next move. Exit code 2."""
+    """The request cannot be met. The message names the thing, the allowed values and the next step. Exit code 2."""
 
 
 class InfrastructureFailed(RuntimeError):
-    """An engine, a node, a disk or a store failed, and not the workload. Exit code 4."""
+    """An engine, a node, a disk or a store failed, not the workload. Exit code 4."""
 
 
 def size_limit_words() -> str:
-    """Return why a file cannot grow, where the system says that it is too large."""
+    """Return why a file cannot grow when the system calls it too large."""
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit_bytes == resource.RLIM_INFINITY:
-        return "its file system holds no larger file"
+        return "its file system allows no larger file"
     return f"this process may write files of up to {limit_bytes:,} bytes; raise the limit (`ulimit -f`)"
 
 
 def open_limit_words() -> str:
-    """Return why no more files can be opened, where the system says that too many are open."""
+    """Return why no more files can be opened when the system reports too many open files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"this process may open {limit:,} files at once; raise the limit (`ulimit -n`)"
 
@@ -36,20 +36,20 @@ def open_limit_words() -> str:
 # What messages quote: no more of a user's own words than can be read.
 
 LONGEST_WORD, LONGEST_LINE = 400, 2000
-"""Letters of a word and of a line on standard error. A path of ours is shorter; an argument may have 128 kB."""
+"""Longest word and line on standard error, in characters. Our paths are shorter; an argument may have 128 kB."""
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def concise(line: str) -> str:
-    """Return the line without the middle of words, and of the whole, that are too long to be read."""
-    line = _LONG_WORD.sub(lambda found: _without_middle(found[0], LONGEST_WORD), line)
+    """Return the line with the middle of overlong words, and of an overlong line, cut out."""
+    line = _LONG_WORD.sub(lambda match: _without_middle(match[0], LONGEST_WORD), line)
     return _without_middle(line, LONGEST_LINE)
 
 
 def _without_middle(text: str, most: int) -> str:
     if len(text) <= most:
         return text
-    left_out = f"... ({len(text):,} letters) ..."
+    left_out = f"... ({len(text):,} characters) ..."
     half = (most - len(left_out)) // 2
     return f"{text[:half]}{left_out}{text[-half:]}"
 
@@ -65,8 +65,7 @@ def say(text: str, *, is_page: bool = False) -> None:
     """Print the text to standard error in one write. If standard error is closed or full, nothing happens.
 
     Names in the text may come from anywhere, so control characters, which could move the cursor or change colours, are
-    written as escapes; so are newlines, which could begin a line that nobody said, but in a page. Long lines lose their
-    middle.
+    escaped. Except in a page, so are newlines, which could forge a line of output. Long lines lose their middle.
     """
     if sys.stderr is None:
         return
@@ -83,4 +82,4 @@ def on_one_line(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return the text with control characters, newlines excepted, replaced by Python's escapes."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

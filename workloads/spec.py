@@ -56,6 +56,7 @@ Kind = Literal["training", "probe"]
 class Setup(Protocol):
     """What a spec and a workload read of a case.
 
+    data_ranks: the number of shares that a batch is divided into; see `StrategySpec.data_ranks`.
     shape: of the model; a probe has none and must not read it.
     """
 
@@ -63,6 +64,8 @@ class Setup(Protocol):
     def strategy(self) -> str: ...
     @property
     def ranks(self) -> int: ...
+    @property
+    def data_ranks(self) -> int: ...
     @property
     def shape(self) -> Shape: ...
     @property

@@ -18,11 +18,11 @@ from collectors.metrics import probes, results
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS
 
-Outcome = Literal["better", "worse", "same", "unsure", "insufficient_data"]
+ChangeOutcome = Literal["better", "worse", "same", "unsure", "insufficient_data"]
 Scale = Literal["ratio", "difference"]
 """ratio: B / A, no change is 1. difference: B - A, of shares of a whole, no change is 0."""
 
-OUTCOMES: tuple[Outcome, ...] = ("worse", "better", "unsure", "insufficient_data", "same")
+OUTCOMES: tuple[ChangeOutcome, ...] = ("worse", "better", "unsure", "insufficient_data", "same")
 """In the order in which a reader wants them."""
 LEVEL = 1 - CONFIDENCE
 """Two-sided level of each test, and the share of false ones among the differences that are called better or worse."""
@@ -76,7 +76,7 @@ def is_main(estimate: Estimate) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class FigureChange:
     """How one figure of B differs from that of A, before it is judged.
 
     value, low, high: the change with its 95 % interval, on its scale. The value is the ratio (or difference) of the
@@ -119,21 +119,21 @@ class Change:
         return math.log(value) if self.scale == "ratio" else value
 
 
-def changes(a: Sequence[Estimate], b: Sequence[Estimate], *, is_paired: bool) -> list[Change]:
+def changes(a: Sequence[Estimate], b: Sequence[Estimate], *, is_paired: bool) -> list[FigureChange]:
     """Return the change of each figure that both sides have and that has a better direction, in the order of A's.
 
     is_paired: trial i of A and trial i of B were measured one after the other.
     """
-    of_b = {(one.metric, *sorted(one.labels.items())): one for one in b}
-    found = []
-    for one in a:
-        other, metric = of_b.get((one.metric, *sorted(one.labels.items()))), compared(one)
-        if other is not None and metric is not None:
-            found.append(change(metric, one, other, is_paired=is_paired))
-    return found
+    estimates_of_b = {(estimate.metric, *sorted(estimate.labels.items())): estimate for estimate in b}
+    changes = []
+    for estimate in a:
+        partner, metric = estimates_of_b.get((estimate.metric, *sorted(estimate.labels.items()))), compared(estimate)
+        if partner is not None and metric is not None:
+            changes.append(change(metric, estimate, partner, is_paired=is_paired))
+    return changes
 
 
-def change(metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool) -> Change:
+def change(metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool) -> FigureChange:
     """Return the change of one figure from A to B."""
     above, below = b.trials, a.trials
     if is_paired:
@@ -146,7 +146,7 @@ def change(metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool) -> Chan
         value = math.exp(median(pairs)) if scale == "ratio" else median(pairs)
     else:
         value = b.median / a.median if scale == "ratio" else b.median - a.median
-    begun = Change(
+    begun = FigureChange(
         metric=metric, a=a, b=b, scale=scale, value=value, trials=(len(below), len(above)), is_paired=is_paired
     )
     if min(begun.trials) < 2:
@@ -157,7 +157,7 @@ def change(metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool) -> Chan
     return _tested_in_pairs(begun, pairs) if is_paired else _tested(begun, lines_a, lines_b)
 
 
-def _tested_in_pairs(begun: Change, pairs: Sequence[float]) -> Change:
+def _tested_in_pairs(begun: FigureChange, pairs: Sequence[float]) -> FigureChange:
     """Add the interval and the test of pairs: Student's t on the differences."""
     spread = variance(pairs)
 
@@ -167,7 +167,7 @@ def _tested_in_pairs(begun: Change, pairs: Sequence[float]) -> Change:
     return _with_test(begun, fmean(pairs), error, lambda trials: trials - 1, len(pairs))
 
 
-def _tested(begun: Change, a: Sequence[float], b: Sequence[float]) -> Change:
+def _tested(begun: FigureChange, a: Sequence[float], b: Sequence[float]) -> FigureChange:
     """Add the interval and the test of two groups: Welch's t, with its degrees of freedom."""
     of_a, of_b = variance(a), variance(b)
 
@@ -182,15 +182,15 @@ def _tested(begun: Change, a: Sequence[float], b: Sequence[float]) -> Change:
         return _with_test(begun, centre, error, freedom, len(a))
     # Groups of different size: each side's own squared error, as Welch and Satterthwaite have it.
     squares = (of_a / len(a), of_b / len(b))
-    own_error = math.sqrt(sum(squares))
-    own_freedom = sum(squares) ** 2 / (squares[0] ** 2 / (len(a) - 1) + squares[1] ** 2 / (len(b) - 1))
-    found = _with_test(begun, centre, lambda _: own_error, lambda _: own_freedom, min(len(a), len(b)))
-    return replace(found, error=error, freedom=freedom)
+    pooled_error = math.sqrt(sum(squares))
+    pooled_freedom = sum(squares) ** 2 / (squares[0] ** 2 / (len(a) - 1) + squares[1] ** 2 / (len(b) - 1))
+    tested = _with_test(begun, centre, lambda _: pooled_error, lambda _: pooled_freedom, min(len(a), len(b)))
+    return replace(tested, error=error, freedom=freedom)
 
 
 def _with_test(
-    begun: Change, centre: float, error: Callable[[int], float], freedom: Callable[[int], float], trials: int
-) -> Change:
+    begun: FigureChange, centre: float, error: Callable[[int], float], freedom: Callable[[int], float], trials: int
+) -> FigureChange:
     from scipy.special import stdtr, stdtrit  # Imported here: what only shows comparisons needs no scipy.
 
     standard, degrees = error(trials), freedom(trials)
@@ -211,7 +211,7 @@ def _with_test(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedChange:
     """A change and its outcome.
 
     better, worse: the share of false ones among these is held at 5 % by Benjamini and Hochberg, over the main figures
@@ -223,43 +223,43 @@ class Judged:
     adjusted_p: the p-value by Benjamini and Hochberg; None where there was no test.
     """
 
-    change: Change
-    outcome: Outcome
+    change: FigureChange
+    outcome: ChangeOutcome
     adjusted_p: float | None
     more_trials: int | None = None
 
 
-def judge(found: Sequence[Change], *, margin: float = MARGIN) -> list[Judged]:
+def judge(changes: Sequence[FigureChange], *, margin: float = MARGIN) -> list[JudgedChange]:
     """Return the outcomes of all changes that one comparison looks at, in their order.
 
     margin: the largest change that does not matter: a factor of 1 + margin either way, or so much of a share.
     """
-    judged: dict[int, Judged] = {}
+    judged: dict[int, JudgedChange] = {}
     for family in (True, False):
-        places = [place for place, one in enumerate(found) if is_main(one.a) == family]
-        tested = [place for place in places if found[place].p_value is not None]
-        adjusted = dict(zip(tested, false_discovery([found[place].p_value or 0.0 for place in tested]), strict=True))
-        judged |= {place: _judged(found[place], adjusted.get(place), margin) for place in places}
-    return [judged[place] for place in range(len(found))]
+        places = [place for place, change in enumerate(changes) if is_main(change.a) == family]
+        tested = [place for place in places if changes[place].p_value is not None]
+        adjusted = dict(zip(tested, false_discovery([changes[place].p_value or 0.0 for place in tested]), strict=True))
+        judged |= {place: _judged(changes[place], adjusted.get(place), margin) for place in places}
+    return [judged[place] for place in range(len(changes))]
 
 
-def _judged(one: Change, adjusted_p: float | None, margin: float) -> Judged:
-    if one.is_exact:
-        outcome: Outcome = "same" if one.value == one.nothing else "better" if one.is_better else "worse"
-        return Judged(change=one, outcome=outcome, adjusted_p=None)
-    if one.low is None or one.high is None or one.p_value is None or adjusted_p is None:
-        return Judged(change=one, outcome="insufficient_data", adjusted_p=None)
-    edge = math.log1p(margin) if one.scale == "ratio" else margin
-    low, high = one.on_line(one.low), one.on_line(one.high)
+def _judged(change: FigureChange, adjusted_p: float | None, margin: float) -> JudgedChange:
+    if change.is_exact:
+        outcome: ChangeOutcome = "same" if change.value == change.nothing else "better" if change.is_better else "worse"
+        return JudgedChange(change=change, outcome=outcome, adjusted_p=None)
+    if change.low is None or change.high is None or change.p_value is None or adjusted_p is None:
+        return JudgedChange(change=change, outcome="insufficient_data", adjusted_p=None)
+    edge = math.log1p(margin) if change.scale == "ratio" else margin
+    low, high = change.on_line(change.low), change.on_line(change.high)
     if -edge <= low and high <= edge:
-        return Judged(change=one, outcome="same", adjusted_p=adjusted_p)
+        return JudgedChange(change=change, outcome="same", adjusted_p=adjusted_p)
     if adjusted_p <= LEVEL and not low <= 0 <= high:
-        return Judged(change=one, outcome="better" if one.is_better else "worse", adjusted_p=adjusted_p)
+        return JudgedChange(change=change, outcome="better" if change.is_better else "worse", adjusted_p=adjusted_p)
     # Beside other figures, a difference is shown at this level of its own.
-    level = LEVEL * (one.p_value / adjusted_p if adjusted_p > 0 else 1.0)
-    needed = trials_to_settle(one, margin=edge, level=level)
-    more = None if needed is None else max(1, needed - min(one.trials))
-    return Judged(change=one, outcome="unsure", adjusted_p=adjusted_p, more_trials=more)
+    level = LEVEL * (change.p_value / adjusted_p if adjusted_p > 0 else 1.0)
+    needed = trials_to_settle(change, margin=edge, level=level)
+    more = None if needed is None else max(1, needed - min(change.trials))
+    return JudgedChange(change=change, outcome="unsure", adjusted_p=adjusted_p, more_trials=more)
 
 
 def false_discovery(p_values: Sequence[float]) -> list[float]:
@@ -281,17 +281,17 @@ def false_discovery(p_values: Sequence[float]) -> list[float]:
 # Power: what so many trials would show.
 
 
-def trials_to_settle(one: Change, *, margin: float, level: float = LEVEL) -> int | None:
+def trials_to_settle(change: FigureChange, *, margin: float, level: float = LEVEL) -> int | None:
     """Return how many trials a side would settle an unsure change with 80 % power, with the noise that was measured.
 
     Where the measured change is at least the margin: as many as would show it, were it the true one. Else as many as
     would bring the whole interval within the margin, were there no change. None beyond `MOST_TRIALS`.
     margin: on the scale's own line.
     """
-    effect = abs(one.on_line(one.value))
+    effect = abs(change.on_line(change.value))
 
     def is_enough(trials: int) -> bool:
-        standard, degrees = one.error(trials), one.freedom(trials)
+        standard, degrees = change.error(trials), change.freedom(trials)
         if effect >= margin:
             return power_of_test(effect / standard, degrees, level) >= POWER
         return power_of_equivalence(margin / standard, degrees) >= POWER
@@ -328,8 +328,8 @@ def power_of_test(distance: float, freedom: float, level: float = LEVEL) -> floa
     if distance > quantile + _FAR:
         return 1.0
     # The other tail is below the level / 2 and is left out where scipy's series does not reach it.
-    other = float(nctdtr(freedom, distance, -quantile))
-    return 1 - float(nctdtr(freedom, distance, quantile)) + (other if math.isfinite(other) else 0.0)
+    lower_tail = float(nctdtr(freedom, distance, -quantile))
+    return 1 - float(nctdtr(freedom, distance, quantile)) + (lower_tail if math.isfinite(lower_tail) else 0.0)
 
 
 def power_of_equivalence(distance: float, freedom: float) -> float:
@@ -360,7 +360,7 @@ def smallest_shown(trials: int, deviation: float) -> float:
     return float(nctdtrinc(trials - 1, 1 - POWER, quantile)) * deviation * math.sqrt(2 / trials)
 
 
-def counted(judged: Iterable[Judged]) -> dict[Outcome, int]:
+def counted(judged: Iterable[JudgedChange]) -> dict[ChangeOutcome, int]:
     """Return how many changes have each outcome, those that none has left out, in the order of `OUTCOMES`."""
-    found = [one.outcome for one in judged]
-    return {outcome: found.count(outcome) for outcome in OUTCOMES if outcome in found}
+    outcomes = [judgement.outcome for judgement in judged]
+    return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}

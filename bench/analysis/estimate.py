@@ -44,7 +44,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
+class EstimatedRatio:
     """The median of one estimate, divided by that of another.
 
     low, high: 95 % interval by Welch's t on the logarithms, so that the two sides may differ in noise and in number of
@@ -72,12 +72,14 @@ _EQUAL_TRIALS = "equal trials have no interval: their noise is below what was re
 
 def of_metric(estimates: Iterable[Estimate], metric: Metric) -> list[Estimate]:
     """Return the estimates of this metric, in order."""
-    return [found for found in estimates if found.metric == metric.name]
+    return [estimate for estimate in estimates if estimate.metric == metric.name]
 
 
 def by_labels(estimates: Iterable[Estimate], metric: Metric) -> dict[tuple[str, ...], Estimate]:
     """Return the estimates of this metric by the values of its labels, in the order of the metric's labels."""
-    return {tuple(found.labels[name] for name in metric.labels): found for found in of_metric(estimates, metric)}
+    return {
+        tuple(estimate.labels[name] for name in metric.labels): estimate for estimate in of_metric(estimates, metric)
+    }
 
 
 def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate:
@@ -132,18 +134,18 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
     """
     _require(metric, trials, labels, lambda value: 0 <= value <= 1, "from 0 to 1")
     middle = median(trials)
-    found = estimate_part(metric, trials, middle=middle, **labels)
-    if found.low is None or found.high is None:
-        return found
+    clipped = estimate_part(metric, trials, middle=middle, **labels)
+    if clipped.low is None or clipped.high is None:
+        return clipped
     if min(trials) > 0 and max(trials) < 1:
         # The interval's ends on the logits, turned back by the logistic function (1 + tanh(x / 2)) / 2.
         logits = [math.log(share / (1 - share)) for share in trials]
         centre, half_width = fmean(logits), _half_width(logits)
         ends = [(1 + math.tanh(end / 2)) / 2 for end in (centre - half_width, centre + half_width)]
     else:
-        ends = [max(0.0, found.low), min(1.0, found.high)]
+        ends = [max(0.0, clipped.low), min(1.0, clipped.high)]
     ends += [middle, *_gamma_ends(trials)]
-    return replace(found, low=min(ends), high=max(ends))
+    return replace(clipped, low=min(ends), high=max(ends))
 
 
 def _gamma_ends(shares: Sequence[float]) -> list[float]:
@@ -182,7 +184,7 @@ def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **l
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
 
 
-def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
+def ratio(numerator: Estimate, denominator: Estimate) -> EstimatedRatio:
     """Return the numerator's median divided by the denominator's, with its interval.
 
     Degrees of freedom by Welch and Satterthwaite. Where the trials of one side are equal, all noise is the other's;
@@ -201,7 +203,7 @@ def ratio(numerator: Estimate, denominator: Estimate) -> Ratio:
         )
         half_width = _t_quantile(freedom) * math.sqrt(sum(squares))
         low, high = _hull(fmean(above) - fmean(below), half_width, value)
-    return Ratio(
+    return EstimatedRatio(
         value=value,
         low=low,
         high=high,
@@ -215,7 +217,7 @@ def _require(
     trials: Sequence[float],
     labels: dict[str, str],
     is_good: Callable[[float], bool],
-    wanted: str,
+    allowed: str,
 ) -> None:
     """Check the trials' values and the labels."""
     if not trials:
@@ -223,7 +225,7 @@ def _require(
     for value in trials:
         metric.at(value, **labels)  # Refuses wrong labels.
         if not is_good(value):
-            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be {wanted}")
+            raise ValueError(f"{metric.name}: a trial's value is {value}; it must be {allowed}")
 
 
 def spread(steps: Sequence[float]) -> float:
@@ -246,9 +248,9 @@ def _why_no_interval(trials: Sequence[float]) -> str | None:
     return _EQUAL_TRIALS if min(trials) == max(trials) else None
 
 
-def _hull(centre: float, half_width: float, held: float) -> tuple[float, float]:
+def _hull(centre: float, half_width: float, value: float) -> tuple[float, float]:
     """Return the interval of logarithms, turned back and widened to hold a value."""
-    return min(math.exp(centre - half_width), held), max(math.exp(centre + half_width), held)
+    return min(math.exp(centre - half_width), value), max(math.exp(centre + half_width), value)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:

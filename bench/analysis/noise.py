@@ -34,7 +34,7 @@ _PAGE_DISTANCE = 5.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
+class TrialNoise:
     """Standard deviations on logarithms, so shares of the value: 0.01 is 1 %.
 
     trial: of one trial within a night. night: of a night's own level, without that of its trials; absent where there
@@ -48,20 +48,20 @@ class Noise:
     nights: int
 
 
-def noise_of(nights: Sequence[Sequence[float]], beside: Sequence[Sequence[float]] = ()) -> Noise | Absent:
+def noise_of(nights: Sequence[Sequence[float]], within_nights: Sequence[Sequence[float]] = ()) -> TrialNoise | Absent:
     """Return the noise of one figure of a series; absent where no night has two trials.
 
     nights: the trials' values of each night, oldest first. beside: trials of runs that tell of noise within a night
         alone, such as both runs of `compare --aa`.
     """
     of_nights = [[math.log(value) for value in values] for values in nights if values]
-    groups = [*of_nights, *([math.log(value) for value in values] for values in beside)]
+    groups = [*of_nights, *([math.log(value) for value in values] for values in within_nights)]
     # Differences of trials of one night have no part of the night's own, whatever the level.
     within = [second - first for values in groups for first, second in combinations(values, 2)]
     if not within:
         return Absent(reason="no run of it has two trials")
     trial = deviation_of(within)
-    return Noise(
+    return TrialNoise(
         trial=trial,
         night=_night_deviation(of_nights, trial),
         trials=sum(len(values) for values in groups if len(values) > 1),
@@ -88,7 +88,7 @@ def _night_deviation(nights: Sequence[Sequence[float]], trial: float) -> float |
     return math.sqrt(max(0.0, deviation_of(steps) ** 2 - of_trials))
 
 
-def smallest_of_night(noise: Noise, trials: int) -> float | Absent:
+def smallest_of_night(noise: TrialNoise, trials: int) -> float | Absent:
     """Return the smallest change that makes the gate suspect its first night of so many trials.
 
     With 80 % power, against a level known from many nights: a factor minus 1. Absent where the nights are unknown.
@@ -98,7 +98,7 @@ def smallest_of_night(noise: Noise, trials: int) -> float | Absent:
     return math.expm1(_DISTANCE * math.hypot(noise.night, noise.trial / math.sqrt(trials)))
 
 
-def trials_a_night(noise: Noise, change: float = WANTED_CHANGE) -> int | Absent:
+def trials_a_night(noise: TrialNoise, change: float = WANTED_CHANGE) -> int | Absent:
     """Return how many trials a night show a change of this size on its first night, as `smallest_of_night` has it.
 
     Absent where the nights are unknown, or differ so much that no number of trials does.
@@ -114,11 +114,11 @@ def trials_a_night(noise: Noise, change: float = WANTED_CHANGE) -> int | Absent:
             reason=f"nights differ by {100 * night:.1f} %, so that no number of trials shows {100 * change:g} % in one"
             f" night; {words}"
         )
-    found = least_trials(lambda trials: math.hypot(night, noise.trial / math.sqrt(trials)) <= limit, least=1)
-    return Absent(reason="more than ten thousand") if found is None else found
+    trials = least_trials(lambda trials: math.hypot(night, noise.trial / math.sqrt(trials)) <= limit, least=1)
+    return Absent(reason="more than ten thousand") if trials is None else trials
 
 
-def nights_needed(noise: Noise, change: float, trials: int = 3) -> int | None:
+def nights_needed(noise: TrialNoise, change: float, trials: int = 3) -> int | None:
     """Return after how many nights of so many trials the gate confirms a change, where the nights are known.
 
     With 80 % power. None where these are more than the detector weighs at once.

@@ -80,17 +80,17 @@ class TimedStep:
 
 def join_steps(timed_by_rank: Sequence[Sequence[TimedActions]]) -> tuple[TimedStep, ...]:
     """Join the steps of one trial that every rank has logged, in order."""
-    by_rank = [{one.step: one for one in performed} for performed in timed_by_rank]
+    by_rank = [{timed.step: timed for timed in performed} for performed in timed_by_rank]
     common = set.intersection(*map(set, by_rank)) if by_rank else set()
     steps = []
     for number in sorted(common):
         ranks = [steps_of_rank[number] for steps_of_rank in by_rank]
         first = ranks[0]
-        is_one_clock = first.clock is not None and all(one.clock == first.clock for one in ranks)
+        is_one_clock = first.clock is not None and all(timed.clock == first.clock for timed in ranks)
         works = [
             work
-            for rank, one in enumerate(ranks)
-            for work in _works(rank, one, one.begun_ns - first.begun_ns if is_one_clock else 0)
+            for rank, timed in enumerate(ranks)
+            for work in _works(rank, timed, timed.begun_ns - first.begun_ns if is_one_clock else 0)
         ]
         steps.append(
             TimedStep(
@@ -99,8 +99,8 @@ def join_steps(timed_by_rank: Sequence[Sequence[TimedActions]]) -> tuple[TimedSt
                 begun_ns=first.begun_ns,
                 is_one_clock=is_one_clock,
                 works=tuple(works),
-                has_messages=all(one.messages is not None for one in ranks),
-                has_core_waits=all(one.core_waits_ns is not None for one in ranks),
+                has_messages=all(timed.messages is not None for timed in ranks),
+                has_core_waits=all(timed.core_waits_ns is not None for timed in ranks),
             )
         )
     return tuple(steps)
@@ -109,10 +109,16 @@ def join_steps(timed_by_rank: Sequence[Sequence[TimedActions]]) -> tuple[TimedSt
 def _works(rank: int, performed: TimedActions, shift_ns: int) -> Iterator[Work]:
     """Yield the rank's works, with all times later by `shift_ns`."""
     messages = performed.messages or []
-    sent_ns = {(one.stage, one.kind != "forward", one.microbatch): one.time_ns for one in messages if one.end == "sent"}
+    sent_ns = {
+        (message.stage, message.kind != "forward", message.microbatch): message.time_ns
+        for message in messages
+        if message.end == "sent"
+    }
     before_ns = waited_ns = 0
     for number, timed in enumerate(performed.actions):
-        asked_ns = max((one.time_ns for one in messages if before_ns <= one.time_ns <= timed.start_ns), default=None)
+        asked_ns = max(
+            (message.time_ns for message in messages if before_ns <= message.time_ns <= timed.start_ns), default=None
+        )
         # Messages are looked up by stage, direction and microbatch. A whole backward and an input_backward send the
         # gradient of their input; a weight_backward sends nothing.
         place = (timed.stage, timed.kind != "forward", timed.microbatch)
@@ -160,22 +166,22 @@ def bubble_ratio(works: Iterable[Work], ranks: Sequence[int]) -> float:
     Raises:
         ValueError: the ranks performed no action.
     """
-    own = [work for work in works if work.rank in ranks]
-    if not own:
+    rank_works = [work for work in works if work.rank in ranks]
+    if not rank_works:
         raise ValueError(f"ranks {', '.join(map(str, ranks))} performed no action; a bubble is a share of their time")
-    span_ns = max(work.end_ns for work in own) - min(work.start_ns for work in own)
-    busy_ns = sum(work.end_ns - work.start_ns for work in own)
+    span_ns = max(work.end_ns for work in rank_works) - min(work.start_ns for work in rank_works)
+    busy_ns = sum(work.end_ns - work.start_ns for work in rank_works)
     return 1 - busy_ns / (len(ranks) * span_ns)
 
 
 def stage_seconds(works: Iterable[Work]) -> dict[tuple[int, ActionKind], float]:
     """Return the median time of an action in seconds, by stage and kind of action."""
-    found: dict[tuple[int, ActionKind], list[int]] = defaultdict(list)
+    durations_ns: dict[tuple[int, ActionKind], list[int]] = defaultdict(list)
     for work in works:
-        found[work.action.stage, work.action.kind].append(work.end_ns - work.start_ns)
+        durations_ns[work.action.stage, work.action.kind].append(work.end_ns - work.start_ns)
     kinds = get_args(ActionKind)
-    in_order = sorted(found, key=lambda place: (place[0], kinds.index(place[1])))
-    return {place: median(found[place]) / 1e9 for place in in_order}
+    in_order = sorted(durations_ns, key=lambda place: (place[0], kinds.index(place[1])))
+    return {place: median(durations_ns[place]) / 1e9 for place in in_order}
 
 
 def most_live(works: Iterable[Work], stage: int) -> int:
@@ -233,14 +239,18 @@ def delay_parts(pipeline: Pipeline, steps: Sequence[TimedStep], groups: Sequence
         for place, ranks in enumerate(groups)
     )
     middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
-    found = [dict(_parts_of_delays(steps[number], groups[place], even_ratio)) for _, number, place in middle]
-    return {part: fmean(one[part] for one in found) for part in found[0] if all(part in one for one in found)}
+    parts_by_step = [dict(_parts_of_delays(steps[number], groups[place], even_ratio)) for _, number, place in middle]
+    return {
+        part: fmean(parts[part] for parts in parts_by_step)
+        for part in parts_by_step[0]
+        if all(part in parts for parts in parts_by_step)
+    }
 
 
 def _parts_of_delays(step: TimedStep, ranks: Sequence[int], even_ratio: float) -> Iterator[tuple[str, float]]:
     works = [[work for work in step.works if work.rank == rank] for rank in ranks]
-    order = [[work.action for work in own] for own in works]
-    durations_s = {work.action: (work.end_ns - work.start_ns) / 1e9 for own in works for work in own}
+    order = [[work.action for work in rank_works] for rank_works in works]
+    durations_s = {work.action: (work.end_ns - work.start_ns) / 1e9 for rank_works in works for work in rank_works}
     # Replays: with the measured times alone, then with messages' delays, then with waits for a core as well.
     measured_ratio = replay(order, durations_s, {}).bubble_ratio
     yield UNEVEN, measured_ratio - even_ratio
@@ -264,19 +274,22 @@ def _delays_of_actions(works: Sequence[Sequence[Work]]) -> Iterator[tuple[Action
     A replay with all delays reproduces the measured step. A wait for a core is counted against the host's time first
     and then against the wait for a message.
     """
-    place = {work.action: work for own in works for work in own}
-    needs = needs_of(planned_on([[work.action for work in own] for own in works]))
+    place = {work.action: work for rank_works in works for work in rank_works}
+    needs = needs_of(planned_on([[work.action for work in rank_works] for rank_works in works]))
     first_ns = min(work.start_ns for work in place.values())
-    for own in works:
-        before_ns = [first_ns, *(work.end_ns for work in own)]
-        waits_ns = [*(work.core_wait_ns or 0 for work in own), 0]
-        for number, work in enumerate(own):
+    for rank_works in works:
+        before_ns = [first_ns, *(work.end_ns for work in rank_works)]
+        waits_ns = [*(work.core_wait_ns or 0 for work in rank_works), 0]
+        for number, work in enumerate(rank_works):
             # What the action needs from other ranks, when the rank asked for it, and when it was handed over. A rank
             # that asked before its previous action ended waits from that end.
             remote = [place[needed] for needed in needs[work.action] if place[needed].rank != work.rank]
             asked_ns = work.asked_ns if work.asked_ns is not None else before_ns[number] if remote else work.start_ns
             asked_ns = max(asked_ns, before_ns[number])
-            handed_ns = [one.end_ns if one.sent_ns is None else max(one.sent_ns, one.end_ns) for one in remote]
+            handed_ns = [
+                message.end_ns if message.sent_ns is None else max(message.sent_ns, message.end_ns)
+                for message in remote
+            ]
             # The gap before the action is the host's time until it asked, then the wait for the message.
             host_ns = asked_ns - before_ns[number]
             message_ns = work.start_ns - max(asked_ns, *handed_ns) if handed_ns else work.start_ns - asked_ns
@@ -304,18 +317,20 @@ CLEARLY_LONGER = 0.05
 """Share by which a rank must compute longer than the mean rank to be called the bottleneck; less is noise."""
 
 
-def bubble_parts(pipeline: Pipeline, found: Sequence[Estimate], transfer_s: float | Absent) -> Iterator[Estimate | str]:
+def bubble_parts(
+    pipeline: Pipeline, estimates: Sequence[Estimate], transfer_s: float | Absent
+) -> Iterator[Estimate | str]:
     """Yield the expected bubble and the parts of the measured one, and notes: what is absent, and the bottleneck.
 
     The parts are computed from the run's medians, so that they add up; those of each trial give the intervals.
-    found: the run's estimates: the measured bubble, the times of stages and the parts of `delay_parts`. The message
-        part is yielded anew, without the transfer, where the transfer is known.
+    estimates: the run's: the measured bubble, the times of stages and the parts of `delay_parts`. The message part is
+        yielded again, without the transfer, where the transfer is known.
     transfer_s: time to send one boundary tensor between two ranks, or why it is unknown.
     """
-    measured = of_metric(found, RUN_BUBBLE_RATIO)
+    measured = of_metric(estimates, RUN_BUBBLE_RATIO)
     times = {
-        (int(one.labels["stage"]), cast(ActionKind, one.labels["action"])): one
-        for one in of_metric(found, RUN_STAGE_SECONDS)
+        (int(estimate.labels["stage"]), cast(ActionKind, estimate.labels["action"])): estimate
+        for estimate in of_metric(estimates, RUN_STAGE_SECONDS)
     }
     if not measured:
         return
@@ -326,24 +341,24 @@ def bubble_parts(pipeline: Pipeline, found: Sequence[Estimate], transfer_s: floa
         return
     (bubble,) = measured
     delays = {
-        one.labels["part"]: one
-        for one in of_metric(found, RUN_BUBBLE_PART_RATIO)
-        if one.labels["part"] in (UNEVEN, MESSAGE, CORE)
+        estimate.labels["part"]: estimate
+        for estimate in of_metric(estimates, RUN_BUBBLE_PART_RATIO)
+        if estimate.labels["part"] in (UNEVEN, MESSAGE, CORE)
     }
 
     def split(trial: int | None) -> tuple[BubbleSplit, dict[str, float]]:
         """Split the bubble of the run's medians, or of one trial, and give all its parts."""
 
-        def value_of(one: Estimate) -> float:
-            return one.median if trial is None else one.trials[trial]
+        def value_of(estimate: Estimate) -> float:
+            return estimate.median if trial is None else estimate.trials[trial]
 
-        stages_s = {place: value_of(one) for place, one in times.items()}
-        found = split_bubble(value_of(bubble), pipeline, stages_s, transfer_s=transfer_s)
-        return found, _parts(found, {part: value_of(one) for part, one in delays.items()})
+        stages_s = {place: value_of(estimate) for place, estimate in times.items()}
+        bubble_split = split_bubble(value_of(bubble), pipeline, stages_s, transfer_s=transfer_s)
+        return bubble_split, _parts(bubble_split, {part: value_of(estimate) for part, estimate in delays.items()})
 
     of_run, run_parts = split(None)
     of_trials = [split(trial) for trial in range(len(bubble.trials))]
-    expected = [_rounded(found.expected_ratio) for found, _ in of_trials]
+    expected = [_rounded(trial_split.expected_ratio) for trial_split, _ in of_trials]
     yield estimate_part(RUN_BUBBLE_RATIO, expected, middle=_rounded(of_run.expected_ratio), account="expected")
     for part, middle in run_parts.items():
         if part not in (UNEVEN, CORE) and not (part == MESSAGE and isinstance(transfer_s, Absent)):
@@ -376,15 +391,17 @@ def _rounded(ratio: float) -> float:
 
 def _bottleneck(pipeline: Pipeline, times: Mapping[tuple[int, ActionKind], Estimate]) -> Iterator[str]:
     """Yield a note on the rank that computes longest, where it computes clearly longer than the mean rank."""
-    stages_s = [sum(one.median for (of, _), one in times.items() if of == stage) for stage in range(pipeline.stages)]
+    stages_s = [
+        sum(estimate.median for (of, _), estimate in times.items() if of == stage) for stage in range(pipeline.stages)
+    ]
     ranks_s = [sum(stages_s[stage] for stage in pipeline.stages_of(rank)) for rank in range(pipeline.ranks)]
     slowest = max(range(pipeline.ranks), key=ranks_s.__getitem__)
     if ranks_s[slowest] < (1 + CLEARLY_LONGER) * fmean(ranks_s):
         return
     stages = pipeline.stages_of(slowest)
-    held = f"stage {stages[0]}" if len(stages) == 1 else f"stages {' and '.join(map(str, stages))}"
+    name = f"stage {stages[0]}" if len(stages) == 1 else f"stages {' and '.join(map(str, stages))}"
     yield (
-        f"the bottleneck is {held}, on pipeline rank {slowest}: it computes {1e3 * ranks_s[slowest]:,.4g} ms for a"
+        f"the bottleneck is {name}, on pipeline rank {slowest}: it computes {1e3 * ranks_s[slowest]:,.4g} ms for a"
         f" microbatch, a mean rank {1e3 * fmean(ranks_s):,.4g} ms"
     )
 
@@ -412,30 +429,30 @@ def pipeline_estimates(
         )
     groups = pipelines(axes)
     bubbles = [median(bubble_ratio(step.works, ranks) for step in of_trial for ranks in groups) for of_trial in steps]
-    found = [estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured")]
+    estimates = [estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured")]
     # The parts of the bubble that need no measured link; `bubble_parts` yields the others.
     delays = [delay_parts(pipeline, of_trial, groups) for of_trial in steps]
     for part in delays[0]:
         if all(part in ratios for ratios in delays):
             values = [ratios[part] for ratios in delays]
-            found.append(estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=median(values), part=part))
+            estimates.append(estimate_part(RUN_BUBBLE_PART_RATIO, values, middle=median(values), part=part))
     times = [stage_seconds(work for step in of_trial for work in step.works) for of_trial in steps]
     for stage, kind in times[0]:
         values = [times_s.get((stage, kind), 0.0) for times_s in times]
         if all(values):
-            found.append(estimate(RUN_STAGE_SECONDS, values, stage=str(stage), action=kind))
+            estimates.append(estimate(RUN_STAGE_SECONDS, values, stage=str(stage), action=kind))
     for stage, most in live_microbatches_of_stages(actions(pipeline)).items():
         counts = [max(most_live(step.works, stage) for step in of_trial) for of_trial in steps]
-        found += _beside_predicted(RUN_LIVE_MICROBATCHES, stage, counts, most)
+        estimates += _beside_predicted(RUN_LIVE_MICROBATCHES, stage, counts, most)
     if isinstance(predicted, Absent):
         for stage in sorted(set.intersection(*map(set, activations))):
             values = [by_stage[stage] for by_stage in activations]
-            found += _beside_predicted(RUN_STAGE_ACTIVATION_BYTES, stage, values, None)
+            estimates += _beside_predicted(RUN_STAGE_ACTIVATION_BYTES, stage, values, None)
     else:
         for stage, size_bytes in enumerate(predicted):
             values = [by_stage.get(stage, 0.0) for by_stage in activations]
-            found += _beside_predicted(RUN_STAGE_ACTIVATION_BYTES, stage, values, size_bytes)
-    return tuple(found), tuple(_notes([step for of_trial in steps for step in of_trial], predicted))
+            estimates += _beside_predicted(RUN_STAGE_ACTIVATION_BYTES, stage, values, size_bytes)
+    return tuple(estimates), tuple(_notes([step for of_trial in steps for step in of_trial], predicted))
 
 
 def _beside_predicted(

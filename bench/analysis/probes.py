@@ -38,15 +38,15 @@ POOR_FIT_RATIO = 0.5
 """A fit whose largest error exceeds this share of the measured time gets a note."""
 
 
-def fit_links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], list[str]]:
+def fit_links(case: Case, measured: Sequence[Estimate]) -> tuple[list[Estimate], list[str]]:
     """Fit latency and bandwidth to each of the library's collectives; return them, and reasons for those absent.
 
     Points of one trial are not independent: intervals come from one fit for each trial.
     """
     estimates: list[Estimate] = []
     reasons: list[str] = []
-    with_host = _sweeps(case, found, metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
-    for collective, trials in _sweeps(case, found, metrics.RUN_COLLECTIVE_SECONDS).items():
+    with_host = _sweeps(case, measured, metrics.RUN_COLLECTIVE_WITH_HOST_SECONDS)
+    for collective, trials in _sweeps(case, measured, metrics.RUN_COLLECTIVE_SECONDS).items():
         try:
             fitted = fit(trials)
         except NoFit as error:
@@ -67,7 +67,7 @@ def fit_links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], li
             except NoFit as error:
                 reasons.append(f"the latency by {collective} with the host is absent: {error}")
     if estimates and case.backend == "nccl":
-        sizes = [int(one.labels["size"]) for one in of_metric(found, metrics.RUN_COLLECTIVE_SECONDS)]
+        sizes = [int(estimate.labels["size"]) for estimate in of_metric(measured, metrics.RUN_COLLECTIVE_SECONDS)]
         reasons.append(
             f"links are fitted to calls of {min(sizes):,} to {max(sizes):,} bytes, whichever algorithm and protocol"
             " NCCL chose for a size (LL, LL128, Simple): one latency and one bandwidth stand for all of them"
@@ -86,18 +86,20 @@ def _fitted(metric: Metric, collective: str, interval: Interval) -> Estimate:
     )
 
 
-def link_by(found: Iterable[Estimate], collective: str = CALIBRATION) -> Link | None:
+def link_by(estimates: Iterable[Estimate], collective: str = CALIBRATION) -> Link | None:
     """Return the link that a run fitted to this collective, None where it fitted none."""
-    values = {estimate.metric: estimate.median for estimate in found if estimate.labels == {"collective": collective}}
+    values = {
+        estimate.metric: estimate.median for estimate in estimates if estimate.labels == {"collective": collective}
+    }
     bandwidth = values.get(metrics.RUN_LINK_BANDWIDTH.name)
     latency_s = values.get(metrics.RUN_LINK_LATENCY_SECONDS.name, 0.0)
     return None if bandwidth is None else Link(bandwidth_bytes_per_second=bandwidth, latency_s=latency_s)
 
 
-def expectations(case: Case, found: Sequence[Estimate]) -> Iterator[Estimate]:
+def expectations(case: Case, estimates: Sequence[Estimate]) -> Iterator[Estimate]:
     """Yield the expected time of each measured collective, and the expected rounds and bytes of textbook algorithms."""
-    link = link_by(found)
-    for measured in of_metric(found, metrics.RUN_COLLECTIVE_SECONDS):
+    link = link_by(estimates)
+    for measured in of_metric(estimates, metrics.RUN_COLLECTIVE_SECONDS):
         labels = measured.labels
         size_bytes, algorithm = int(labels["size"]), labels["algorithm"]
         if algorithm in ALGORITHMS:
@@ -120,7 +122,7 @@ def expectations(case: Case, found: Sequence[Estimate]) -> Iterator[Estimate]:
         yield estimate(metrics.RUN_COLLECTIVE_EXPECTED_SECONDS, [expected_s], **labels)
 
 
-def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
+def _sweeps(case: Case, estimates: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
     """Return the points of each trial's sweep, by the library's collective.
 
     times: the metric to read, on the device alone or with the host.
@@ -128,7 +130,7 @@ def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, l
     if case.ranks == 1:
         return {}
     sweeps: dict[str, list[list[Point]]] = defaultdict(list)
-    for measured in of_metric(found, times):
+    for measured in of_metric(estimates, times):
         if measured.labels["algorithm"] != LIBRARY:
             continue
         name = measured.labels["collective"]
@@ -146,7 +148,7 @@ def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, l
     return sweeps
 
 
-Labels = tuple[str, ...]
+LabelValues = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +159,8 @@ class ProbeTrial:
     gpu_readings: by shape of a matrix product, clock and power of the GPU of the slowest rank.
     """
 
-    values: Mapping[str, Mapping[Labels, float]]
-    gpu_readings: Mapping[Labels, GpuReading] = field(default_factory=dict)
+    values: Mapping[str, Mapping[LabelValues, float]]
+    gpu_readings: Mapping[LabelValues, GpuReading] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,7 @@ class ProbeLogs:
 
     trials: tuple[ProbeTrial, ...]
     notes: tuple[str, ...]
-    choices: tuple[Labels, ...] = ()
+    choices: tuple[LabelValues, ...] = ()
 
 
 JOINS: dict[Metric, Callable[[Sequence[float]], float]] = {
@@ -218,23 +220,23 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
     trials = logs.trials
     if not trials:
         return (), ("no trial was completed: all figures are absent",)
-    found = [*_collectives(case, trials), *_choices(logs), *_counts(trials), *_rates(trials)]
-    notes = [f"intervals are absent: {found[0].why_no_interval}"] if found[0].why_no_interval else []
-    fitted, reasons = fit_links(case, found)
-    found += fitted
-    found += expectations(case, found)
-    reasons += _why_no_clock(case, trials, found)
-    if of_metric(found, metrics.RUN_COLLECTIVE_SECONDS):
-        if case.ranks > 1 and link_by(found) is None:
+    estimates = [*_collectives(case, trials), *_choices(logs), *_counts(trials), *_rates(trials)]
+    notes = [f"intervals are absent: {estimates[0].why_no_interval}"] if estimates[0].why_no_interval else []
+    fitted, reasons = fit_links(case, estimates)
+    estimates += fitted
+    estimates += expectations(case, estimates)
+    reasons += _why_no_clock(case, trials, estimates)
+    if of_metric(estimates, metrics.RUN_COLLECTIVE_SECONDS):
+        if case.ranks > 1 and link_by(estimates) is None:
             link = f"the link by {CALIBRATION}"
             reasons.append(f"predicted times are absent: they need {link}, which this run does not tell")
         reasons += _why_no_choice(case, logs)
-    return tuple(found), (*notes, *reasons)
+    return tuple(estimates), (*notes, *reasons)
 
 
-def _gpu_readings(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[Labels, GpuReading]]:
+def _gpu_readings(parts: Sequence[RankTrial], beats: GpuBeats) -> Iterator[tuple[LabelValues, GpuReading]]:
     """Yield the node's last reading of the GPU while the slowest rank computed each shape, where there is one."""
-    slowest: dict[Labels, tuple[float, RankTrial, Reading]] = {}
+    slowest: dict[LabelValues, tuple[float, RankTrial, Reading]] = {}
     for part in parts:
         for reading in part.of("probe"):
             for sample in samples_of([reading], metrics.MATMUL_SECONDS):
@@ -331,13 +333,13 @@ def _rates(trials: Sequence[ProbeTrial]) -> Iterable[Estimate]:
             yield estimate(metrics.RUN_MATMUL_POWER_WATTS, powers, **labels)
 
 
-def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], found: Sequence[Estimate]) -> list[str]:
+def _why_no_clock(case: Case, trials: Sequence[ProbeTrial], estimates: Sequence[Estimate]) -> list[str]:
     """Say why clock and power of all products are absent; empty where a product has one."""
     if not trials[0].values[metrics.MATMUL_SECONDS.name]:
         return []
     if case.device == "cpu":
         return ["clock and power of products are absent: the node's collectors read those of GPUs only"]
-    if of_metric(found, metrics.RUN_MATMUL_CLOCK_HERTZ) or of_metric(found, metrics.RUN_MATMUL_POWER_WATTS):
+    if of_metric(estimates, metrics.RUN_MATMUL_CLOCK_HERTZ) or of_metric(estimates, metrics.RUN_MATMUL_POWER_WATTS):
         return []
     return [
         "clock and power of products are absent: no beat of the node's log fell into them in each trial, or it does not"

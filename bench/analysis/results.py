@@ -33,21 +33,21 @@ from workloads.spec import DATA_AXES
 
 def _above_0(values: Sequence[float | None]) -> list[float]:
     """Return the value of each trial; nothing where a trial has none, or one that is not above 0."""
-    known = [value for value in values if value is not None and value > 0]
-    return known if len(known) == len(values) else []
+    positive = [value for value in values if value is not None and value > 0]
+    return positive if len(positive) == len(values) else []
 
 
 def _positive(metric: Metric, values: Sequence[float | None], **labels: str) -> Iterator[Estimate]:
     """Yield the estimate where each trial has a value above 0."""
-    if known := _above_0(values):
-        yield estimate(metric, known, **labels)
+    if positive := _above_0(values):
+        yield estimate(metric, positive, **labels)
 
 
 def _share(metric: Metric, values: Sequence[float | None], **labels: str) -> Iterator[Estimate]:
     """Yield the estimate of a share where each trial has a value."""
-    known = [value for value in values if value is not None]
-    if len(known) == len(values):
-        yield estimate_share(metric, known, **labels)
+    shares = [value for value in values if value is not None]
+    if len(shares) == len(values):
+        yield estimate_share(metric, shares, **labels)
 
 
 # A rank's memory: predicted beside measured
@@ -90,13 +90,13 @@ def memory_estimates(
         "implementation": {part: [size_bytes] * len(trials) for part, size_bytes in predicted.items()},
         "measured": measured,
     }
-    found = [
+    estimates = [
         estimate(RUN_MEMORY_ACCOUNT_BYTES, values, part=part, account=account)
         for part in measured
         for account, by_part in accounts.items()
         if any(values := by_part.get(part, []))
     ]
-    found += [
+    estimates += [
         estimate(RUN_MEMORY_PREDICTED_RATIO, [predicted[part] / value for value in values], part=part)
         for part, values in measured.items()
         if values and predicted.get(part)
@@ -110,7 +110,7 @@ def memory_estimates(
         notes.append(f"measured {', '.join(missing)} are absent: no rank reported their bytes after its measured steps")
     if not measured["activations"]:
         notes.append("measured activations are absent: live tensors were not tracked, or none lived at their peak")
-    return tuple(found), tuple(notes)
+    return tuple(estimates), tuple(notes)
 
 
 def _by_part(states: States) -> dict[str, int]:
@@ -142,24 +142,24 @@ def results_of(
     times_s = [trial.mean_step_s for trial in trials]
     rates = [shape.tokens / step_s for step_s in times_s]
     flops = [flops_per_second_per_device(shape, case.ranks, step_s) for step_s in times_s]
-    found = [
+    estimates = [
         estimate(results.RUN_STEP_SECONDS, [trial.step_s for trial in trials]),
         estimate(results.RUN_MEAN_STEP_SECONDS, times_s),
         estimate(results.RUN_TOKENS_PER_SECOND, rates),
         estimate(results.RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / case.ranks for rate in rates]),
         estimate(results.RUN_FLOPS, flops),
     ]
-    notes = [f"intervals are absent: {found[0].why_no_interval}"] if found[0].why_no_interval else []
+    notes = [f"intervals are absent: {estimates[0].why_no_interval}"] if estimates[0].why_no_interval else []
     shares = [mfu(shape, case.ranks, step_s, peak) for step_s in times_s]
     if refused := [share.reason for share in shares if isinstance(share, Absent)]:
         notes.append(f"MFU is absent: {refused[0]}")
-    found += _positive(results.RUN_MFU, [None if isinstance(share, Absent) else share for share in shares])
+    estimates += _positive(results.RUN_MFU, [None if isinstance(share, Absent) else share for share in shares])
     for phase in trials[0].phases_s:
-        found += _positive(results.RUN_PHASE_SECONDS, [trial.phases_s.get(phase) for trial in trials], phase=phase)
-    found += _positive(results.RUN_DATA_WAIT_SECONDS, [trial.data_wait_s for trial in trials])
+        estimates += _positive(results.RUN_PHASE_SECONDS, [trial.phases_s.get(phase) for trial in trials], phase=phase)
+    estimates += _positive(results.RUN_DATA_WAIT_SECONDS, [trial.data_wait_s for trial in trials])
     for account in trials[0].peak_bytes:
         sizes = [trial.peak_bytes.get(account) for trial in trials]
-        found += _positive(results.RUN_PEAK_MEMORY_BYTES, sizes, account=account)
+        estimates += _positive(results.RUN_PEAK_MEMORY_BYTES, sizes, account=account)
     paper_activations = spec.paper_activations(case)
     if paper_activations is None:
         size = microbatch(case, spec.data_ranks(case))
@@ -171,7 +171,7 @@ def results_of(
         paper_activations=paper_activations,
         peak=spec.peak(case),
     )
-    found += accounts
+    estimates += accounts
     notes += absent
     pipeline = spec.pipeline(case)
     if pipeline is not None:
@@ -182,24 +182,24 @@ def results_of(
             [trial.stage_activation_bytes for trial in trials],
             _stage_activations(case, pipeline),
         )
-        found += accounts
+        estimates += accounts
         notes += absent
-    found.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
+    estimates.append(estimate_share(results.RUN_OBSERVER_RATIO, [trial.observer_ratio for trial in trials]))
     powers = [trial.power for trial in trials]
     if whys := [power.reason for power in powers if isinstance(power, Absent)]:
         notes.append(f"power and energy are absent: {whys[0]}")
     else:
-        found += _energy(shape.tokens, times_s, [power for power in powers if isinstance(power, Power)])
+        estimates += _energy(shape.tokens, times_s, [power for power in powers if isinstance(power, Power)])
     if any(trial.traced is None for trial in trials):
         notes.append("the division of a step and counted traffic are absent: no step was traced; --trace-steps 3 does")
-    found += _traced(trials)
-    found += _attention_pairs(case, trials)
-    found += _traffic(case, trials)
+    estimates += _traced(trials)
+    estimates += _attention_pairs(case, trials)
+    estimates += _traffic(case, trials)
     if loss := list(_positive(results.RUN_LOSS, [trial.loss for trial in trials])):
-        found += loss
+        estimates += loss
     else:
         notes.append("the loss is absent: the last measured step has none that is positive and finite")
-    return tuple(found), tuple(notes)
+    return tuple(estimates), tuple(notes)
 
 
 def _stage_activations(case: Case, pipeline: Pipeline) -> Sequence[int] | Absent:
@@ -226,23 +226,25 @@ def _traced(trials: Sequence[Trial]) -> Iterator[Estimate]:
     traced = [trial.traced for trial in trials if trial.traced is not None]
     if len(traced) < len(trials):
         return
-    yield from _positive(results.RUN_TRACED_STEP_SECONDS, [one.step_s for one in traced])
+    yield from _positive(results.RUN_TRACED_STEP_SECONDS, [window.step_s for window in traced])
     for part in traced[0].shares:
-        yield from _share(results.RUN_TRACED_RATIO, [one.shares.get(part) for one in traced], part=part)
-    yield from _share(results.RUN_OVERLAP_RATIO, [one.overlap_ratio for one in traced])
+        yield from _share(results.RUN_TRACED_RATIO, [window.shares.get(part) for window in traced], part=part)
+    yield from _share(results.RUN_OVERLAP_RATIO, [window.overlap_ratio for window in traced])
     # The overlap of a lone collective is that of all communication.
-    overlaps = [one.collective_overlap_ratios for one in traced]
+    overlaps = [window.collective_overlap_ratios for window in traced]
     names = [name for name in overlaps[0] if all(name in ratios for ratios in overlaps)]
     for name in names if len(names) > 1 else ():
         values = [ratios[name] for ratios in overlaps]
         yield estimate_share(results.RUN_COLLECTIVE_OVERLAP_RATIO, values, collective=name)
-    times_s = [one.communication_s for one in traced]
+    times_s = [window.communication_s for window in traced]
     yield from _positive(results.RUN_COMMUNICATION_SECONDS, times_s, account="traced")
 
 
 def _attention_pairs(case: Case, trials: Sequence[Trial]) -> Iterator[Estimate]:
     """Yield the pairs of the ranks that attend least and most: counted, and predicted from the layout."""
-    counted = [one.traced.attention_pairs for one in trials if one.traced is not None and one.traced.attention_pairs]
+    counted = [
+        trial.traced.attention_pairs for trial in trials if trial.traced is not None and trial.traced.attention_pairs
+    ]
     predicted = case.spec().attention_pairs(case)
     for place, extreme in enumerate(("least", "most")):
         if len(counted) == len(trials):

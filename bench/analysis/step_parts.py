@@ -27,7 +27,7 @@ _DECIMALS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredStep:
     """A run that is measured, as far as the division of its step goes."""
 
     case: Case
@@ -96,19 +96,19 @@ class StepAccount:
         # In the bubble a rank waits for messages, in a collective or idle: which, nothing tells.
         outside_s = exposed_s + waiting_s + idle_s
         bubble_s = 0.0 if "bubble" in absent else min(self.bubbles_s[trial], outside_s)
-        left = 1 - bubble_s / outside_s if outside_s else 0.0
+        remaining = 1 - bubble_s / outside_s if outside_s else 0.0
         return {
-            "exposed_communication": exposed_s * left,
-            "waiting": waiting_s * left,
+            "exposed_communication": exposed_s * remaining,
+            "waiting": waiting_s * remaining,
             "bubble": bubble_s,
-            "idle": idle_s * left,
+            "idle": idle_s * remaining,
             "data": data_s,
             "copies": copies_s,
             "compute": compute_s,
         }
 
 
-def step_account(run: Measured) -> StepAccount | str:
+def step_account(run: MeasuredStep) -> StepAccount | str:
     """Return what the run tells of its step, or why that is nothing."""
     case, title = run.case, run.case.title
     rates = of_metric(run.estimates, results.RUN_TOKENS_PER_SECOND)
@@ -147,17 +147,17 @@ def step_account(run: Measured) -> StepAccount | str:
         bubbles_s=bubbles_s,
         absent=absent,
         notes=tuple(
-            f"{title}: rank {one.labels['rank']} holds the others up for {one.median:.1%} of the traced time, by"
-            f" {one.labels['cause']}: that is in waiting"
-            for one in of_metric(run.estimates, results.RUN_STRAGGLER_RATIO)
+            f"{title}: rank {straggler.labels['rank']} holds the others up for {straggler.median:.1%} of the traced"
+            f" time by {straggler.labels['cause']}, which counts as waiting"
+            for straggler in of_metric(run.estimates, results.RUN_STRAGGLER_RATIO)
         ),
     )
 
 
 def _trials(estimates: Sequence[Estimate], metric: Metric, trials: int, **labels: str) -> Sequence[float]:
     """Return the values of all trials; empty where the run has none, or not one for each trial."""
-    found = [one.trials for one in of_metric(estimates, metric) if one.labels == labels]
-    return found[0] if found and len(found[0]) == trials else ()
+    values = [estimate.trials for estimate in of_metric(estimates, metric) if estimate.labels == labels]
+    return values[0] if values and len(values[0]) == trials else ()
 
 
 def _traces(estimates: Sequence[Estimate], trials: int) -> list[TracedStep]:
@@ -186,7 +186,7 @@ def _traces(estimates: Sequence[Estimate], trials: int) -> list[TracedStep]:
     ]
 
 
-def _bubbles_s(run: Measured, trials: int) -> Sequence[float]:
+def _bubbles_s(run: MeasuredStep, trials: int) -> Sequence[float]:
     """Return the bubble of each trial's step, in seconds of a rank; 0 without a pipeline, empty where it is unknown.
 
     The ratio is of the time from the first action to the last, in which a rank computes for `busy_s`: so the bubble is
@@ -198,9 +198,9 @@ def _bubbles_s(run: Measured, trials: int) -> Sequence[float]:
         return [0.0] * trials
     ratios = _trials(run.estimates, results.RUN_BUBBLE_RATIO, trials, account="measured")
     stages = of_metric(run.estimates, results.RUN_STAGE_SECONDS)
-    if not (ratios and stages and all(len(one.trials) == trials for one in stages)):
+    if not (ratios and stages and all(len(estimate.trials) == trials for estimate in stages)):
         return ()
     # Each stage computes each microbatch, and the ranks share the stages.
     share = pipeline.microbatches / pipeline.ranks
-    busy_s = [share * sum(one.trials[trial] for one in stages) for trial in range(trials)]
+    busy_s = [share * sum(estimate.trials[trial] for estimate in stages) for trial in range(trials)]
     return [busy * ratio / (1 - ratio) if ratio < 1 else math.inf for busy, ratio in zip(busy_s, ratios, strict=True)]

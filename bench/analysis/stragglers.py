@@ -49,25 +49,25 @@ def join_ranks(timelines: Sequence[Timeline]) -> JoinedTrial:
     Raises:
         ValueError: two Timelines are of one rank.
     """
-    found = collectives(timelines)
-    lateness = traced_lateness(found)
-    samples = list(_of_collectives(found))
-    for one in lateness.ranks:
-        rank = str(one.rank)
-        samples.append(results_metrics.RUN_LAST_RATIO.at(one.last / one.collectives, rank=rank))
+    joined = collectives(timelines)
+    lateness = traced_lateness(joined)
+    samples = list(_of_collectives(joined))
+    for rank_lateness in lateness.ranks:
+        rank = str(rank_lateness.rank)
+        samples.append(results_metrics.RUN_LAST_RATIO.at(rank_lateness.last / rank_lateness.collectives, rank=rank))
         if lateness.traced_ns:
-            delay_ratio = min(1.0, one.delay_ns / lateness.traced_ns)
+            delay_ratio = min(1.0, rank_lateness.delay_ns / lateness.traced_ns)
             samples.append(results_metrics.RUN_HELD_UP_RATIO.at(delay_ratio, rank=rank))
     # Collectives that move data and have a time, but no bandwidth.
-    timed, known = (
-        {one.labels["collective"] for one in samples if one.metric == metric.name}
+    timed, with_bandwidth = (
+        {rank_lateness.labels["collective"] for rank_lateness in samples if rank_lateness.metric == metric.name}
         for metric in (results_metrics.RUN_COLLECTIVE_TRANSFER_SECONDS, results_metrics.RUN_TRACED_BUS_BANDWIDTH)
     )
-    notes = list(_left_out(found.matching, timelines))
-    if absent := sorted((timed - known) & set(get_args(Collective))):
+    notes = list(_left_out(joined.matching, timelines))
+    if absent := sorted((timed - with_bandwidth) & set(get_args(Collective))):
         names = ", ".join(absent)
         notes.append(f"traced bus bandwidth of {names} is left out; `observatory analyse collectives` tells why")
-    notes += (*found.notes, *found.matching.notes, *found.alignment.notes)
+    notes += (*joined.notes, *joined.matching.notes, *joined.alignment.notes)
     return JoinedTrial(samples=tuple(samples), lateness=lateness, notes=tuple(dict.fromkeys(notes)))
 
 
@@ -75,18 +75,20 @@ def _left_out(matching: Matching, timelines: Sequence[Timeline]) -> Iterator[str
     if not matching.unmatched:
         return
     events = sum(int(timeline.of_kind("communication").sum()) for timeline in timelines)
-    counts = sorted(Counter(one.reason for one in matching.unmatched).items(), key=lambda found: (-found[1], found[0]))
+    counts = sorted(
+        Counter(unmatched.reason for unmatched in matching.unmatched).items(), key=lambda item: (-item[1], item[0])
+    )
     reasons = [f"{count} ({reason})" for reason, count in counts[:_REASONS_SHOWN]]
-    if rest := sum(count for _, count in counts[_REASONS_SHOWN:]):
-        reasons.append(f"{rest} (for other reasons; `observatory analyse collectives` lists them)")
+    if remaining := sum(count for _, count in counts[_REASONS_SHOWN:]):
+        reasons.append(f"{remaining} (for other reasons; `observatory analyse collectives` lists them)")
     yield f"waits leave out {len(matching.unmatched)} of {events} events of communication: {', '.join(reasons)}"
 
 
-def _of_collectives(found: Collectives) -> Iterator[Sample]:
-    if found.waiting_ratio is not None:
-        yield results_metrics.RUN_WAITING_RATIO.at(found.waiting_ratio)
+def _of_collectives(collectives_of_trial: Collectives) -> Iterator[Sample]:
+    if collectives_of_trial.waiting_ratio is not None:
+        yield results_metrics.RUN_WAITING_RATIO.at(collectives_of_trial.waiting_ratio)
     by_name: dict[str, list[CollectiveTime]] = defaultdict(list)
-    for time in found.times:
+    for time in collectives_of_trial.times:
         if not time.matched.is_first:
             by_name[time.matched.collective].append(time)
     for name, times in sorted(by_name.items()):
@@ -100,21 +102,21 @@ def _of_collectives(found: Collectives) -> Iterator[Sample]:
         if len(speeds) == len(times):
             moved = sum(speed * ns for speed, ns in zip(speeds, elapsed_ns, strict=True))
             yield results_metrics.RUN_TRACED_BUS_BANDWIDTH.at(moved / sum(elapsed_ns), collective=name)
-    if (residual_ns := _residual_ns(found.alignment)) is not None:
+    if (residual_ns := _residual_ns(collectives_of_trial.alignment)) is not None:
         yield results_metrics.RUN_CLOCK_RESIDUAL_SECONDS.at(residual_ns / 1e9)
 
 
 def _residual_ns(alignment: Alignment) -> int | None:
     """Return how far times of different clocks may be off; None where it is unknown, or the ranks share one clock."""
     host_of = {timeline.rank: timeline.about.host for timeline in alignment.timelines}
-    known = []
-    for one in alignment.agreements:
-        hosts = {host_of[rank] for rank in one.ranks}
+    residuals_ns = []
+    for agreement in alignment.agreements:
+        hosts = {host_of[rank] for rank in agreement.ranks}
         # Within one host a residual of 0 is by definition and no measurement. One above 0 counts: the host's ranks then
         # have several clocks.
-        if one.residual_ns is not None and (one.residual_ns or None in hosts or len(hosts) > 1):
-            known.append(one.residual_ns)
-    return max(known, default=None)
+        if agreement.residual_ns is not None and (agreement.residual_ns or None in hosts or len(hosts) > 1):
+            residuals_ns.append(agreement.residual_ns)
+    return max(residuals_ns, default=None)
 
 
 # The straggler over all trials, by the rule of `collectors.traces.analyzers.stragglers`
@@ -130,18 +132,18 @@ def find_straggler(
     The unit of evidence is the trial: a rank that is late in one trial only may owe it to chance, however many steps
     were traced.
     """
-    found = verdict(trials)
-    if isinstance(found, NoStraggler):
-        more = "" if found.more is None else f"; --trials {len(trials) + found.more} or more tells"
-        certainty = "no straggler" if found.likely is None else f"straggler: {found.likely}; not certain"
-        return None, f"{certainty}: {found.why}{more}"
-    doing = f" ({', '.join(found.names)})" if found.names else ""
-    where = "" if (node := node_of(found.rank)) is None else f" on {node}"
+    result = verdict(trials)
+    if isinstance(result, NoStraggler):
+        more = "" if result.more is None else f"; --trials {len(trials) + result.more} or more tells"
+        certainty = "no straggler" if result.likely is None else f"straggler: {result.likely}; not certain"
+        return None, f"{certainty}: {result.why}{more}"
+    doing = f" ({', '.join(result.names)})" if result.names else ""
+    where = "" if (node := node_of(result.rank)) is None else f" on {node}"
     note = (
-        f"rank {found.rank}{where} holds the others up by {found.cause}{doing}: it has {found.delay_ratio:.0%} of the"
-        " lateness in traced steps"
+        f"rank {result.rank}{where} holds the others up by {result.cause}{doing}: it has {result.delay_ratio:.0%} of"
+        " the lateness in traced steps"
     )
-    return estimate_share(RUN_STRAGGLER_RATIO, found.cost_ratios, rank=str(found.rank), cause=found.cause), note
+    return estimate_share(RUN_STRAGGLER_RATIO, result.cost_ratios, rank=str(result.rank), cause=result.cause), note
 
 
 # Notes of several trials, without repetition
@@ -207,15 +209,16 @@ def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estim
     windows = windows_by_trial(folder)
     if (most := max(windows.get(trial, 1) for trial in joined)) > 1:
         notes.append(f"waits and stragglers are of the last of {most} windows of each trial; earlier ones are not kept")
-    notes += merge_trials({trial: one.notes for trial, one in joined.items()})
-    found = list(_estimates(joined, notes))
+    notes += merge_trials({trial: joined_trial.notes for trial, joined_trial in joined.items()})
+    estimates = list(_estimates(joined, notes))
     placement = read_placement(folder)
     straggler, note = find_straggler(
-        [one.lateness for one in joined.values()], (lambda rank: None) if placement is None else placement.node_of
+        [joined_trial.lateness for joined_trial in joined.values()],
+        (lambda rank: None) if placement is None else placement.node_of,
     )
     if straggler is not None:
-        found.append(straggler)
-    return tuple(found), (*notes, note)
+        estimates.append(straggler)
+    return tuple(estimates), (*notes, note)
 
 
 def _estimates(joined: Mapping[int, JoinedTrial], notes: list[str]) -> Iterator[Estimate]:
@@ -224,8 +227,8 @@ def _estimates(joined: Mapping[int, JoinedTrial], notes: list[str]) -> Iterator[
     joined: by trial.
     """
     by_trial = {
-        trial: {(sample.metric, tuple(sample.labels.items())): sample.value for sample in one.samples}
-        for trial, one in joined.items()
+        trial: {(sample.metric, tuple(sample.labels.items())): sample.value for sample in joined_trial.samples}
+        for trial, joined_trial in joined.items()
     }
     lacking: dict[str, list[str]] = {}
     for name, labels in dict.fromkeys(key for of_trial in by_trial.values() for key in of_trial):
@@ -247,5 +250,5 @@ def _estimate(metric: Metric, values: Sequence[float], labels: Mapping[str, str]
     if min(values) > 0:
         return estimate(metric, values, **labels)
     # A value of 0 has no logarithm, so the interval is that of the values themselves, cut off at 0.
-    found = estimate_part(metric, values, middle=median(values), **labels)
-    return found if found.low is None else replace(found, low=max(0.0, found.low))
+    plain = estimate_part(metric, values, middle=median(values), **labels)
+    return plain if plain.low is None else replace(plain, low=max(0.0, plain.low))

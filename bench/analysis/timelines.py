@@ -58,7 +58,7 @@ def newest_windows(folder: Path) -> list[Path]:
     folder: the run's. Runs of older versions, without a folder for each trial, have their windows beside the logs.
     """
     trials = {
-        int(found[1]): path for path in folder.glob("trial*") if (found := re.fullmatch(r"trial(\d+)", path.name))
+        int(match[1]): path for path in folder.glob("trial*") if (match := re.fullmatch(r"trial(\d+)", path.name))
     }
     for _, path in sorted(trials.items(), reverse=True):
         if windows := list(path.glob("rank*.timeline.npz")):
@@ -88,11 +88,11 @@ def read_files(
         Misuse: a file is missing, not a trace, or broken.
         InfrastructureFailed: a process that read one died.
     """
-    found = read_traces(paths, rank=rank, apart_from_bytes=apart_from_bytes)
-    for one in found:
-        if isinstance(one, str):
-            raise Misuse(one)
-    return tuple(one for one in found if isinstance(one, Timeline))
+    contents = read_traces(paths, rank=rank, apart_from_bytes=apart_from_bytes)
+    for content in contents:
+        if isinstance(content, str):
+            raise Misuse(content)
+    return tuple(content for content in contents if isinstance(content, Timeline))
 
 
 def read_traces(
@@ -132,13 +132,13 @@ def _read_apart(path: Path, rank: int | None) -> Answer:
     """Read the file in a new process."""
     context = multiprocessing.get_context("forkserver")  # A plain fork would copy locks that our threads hold.
     context.set_forkserver_preload([__name__])
-    ours, its = context.Pipe(duplex=False)
-    with ours:
-        reader = context.Process(target=_send, args=(its, path, rank), daemon=True)
+    parent_end, child_end = context.Pipe(duplex=False)
+    with parent_end:
+        reader = context.Process(target=_send, args=(child_end, path, rank), daemon=True)
         reader.start()
-        its.close()
+        child_end.close()
         try:
-            answer: Answer = ours.recv()
+            answer: Answer = parent_end.recv()
         except EOFError:
             reader.join()
             raise InfrastructureFailed(

@@ -128,7 +128,7 @@ def join_by_labels(
         }
         for labels, value in last.items():
             values[labels].append(value)
-    return {labels: join(found) for labels, found in values.items()}
+    return {labels: join(label_values) for labels, label_values in values.items()}
 
 
 # Traced steps of one trial, joined over its ranks
@@ -290,7 +290,7 @@ def _join(number: int, ranks: Sequence[RankTrial], beats: GpuBeats | None) -> Tr
     waits_s = [list(values_of(readings, DATA_WAIT_SECONDS)) for readings in measured]
     live_bytes = max(
         (join_by_labels([rank], "memory", LIVE_TENSOR_BYTES, max) for rank in ranks),
-        key=lambda found: found.get(("total",), 0.0),
+        key=lambda sizes: sizes.get(("total",), 0.0),
     )
     held_bytes = join_by_labels(ranks, "memory", STAGE_ACTIVATION_BYTES, max)
     every_reading = [reading for readings in measured for reading in readings]
@@ -356,8 +356,8 @@ def _loss(parts: Iterable[RankTrial]) -> float | None:
     for part in parts:
         if not any(True for _ in values_of((*part.of("warm_up"), *part.of("measured")), LOSS)):
             continue
-        found = list(values_of(part.of("measured")[-1:], LOSS))
-        if not found:
+        losses = list(values_of(part.of("measured")[-1:], LOSS))
+        if not losses:
             return None
-        last += found
+        last += losses
     return fmean(last) if last else None

@@ -91,7 +91,7 @@ def _check_nodes(
     from bench.cli.main import interrupt_in_order
     from bench.doctor.fleet import last_good
     from bench.doctor.fleet_check import check_fleet
-    from bench.engines.cluster import ClusterEngine, Request
+    from bench.engines.cluster import ClusterEngine, NodeRequest
     from bench.engines.registry import ENGINES
     from bench.reports.doctor import print_fleet
     from bench.suites.suite_folder import suite_run_folders
@@ -99,7 +99,7 @@ def _check_nodes(
     interrupt_in_order()
     before = last_good(suite_run_folders(runs_folder))
     with (
-        ENGINES[engine_name](Request(nodes=nodes, file=engine_file, tell=say)) as allocation,
+        ENGINES[engine_name](NodeRequest(nodes=nodes, file=engine_file, tell=say)) as allocation,
         tempfile.TemporaryDirectory(prefix="observatory-check-") as folder,
         allocation.open(Path(folder)) as engine,
     ):

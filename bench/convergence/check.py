@@ -1,7 +1,7 @@
 """The convergence check: whether a strategy on several ranks trains as one rank does on the same batches.
 
-`check_cases` makes the three runs of a check, `conclude` and `evaluate` compare their losses step by step and name what
-explains a difference.
+`check_cases` makes the three cases of a check; `conclude` and `evaluate` compare their losses step by step and name
+what explains a difference.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bench.convergence.evidence import ConvergenceEvidence, NoCause, RootCause
 from bench.convergence.updates import clipped_steps
 from bench.errors import Misuse
 from bench.rank.evidence import StepEvidence, read_evidence
-from bench.rank.messages import Cause
-from bench.runner.measure import Measured
+from bench.rank.messages import FailureCause
+from bench.runner.measure import MeasuredRuns
 from workloads.options import Check, Mistake, check_of, rate_factor
 from workloads.spec import DATA_AXES, LIMITS
 
@@ -27,17 +27,18 @@ from workloads.spec import DATA_AXES, LIMITS
 
 LEAST_TOLERANCE = LIMITS["fp32"]
 TOLERANCE_PER_STEP = 1e-7
-"""Allowed difference of two fp32 trainings with equal arithmetic, as a share of the loss, in the first step; and what
-each step adds. Measured: at rates up to 3e-3 ddp on 2 and 4 ranks differs from one rank by at most 3e-7 in 50 steps."""
+"""Allowed difference of two fp32 trainings with equal arithmetic, as a share of the loss: in the first step, and the
+addition per step. Measured: at rates up to 3e-3, ddp on 2 and 4 ranks differs from one rank by at most 3e-7 in 50
+steps."""
 
 ROUNDING_FACTOR = 30.0
-"""Allowed difference as a multiple of the difference between one rank and itself with each batch read backwards.
-Measured: at a rate of 3e-2, where losses are 3e-2 apart after 50 steps, ranks differed by at most 6 times as much."""
+"""Allowed difference, as a multiple of the difference between one rank and itself with each batch read backwards.
+Measured: at a rate of 3e-2, where losses differ by 3e-2 after 50 steps, ranks differed by at most 6 times as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """One step's mean loss in nats, on one rank and over all ranks; None where it is not finite.
+    """One step's mean loss in nats, on one rank and over all ranks; None if not finite.
 
     tolerance_ratio: the allowed difference, as a share of the one rank's loss.
     """
@@ -49,24 +50,24 @@ class Losses:
 
     @property
     def difference_ratio(self) -> float | None:
-        """The difference as a share of the one rank's loss; None where one of them is not finite."""
+        """The difference as a share of the one rank's loss; None if either loss is not finite."""
         return _difference_ratio(self.one_rank, self.all_ranks)
 
     @property
     def agree(self) -> bool:
-        """Whether the losses are within the tolerance, or both are not finite, as of two equal trainings."""
+        """Whether the losses are within the tolerance, or neither is finite, as in two equal trainings."""
         ratio = self.difference_ratio
         return self.one_rank == self.all_ranks if ratio is None else ratio <= self.tolerance_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a check found.
+class ConvergenceVerdict:
+    """The verdict of a convergence check.
 
-    outcome: agrees only where no loss diverges and no cause is named.
-    parted_at: the first step whose losses differ by more than the tolerance; None where none do.
-    causes: by the step that first shows them. is_explained: a cause shows no later than the losses diverge.
-    clip: the norm that gradients are clipped to, 0 where they are not. clipped_steps: the number of steps in which the
+    outcome: "agrees" only if no loss diverges and no cause is named.
+    parted_at: the first step whose losses differ by more than the tolerance; None if there is none.
+    causes: by the step that first shows them. is_explained: a cause shows before or when the losses diverge.
+    clip: the norm that gradients are clipped to, 0 without clipping. clipped_steps: the number of steps in which the
         one rank's norm was above it.
     """
 
@@ -81,7 +82,7 @@ class Verdict:
     clipped_steps: int
 
 
-def evaluate(evidence: ConvergenceEvidence) -> Verdict:
+def evaluate(evidence: ConvergenceEvidence) -> ConvergenceVerdict:
     """Compare the losses, and name what differs."""
     losses = []
     rounding_ratio = 0.0
@@ -93,16 +94,16 @@ def evaluate(evidence: ConvergenceEvidence) -> Verdict:
         losses.append(Losses(step=step, one_rank=one_rank, all_ranks=all_ranks, tolerance_ratio=allowed_ratio))
     parted_at = next((pair.step for pair in losses if not pair.agree), None)
     findings = diagnose(evidence)
-    causes = sorted((found for found in findings if isinstance(found, RootCause)), key=lambda cause: cause.step)
-    others = [found for found in findings if isinstance(found, NoCause)]
-    return Verdict(
+    causes = sorted((finding for finding in findings if isinstance(finding, RootCause)), key=lambda cause: cause.step)
+    no_causes = [finding for finding in findings if isinstance(finding, NoCause)]
+    return ConvergenceVerdict(
         outcome="agrees" if parted_at is None and not causes else "disagrees",
         parted_at=parted_at,
         losses=tuple(losses),
         causes=tuple(causes),
         is_explained=parted_at is None or any(cause.step <= parted_at for cause in causes),
-        ruled_out=tuple(found.text for found in others if found.verdict == "ruled out"),
-        not_examined=tuple(found.text for found in others if found.verdict == "not examined"),
+        ruled_out=tuple(finding.text for finding in no_causes if finding.verdict == "ruled out"),
+        not_examined=tuple(finding.text for finding in no_causes if finding.verdict == "not examined"),
         clip=evidence.clip,
         clipped_steps=len(clipped_steps(evidence)),
     )
@@ -111,23 +112,23 @@ def evaluate(evidence: ConvergenceEvidence) -> Verdict:
 def tolerance(step: int, rounding_ratio: float) -> float:
     """Return the allowed difference of a step's losses, as a share of the loss. step: counted from 0.
 
-    rounding_ratio: the largest difference up to this step that another order of additions made in the same training.
+    rounding_ratio: the largest difference up to this step that another order of additions caused in the same training.
     Training at a high rate is chaotic: a difference in the last bit grows to any size.
     """
     return max(LEAST_TOLERANCE + TOLERANCE_PER_STEP * step, ROUNDING_FACTOR * rounding_ratio)
 
 
 def _mean_loss(ranks: Sequence[StepEvidence]) -> float | None:
-    """Return the mean loss over the ranks that compute one; None where one of them is not finite.
+    """Return the mean loss over the ranks that compute a loss; None if any of these is not finite.
 
-    A plain mean serves, since these ranks have equally many sequences.
+    A plain mean is right because these ranks have equally many sequences.
     """
-    known = [rank.loss for rank in ranks if rank.loss is not None]
-    return fmean(known) if known and all(rank.is_finite for rank in ranks) else None
+    losses = [rank.loss for rank in ranks if rank.loss is not None]
+    return fmean(losses) if losses and all(rank.is_finite for rank in ranks) else None
 
 
-def _difference_ratio(one_rank: float | None, other: float | None) -> float | None:
-    return None if one_rank is None or other is None else abs(other - one_rank) / abs(one_rank)
+def _difference_ratio(one_rank: float | None, all_ranks: float | None) -> float | None:
+    return None if one_rank is None or all_ranks is None else abs(all_ranks - one_rank) / abs(one_rank)
 
 
 NOT_IN_CHECKS = (
@@ -143,32 +144,32 @@ NOT_IN_CHECKS = (
     "with_timeline",
     "is_nightly",
 )
-"""Parameters of `run` that a check does not take: it measures no speed."""
+"""Parameters of `run` that a check does not accept, because it measures no speed."""
 
 EPOCHS = 4
 """Epochs in a check: several, so that a mistake at the end of an epoch shows."""
 
 LARGEST_CLIP = 0.1
-"""Upper limit of a check's gradient clip, low enough that clipping takes effect and mistakes in it show. Measured:
-`tiny` has norms of 0.36 to 3.6 in 40 steps at rates up to 3e-2, with and without the layer that normalises over the
-batch. A case without clipping is checked without it."""
+"""Upper limit of a check's gradient clip, low enough for clipping to take effect and for mistakes in it to show.
+Measured: `tiny` has norms of 0.36 to 3.6 in 40 steps at rates up to 3e-2, with and without the layer that normalises
+over the batch. A case without clipping is checked without clipping."""
 
 
 def refuse_measuring_options(names: Sequence[str]) -> None:
-    """Refuse options that only a measurement takes. names: those that were given.
+    """Refuse options that apply only to a measurement. names: those that were given.
 
     Raises:
-        Misuse: there is one.
+        Misuse: there is such an option.
     """
     if names:
-        given = ", ".join(f"--{name}" for name in names)
-        raise Misuse(f"--check-convergence compares losses and measures no speed: {given} cannot be set with it")
+        options = ", ".join(f"--{name}" for name in names)
+        raise Misuse(f"--check-convergence compares losses and measures no speed; leave out {options}")
 
 
 def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Case]:
-    """Return the cases of a check: one rank, one rank that reads each batch backwards, and the ranks compared with it.
+    """Return the cases of a check: one rank, one rank that reads each batch backwards, and the ranks under test.
 
-    mistakes: those that the ranks make on purpose, and the one rank does not.
+    mistakes: what the ranks under test do wrong on purpose.
 
     Raises:
         Misuse: the case cannot be compared with one rank, or a mistake would have no effect.
@@ -189,10 +190,10 @@ def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Ca
     )
 
 
-def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
-    """Judge the runs of a check; where the ranks disagree with the one rank, their run is marked as failed.
+def conclude(measured: MeasuredRuns) -> tuple[MeasuredRuns, ConvergenceVerdict | None]:
+    """Judge the runs of a check; if the ranks disagree with the one rank, mark their run as failed.
 
-    The verdict is None where a run did not end well.
+    The verdict is None if a run failed.
     """
     if any(summary.outcome != "done" for summary in measured.summaries):
         return measured, None
@@ -208,9 +209,9 @@ def conclude(measured: Measured) -> tuple[Measured, Verdict | None]:
     if verdict.outcome == "disagrees":
         causes = [f"{cause.cause} from step {cause.step}" for cause in verdict.causes]
         causes += [] if verdict.is_explained else ["unknown"]
-        parted = "losses agree so far" if verdict.parted_at is None else f"losses part in step {verdict.parted_at}"
-        text = f"does not train as one rank does: {parted}; {', '.join(causes)}"
-        cause = Cause(kind="error", rank=None, step=verdict.parted_at, text=text)
+        parted = "losses still agree" if verdict.parted_at is None else f"losses diverge in step {verdict.parted_at}"
+        text = f"does not train as one rank does: {parted}; cause: {', '.join(causes)}"
+        cause = FailureCause(kind="error", rank=None, step=verdict.parted_at, text=text)
         together = replace(together, outcome="failed", cause=cause)
     return replace(measured, summaries=(alone, backwards, together)), verdict
 
@@ -222,7 +223,7 @@ def gather_evidence(
     backwards: Sequence[StepEvidence],
     ranks: Sequence[Sequence[StepEvidence]],
 ) -> ConvergenceEvidence:
-    """Combine the evidence of a check with what the case of its ranks says: shares, learning rates, epochs, clip."""
+    """Combine the evidence of a check with its ranks' case: shares, learning rates, epochs, clip."""
     check = check_of(case)
     assert check is not None, "it is the case of a check"
     rate, data_ranks = float(case.options["learning_rate"]), check.data_ranks
@@ -247,14 +248,14 @@ def _with_check(case: Case, check: Check) -> Case:
 def _refuse_incomparable(case: Case) -> None:
     spec, parity = case.spec(), case.spec().parity
     if case.ranks == 1:
-        raise Misuse("--check-convergence compares several ranks with one; ranks is 1")
+        raise Misuse("--check-convergence compares several ranks with one, but ranks is 1; use --ranks 2 or more")
     if parity.kind == "none":
-        raise Misuse(f"{spec.name} is not comparable with one rank: {parity.reason}; choose another strategy")
+        raise Misuse(f"{spec.name} cannot be compared with one rank: {parity.reason}; choose another strategy")
     if (reason := spec.incomparable(case)) is not None:
-        raise Misuse(f"{spec.name} is not comparable with one rank: {reason}")
+        raise Misuse(f"{spec.name} cannot be compared with one rank: {reason}")
     if case.precision != "fp32":
         raise Misuse(
-            f"precision is {case.precision}; how far losses may be apart was measured in fp32: take --precision fp32"
+            f"precision is {case.precision}, but the tolerance of losses was measured in fp32; use --precision fp32"
         )
 
 
@@ -262,27 +263,27 @@ def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake])
     factor = rate_factor(case, data_ranks=check.data_ranks, step=case.steps - 1)
     if "learning_rate" in mistakes and factor == 1.0:
         raise Misuse(
-            f"cause learning_rate leaves the rule out, and lr_rule={case.options['lr_rule']} over {check.data_ranks}"
+            f"cause learning_rate omits the rule, but lr_rule={case.options['lr_rule']} over {check.data_ranks}"
             " data rank(s) changes nothing; add --option lr_rule=linear"
         )
     if "sampler_epoch" in mistakes and case.steps <= check.epoch_steps:
         raise Misuse(
-            f"cause sampler_epoch shows after an epoch of {check.epoch_steps} steps, and steps is {case.steps};"
-            f" take --steps {check.epoch_steps + 1} or more"
+            f"cause sampler_epoch shows after an epoch of {check.epoch_steps} steps, but steps is {case.steps};"
+            f" use --steps {check.epoch_steps + 1} or more"
         )
     if "batch_statistics" in mistakes and (reason := _without_batch_norm(case)) is not None:
         raise Misuse(f"cause batch_statistics {reason}")
 
 
 def _without_batch_norm(case: Case) -> str | None:
-    """Say why the model of a check has no layer that normalises over the batch; None where it has one."""
+    """Return why the model of a check has no layer that normalises over the batch; None if it has such a layer."""
     axes = case.spec().mesh(case)
     # Data-parallel ranks have equal shares, so the mean of the ranks' means is the batch's mean.
     if not all(axis in DATA_AXES for axis in axes):
-        return f"needs a mesh whose axes all share out the batch; {case.strategy} has {', '.join(axes)}"
+        return f"needs a mesh whose axes all divide the batch; {case.strategy} has {', '.join(axes)}"
     if case.backend == "nccl" and case.spec().has_second_communicator(case):
         return (
-            f"needs averages over the batch in backward, beside which {case.strategy} with these options uses a"
-            " communicator of its own, and two at once may hang on nccl: take compress=none"
+            f"needs averages over the batch in backward, while {case.strategy} with these options uses a second"
+            " communicator; two at once may hang on nccl: use compress=none"
         )
     return None

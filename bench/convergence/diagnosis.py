@@ -1,6 +1,6 @@
 """The diagnosis of a convergence check: which causes explain that ranks train differently from one rank.
 
-It judges by what the ranks recorded, and knows nothing of the mistakes that the harness made them make.
+It judges by what the ranks recorded, and does not know the mistakes that the harness injected.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from bench.convergence.evidence import ConvergenceEvidence, Finding, NoCause, RootCause, join_names, name_ranks
+from bench.convergence.evidence import CheckFinding, ConvergenceEvidence, NoCause, RootCause, join_names, name_ranks
 from bench.convergence.updates import compare_updates, difference_ratio
 from bench.rank.evidence import StepEvidence
 
@@ -17,32 +17,36 @@ RATE_LIMIT = 1e-6
 STATISTICS_LIMIT = 1e-4
 WEIGHT_LIMIT = 1e-6
 """Allowed difference as a share of the rate, of the largest statistic, and of a weight's norm. The order of additions
-makes less than 1e-6 in fp32, a mistake far more."""
+causes less than 1e-6 in fp32, a mistake far more."""
 
 
-def diagnose(evidence: ConvergenceEvidence) -> list[Finding]:
+def diagnose(evidence: ConvergenceEvidence) -> list[CheckFinding]:
     """Examine every possible cause: learning rate, data, batch statistics, initial weights, replicas, then updates."""
     findings = [examine(evidence) for examine in EXAMINATIONS]
-    updates = compare_updates(evidence, [found for found in findings if isinstance(found, RootCause)])
-    steps = [found.step for found in updates if isinstance(found, RootCause)]
-    for number, found in enumerate(findings):
-        # Replicas that drift apart after a gradient or an update differed are a consequence of it.
-        if isinstance(found, RootCause) and found.cause == "replicas" and any(step < found.step for step in steps):
-            text = f"replicas: they differ from step {found.step} on, which what is named before explains"
+    updates = compare_updates(evidence, [finding for finding in findings if isinstance(finding, RootCause)])
+    steps = [finding.step for finding in updates if isinstance(finding, RootCause)]
+    for number, finding in enumerate(findings):
+        # Replicas that diverge after a gradient or an update differed are a consequence of it.
+        if (
+            isinstance(finding, RootCause)
+            and finding.cause == "replicas"
+            and any(step < finding.step for step in steps)
+        ):
+            text = f"replicas: they differ from step {finding.step} on, which an earlier cause explains"
             findings[number] = NoCause(verdict="not examined", text=text)
     return [*findings, *updates]
 
 
-def _learning_rate(evidence: ConvergenceEvidence) -> Finding:
-    if not any(own.learning_rates for rank in evidence.ranks for own in rank):
-        return NoCause(verdict="not examined", text="learning rate: no rank said what it used")
+def _learning_rate(evidence: ConvergenceEvidence) -> CheckFinding:
+    if not any(evidence_of_step.learning_rates for rank in evidence.ranks for evidence_of_step in rank):
+        return NoCause(verdict="not examined", text="learning rate: no rank reported its rate")
     for step, expected in enumerate(evidence.learning_rates[: evidence.steps]):
         recorded = {"the one rank": evidence.reference[step]}
         recorded |= {f"rank {rank}": steps[step] for rank, steps in enumerate(evidence.ranks)}
         wrong = {
             name: used
-            for name, own in recorded.items()
-            for used in own.learning_rates
+            for name, evidence_of_step in recorded.items()
+            for used in evidence_of_step.learning_rates
             if not math.isclose(used, expected, rel_tol=RATE_LIMIT)
         }
         if wrong:
@@ -50,16 +54,16 @@ def _learning_rate(evidence: ConvergenceEvidence) -> Finding:
             return RootCause(
                 cause="learning_rate",
                 step=step,
-                text=f"{join_names(list(wrong))} used learning rate {used:g}, where {evidence.rule} says {expected:g}",
-                next_move="multiply the rate of every group of the optimizer by the rule's factor before its step",
+                text=f"{join_names(list(wrong))} used learning rate {used:g}, but {evidence.rule} gives {expected:g}",
+                next_move="multiply the rate of every optimizer group by the rule's factor before its step",
             )
-    return NoCause(verdict="ruled out", text=f"learning rate: each step used what {evidence.rule} says")
+    return NoCause(verdict="ruled out", text=f"learning rate: each step used the rate that {evidence.rule} gives")
 
 
 # The data: whether all ranks together read what one rank reads, by fingerprints of sequences
 
 
-def _data(evidence: ConvergenceEvidence) -> Finding:
+def _data(evidence: ConvergenceEvidence) -> CheckFinding:
     """Compare the sequences of all ranks together with the one rank's in each step, whichever rank reads which."""
     for step in range(evidence.steps):
         expected, shares = Counter(evidence.reference[step].sequences), _shares(evidence, step)
@@ -70,7 +74,7 @@ def _data(evidence: ConvergenceEvidence) -> Finding:
 
 
 def _shares(evidence: ConvergenceEvidence, step: int) -> list[Counter[str]]:
-    """Return the sequences of each share of the batch; ranks with the same share count once if they read the same."""
+    """Return the sequences of each share of the batch; ranks that read the same share count once."""
     read = {
         (data_rank, tuple(steps[step].sequences))
         for steps, data_rank in zip(evidence.ranks, evidence.data_ranks, strict=True)
@@ -80,7 +84,7 @@ def _shares(evidence: ConvergenceEvidence, step: int) -> list[Counter[str]]:
 
 
 def _repeated_epoch(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
-    """Find ranks that read every epoch in the same order, where the one rank does not."""
+    """Find ranks that read every epoch in the same order although the one rank does not."""
     epoch = evidence.epoch_steps
 
     def has_one_order(steps: Sequence[StepEvidence]) -> bool:
@@ -98,7 +102,8 @@ def _repeated_epoch(evidence: ConvergenceEvidence, step: int) -> RootCause | Non
     return RootCause(
         cause="sampler_epoch",
         step=step,
-        text=f"{name_ranks(ranks)} read those of step {step - epoch} again: each epoch has the order of the first",
+        text=f"{name_ranks(ranks)} read the sequences of step {step - epoch} again: every epoch has the order of the"
+        " first",
         next_move="call the sampler's set_epoch(epoch) before each epoch",
     )
 
@@ -107,31 +112,31 @@ def _wrong_shares(step: int, shares: Sequence[Counter[str]], expected: Counter[s
     together = sum(shares, Counter[str]())
     several = [name for name in together if sum(name in share for share in shares) > 1]
     if several:
-        text = f"{len(several)} sequence(s) were read by several ranks, where one rank reads each once"
-        move = "give each data rank a share of its own, such as DistributedSampler's with its rank and their number"
+        text = f"several ranks read the same {len(several)} sequence(s), but one rank reads each only once"
+        move = "give each data rank its own share, for example by DistributedSampler with its rank and their number"
     else:
         wrong = sum((together - expected).values())
-        text = f"{wrong} of {sum(together.values())} sequences are not those that one rank reads"
-        move = "compare seed, effective batch and order of the data"
+        text = f"{wrong} of {sum(together.values())} sequences differ from those that one rank reads"
+        move = "compare the seed, the effective batch and the order of the data"
     return RootCause(cause="data_shares", step=step, text=text, next_move=move)
 
 
-def _batch_statistics(evidence: ConvergenceEvidence) -> Finding:
+def _batch_statistics(evidence: ConvergenceEvidence) -> CheckFinding:
     if not evidence.reference[0].statistics:
-        text = "batch statistics: not every axis of the mesh shares out the batch, so that none are taken"
+        text = "batch statistics: not every axis of the mesh divides the batch, so there are none"
         return NoCause(verdict="not examined", text=text)
     for step in range(evidence.steps):
-        first, *others = [rank[step].statistics for rank in evidence.ranks]
-        if not first or not all(others):
-            break  # They are not finite any more, which the loss shows too.
-        for rank, other in enumerate(others, start=1):
-            if (index := _differing(first, other)) is not None:
+        first, *others_statistics = [rank[step].statistics for rank in evidence.ranks]
+        if not first or not all(others_statistics):
+            break  # They are no longer finite, which the loss also shows.
+        for rank, statistics in enumerate(others_statistics, start=1):
+            if (index := _differing(first, statistics)) is not None:
                 return RootCause(
                     cause="batch_statistics",
                     step=step,
-                    text=f"ranks normalise by statistics of their own: {_name_statistic(first, index)} is"
-                    f" {first[index]:.4g} on rank 0 and {other[index]:.4g} on rank {rank}",
-                    next_move="average mean and variance over all ranks in forward, as SyncBatchNorm does",
+                    text=f"each rank normalises by its own statistics: {_name_statistic(first, index)} is"
+                    f" {first[index]:.4g} on rank 0 and {statistics[index]:.4g} on rank {rank}",
+                    next_move="average mean and variance over all ranks in forward, like SyncBatchNorm",
                 )
     alone, together = evidence.reference[0], evidence.ranks[0][0]
     is_same_data = sum(_shares(evidence, 0), Counter[str]()) == Counter(alone.sequences)
@@ -141,82 +146,83 @@ def _batch_statistics(evidence: ConvergenceEvidence) -> Finding:
             cause="batch_statistics",
             step=0,
             text=f"{_name_statistic(alone.statistics, index)} is {together.statistics[index]:.4g} on all ranks and"
-            f" {alone.statistics[index]:.4g} on one rank, of the same sequences",
-            next_move="average the moments over all ranks, each rank's by its number of tokens",
+            f" {alone.statistics[index]:.4g} on one rank, for the same sequences",
+            next_move="average the moments over all ranks, weighted by each rank's number of tokens",
         )
-    return NoCause(verdict="ruled out", text="batch statistics: all ranks normalise by the same")
+    return NoCause(verdict="ruled out", text="batch statistics: all ranks normalise by the same values")
 
 
-def _differing(one: Sequence[float], other: Sequence[float]) -> int | None:
-    """Return the index at which two lists of equal length differ most; None where they are within the limit."""
-    differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
+def _differing(first: Sequence[float], second: Sequence[float]) -> int | None:
+    """Return the index at which two lists of equal length differ most; None if they are within the limit."""
+    differences = [abs(a - b) for a, b in zip(first, second, strict=True)]
     index = max(range(len(differences)), key=differences.__getitem__)
-    return index if differences[index] > STATISTICS_LIMIT * max(map(abs, one)) else None
+    return index if differences[index] > STATISTICS_LIMIT * max(map(abs, first)) else None
 
 
 def _name_statistic(statistics: Sequence[float], index: int) -> str:
-    """Name one of the statistics, which are the means of all channels and then their variances."""
+    """Name a statistic: the list holds the means of all channels, then their variances."""
     channels = len(statistics) // 2
     return f"the {'mean' if index < channels else 'variance'} of channel {index % channels}"
 
 
-def _initial_weights(evidence: ConvergenceEvidence) -> Finding:
+def _initial_weights(evidence: ConvergenceEvidence) -> CheckFinding:
     alone = evidence.reference[0]
     firsts = [steps[0] for steps in evidence.ranks]
-    recorded = {name for own in firsts for name in own.initial if name in alone.initial}
-    if not recorded and all(own.weights is None for own in firsts):
+    recorded = {name for first_step in firsts for name in first_step.initial if name in alone.initial}
+    if not recorded and all(first_step.weights is None for first_step in firsts):
         return NoCause(verdict="not examined", text="initial weights: no rank reported any")
-    other = []
-    for rank, own in enumerate(firsts):
+    differing = []
+    for rank, first_step in enumerate(firsts):
         # Bit by bit where the rank holds all weights, else by the sketches of those that it holds.
-        if own.weights is not None:
-            is_same = own.weights == alone.weights
+        if first_step.weights is not None:
+            is_same = first_step.weights == alone.weights
         else:
             ratios = (
-                difference_ratio(alone.initial[name], own.initial[name]) for name in recorded & own.initial.keys()
+                difference_ratio(alone.initial[name], first_step.initial[name])
+                for name in recorded & first_step.initial.keys()
             )
             is_same = all(ratio <= WEIGHT_LIMIT for ratio in ratios)
         if not is_same:
-            other.append(rank)
-    if other:
+            differing.append(rank)
+    if differing:
         return RootCause(
             cause="initial_weights",
             step=0,
-            text=f"{name_ranks(other)} began with other weights than one rank",
-            next_move="seed every rank alike before the model is made, or send rank 0's weights to all",
+            text=f"{name_ranks(differing)} began with different weights from one rank",
+            next_move="seed every rank alike before the model is built, or send rank 0's weights to all ranks",
         )
-    if all(own.weights is not None for own in firsts):
-        return NoCause(verdict="ruled out", text="initial weights: the same to the bit")
+    if all(first_step.weights is not None for first_step in firsts):
+        return NoCause(verdict="ruled out", text="initial weights: bitwise equal")
     missing = len(alone.initial) - len(recorded)
-    some = f" of the {len(recorded)} weights that ranks reported ({missing} were not reported)" if missing else ""
-    return NoCause(verdict="ruled out", text=f"initial weights{some}: the same, by norm and one direction of each")
+    scope = f" of the {len(recorded)} weights that ranks reported ({missing} were not reported)" if missing else ""
+    return NoCause(verdict="ruled out", text=f"initial weights{scope}: equal by norm and by one projection of each")
 
 
-def _replicas(evidence: ConvergenceEvidence) -> Finding:
+def _replicas(evidence: ConvergenceEvidence) -> CheckFinding:
     """Compare the weights of all ranks that hold the whole model, before each step and bit by bit."""
     replicas = {rank: steps for rank, steps in enumerate(evidence.ranks) if steps[0].weights is not None}
     if len(replicas) < 2:
         return NoCause(verdict="not examined", text="replicas: fewer than two ranks hold all weights")
     first = next(iter(replicas))
     for step in range(evidence.steps):
-        other = [rank for rank, steps in replicas.items() if steps[step].weights != replicas[first][step].weights]
-        if other and step == 0:
-            return NoCause(verdict="not examined", text="replicas: they did not begin alike")
-        if other:
+        differing = [rank for rank, steps in replicas.items() if steps[step].weights != replicas[first][step].weights]
+        if differing and step == 0:
+            return NoCause(verdict="not examined", text="replicas: their initial weights differ")
+        if differing:
             return RootCause(
                 cause="replicas",
                 step=step,
-                text=f"{name_ranks(other)} had other weights than rank {first}",
-                next_move="look for a rank that updates by itself: gradients that are not averaged, or another rate",
+                text=f"{name_ranks(differing)} had different weights from rank {first}",
+                next_move="look for a rank that updates on its own: gradients that are not averaged, or another rate",
             )
-    return NoCause(verdict="ruled out", text="replicas: the same weights to the bit on all ranks that hold all")
+    return NoCause(verdict="ruled out", text="replicas: bitwise equal weights on all ranks that hold the whole model")
 
 
-EXAMINATIONS: tuple[Callable[[ConvergenceEvidence], Finding], ...] = (
+EXAMINATIONS: tuple[Callable[[ConvergenceEvidence], CheckFinding], ...] = (
     _learning_rate,
     _data,
     _batch_statistics,
     _initial_weights,
     _replicas,
 )
-"""All but gradients and updates: `compare_updates` takes what these find into account."""
+"""All but gradients and updates: `compare_updates` takes these findings into account."""

@@ -1,4 +1,4 @@
-"""The evidence of a convergence check, and what it may find: a root cause, or that something is none."""
+"""The evidence of a convergence check, and its findings: root causes, and causes that are ruled out."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ConvergenceEvidence:
 
     reference: the steps of the one rank. ranks: the steps of each rank that is compared with it.
     backwards: the steps of one rank that reads each batch backwards, which shows the effect of rounding.
-    data_ranks: by rank, the share of the batch that it trains on; None where it trains on none.
+    data_ranks: by rank, the share of the batch that it trains on; None if it trains on none.
     learning_rates: of each step, by the rule. rule: the rule, in words.
     epoch_steps: steps of an epoch.
-    clip: the norm that gradients are clipped to; 0 where nothing is clipped.
+    clip: the norm that gradients are clipped to; 0 without clipping.
     """
 
     reference: Sequence[StepEvidence]
@@ -47,13 +47,13 @@ class ConvergenceEvidence:
 
     @property
     def steps(self) -> int:
-        """The number of steps that all of them have."""
+        """The number of steps that all of these have."""
         return min(len(self.reference), len(self.backwards), *(len(rank) for rank in self.ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootCause:
-    """A cause that the evidence names. step: the first that shows it. next_move: what to do about it."""
+    """A cause that the evidence shows. step: the first step that shows it. next_move: what to do about it."""
 
     cause: CauseName
     step: int
@@ -69,7 +69,7 @@ class NoCause:
     text: str
 
 
-Finding: TypeAlias = RootCause | NoCause
+CheckFinding: TypeAlias = RootCause | NoCause
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -78,7 +78,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names to a list in words; of more than four, name three and count the rest."""
+    """Join names to a list in words; of more than four, list three and count the rest."""
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -10,7 +10,16 @@ from pathlib import Path
 
 from bench.doctor import node_state
 from bench.doctor.node_state import free_memory, gpu_clocks, monitors, pcie_links
-from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page, Section, measured_ceilings
+from bench.doctor.page import (
+    RUNS_SEARCHED,
+    Entry,
+    GpuFields,
+    MachineComparison,
+    Page,
+    ReachedCeiling,
+    Section,
+    measured_ceilings,
+)
 from bench.engines.registry import Engine
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.device_checks import too_old
@@ -30,7 +39,7 @@ _APART_S = 0.25
 
 
 def gpu_fields(collector: NvmlCollector, *, wait: Callable[[float], None] = time.sleep) -> GpuFields:
-    """Return what each GPU answers to each question and what that costs; closes the collector."""
+    """Return each GPU's answer to each query and its cost; closes the collector."""
     try:
         for _ in range(_BEATS):
             collector.read()
@@ -51,11 +60,11 @@ def gather(
 ) -> Page:
     """Return the page of this machine.
 
-    ranks: whether ranks can be started. history: of runs, or why it cannot be read. fields: what the GPUs answer.
+    ranks: whether ranks can be started. history: of runs, or why it cannot be read. fields: the GPUs' answers.
     root: where /proc and /sys are.
     """
     environment = [Entry(name=name, value=value) for name, value in machine.environment.items()] or [
-        Entry(name="environment", value="no variable is set that can change a measurement")
+        Entry(name="environment", value="no variable that can change a measurement is set")
     ]
     sections = (
         Section(title="versions", entries=tuple(_versions(machine))),
@@ -69,8 +78,8 @@ def gather(
         Section(title="settings", entries=(*node_state.kernel_settings(root), *environment)),
         Section(title="monitors", entries=monitors(fields.standings, root)),
     )
-    ceilings: tuple[Ceiling, ...] | Absent
-    comparison: Comparison | Absent
+    ceilings: tuple[ReachedCeiling, ...] | Absent
+    comparison: MachineComparison | Absent
     try:
         ceilings, comparison = (
             (history, history)
@@ -83,31 +92,31 @@ def gather(
 
 
 def _versions(machine: Machine) -> Iterator[Entry]:
-    yield _known(machine, "own_version", "parallel-observatory")
-    commit = _known(machine, "commit", "commit")
+    yield _machine_entry(machine, "own_version", "parallel-observatory")
+    commit = _machine_entry(machine, "commit", "commit")
     yield Entry(name="commit", value=f"{commit.value}, with changes") if machine.is_dirty else commit
-    yield _known(machine, "torch_version", "torch")
-    yield _known(machine, "torch_cuda_version", "CUDA of torch")
+    yield _machine_entry(machine, "torch_version", "torch")
+    yield _machine_entry(machine, "torch_cuda_version", "CUDA of torch")
     if machine.torch_hip_version is not None:
         yield Entry(name="ROCm of torch", value=f"{machine.torch_hip_version}; `observatory run` does not use its GPUs")
-    yield _known(machine, "nccl_version", "NCCL")
-    yield _known(machine, "driver_version", "driver")
+    yield _machine_entry(machine, "nccl_version", "NCCL")
+    yield _machine_entry(machine, "driver_version", "driver")
     old = too_old(machine)
     if old is None:
-        yield _known(machine, "cuda_driver_version", "CUDA of driver")
+        yield _machine_entry(machine, "cuda_driver_version", "CUDA of driver")
     else:
         yield Entry(name="CUDA of driver", value=f"{machine.cuda_driver_version}, too old: {old}")
-    yield _known(machine, "python_version", "Python")
+    yield _machine_entry(machine, "python_version", "Python")
     yield Entry(name="kernel", value=f"{machine.system} {machine.kernel} {machine.architecture}")
 
 
 def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
-    yield _known(machine, "cpu", "CPU")
-    yield _known(machine, "usable_cores", "usable cores")
-    yield _known(machine, "physical_cores", "physical cores")
+    yield _machine_entry(machine, "cpu", "CPU")
+    yield _machine_entry(machine, "usable_cores", "usable cores")
+    yield _machine_entry(machine, "physical_cores", "physical cores")
     yield Entry(name="memory", value=machine.memory_bytes, unit="bytes")
     yield Entry(name="memory, available now", value=available_bytes(root), unit="bytes")
-    yield _known(machine, "container_image", "container image")
+    yield _machine_entry(machine, "container_image", "container image")
     limit = machine.cpu_limit_cores
     if limit is None:
         yield Entry(name="CPU limit", reason=machine.absent.get("cpu_limit_cores"))
@@ -129,7 +138,7 @@ def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
     yield from free_memory(nvml, machine.gpus)
 
 
-def _known(machine: Machine, field: str, name: str) -> Entry:
+def _machine_entry(machine: Machine, field: str, name: str) -> Entry:
     value: str | int | None = getattr(machine, field)
     return Entry(name=name, value=value, reason=machine.absent.get(field) if value is None else None)
 
@@ -146,28 +155,26 @@ def _gpu_links(machine: Machine) -> Iterator[Entry]:
         yield Entry(name=f"GPUs by {kind}", value="all pairs" if is_all and len(names) > 1 else ", ".join(names))
 
 
-def _compare(history: History, machine: Machine) -> Comparison | Absent:
-    """Return what differs from the machine of the newest run that ended well on this host."""
+def _compare(history: History, machine: Machine) -> MachineComparison | Absent:
+    """Return the differences from the machine of the newest successful run on this host."""
     for summary in history.runs(RUNS_SEARCHED):
         before = history.machine(summary.run) if summary.outcome == "done" else None
         if before is not None and before.hostname == machine.hostname:
-            return Comparison(
+            return MachineComparison(
                 run=summary.run,
                 strategy=summary.case.strategy,
                 started_ns=summary.started_ns,
                 differences=differences(before, machine),
             )
-    return Absent(
-        reason=f"no run that ended well on {machine.hostname} is in the history; `observatory run ddp` makes one"
-    )
+    return Absent(reason=f"the history has no successful run on {machine.hostname}; `observatory run ddp` makes one")
 
 
 def machine_of_ranks(start: Callable[[], Engine], read_here: Callable[[], Machine]) -> tuple[Machine, Entry]:
     """Return the machine as ranks would see it now, and whether ranks can be started on it.
 
-    Every run records the machine as its agent read it, and agents set environment variables for their ranks. So the
-    machine that is compared with a run is read by an agent too. Only if no agent starts, this process reads it, without
-    these settings.
+    Every run records the machine as its agent read it, and agents set environment variables for their ranks. So an
+    agent also reads the machine that is compared with a run. This process reads it, without these settings, only if no
+    agent starts.
     """
     try:
         with start() as engine:

@@ -1,4 +1,4 @@
-"""The state of the node at this moment: NUMA, clocks, links, free GPU memory, monitors and kernel settings.
+"""The current state of the node: NUMA, clocks, links, free GPU memory, monitors and kernel settings.
 
 Sources are /proc, /sys and NVML. Starts no CUDA.
 """
@@ -33,17 +33,17 @@ def free_memory(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Entry]:
 
 
 def gpu_clocks(nvml: Nvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:
-    """Return each GPU's clocks of multiprocessors and memory, now and at most; those of an idle GPU are low."""
+    """Return each GPU's current and highest clocks of multiprocessors and memory; those of an idle GPU are low."""
     return _ask_each(nvml, gpus, _clocks)
 
 
 def pcie_links(nvml: Nvml, gpus: Sequence[Gpu]) -> tuple[Entry, ...]:
-    """Return generation and width of each GPU's PCIe link, now and at most; an idle GPU's generation may be low."""
+    """Return current and highest generation and width of each GPU's PCIe link; an idle GPU's generation may be low."""
     return _ask_each(nvml, gpus, _pcie)
 
 
 def _ask_each(nvml: Nvml, gpus: Sequence[Gpu], ask: Callable[[Nvml, Gpu, Any], Iterator[Entry]]) -> tuple[Entry, ...]:
-    """Return what `ask` finds for each GPU, given NVML, the GPU and its handle."""
+    """Return the entries of `ask` for each GPU, given NVML, the GPU and its handle."""
     if not gpus:
         return ()
     try:
@@ -87,35 +87,36 @@ def _pcie(nvml: Nvml, gpu: Gpu, handle: Any) -> Iterator[Entry]:
         yield Entry(name=title, reason=f"NVML: {error}")
 
 
-# Performance monitors: whether a DCGM or another client holds them, and what to do about it.
+# Performance monitors: whether DCGM or another client holds them, and what to do about it.
 
-_RELEASE = "`dcgmi profile --pause` frees them, `dcgmi profile --resume` gives them back"
+_RELEASE = "`dcgmi profile --pause` releases them, `dcgmi profile --resume` returns them to DCGM"
 
 
 def monitors(fields: Sequence[FieldSupport], root: Path = Path("/")) -> tuple[Entry, ...]:
-    """Return whether a DCGM runs, and what that means for measurements here.
+    """Return whether DCGM runs, and what that means for measurements here.
 
-    Source: dcgmi-profile's page (pausing releases the resources to profilers); DCGM's page of profiling (GPUs before
-    Hopper have monitors for one owner at a time, from Hopper on GPM is shared).
+    Source: dcgmi-profile's page (pausing releases the resources to profilers); DCGM's profiling page (GPUs before
+    Hopper have monitors for one owner at a time; from Hopper on, GPM is shared).
     """
     signs = signs_of_dcgm(root)
     dcgm = Entry(name="DCGM", value="; ".join(signs) or "none found")
-    held = gpus_with_held_monitors(fields)
-    others = {answer: gpus for answer, gpus in gpus_by_monitors(fields).items() if set(gpus) - set(held)}
-    if held:
+    held_gpus = gpus_with_held_monitors(fields)
+    other_gpus = {answer: gpus for answer, gpus in gpus_by_monitors(fields).items() if set(gpus) - set(held_gpus)}
+    if held_gpus:
         holder = (
             "another client, perhaps this DCGM;"
             if signs
-            else "a client that is not visible here, such as a DCGM in another container or a profiler; if it is DCGM,"
+            else "a client that is not visible here, for example DCGM in another container or a profiler; if it is"
+            " DCGM,"
         )
-        text = f"{_named(held)}: held by {holder} {_RELEASE}; SM activity is missing meanwhile"
-    elif signs and "not supported" in others:
+        text = f"{_named(held_gpus)}: held by {holder} {_RELEASE}; SM activity is missing meanwhile"
+    elif signs and "not supported" in other_gpus:
         text = (
-            f"{_named(others['not supported'])}: no GPM, so DCGM holds them exclusively while it watches fields 1001"
-            f" and up, and profilers get no counters; {_RELEASE}"
+            f"{_named(other_gpus['not supported'])}: no GPM, so DCGM holds the monitors exclusively while it watches"
+            f" fields 1001 and up, and profilers get no counters; {_RELEASE}"
         )
-    elif "answers" in others:
-        text = f"{_named(others['answers'])}: GPM answers, and no client holds them exclusively"
+    elif "answers" in other_gpus:
+        text = f"{_named(other_gpus['answers'])}: GPM answers, and no client holds them exclusively"
     else:
         return (dcgm,)
     return dcgm, Entry(name="performance monitors", value=text)
@@ -141,14 +142,14 @@ def numa_nodes(root: Path = Path("/")) -> Iterator[Entry]:
 
 
 def cpu_clocks(root: Path = Path("/")) -> Iterator[Entry]:
-    """Yield the governor, the slowest and fastest clock of all CPUs now, and the highest possible."""
+    """Yield the governor, the slowest and fastest current clock of all CPUs, and the highest possible clock."""
     folders = [cpu / "cpufreq" for cpu in _numbered(root / "sys/devices/system/cpu", "cpu")]
     governors = ", ".join(sorted(set(_texts(folders, "scaling_governor"))))
     now, most = (
         [int(text) * 1000 for text in _texts(folders, name) if text.isdecimal()]
         for name in ("scaling_cur_freq", "cpuinfo_max_freq")
     )
-    if not now:  # Where the kernel does not set the clocks, /proc/cpuinfo has what it reads from the CPU.
+    if not now:  # If the kernel does not set the clocks, /proc/cpuinfo has the clocks that it reads from the CPU.
         text = "\n".join(_texts([root / "proc"], "cpuinfo"))
         now = [round(float(mhz) * 1e6) for mhz in re.findall(r"^cpu MHz\s*:\s*(\d+(?:\.\d+)?)$", text, re.M)]
     reason = "/sys/devices/system/cpu has no cpufreq: the host or its firmware sets the clocks"
@@ -206,12 +207,12 @@ def kernel_settings(root: Path = Path("/")) -> Iterator[Entry]:
 
 
 def _texts(folders: Sequence[Path], name: str) -> list[str]:
-    """Return the texts of the files of this name, skipping those that cannot be read."""
-    found = []
+    """Return the contents of the files of this name, skipping unreadable ones."""
+    texts = []
     for folder in folders:
-        with suppress(OSError):  # A CPU that is offline has no such file.
-            found.append((folder / name).read_text().strip())
-    return found
+        with suppress(OSError):  # An offline CPU has no such file.
+            texts.append((folder / name).read_text().strip())
+    return texts
 
 
 def _line(root: Path, path: Path, name: str) -> Entry:
@@ -226,13 +227,13 @@ def _kibibytes(root: Path, path: Path, field: str, name: str) -> Entry:
     text = _line(root, path, name)
     if text.value is None:
         return text
-    found = re.search(rf"\b{field}:\s+(\d+) kB", str(text.value))
-    if found is None:
+    match = re.search(rf"\b{field}:\s+(\d+) kB", str(text.value))
+    if match is None:
         return Entry(name=name, reason=f"/{path.relative_to(root)} has no {field}")
-    return Entry(name=name, value=int(found[1]) * 1024, unit="bytes")
+    return Entry(name=name, value=int(match[1]) * 1024, unit="bytes")
 
 
 def _numbered(folder: Path, prefix: str) -> list[Path]:
     """Return folders such as cpu0, cpu1, ..., in order of their numbers."""
-    found = [path for path in folder.glob(f"{prefix}*") if path.name.removeprefix(prefix).isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(prefix)))
+    folders = [path for path in folder.glob(f"{prefix}*") if path.name.removeprefix(prefix).isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix(prefix)))

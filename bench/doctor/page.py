@@ -9,7 +9,7 @@ from typing import Literal
 from bench.analysis.estimate import Estimate
 from bench.analysis.probes import LIBRARY
 from bench.machine.machine import Machine
-from bench.machine.machine_diff import Difference
+from bench.machine.machine_diff import MachineDifference
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
@@ -20,30 +20,30 @@ from workloads.probes.spec import SIZE_BYTES
 from workloads.registry import spec_of
 from workloads.spec import Device
 
-Unit = Literal["bytes", "hertz", "bits_per_second"]
+EntryUnit = Literal["bytes", "hertz", "bits_per_second"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line of the page. value: in `unit`, or in words; None if it cannot be known. reason: why it is None."""
+    """A line of the page. value: in `unit`, or in words; None if unknown. reason: why it is None."""
 
     name: str
     value: str | int | None = None
-    unit: Unit | None = None
+    unit: EntryUnit | None = None
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Lines of one topic."""
+    """The lines of a topic."""
 
     title: str
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ceiling:
-    """The best figure of one kind among the probes that ended well on this hardware, with the run that reached it.
+class ReachedCeiling:
+    """The best figure of a kind among successful probes on this hardware, with the run that reached it.
 
     Without such a run, only `what` and `reason` are set.
     """
@@ -57,18 +57,18 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What differs from the machine of the last run that ended well here, among the fields of `Machine`."""
+class MachineComparison:
+    """The differences from the machine of the last successful run here, among the fields of `Machine`."""
 
     run: str
     strategy: str
     started_ns: int
-    differences: tuple[Difference, ...]
+    differences: tuple[MachineDifference, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFields:
-    """NVML's questions to the GPUs, with answers and costs. left_out: what not every GPU answers, and why."""
+    """NVML queries with the GPUs' answers and their costs. left_out: queries that not every GPU answers, and why."""
 
     standings: tuple[FieldSupport, ...]
     left_out: tuple[str, ...]
@@ -76,19 +76,19 @@ class GpuFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The whole page. If the history cannot be read, the reason is in place of ceilings and comparison."""
+    """The whole page. If the history cannot be read, the reason replaces ceilings and comparison."""
 
     hostname: str
     sections: tuple[Section, ...]
     fields: GpuFields
-    ceilings: tuple[Ceiling, ...] | Absent
-    comparison: Comparison | Absent
+    ceilings: tuple[ReachedCeiling, ...] | Absent
+    comparison: MachineComparison | Absent
 
 
-# Measured ceilings: the best figures of this hardware among the probes in the history that ended well.
+# Measured ceilings: the best figures of this hardware among successful probes in the history.
 
 RUNS_SEARCHED = 200
-"""How many of the newest runs are searched."""
+"""The number of newest runs that are searched."""
 
 _METRICS: dict[str, Metric] = {
     "matmul": probes_metrics.RUN_MATMUL_FLOPS,
@@ -99,12 +99,12 @@ _METRICS: dict[str, Metric] = {
 """The metric of each probe's best figure."""
 
 
-def measured_ceilings(history: History, machine: Machine) -> tuple[Ceiling, ...]:
-    """Return the best figures of each probe on this hardware, first those of the device that runs use by default.
+def measured_ceilings(history: History, machine: Machine) -> tuple[ReachedCeiling, ...]:
+    """Return the best figures of each probe on this hardware, beginning with the device that runs use by default.
 
     The best figure is the highest median of all runs: for `matmul` by precision, for `copies` by kind, for
-    `collectives` by collective of the library, for `all_reduce` over all algorithms. Not counted are older versions of
-    a probe, copies of buffers that may fit into a cache, and bus bandwidths of one rank, which has no bus.
+    `collectives` by collective of the library, for `all_reduce` over all algorithms. Older versions of a probe, copies
+    of buffers that may fit into a cache, and bus bandwidths of a single rank, which has no bus, do not count.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -118,19 +118,21 @@ def measured_ceilings(history: History, machine: Machine) -> tuple[Ceiling, ...]
     )
 
 
-def _of_probe(history: History, machine: Machine, probe: str, device: Device, *, is_missed: bool) -> Iterator[Ceiling]:
-    best: dict[str, tuple[float, Ceiling]] = {}
+def _of_probe(
+    history: History, machine: Machine, probe: str, device: Device, *, is_missed: bool
+) -> Iterator[ReachedCeiling]:
+    best: dict[str, tuple[float, ReachedCeiling]] = {}
     for summary in history.runs(RUNS_SEARCHED, strategy=probe):
-        for found in _figures(summary, machine, device):
-            what, setting = _described(found, summary)
-            if what not in best or found.median > best[what][0]:
-                ceiling = Ceiling(
-                    what=what, best=found, setting=setting, run=summary.run, started_ns=summary.started_ns
+        for figure in _figures(summary, machine, device):
+            what, setting = _described(figure, summary)
+            if what not in best or figure.median > best[what][0]:
+                ceiling = ReachedCeiling(
+                    what=what, best=figure, setting=setting, run=summary.run, started_ns=summary.started_ns
                 )
-                best[what] = found.median, ceiling
+                best[what] = figure.median, ceiling
     yield from (ceiling for _, ceiling in best.values())
     if not best and is_missed:
-        yield Ceiling(what=probe, reason=_why_missed(probe, machine, device))
+        yield ReachedCeiling(what=probe, reason=_why_missed(probe, machine, device))
 
 
 def _figures(summary: Summary, machine: Machine, device: Device) -> Iterator[Estimate]:
@@ -141,31 +143,31 @@ def _figures(summary: Summary, machine: Machine, device: Device) -> Iterator[Est
     if case.version != spec_of(case.strategy).version_on(device):
         return
     metric = _METRICS[case.strategy]
-    for found in summary.estimates:
-        if found.metric != metric.name:
+    for estimate in summary.estimates:
+        if estimate.metric != metric.name:
             continue
         if case.strategy == "copies":
-            counts = int(found.labels["size"]) >= SIZE_BYTES[device]  # Smaller buffers may fit into a cache.
+            counts = int(estimate.labels["size"]) >= SIZE_BYTES[device]  # Smaller buffers may fit into a cache.
         else:
             counts = case.ranks > 1 or metric is not probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH
         if counts:
-            yield found
+            yield estimate
 
 
 def _why_missed(probe: str, machine: Machine, device: Device) -> str:
     on = f"it was not measured on {machine.hardware(device)}"
     if _METRICS[probe] is probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH:
         if device == "cuda" and len(machine.gpus) == 1:
-            return "it needs 2 ranks with a GPU each, and there is one GPU"
+            return "it needs 2 ranks with a GPU each, but there is one GPU"
         return f"{on} with 2 ranks or more; `observatory run {probe} --ranks 2` measures it"
     if probe == "copies":
-        return f"{on} in buffers of {SIZE_BYTES[device]:,} B or more; `observatory run copies` measures it"
+        return f"{on} with buffers of {SIZE_BYTES[device]:,} B or more; `observatory run copies` measures it"
     return f"{on}; `observatory run {probe}` measures it"
 
 
-def _described(found: Estimate, summary: Summary) -> tuple[str, str]:
-    """Return what the figure is of, and the setting in which it was reached, in words."""
-    case, labels = summary.case, found.labels
+def _described(figure: Estimate, summary: Summary) -> tuple[str, str]:
+    """Return in words what the figure measures, and the setting in which it was reached."""
+    case, labels = summary.case, figure.labels
     ranks = f"{case.ranks} rank{'s' if case.ranks > 1 else ''}"
     if case.strategy == "matmul":
         return f"matmul {case.precision}", f"{labels['m']} x {labels['n']} x {labels['k']}, {ranks}, {case.device}"

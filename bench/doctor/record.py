@@ -29,8 +29,8 @@ def record_to(
 ) -> None:
     """Write the recording; an existing file is replaced only when the new one is complete.
 
-    per_link: also record the bytes of each NVLink. on_notice: is called with messages of progress. nvml: the installed
-    library unless given.
+    per_link: also record the bytes of each NVLink. on_notice: called with progress messages. nvml: the installed
+    library by default.
 
     Raises:
         Misuse: the file cannot be written.
@@ -40,7 +40,7 @@ def record_to(
         try:
             file = stack.enter_context(drafted(path, is_any_folder=True))
         except OSError as error:
-            raise Misuse(f"{path}: {error.strerror}; give a file in a folder that you may write") from None
+            raise Misuse(f"{path}: {error.strerror}; choose a file in a folder that you can write to") from None
         with closing(NvmlCollector(nvml)) as collector:
             if not collector.read():
                 raise InfrastructureFailed(f"nothing to record: {'; '.join(collector.absent)}")
@@ -52,9 +52,7 @@ def record_to(
             stack.close()
         except OSError as error:
             raise InfrastructureFailed(
-                f"{path}: {error.strerror}; the recording is lost, record again elsewhere"
+                f"{path}: {error.strerror}; the recording is lost; record again to another disk"
             ) from None
     gpus = "1 GPU" if len(recording.gpus) == 1 else f"{len(recording.gpus)} GPUs"
-    on_notice(
-        f"{path}: {gpus}, {size_bytes:,} B; UUIDs and serial numbers are left out, numbers of processes are in it"
-    )
+    on_notice(f"{path}: {gpus}, {size_bytes:,} B; it contains process IDs, but no UUIDs or serial numbers")

@@ -1,4 +1,4 @@
-"""An agent as its engine sees it, wherever it runs: orders go to it, and its answers come back."""
+"""The engine's connection to an agent, wherever it runs: orders go out, and answers come back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from bench.engines.wire.channel import Channel, Heartbeat
-from bench.engines.wire.frames import Stream, Wire
+from bench.engines.wire.frames import SignedWire, Stream
 from bench.engines.wire.run_files import FileReceiver
 from bench.errors import InfrastructureFailed, say
 from bench.machine.machine import Machine
@@ -27,29 +27,29 @@ from bench.rank.messages import (
     FromAgent,
     NodeChecked,
     OpenStore,
-    Progress,
     Ready,
     SendFiles,
     Store,
     StoreOpened,
     TrialEnded,
     TrialOrder,
+    TrialProgress,
     WatchFiles,
 )
 
 SILENT_S = 120.0
-"""How long an agent may leave an order unanswered beyond a trial's limit, though it lives; ranks with a full GPU take
-most of a minute to end."""
+"""How long a live agent may leave an order unanswered beyond a trial's limit; ranks with a full GPU take most of a
+minute to end."""
 
 LOADING_S = 300.0
-"""How long an agent may take to load torch, also from a network disk, where nothing is known of such starts."""
+"""How long an agent may take to load torch, possibly from a network disk, before any start was timed."""
 SLOWER = 5.0
 LEAST_LOADING_S = 60.0
-"""How many times the slowest start so far a later one may take, and how long in any case."""
+"""A later start may take this many times the slowest start so far, and at least this long."""
 
 
 class StartLimit:
-    """How long agents may take to come, and then to load torch, by what both took before in the same allocation."""
+    """How long agents may take to connect and then to load torch, from earlier starts in the same allocation."""
 
     def __init__(self) -> None:
         self._slowest_s: float | None = None
@@ -70,7 +70,7 @@ class StartLimit:
 class NodeCheck:
     """A node's state, and by how much its clock is ahead of the runner's.
 
-    offset_error_s: the offset is right by at most so much: half of the time that the messages took.
+    offset_error_s: the largest error of the offset: half of the messages' travel time.
     """
 
     now: NodeNow
@@ -79,20 +79,20 @@ class NodeCheck:
 
 
 class AgentLink:
-    """The connection to one agent, which does one thing at a time: a trial runs, or files are collected.
+    """The connection to an agent, which does one thing at a time: it runs a trial or sends files.
 
-    stream, opening: see `Channel`. runs: where the runner keeps the folders of runs.
-    name: of the agent, in messages. process: which one that is, where it is known.
+    stream, opening: see `Channel`. runs: the runner's folder of runs.
+    name: of the agent, in messages. process: its process ID, if known.
     silent_s: how long the agent may leave an order unanswered beyond a trial's limit.
-    kill: ends the agent's process at once, if the engine can. how_it_ended: says how a process ended that hung up, if
-    the engine knows it. tell: is told what people should know of the agent's node, from another thread.
-    start_limit: of its allocation, which learns from this start; None where no other is known.
+    kill: ends the agent's process at once, if the engine can. how_it_ended: describes the end of a process that hung
+    up, if the engine knows it. tell: called with notices about the agent's node, from another thread.
+    start_limit: of its allocation, which learns from this start; None if there is no allocation.
     """
 
     def __init__(
         self,
         stream: Stream,
-        opening: Callable[[Stream], Wire],
+        opening: Callable[[Stream], SignedWire],
         *,
         runs: Path,
         name: str,
@@ -105,7 +105,7 @@ class AgentLink:
     ) -> None:
         self._begun_s, self._start_limit = time.monotonic(), start_limit or StartLimit()
         self._ready: Ready | None = None
-        self._ready_s: float | None = None  # When it was heard, which may be long before it is asked for.
+        self._ready_s: float | None = None  # When it arrived, possibly long before it is read.
         self._name, self._silent_s = name, silent_s
         self._process_name = name if process is None else f"{name} (process {process})"
         self._kill, self._how_it_ended, self._tell = kill, how_it_ended, tell
@@ -121,7 +121,7 @@ class AgentLink:
         self._channel.start()
 
     def ready(self) -> Ready:
-        """Wait until ranks can be started; return the node that the agent reports, which it does once.
+        """Wait until ranks can be started; return the agent's report of its node, which it sends once.
 
         Raises:
             InfrastructureFailed: the agent does not start.
@@ -131,7 +131,7 @@ class AgentLink:
             if not isinstance(message, Ready):
                 raise InfrastructureFailed(f"{self._name} answered {type(message).__name__} before it was ready")
             self._ready = message
-            assert self._ready_s is not None, "it was taken"
+            assert self._ready_s is not None, "the message was received"
             self._start_limit.took(self._ready_s - self._begun_s)
         return self._ready
 
@@ -144,7 +144,7 @@ class AgentLink:
         return self.ready().machine
 
     def check(self) -> NodeCheck:
-        """Ask for the node's state and clock, while no trial runs.
+        """Query the node's state and clock; only while no trial runs.
 
         Raises:
             InfrastructureFailed: the agent is gone, or does not answer.
@@ -161,17 +161,17 @@ class AgentLink:
         )
 
     def open_store(self, ranks: int) -> str | Store:
-        """Have the agent open a store for the next trial, in which so many ranks meet, while no trial runs.
+        """Have the agent open a store for the next trial, in which this many ranks meet; only while no trial runs.
 
         Raises:
-            InfrastructureFailed: the agent is gone, does not answer, or cannot open it.
+            InfrastructureFailed: the agent is gone, does not answer, or cannot open the store.
         """
         self._channel.send(OpenStore(ranks=ranks))
         while not isinstance(message := self._receive(self._silent_s), StoreOpened):
             pass  # The end of a trial that nobody waits for any more.
         return message.store
 
-    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+    def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
         """Run one trial; return how it ended.
 
         Raises:
@@ -179,27 +179,27 @@ class AgentLink:
         """
         self._files.expect(order.run)
         self._channel.send(order)
-        until = time.monotonic() + order.limit_s + self._silent_s
+        deadline_s = time.monotonic() + order.limit_s + self._silent_s
         while True:
-            message = self._receive(until - time.monotonic())
-            if isinstance(message, Progress):
+            message = self._receive(deadline_s - time.monotonic())
+            if isinstance(message, TrialProgress):
                 progress(message)
             elif isinstance(message, TrialEnded):
                 return message
 
     def end_trial(self, run: str, trial: int) -> None:
-        """Make the agent end a trial that it runs; `run` then returns. From any thread."""
+        """Make the agent end its running trial; `run` then returns. May be called from any thread."""
         self._channel.send(EndTrial(run=run, trial=trial))
 
     def watch(self, run: str, *, is_watched: bool = True) -> None:
-        """Have the agent send what is appended to the run's logs as it goes; for an agent that sends files."""
+        """Have the agent send what is appended to the run's logs while it runs; for an agent that sends files."""
         self._files.expect(run)
         self._channel.send(WatchFiles(run=run, is_watched=is_watched))
 
     def collect(self, run: str) -> tuple[str, ...]:
-        """Have the agent send the run's files; return a line on each that was not received whole.
+        """Have the agent send the run's files; return a line for each file that was not received completely.
 
-        They stay on the node. For an agent that sends files, when the run has ended there.
+        The files also stay on the node. For an agent that sends files, after the run has ended there.
 
         Raises:
             InfrastructureFailed: the agent is gone, or does not answer.
@@ -207,15 +207,15 @@ class AgentLink:
         self._files.expect(run)
         self._channel.send(SendFiles(run=run))
         while not isinstance(self._receive(self._silent_s), FilesSent):
-            pass  # A piece of a file: the agent is at it.
+            pass  # A piece of a file: the agent is sending.
         return self._files.problems(run)
 
     def hang_up(self, within_s: float) -> bool:
-        """End the agent, which then ends its ranks; return whether it was told. A second call does nothing."""
+        """End the agent, which then ends its ranks; return whether it was reached. A second call does nothing."""
         return self._channel.hang_up(within_s)
 
     def join(self, within_s: float) -> bool:
-        """Wait until the agent has hung up, too; return whether it has."""
+        """Wait until the agent has also hung up; return whether it has."""
         has_ended = self._channel.join(within_s)
         if has_ended:
             self._files.close()
@@ -228,11 +228,11 @@ class AgentLink:
         except queue.Empty:
             self._kill()
             raise InfrastructureFailed(
-                f"{self._process_name} has not answered in time, and was ended: it was stopped, or the machine is too"
-                " busy for it"
+                f"{self._process_name} did not answer in time and was ended: it was stopped, or the machine is"
+                " overloaded"
             ) from None
         if message is None:
-            self._answers.put(None)  # Whoever asks next learns it, too.
+            self._answers.put(None)  # For the next reader.
             raise InfrastructureFailed(self._why_it_ended())
         if isinstance(message, AgentFailed):
             raise InfrastructureFailed(f"{self._name} failed: {message.text}")
@@ -255,8 +255,8 @@ class AgentLink:
 
     def _end(self, reason: str) -> None:
         self._answers.put(None)
-        self._channel.hang_up(0.0)  # It is sent no beat any more, and so ends, wherever it is.
-        if self._channel.is_silent:  # A call that waits for it shall not wait for ever.
+        self._channel.hang_up(0.0)  # Without heartbeats the agent ends, wherever it is.
+        if self._channel.is_silent:  # Calls must not wait for it forever.
             self._stream.abort()
 
     def _why_it_ended(self) -> str:
@@ -266,5 +266,5 @@ class AgentLink:
             return f"{self._process_name} was refused and ended: {reason}"
         if self._channel.is_silent:
             self._kill()
-            return f"{self._process_name} was ended: {reason}; it was stopped, or its node is gone or cannot be reached"
+            return f"{self._process_name} was ended: {reason}; it was stopped, or its node is down or unreachable"
         return self._how_it_ended() or f"{self._name} ended: {reason}"

@@ -1,7 +1,7 @@
-"""Private folders for code that torch, Triton and DeepSpeed compile: whoever can write there runs code in the ranks.
+"""Private folders for code that torch, Triton and DeepSpeed compile: anyone who can write there can run code in ranks.
 
-By default torch keeps it in /tmp/torchinductor_USER, which another user may make first. A variable of the user's is
-respected unless somebody else can write where it points.
+By default torch uses /tmp/torchinductor_USER, which another user may create first. A variable that the user has set is
+respected unless other users can write to the folder that it names.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collectors.files import exposed_by
 
 
 def private_caches(user: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return variables for the environment of ranks, and a notice for each of the user's that is not respected.
+    """Return variables for the environment of ranks, and a notice for each variable of the user that is ignored.
 
     Raises:
-        InfrastructureFailed: neither the user's cache folder nor the one for temporary files has a private place.
+        InfrastructureFailed: no private folder can be made in the user's cache folder or in the temporary folder.
     """
     variables, notices = {}, []
     for name, within in CACHES.items():
@@ -33,12 +33,12 @@ def private_caches(user: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
             continue
         variables[name] = str(_private_folder() / within)
         if why:
-            notices.append(f"{name} is not used, since {why}; compiled code is kept in {variables[name]}")
+            notices.append(f"{name} is ignored because {why}; compiled code is kept in {variables[name]}")
     return variables, notices
 
 
 def _make(folder: Path) -> None:
-    """Make the folder and those above it that are not there, for their owner alone, whatever the umask."""
+    """Make the folder and its missing parents, accessible to their owner only, whatever the umask."""
     for path in reversed((folder, *folder.parents)):
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -62,6 +62,6 @@ def _private_folder() -> Path:
             return place
         reasons.append(why)
     raise InfrastructureFailed(
-        f"there is no private folder for compiled code: {'; '.join(reasons)}; let TMPDIR name a folder of yours with"
+        f"there is no private folder for compiled code: {'; '.join(reasons)}; set TMPDIR to a folder of your own with"
         " mode 0700"
     )

@@ -1,4 +1,4 @@
-"""The engine of several nodes: each has an agent, wherever a placement starts it, and a share of a trial's ranks."""
+"""The engine for several nodes: each has an agent, started by a placement, and a share of a trial's ranks."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from typing import Literal, Protocol
 import msgspec
 
 from bench.engines.agent_link import SILENT_S, AgentLink, NodeCheck, StartLimit
-from bench.engines.trial_parts import Node, Parts, joined, spread
+from bench.engines.trial_parts import Parts, ReadyNode, joined, spread
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences_of_nodes
-from bench.machine.placement import PLACEMENT, Place, read_placement, write_placement
-from bench.rank.messages import Progress, Ready, TrialEnded, TrialOrder
+from bench.machine.placement import PLACEMENT, NodePlace, read_placement, write_placement
+from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
 from collectors.files import replace_file
 
 SPARE_S = 60.0
 """How long before the end of an allocation the last trial must have ended: Slurm may signal that early."""
 LEAST_S = 5.0
-"""The least time that is worth a trial."""
+"""The shortest time that is worth a trial."""
 LATE_S = 60.0
-"""How long other agents may still take to come where one will not, and its node is to be left out."""
+"""How much longer the other agents may take to connect when one has failed and its node is to be left out."""
 LOOK_S = 0.5
-"""How often the placement is asked whether the agents may still come."""
+"""How often the placement is checked for failed agents."""
 STOP_S = 10.0
 """How long an agent may take to end its ranks and itself before the placement ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where agents meet their runner. key_file: has the key of this engine; the user alone may read it."""
+    """Where agents meet their runner. key_file: holds this engine's key; only the user can read it."""
 
     host: str
     port: int
     key_file: Path
 
     def words(self, node: int) -> list[str]:
-        """Return what the agent of a node has on its command line."""
+        """Return the arguments for the command line of a node's agent."""
         return ["--connect", f"{self.host}:{self.port}", "--key-file", str(self.key_file), "--node", str(node)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """Where agents come by themselves, which know key and port before there is an engine.
+    """Where agents connect on their own, knowing key and port before there is an engine.
 
-    listening: goes on to listen between engines, so that an agent can tell one's end from that of the runner.
-    within_s: how long the agents of an engine may take to come, where that is unlike later times; None where it is not.
+    listening: keeps listening between engines, so that an agent can tell an engine's end from the runner's.
+    within_s: how long an engine's agents may take to connect the first time; None as at other times.
     """
 
     key: bytes
@@ -65,8 +65,8 @@ class Entrance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a command line asks of an engine. file: of the engine's own settings. tell: is told what it waits for."""
+class NodeRequest:
+    """What a command line requests from an engine. file: the engine's settings. tell: called when the engine waits."""
 
     nodes: int = 1
     file: Path | None = None
@@ -74,16 +74,16 @@ class Request:
 
 
 PLACES_TOLD = 8
-"""How many nodes a note names with their ranks."""
+"""The number of nodes that a note lists with their ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What each of an engine's nodes has at least, as its cluster tells before they are ours; None where it does not.
+    """What each of an engine's nodes has at least, as its cluster reports before allocation; None if unreported.
 
-    whose: the cluster's name for a node. asks: what it would be asked for, a sentence. cores: logical. memory_bytes: of
-    the host. gpus: the name of each GPU. notes: for people. implausible: number of answers that cannot be, by question.
-    source: who gave them, as the metric names it.
+    whose: the node's name in messages. asks: the request to the cluster, a sentence. cores: logical. memory_bytes: of
+    the host. gpus: the name of each GPU. notes: for the user. implausible: the number of implausible answers, by query.
+    source: of these answers, as the metric names it.
     """
 
     whose: str
@@ -96,10 +96,10 @@ class Capacity:
     source: Literal["slurm", "ray", ""] = ""
 
 
-class Placement(Protocol):
-    """Starts one agent on each node, and ends it: all in which engines of clusters differ.
+class AgentPlacement(Protocol):
+    """Starts one agent on each node, and ends it: the only part in which cluster engines differ.
 
-    name: of the engine. nodes: the name of each, in their order. address: of the runner, where all nodes reach it.
+    name: of the engine. nodes: their names, in order. address: of the runner, reachable from all nodes.
     """
 
     name: str
@@ -110,30 +110,30 @@ class Placement(Protocol):
         """Start the agents.
 
         Raises:
-            InfrastructureFailed: the cluster cannot be reached, or gives no such nodes.
+            InfrastructureFailed: the cluster cannot be reached, or does not provide these nodes.
         """
 
     def failure(self) -> str | None:
-        """Return why an agent has ended or will not come; None as long as all may."""
+        """Return why an agent has ended or will not connect; None while all still may."""
 
     def left_s(self) -> float:
-        """Return for how many seconds the nodes are ours yet; infinity where nobody takes them back."""
+        """Return the seconds until the allocation ends; infinity if it does not."""
 
     def stop(self) -> None:
-        """End what is left of the agents."""
+        """End the remaining agents."""
 
 
 class ClusterEngine:
     """Runs trials on the nodes of a placement. Use it in a `with`: at its end no agent is left.
 
-    runs: where the runner keeps the folders of runs; files of the nodes are sent there.
-    silent_s: see `AgentLink`. entrance: where agents come by themselves; otherwise key and port are new ones.
-    dropped: names of nodes that are left out, whose agents are not waited for. start_limit: of its allocation.
+    runs: the runner's folder of runs, to which the nodes send their files.
+    silent_s: see `AgentLink`. entrance: for agents that connect on their own; otherwise key and port are new.
+    dropped: names of nodes to leave out, whose agents are not awaited. start_limit: of its allocation.
     """
 
     def __init__(
         self,
-        placement: Placement,
+        placement: AgentPlacement,
         runs: Path,
         *,
         silent_s: float = SILENT_S,
@@ -146,11 +146,11 @@ class ClusterEngine:
         self._silent_s = silent_s
         self._start_limit = start_limit or StartLimit()
         self._first_s = None if entrance is None else entrance.within_s
-        self._nodes: tuple[Node, ...] = ()
+        self._nodes: tuple[ReadyNode, ...] = ()
         self._links: dict[int, AgentLink] = {}
         self._ready: dict[int, Ready] = {}
         self._watched: set[str] = set()
-        self._used: dict[str, int] = {}  # By run: how many nodes have files of it.
+        self._used: dict[str, int] = {}  # By run: the number of nodes that have files of it.
         self._dropped = frozenset(dropped)
         with ExitStack() as stack:
             key = new_key() if entrance is None else entrance.key
@@ -160,7 +160,7 @@ class ClusterEngine:
             self._listener = AgentListener(placement.address, key, expected=len(placement.nodes), lent=lent)
             stack.callback(self._listener.close)
             stack.callback(placement.stop)
-            self._begun_s = self._come_s = time.monotonic()  # The latter: when the last agent came.
+            self._begun_s = self._come_s = time.monotonic()  # The latter: when the last agent connected.
             placement.start(Meeting(host=placement.address, port=self._listener.port, key_file=folder / "key"))
             self._stack = stack.pop_all()
 
@@ -176,41 +176,41 @@ class ClusterEngine:
         """Wait for all agents; return the first node's machine.
 
         Raises:
-            InfrastructureFailed: an agent does not come, or does not start.
+            InfrastructureFailed: an agent does not connect or does not start.
         """
-        first, *others = (node.ready.machine for node in self.nodes())
-        return replace(first, nodes_here=1 + sum(other.hostname == first.hostname for other in others))
+        first, *machines = (node.ready.machine for node in self.nodes())
+        return replace(first, nodes_here=1 + sum(machine.hostname == first.hostname for machine in machines))
 
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[ReadyNode, ...]:
         """Wait for all agents; return their nodes by number.
 
         Raises:
             InfrastructureFailed: as `machine`.
         """
         if not self._nodes:
-            # What is told of an agent may be of one that is left out.
+            # A failure may belong to an agent that is left out.
             missing, reason = self._gather(LATE_S if self._dropped else 0.0)
             if missing:
-                raise InfrastructureFailed(f"the agent of {', '.join(missing)} has not come: {reason}")
+                raise InfrastructureFailed(f"the agent of {', '.join(missing)} has not connected: {reason}")
             names = self._placement.nodes
             for number, link in self._links.items():
                 if number not in self._ready and names[number] not in self._dropped:
                     self._ready[number] = link.ready()
             self._nodes = tuple(
-                Node(number=number, name=names[number], link=self._links[number], ready=ready)
+                ReadyNode(number=number, name=names[number], link=self._links[number], ready=ready)
                 for number, ready in sorted(self._ready.items())
             )
             self.drop(self._dropped)
         return self._nodes
 
     def drop_missing(self) -> dict[str, str]:
-        """Leave out the nodes whose agents do not come or do not start, when all others have; return why, by name.
+        """Wait for all agents, then leave out the nodes whose agents do not connect or start; return reasons by name.
 
         Raises:
-            InfrastructureFailed: no agent comes.
+            InfrastructureFailed: no agent connects.
         """
         missing, reason = self._gather(LATE_S)
-        why = dict.fromkeys(missing, f"its agent has not come: {reason}")
+        why = dict.fromkeys(missing, f"its agent has not connected: {reason}")
         for number, link in self._links.items():
             if number in self._ready:
                 continue
@@ -233,7 +233,7 @@ class ClusterEngine:
         self._nodes = tuple(node for node in self._nodes if node.name not in self._dropped)
 
     def check(self) -> tuple[NodeCheck, ...]:
-        """Ask each node for its state and clock, all at the same time; in the order of `nodes`.
+        """Query the state and clock of all nodes at the same time; in the order of `nodes`.
 
         Raises:
             InfrastructureFailed: an agent is gone, or does not answer.
@@ -243,35 +243,35 @@ class ClusterEngine:
             return tuple(pool.map(lambda node: node.link.check(), nodes))
 
     def _gather(self, late_s: float) -> tuple[list[str], str | None]:
-        """Take the agents until all have come, or so long after one was told not to; return whose are missing, and why.
+        """Accept agents until all have connected, or until `late_s` after a failure; return the missing nodes, and why.
 
-        Which node's it is that will not come, not each placement can tell.
+        Not every placement identifies the node that failed to start.
         """
         within_s = self._start_limit.seconds if self._first_s is None else self._first_s
-        until_s, why = time.monotonic() + within_s, None
+        deadline_s, why = time.monotonic() + within_s, None
         while missing := self._missing():
-            reason = self._meet(until_s, within_s)
+            reason = self._meet(deadline_s, within_s)
             if why is None and reason is not None:
-                why, until_s = reason, min(until_s, time.monotonic() + late_s)
-            if why is not None and time.monotonic() >= until_s:
+                why, deadline_s = reason, min(deadline_s, time.monotonic() + late_s)
+            if why is not None and time.monotonic() >= deadline_s:
                 break
         if not missing and self._first_s is None:
             self._start_limit.took(self._come_s - self._begun_s)
         return missing, why
 
     def _missing(self) -> list[str]:
-        """Return the names of the nodes whose agents are waited for."""
+        """Return the names of the nodes whose agents are still awaited."""
         names = enumerate(self._placement.nodes)
         return [name for number, name in names if number not in self._links and name not in self._dropped]
 
-    def _meet(self, until_s: float, within_s: float) -> str | None:
-        """Take the next agent that comes; where none has, return why those that are missing need not be waited for."""
+    def _meet(self, deadline_s: float, within_s: float) -> str | None:
+        """Accept the next agent; if none connects, return why there is no use in waiting, if there is a reason."""
         if (wire := self._listener.accept(LOOK_S)) is not None:
             assert wire.peer is not None, "the sides have met"
             number = wire.peer.node
             if number >= len(self._placement.nodes):
                 wire.stream.close()
-                raise InfrastructureFailed(f"an agent says that it is of node {number}, which is none of the engine's")
+                raise InfrastructureFailed(f"an agent claims to run on node {number}, which this engine does not have")
             self._links[number] = AgentLink(
                 wire.stream,
                 lambda _: wire,
@@ -283,24 +283,26 @@ class ClusterEngine:
             self._come_s = time.monotonic()
             return None
         reason = self._placement.failure()
-        if reason is None and time.monotonic() >= until_s:
-            return f"nothing was heard of it for {within_s:.0f} s"
+        if reason is None and time.monotonic() >= deadline_s:
+            return f"no contact for {within_s:.0f} s"
         return reason
 
-    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
-        """Run one trial on as many nodes as its case says; return how it ended, when no rank of it is left.
+    def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
+        """Run one trial on as many nodes as its case needs; return how it ended, once none of its ranks is left.
 
         Raises:
             InfrastructureFailed: an agent is gone, or does not answer.
-            Misuse: the case wants more nodes.
+            Misuse: the case needs more nodes.
         """
         nodes = self.nodes()
         if order.case.nodes > len(nodes):
-            raise Misuse(f"{order.case.title} wants more nodes than the {len(nodes)} of this engine")
+            raise Misuse(f"{order.case.title} needs more nodes than this engine has ({len(nodes)}); increase --nodes")
         shares = spread(order.case.ranks, order.case.nodes)
         left_s = self._placement.left_s() - SPARE_S
         if left_s < LEAST_S:
-            raise InfrastructureFailed(f"the nodes are ours for {max(0.0, left_s + SPARE_S):.0f} s more, too few")
+            raise InfrastructureFailed(
+                f"the allocation ends in {max(0.0, left_s + SPARE_S):.0f} s, too soon for another trial"
+            )
         is_cut = left_s < order.limit_s
         order = msgspec.structs.replace(order, limit_s=min(order.limit_s, left_s))
         # Ranks that share a node meet in a file there.
@@ -315,7 +317,7 @@ class ClusterEngine:
             self._watched.add(order.run)
             for node in taking:
                 node.link.watch(order.run)
-            for node in taking[1:]:  # That of the first is machine.json.
+            for node in taking[1:]:  # The first node's file is machine.json.
                 content = msgspec.json.format(msgspec.json.encode(node.ready.machine)) + b"\n"
                 replace_file(self.runs / order.run / f"machine{node.number}.json", content)
             places = [_place(node, share) for node, share in zip(taking, shares, strict=True)]
@@ -324,14 +326,15 @@ class ClusterEngine:
         ended = joined(order, parts, str(self.runs / order.run))
         if is_cut and ended.outcome == "timed_out":
             raise InfrastructureFailed(
-                f"the nodes were ours for {left_s:.0f} s more, and the trial did not end in them"
+                f"the allocation had {left_s:.0f} s left for the trial, which did not end in that time"
             )
         return ended
 
     def collect(self, run: str) -> tuple[str, ...]:
-        """Have the files of a run sent here; return a line on each that did not come whole, and stays on its node.
+        """Have the nodes send the files of a run; return notes.
 
-        And a line on each node whose machine differs from the first one's, and before them one on where ranks were.
+        The first note lists the nodes of the ranks. Others name each file that did not arrive completely and stays on
+        its node, and each node whose machine differs from the first node's.
         """
         taking = self._nodes[: self._used.pop(run, 0)]
         self._watched.discard(run)
@@ -346,49 +349,51 @@ class ClusterEngine:
         """End the agents and their ranks; a second call does nothing."""
         for link in self._links.values():
             link.hang_up(0.0)
-        until_s = time.monotonic() + STOP_S
+        deadline_s = time.monotonic() + STOP_S
         for link in self._links.values():
-            link.join(max(0.0, until_s - time.monotonic()))
+            link.join(max(0.0, deadline_s - time.monotonic()))
         self._links, self._ready, self._nodes = {}, {}, ()
         self._stack.close()
 
 
-def _place(node: Node, ranks: range) -> Place:
-    """Return where the ranks are. Slurm tells the switches above a node, where it knows the topology."""
+def _place(node: ReadyNode, ranks: range) -> NodePlace:
+    """Return the placement of the ranks. Slurm reports the switches above a node if it knows the topology."""
     machine = node.ready.machine
     switch, _, _ = machine.environment.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
-    return Place(
+    return NodePlace(
         number=node.number, name=node.name, host=machine.hostname, switch=switch or None, first_rank=ranks[0],
         ranks=len(ranks),
     )  # fmt: skip
 
 
 def _where(folder: Path) -> Iterator[str]:
-    """Yield in a line which ranks were on which node, where they were on several."""
+    """Yield a line that lists the nodes of the ranks if there are several nodes."""
     places = () if (placement := read_placement(folder)) is None else placement.nodes
     if len(places) > 1:
         words = [
             f"{_span(place)} on {place.name}" + (f" (switch {place.switch})" if place.switch else "")
             for place in places[:PLACES_TOLD]
         ]
-        more = f", and so on over {len(places)} nodes ({PLACEMENT})" if len(places) > PLACES_TOLD else ""
+        more = f", and more on {len(places)} nodes in all ({PLACEMENT})" if len(places) > PLACES_TOLD else ""
         yield f"ranks were {', '.join(words)}{more}"
 
 
-def _span(place: Place) -> str:
+def _span(place: NodePlace) -> str:
     last = place.first_rank + place.ranks - 1
     return str(last) if place.ranks == 1 else f"{place.first_rank}-{last}"
 
 
-def _difference(first: Node, node: Node) -> str | None:
-    """Return in what the node's machine differs from the first one's, where that may change a measurement."""
-    found = differences_of_nodes(first.ready.machine, node.ready.machine)
-    words = "; ".join(f"{one.field} {one.now}, there {one.before}" for one in found)
-    return f"{node.name} differs from {first.name}: {words}" if found else None
+def _difference(first: ReadyNode, node: ReadyNode) -> str | None:
+    """Return the differences from the first node's machine that may change a measurement; None without any."""
+    differences = differences_of_nodes(first.ready.machine, node.ready.machine)
+    words = "; ".join(
+        f"{difference.field} is {difference.now} instead of {difference.before}" for difference in differences
+    )
+    return f"{node.name} differs from {first.name}: {words}" if differences else None
 
 
-def _collect(node: Node, run: str) -> list[str]:
+def _collect(node: ReadyNode, run: str) -> list[str]:
     try:
         return [f"{node.name}: {line}" for line in node.link.collect(run)]
     except InfrastructureFailed as error:
-        return [f"{node.name}: its last files did not come: {error}"]
+        return [f"{node.name}: its last files did not arrive: {error}"]

@@ -12,21 +12,21 @@ DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 
 
 def environment(user: Mapping[str, str], host: str = LOOPBACK) -> dict[str, str]:
-    """Return the environment of the forkserver and so of every rank: our settings of torch, unless the user set them.
+    """Return the environment of the forkserver and so of every rank: torch's settings, unless the user has set them.
 
     NCCL's process groups read their settings when they are created, in the rank (HeartbeatMonitor's constructor in
     ProcessGroupNCCL.cpp). By default a rank that has lost a peer writes its flight record and stacks to /tmp or
-    ~/.cache, and its watchdog sleeps four times 15 s meanwhile; we ask for the record ourselves, as JSON (torch 2.11
+    ~/.cache, while its watchdog sleeps four times 15 s; the supervisor requests the record instead, as JSON (torch 2.11
     to 2.13).
 
-    host: the address at which other ranks reach the node's; gloo takes the interface that has it.
+    host: the address at which other nodes' ranks reach this node; gloo uses the interface with this address.
     """
-    # The Flight Recorder tells a hung rank from those that wait for it, and has what traced steps sent.
-    ours = {"TORCH_FR_BUFFER_SIZE": "10000"}
+    # The Flight Recorder tells a hung rank from the ranks that wait for it, and records what traced steps sent.
+    variables = {"TORCH_FR_BUFFER_SIZE": "10000"}
     if DUMPS not in user:
-        ours |= {DUMPS: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
+        variables |= {DUMPS: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == host for address in addresses):
-            ours["GLOO_SOCKET_IFNAME"] = name  # Else gloo resolves the host's own name, which fails on laptops.
+            variables["GLOO_SOCKET_IFNAME"] = name  # Else gloo resolves the host's own name, which fails on laptops.
             break
-    return {**ours, **user}
+    return {**variables, **user}

@@ -1,14 +1,14 @@
-"""What clusters report of their nodes and cannot be: counted, and said once."""
+"""Implausible values that clusters report about their nodes: counted, and reported once."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 
-class Implausible:
-    """What a cluster gave that cannot be: how often, by question, and an example of each, for people.
+class ImplausibleAnswers:
+    """A cluster's implausible answers: their number by query, and an example of each for the user.
 
-    cluster: its name for people, for example "Slurm".
+    cluster: its name in messages, for example "Slurm".
     """
 
     def __init__(self, cluster: str) -> None:
@@ -17,12 +17,12 @@ class Implausible:
         self._examples: dict[str, str] = {}
 
     def add(self, question: str, example: str) -> None:
-        """Count an answer."""
+        """Count an implausible answer."""
         self.counts[question] += 1
         self._examples.setdefault(question, example)
 
     def number(self, question: str, value: object, least: int, most: int, node: str) -> int | None:
-        """Return a number that is in its range; else count it, and return None."""
+        """Return a number if it is in its range; otherwise count it, and return None."""
         text = str(value)
         if text.isdecimal() and least <= int(text) <= most:
             return int(text)
@@ -34,9 +34,9 @@ class Implausible:
         self.add(question, f"{question} {value} of node {node} (plausible: {least} to {most})")
 
     def lines(self) -> list[str]:
-        """Return a line for each question that was answered implausibly."""
+        """Return a line for each query with implausible answers."""
         return [f"{self._cluster}: {text} is left out{self._more(name)}" for name, text in self._examples.items()]
 
     def _more(self, question: str) -> str:
-        others = self.counts[question] - 1
-        return f", and {others} more of {question}" if others else ""
+        more = self.counts[question] - 1
+        return f", and {more} more of {question}" if more else ""

@@ -1,4 +1,4 @@
-"""The engine of this machine, whose agent is a child of the runner, or whose agents are on nodes as if."""
+"""The engine of this machine: its agent is a child of the runner, or several agents simulate nodes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import IO
 import psutil
 
 from bench.engines.agent_link import SILENT_S, AgentLink, StartLimit
-from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, Request
+from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, NodeRequest
 from bench.engines.environment import LOOPBACK
 from bench.engines.root_cause import is_chatter
 from bench.engines.wire.frames import PipeStream, key_line, meet, new_key
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
-from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 from collectors.sockets import CannotListen, listen
 
 LOOPBACK_S = 2.0
@@ -33,10 +33,10 @@ LOOPBACK_S = 2.0
 
 
 def check_loopback() -> None:
-    """Refuse a machine that does not reach itself, as in a container without a network: its ranks would wait in vain.
+    """Refuse a machine that cannot reach itself, for example a container without a network: ranks would wait in vain.
 
     Raises:
-        InfrastructureFailed: the loopback interface is down, lacks its address, or a firewall holds what it carries.
+        InfrastructureFailed: the loopback interface is down or lacks its address, or a firewall blocks it.
     """
     try:
         with (
@@ -48,7 +48,9 @@ def check_loopback() -> None:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             raise
         interfaces = psutil.net_if_stats().items()
-        addresses = {address.address for each in psutil.net_if_addrs().values() for address in each}
+        addresses = {
+            address.address for interface_addresses in psutil.net_if_addrs().values() for address in interface_addresses
+        }
         down = [name for name, stats in interfaces if "loopback" in stats.flags.split(",") and not stats.isup]
         if down:
             reason, move = f"the loopback interface {down[0]} is down", f"bring it up: `ip link set {down[0]} up`"
@@ -56,8 +58,8 @@ def check_loopback() -> None:
             reason, move = "no interface has that address", f"give it one: `ip address add {LOOPBACK}/8 dev lo`"
         else:  # A firewall, perhaps.
             words = error.strerror if isinstance(error, OSError) else None
-            reason, move = words or str(error), "see what holds traffic on `lo`"
-    raise InfrastructureFailed(f"ranks cannot reach each other at {LOOPBACK} of this machine: {reason}; {move}")
+            reason, move = words or str(error), "check what blocks traffic on `lo`"
+    raise InfrastructureFailed(f"ranks cannot reach each other at {LOOPBACK} on this machine: {reason}; {move}")
 
 
 class LocalEngine:
@@ -73,12 +75,12 @@ class LocalEngine:
         source: Path | None = None,
         start_limit: StartLimit | None = None,
     ) -> None:
-        """runs: where the folders of runs are. silent_s, start_limit: see `AgentLink`.
+        """runs: the folder of runs. silent_s, start_limit: see `AgentLink`.
 
-        source: the source tree that the agent and its ranks run from, in place of this program's.
+        source: the source tree that the agent and its ranks run from; by default this program's.
 
         Raises:
-            InfrastructureFailed: this machine does not reach itself.
+            InfrastructureFailed: this machine cannot reach itself.
         """
         check_loopback()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the engine.
@@ -89,12 +91,12 @@ class LocalEngine:
             stderr=self._errors,
             env=None if source is None else environment_of(source),
             bufsize=0,
-            start_new_session=True,  # Ctrl-C goes to the runner alone, which then ends the agent in order.
+            start_new_session=True,  # Ctrl-C reaches only the runner, which then ends the agent in order.
         )
         assert self._agent.stdin is not None
         assert self._agent.stdout is not None
         key = new_key()
-        with suppress(BrokenPipeError):  # The agent is gone already, which is found when it is to answer.
+        with suppress(BrokenPipeError):  # The agent is already gone, which its missing answer will show.
             self._agent.stdin.write(key_line(key))
         self._link = AgentLink(
             PipeStream(self._agent.stdout, self._agent.stdin),
@@ -118,12 +120,12 @@ class LocalEngine:
         """See `AgentLink`."""
         return self._link.machine()
 
-    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+    def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
         """See `AgentLink`."""
         return self._link.run(order, progress)
 
     def collect(self, run: str) -> tuple[str, ...]:
-        """See `Engine`: the agent has the runner's own folder of runs."""
+        """See `Engine`: the agent writes to the runner's own folder of runs."""
         return ()
 
     def stop(self) -> None:
@@ -137,7 +139,7 @@ class LocalEngine:
         except subprocess.TimeoutExpired:
             self._agent.kill()
             self._agent.wait()
-        self._link.join(STOP_S)  # It ends, since nobody else has the other end of the pipe.
+        self._link.join(STOP_S)  # It ends because nobody else has the other end of the pipe.
         self._errors.close()
 
     def _how_it_ended(self) -> str:
@@ -147,12 +149,12 @@ class LocalEngine:
 
 
 def environment_of(source: Path) -> dict[str, str]:
-    """Return this process's environment, in which Python imports our packages from another source tree."""
+    """Return this process's environment, changed so that Python imports our packages from another source tree."""
     return {**os.environ, "PYTHONPATH": str(source)}
 
 
 class LocalNodes:
-    """Places agents on this machine, as if each had a node of its own: it has a folder of runs of its own, too."""
+    """Places agents on this machine to simulate nodes: each has its own folder of runs."""
 
     name = "local"
     address = LOOPBACK
@@ -164,7 +166,7 @@ class LocalNodes:
         self._folder = tempfile.TemporaryDirectory(prefix="observatory-nodes-")
 
     def start(self, meeting: Meeting) -> None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         for node in range(len(self.nodes)):
             words = ["--runs", f"{self._folder.name}/node{node}", "--send-files", *meeting.words(node)]
             with Path(self._folder.name, f"agent{node}.err").open("wb") as errors:
@@ -174,45 +176,45 @@ class LocalNodes:
                         stdin=subprocess.DEVNULL,
                         stdout=errors,
                         stderr=errors,
-                        start_new_session=True,  # As the agent of this machine alone.
+                        start_new_session=True,  # As for the single agent of `LocalEngine`.
                     )
                 )
 
     def failure(self) -> str | None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         for node, agent in enumerate(self._agents):
             if (code := agent.poll()) is not None:
-                said = Path(self._folder.name, f"agent{node}.err").read_bytes()
-                return f"it ended with code {code}{_last_line(said)}"
+                output = Path(self._folder.name, f"agent{node}.err").read_bytes()
+                return f"it ended with code {code}{_last_line(output)}"
         return None
 
     def left_s(self) -> float:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         return math.inf
 
     def stop(self) -> None:
-        """See `Placement`."""
-        until_s = time.monotonic() + STOP_S
+        """See `AgentPlacement`."""
+        deadline_s = time.monotonic() + STOP_S
         for agent in self._agents:
             try:
-                agent.wait(max(0.0, until_s - time.monotonic()))
+                agent.wait(max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 agent.kill()
                 agent.wait()
         self._folder.cleanup()
 
 
-def _last_line(said: bytes) -> str:
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip() and not is_chatter(line)]
-    return f"; it said: {lines[-1]}" if lines else ""
+def _last_line(output: bytes) -> str:
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip() and not is_chatter(line)]
+    return f"; its last line: {lines[-1]}" if lines else ""
 
 
 class LocalAllocation:
-    """This machine, once or as several nodes as if."""
+    """This machine, as one node or as several simulated nodes."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: NodeRequest) -> None:
         if request.file is not None:
-            raise Misuse("--engine-file is of a cluster, and the engine is local; leave it out")
+            raise Misuse("--engine-file is for a cluster, but the engine is local; leave it out")
         self._nodes = request.nodes
         self._start_limit = StartLimit()
 
@@ -220,7 +222,7 @@ class LocalAllocation:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is to be given back."""
+        """Nothing to release."""
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> LocalEngine | ClusterEngine:
         """See `Allocation`."""

@@ -1,4 +1,4 @@
-"""The registry of engines, one line each, and what all have in common."""
+"""The registry of engines, one line each, and what they have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol
 
 from bench.case import Case
-from bench.engines.cluster import Capacity, Request
+from bench.engines.cluster import Capacity, NodeRequest
 from bench.engines.kubernetes.engine import PodAllocation
 from bench.engines.local import LocalAllocation
 from bench.engines.ray.engine import RayAllocation
@@ -16,14 +16,14 @@ from bench.engines.ray.engine import read_capacity as read_capacity_of_ray
 from bench.engines.slurm.allocation import SlurmAllocation
 from bench.engines.slurm.allocation import read_capacity as read_capacity_of_slurm
 from bench.machine.machine import Machine
-from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 
 
 class Engine(Protocol):
     """Starts agents and passes orders to them. Use it in a `with`: at its end none of its processes is left.
 
-    collect: brings what nodes have of a run into its folder, when its trials are over; returns a line on each file
-    that did not come whole.
+    collect: copies a run's files from the nodes into its folder after its trials; returns a line for each file that did
+    not arrive completely.
     """
 
     name: str
@@ -34,15 +34,15 @@ class Engine(Protocol):
     ) -> None: ...
     def machine(self) -> Machine: ...
     def stop(self) -> None: ...
-    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded: ...
+    def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded: ...
     def collect(self, run: str) -> tuple[str, ...]: ...
 
 
 class Allocation(Protocol):
-    """The nodes on which engines are opened, one after another. Use it in a `with`: at its end it is given back.
+    """The nodes on which engines are opened, one after another. Use it in a `with`: at its end it is released.
 
-    open: opens an engine, with the folder of runs, and without the nodes of these names; raises InfrastructureFailed
-    where the others are no longer there.
+    open: opens an engine with the folder of runs, without the nodes of these names; raises InfrastructureFailed if
+    the other nodes are no longer available.
     """
 
     def __enter__(self) -> Allocation: ...
@@ -52,21 +52,21 @@ class Allocation(Protocol):
     def open(self, runs: Path, dropped: Collection[str] = ()) -> Engine: ...
 
 
-ENGINES: dict[str, Callable[[Request], Allocation]] = {
+ENGINES: dict[str, Callable[[NodeRequest], Allocation]] = {
     "local": LocalAllocation,
     "ray": RayAllocation,
     "slurm": SlurmAllocation,
     "kubernetes": PodAllocation,
 }
-"""What engines run on, by the engine's name."""
-CAPACITIES: dict[str, Callable[[Request], Capacity | None]] = {
+"""The allocation of each engine, by the engine's name."""
+CAPACITIES: dict[str, Callable[[NodeRequest], Capacity | None]] = {
     "ray": read_capacity_of_ray,
     "slurm": read_capacity_of_slurm,
 }
-"""What tells of an engine's nodes before they are ours; None, as for other engines, where this machine is all of them,
-or nobody tells: cases are then planned by this machine."""
+"""Functions that report an engine's nodes before allocation. If they return None, or for other engines, cases are
+planned for this machine."""
 
 
 def nodes_to_ask(engine: str, nodes: int, cases: Iterable[Case]) -> int:
-    """Return how many nodes are asked for: of a cluster no more than one of the cases uses."""
+    """Return the number of nodes to request: from a cluster, no more than the largest case uses."""
     return max((case.nodes for case in cases), default=nodes) if engine in CAPACITIES else nodes

@@ -1,6 +1,6 @@
 """The root cause of a failed trial: which rank broke it, and how.
 
-It is found from what the ranks wrote, and from exit codes only where they wrote nothing.
+The cause comes from what the ranks wrote, and from exit codes only if they wrote nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from itertools import permutations
 
 import msgspec
 
-from bench.rank.messages import Cause, TrialEnded
+from bench.rank.messages import FailureCause, TrialEnded
 from collectors.rank.reached import Reached
 from collectors.sample_log import Ended
 
 SENT_CHARACTERS = 8192
-"""How much of what a rank printed goes to the runner with its end."""
+"""How many characters of a rank's output are sent to the runner with its end."""
 LAST_LINES = 12
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
-"""Without it, torch records no event before a collective on NCCL, so it never knows that one has begun."""
+"""Without it, torch records no event before a collective on NCCL, so it never knows that a collective has begun."""
 
 LOST_FORKSERVER = 255
 """The exit code that multiprocessing reports for a process whose forkserver is gone."""
@@ -29,14 +29,14 @@ LOST_FORKSERVER = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How one rank of a trial ended.
+    """How a rank of a trial ended.
 
-    result: the rank's own account; None if it left none. exit_code: as the operating system gives it, or minus the
-    number of the signal that killed the rank; None if we had to end it.
+    result: the rank's own report; None if it left none. exit_code: from the operating system, or minus the number of
+    the signal that killed the rank; None if the supervisor ended it.
     ended_ns: Unix time of its end. step: the step it was in.
-    reached: how far it came in each process group, if its flight record tells.
-    is_moving: it had finished a step shortly before its time was over, compared with the pace of its steps.
-    disk: why it could not write its log. output: the end of what it printed.
+    reached: its progress in each process group, if its flight record shows it.
+    is_moving: it had finished a step shortly before the limit, by the pace of its own steps.
+    disk: why it could not write its log. output: the end of its output.
     """
 
     rank: int
@@ -56,31 +56,31 @@ class RankEnd:
 
     @property
     def is_good(self) -> bool:
-        """Whether the rank reported that it did all its steps."""
+        """Whether the rank reported that it finished all its steps."""
         return self.result is not None and self.result.error is None
 
     @property
     def is_hung(self) -> bool:
-        """Whether the rank was still running, without a result, when its time or that of its peers was over."""
+        """Whether the rank was still running, without a result, when its time or its peers' time was up."""
         return self.exit_code is None and self.result is None
 
     @property
     def is_killed(self) -> bool:
-        """Whether a signal that we did not send ended the rank before it could write its result.
+        """Whether a signal from elsewhere ended the rank before it could write its result.
 
-        An abort by NCCL's watchdog does not count: it is the echo of a peer's failure.
+        An abort by NCCL's watchdog does not count: it is a consequence of a peer's failure.
         """
         was_signalled = self.exit_code is not None and self.exit_code < 0
         return was_signalled and self.result is None and not self._is_watchdog_abort
 
     @property
     def has_no_device(self) -> bool:
-        """Whether CUDA could not be started in the rank: then the node failed, and not the workload."""
+        """Whether CUDA could not be started in the rank: then the node failed, not the workload."""
         return self.result is not None and self.result.error_type == "NoDevice"
 
     @property
     def full_disk(self) -> str | None:
-        """What the rank could not write, and why; None where no disk is the reason."""
+        """What the rank could not write, and why; None if the disk was not the reason."""
         if self.disk is not None:
             return f"its log: {self.disk}"
         is_full = self.result is not None and self.result.error_type == "DiskFull"
@@ -97,7 +97,7 @@ class RankEnd:
 
     @property
     def has_timed_out(self) -> bool:
-        """Whether the rank itself gave up waiting, and no peer's end told it to."""
+        """Whether the rank gave up waiting on its own, not because a peer had ended."""
         return self.result is not None and self.result.error is not None and "imed out" in self.result.error
 
     @property
@@ -106,7 +106,7 @@ class RankEnd:
 
 
 def is_chatter(line: str) -> bool:
-    """Whether torch's profiler (kineto) printed the line as it began or ended, which tells nothing of a rank."""
+    """Whether torch's profiler (kineto) printed the line when it began or ended; it says nothing about the rank."""
     return _CHATTER.match(line) is not None
 
 
@@ -127,28 +127,28 @@ def encoded(ends: Sequence[RankEnd]) -> tuple[msgspec.Raw, ...]:
     return tuple(msgspec.Raw(msgspec.json.encode(end)) for end in shortened)
 
 
-def joint_cause(parts: Iterable[TrialEnded], folder: str, limit_s: float) -> Cause | None:
-    """Return the root cause of a trial whose ranks were on several nodes, from what each node's agent said of its own.
+def joint_cause(parts: Iterable[TrialEnded], folder: str, limit_s: float) -> FailureCause | None:
+    """Return the root cause of a trial whose ranks were on several nodes, from the reports of the nodes' agents.
 
-    See `root_cause`. Which of two ranks ended first is told by their nodes' clocks.
+    See `root_cause`. The nodes' clocks decide which of two ranks ended first.
     """
     ends = (msgspec.json.decode(end, type=RankEnd) for part in parts for end in part.ends)
     return root_cause(tuple(sorted(ends, key=lambda end: end.rank)), folder, limit_s)
 
 
-def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause | None:
-    """Return the rank that ended the trial by its own doing; None if every rank ended well.
+def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> FailureCause | None:
+    """Return the rank that ended the trial by its own fault; None if every rank succeeded.
 
-    In this order: a log that cannot be written or a full disk, a GPU that cannot be used, a rank killed by a signal
-    that we did not send, an error that is not the echo of a peer's, a rank that left without a result, a rank that
-    hangs or gave up waiting, the earliest echo. Among several ranks of one kind, the one that ended first; among
-    those that hang, the one the others wait for.
+    In this order: a log that cannot be written or a full disk, an unusable GPU, a rank killed by a signal that the
+    supervisor did not send, an error that is not a consequence of a peer's, a rank that left without a result, a rank
+    that hangs or gave up waiting, the earliest consequence. Among several ranks of one kind, the first to end; among
+    those that hang, the rank that the others wait for.
     """
     if all(end.is_good for end in ends):
         return None
     if all(end.exit_code == LOST_FORKSERVER and end.result is None for end in ends):
-        return Cause(
-            kind="agent", rank=None, step=None, text="the forkserver, which all ranks are forked from, is gone"
+        return FailureCause(
+            kind="agent", rank=None, step=None, text="the forkserver, from which all ranks are forked, is gone"
         )
     by_time = sorted((end for end in ends if not end.is_good), key=lambda end: end.ended_ns)
     for end in by_time:
@@ -157,11 +157,11 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
     for end in by_time:
         if end.has_no_device:
             text = f"rank {end.rank} cannot use its GPU: {end.result.error}; see {folder}/rank{end.rank}.err"  # type: ignore[union-attr]
-            return Cause(kind="agent", rank=end.rank, step=None, text=text)
+            return FailureCause(kind="agent", rank=end.rank, step=None, text=text)
     for end in by_time:
         if end.is_killed:
             name = signal.Signals(-(end.exit_code or 0)).name
-            guess = " (the kernel's out-of-memory killer sends it too)" if name == "SIGKILL" else ""
+            guess = " (possibly by the kernel's out-of-memory killer)" if name == "SIGKILL" else ""
             return _cause("killed", end, f"rank {end.rank} was killed by {name}{guess}", folder)
     for end in by_time:
         if end.result is not None and not end.is_echo:
@@ -171,54 +171,54 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Cause 
         if end.result is None and not end.is_hung and not end.is_echo:
             text = f"rank {end.rank} left with exit code {end.exit_code} and no result"
             return _cause("left", end, text, folder)
-    # Ranks that hang give up by themselves a little before the trial's limit, if they can.
+    # Ranks that hang give up on their own shortly before the trial's limit, if they can.
     hung = [end for end in by_time if end.is_hung] or [end for end in by_time if end.has_timed_out]
     if hung:
         return _hung(hung, ranks=len(ends), folder=folder, limit_s=limit_s)
     first = by_time[0]
-    return _cause("error", first, f"rank {first.rank} was the first to lose its peers, and none says why", folder)
+    return _cause("error", first, f"rank {first.rank} was the first to lose its peers, and no rank shows why", folder)
 
 
-def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Cause:
+def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> FailureCause:
     """Return the cause of a hang: the rank that others wait for and that waits for none.
 
-    Where all ranks still moved at the limit, the cause is the limit, and no rank. Gloo records no messages: where its
-    collectives do not tell, the rank in the earliest step is the cause.
+    If all ranks still progressed at the limit, the cause is the limit and no rank. Gloo records no messages: if its
+    collectives do not decide, the rank in the earliest step is the cause.
 
     Stages of a pipeline issue different numbers of operations, and with NCCL the host runs ahead of its device. So two
-    ranks are compared only in what both do in the same order: collectives of a process group, messages of a direction.
+    ranks are compared only in what both do in the same order: collectives of a process group, messages in a direction.
     """
     step = min(end.step for end in hung)
     if len(hung) == ranks and all(end.is_moving for end in hung):
-        text = f"the trial was in step {step} when its limit of {limit_s:g} s was over, and no rank hung; raise --limit"
-        return Cause(kind="limit", rank=None, step=step, text=text)
+        text = f"the trial was in step {step} when its limit of {limit_s:g} s ended, and no rank hung; increase --limit"
+        return FailureCause(kind="limit", rank=None, step=step, text=text)
 
     if len(hung) == 1:
         return _cause("hung", hung[0], f"rank {hung[0].rank} hung", folder)
-    reached = [one for end in hung for one in (end.reached or {}).values()]
-    has_states = any(one.completed is not None for one in reached)
+    reached = [progress for end in hung for progress in (end.reached or {}).values()]
+    has_states = any(progress.completed is not None for progress in reached)
     behind, lack = _behind(hung) if reached else ([], "")
     if not behind and not has_states and any(end.step > step for end in hung):
         behind, lack = [end for end in hung if end.step == step], "it is in an earlier step than others"
     if len(behind) == 1:
         return _cause("hung", behind[0], f"rank {behind[0].rank} hung: {lack}", folder)
     if behind:
-        text = f"{_numbers(behind, ranks)} in step {step}, and others wait for them; {_stacks(folder)}"
-        return Cause(kind="hung", rank=None, step=step, text=text, last_lines=behind[0].last_lines)
+        text = f"{_numbers(behind, ranks)} in step {step} while others waited for them; {_stacks(folder)}"
+        return FailureCause(kind="hung", rank=None, step=step, text=text, last_lines=behind[0].last_lines)
     text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
-    if has_states and all(one.started is None for one in reached):
-        text += f"; {TIMING}=1 lets torch record whose device has begun it"
-    return Cause(kind="hung", rank=None, step=step, text=text, last_lines=hung[0].last_lines)
+    if has_states and all(progress.started is None for progress in reached):
+        text += f"; with {TIMING}=1 torch records which devices have begun it"
+    return FailureCause(kind="hung", rank=None, step=step, text=text, last_lines=hung[0].last_lines)
 
 
 def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
-    """Return the ranks that others wait for and that wait for none, and what they lack; none if all came equally far.
+    """Return the ranks that others wait for and that wait for none, and what they lack; none if all are equally far.
 
     Compares what hosts issued first, then what devices began, then what they completed. Example, issued collectives of
     two groups: rank 0 {A: 3}, rank 1 {A: 2, B: 7}, rank 2 {B: 6}. Rank 0 waits for 1, and 1 for 2: rank 2 is behind.
     """
     silent = [end for end in hung if not end.reached]
-    if silent:  # It could not write its flight record, or has issued nothing.
+    if silent:  # They could not write their flight records, or have issued nothing.
         return silent, "it left no record of a collective"
     marks: tuple[tuple[str, Callable[[Reached], int | None]], ...] = (
         ("it has not issued what others have", lambda reached: reached.issued),
@@ -226,21 +226,21 @@ def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
         ("its device has not completed what others have", lambda reached: reached.completed),
     )
     for lack, mark in marks:
-        waited_for = {one.rank for one, other in permutations(hung, 2) if _is_before(one, other, mark)}
-        waiting = {other.rank for one, other in permutations(hung, 2) if _is_before(one, other, mark)}
-        if found := [end for end in hung if end.rank in waited_for - waiting]:
-            return found, lack
+        waited_for = {end.rank for end, peer in permutations(hung, 2) if _is_before(end, peer, mark)}
+        waiting = {peer.rank for end, peer in permutations(hung, 2) if _is_before(end, peer, mark)}
+        if behind := [end for end in hung if end.rank in waited_for - waiting]:
+            return behind, lack
     return [], ""
 
 
-def _is_before(one: RankEnd, other: RankEnd, mark: Callable[[Reached], int | None]) -> bool:
-    """Return whether `one` lacks something that `other` has, in any sequence that both take part in."""
-    reached_by_one, reached_by_other = one.reached or {}, other.reached or {}
+def _is_before(end: RankEnd, peer: RankEnd, mark: Callable[[Reached], int | None]) -> bool:
+    """Return whether a rank lacks something that its peer has, in any sequence that both take part in."""
+    reached_by_end, reached_by_peer = end.reached or {}, peer.reached or {}
     pairs = (
-        (mark(reached_by_one[key]), mark(reached_by_other[key]))
-        for key in reached_by_one.keys() & reached_by_other.keys()
+        (mark(reached_by_end[key]), mark(reached_by_peer[key]))
+        for key in reached_by_end.keys() & reached_by_peer.keys()
     )
-    return any(own is not None and its is not None and own < its for own, its in pairs)
+    return any(end_mark is not None and peer_mark is not None and end_mark < peer_mark for end_mark, peer_mark in pairs)
 
 
 def _numbers(ends: list[RankEnd], ranks: int) -> str:
@@ -251,6 +251,6 @@ def _stacks(folder: str) -> str:
     return f"their stacks are in {folder}/rank*.err"
 
 
-def _cause(kind: str, end: RankEnd, text: str, folder: str) -> Cause:
+def _cause(kind: str, end: RankEnd, text: str, folder: str) -> FailureCause:
     where = f"{text} in step {end.step}; its last lines are in {folder}/rank{end.rank}.err"
-    return Cause(kind=kind, rank=end.rank, step=end.step, text=where, last_lines=end.last_lines)  # type: ignore[arg-type]
+    return FailureCause(kind=kind, rank=end.rank, step=end.step, text=where, last_lines=end.last_lines)  # type: ignore[arg-type]

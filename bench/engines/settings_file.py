@@ -1,4 +1,4 @@
-"""An engine's own settings, in the TOML file that --engine-file names: read, and refused field by field."""
+"""An engine's settings, in the TOML file that --engine-file names: read and validated field by field."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ SETUP_FAILED = "setup failed with code"
 
 
 def setup_lines(setup: str) -> list[str]:
-    """Return lines of a shell that run those of the user, without its input (the key), and end it where these fail."""
+    """Return shell lines that run the user's lines without the shell's input (the key), and exit if these fail."""
     return ["{", ":", setup.rstrip("\n"), "} </dev/null || {", f'  echo "{SETUP_FAILED} $?" >&2', "  exit 1", "}"]
 
 
 def last_words(printed: Sequence[str]) -> str:
-    """Return the last line that a node printed, and the one before where that tells why a setup failed."""
-    said = [line.strip() for line in printed if line.strip()]
-    if len(said) > 1 and said[-1].startswith(SETUP_FAILED):
-        return f"{said[-1]}: {said[-2]}"
-    return said[-1] if said else ""
+    """Return the last line that a node printed; after a failed setup, also the line before, which shows why."""
+    lines = [line.strip() for line in printed if line.strip()]
+    if len(lines) > 1 and lines[-1].startswith(SETUP_FAILED):
+        return f"{lines[-1]}: {lines[-2]}"
+    return lines[-1] if lines else ""
 
 
 def exporter_words(path: Path | None, exporter: str | None, targets: str | None) -> list[str]:
@@ -62,19 +62,19 @@ def exporter_words(path: Path | None, exporter: str | None, targets: str | None)
     folder (file_sd), the same on each node, since each has a file of its own in it.
 
     Raises:
-        Misuse: they have another form, or nobody else would find the exporter.
+        Misuse: they have another form, or no other node could reach the exporter.
     """
     if exporter is None:
         if targets is not None:
             raise Misuse(
-                f'{path}: targets is "{targets}", and without an exporter no node stands in it; add'
+                f'{path}: targets is "{targets}", but without an exporter it lists no node; add'
                 ' exporter = "0.0.0.0:9464"'
             )
         return []
     try:
         host, _ = address_of(exporter, least_port=0)
     except argparse.ArgumentTypeError as error:
-        raise Misuse(f"{path}: exporter: {error}; it may be 0.0.0.0:9464") from None
+        raise Misuse(f"{path}: exporter: {error}; for example 0.0.0.0:9464") from None
     if targets is None:
         return ["--exporter", exporter]
     if not targets.startswith("/") or targets.endswith(".json"):

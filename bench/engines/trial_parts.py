@@ -1,4 +1,4 @@
-"""The parts of a trial on their nodes: which node has which ranks, how they run, and how the trial ended."""
+"""The parts of a trial on their nodes: which node has which ranks, how the parts run, and how the trial ended."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import msgspec
 from bench.engines.agent_link import AgentLink
 from bench.engines.root_cause import joint_cause
 from bench.errors import InfrastructureFailed
-from bench.rank.messages import Cause, Outcome, Progress, Ready, TrialEnded, TrialOrder
+from bench.rank.messages import FailureCause, Ready, TrialEnded, TrialOrder, TrialOutcome, TrialProgress
 
 PEERS_S = 5.0
-"""How long other nodes may take to end a trial that failed on one: on gloo they take 1.5 s, on NCCL they never do."""
+"""How long other nodes may take to end a trial that failed on one node: on gloo 1.5 s, on NCCL they never do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class ReadyNode:
     """A node whose agent is ready."""
 
     number: int
@@ -42,14 +42,16 @@ def spread(ranks: int, nodes: int) -> list[range]:
 
 
 class Parts:
-    """The parts of one trial on their nodes, each in a thread; what they report is taken in the caller's."""
+    """The parts of a trial on their nodes, each in a thread; the caller's thread receives their reports."""
 
-    def __init__(self, nodes: Sequence[Node], orders: Sequence[TrialOrder]) -> None:
+    def __init__(self, nodes: Sequence[ReadyNode], orders: Sequence[TrialOrder]) -> None:
         self._nodes, self._orders = nodes, orders
-        self._events: queue.SimpleQueue[tuple[int, Progress | TrialEnded | InfrastructureFailed]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int, TrialProgress | TrialEnded | InfrastructureFailed]] = (
+            queue.SimpleQueue()
+        )
 
-    def run(self, progress: Callable[[Progress], None]) -> dict[int, TrialEnded]:
-        """Run all parts; return how each ended, by its place among the nodes.
+    def run(self, progress: Callable[[TrialProgress], None]) -> dict[int, TrialEnded]:
+        """Run all parts; return how each ended, by its position among the nodes.
 
         Raises:
             InfrastructureFailed: an agent is gone; the other parts have ended.
@@ -76,22 +78,22 @@ class Parts:
         else:
             self._events.put((place, ended))
 
-    def _wait(self, progress: Callable[[Progress], None]) -> dict[int, TrialEnded]:
+    def _wait(self, progress: Callable[[TrialProgress], None]) -> dict[int, TrialEnded]:
         steps = dict.fromkeys(range(len(self._nodes)), 0)
         reported = -1
         ended: dict[int, TrialEnded] = {}
         lost: dict[int, InfrastructureFailed] = {}
-        until_s = math.inf  # When the parts that go on are ended.
+        deadline_s = math.inf  # When the remaining parts are ended.
         while len(ended) + len(lost) < len(self._nodes):
-            left_s = None if until_s == math.inf else max(0.0, until_s - time.monotonic())
+            left_s = None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
             try:
                 place, event = self._events.get(timeout=left_s)
             except queue.Empty:
                 self._end({*ended, *lost})
-                until_s = math.inf
+                deadline_s = math.inf
                 continue
             match event:
-                case Progress():
+                case TrialProgress():
                     steps[place] = event.steps
                     if min(steps.values()) != reported:
                         reported = min(steps.values())
@@ -99,16 +101,16 @@ class Parts:
                 case TrialEnded():
                     ended[place] = event
                     if event.outcome != "done":
-                        until_s = min(until_s, time.monotonic() + PEERS_S)
+                        deadline_s = min(deadline_s, time.monotonic() + PEERS_S)
                 case InfrastructureFailed():
                     lost[place] = event
-                    until_s = time.monotonic()
+                    deadline_s = time.monotonic()
         if lost:
             raise lost[min(lost)]
         return ended
 
     def _end(self, ended: set[int]) -> None:
-        """End the parts that go on."""
+        """End the remaining parts."""
         for place, (node, order) in enumerate(zip(self._nodes, self._orders, strict=True)):
             if place not in ended:
                 with suppress(InfrastructureFailed):
@@ -116,14 +118,14 @@ class Parts:
 
 
 def joined(order: TrialOrder, parts: Mapping[int, TrialEnded], folder: str) -> TrialEnded:
-    """Return how the trial ended whose parts ended so."""
+    """Return how a trial ended, from the ends of its parts."""
     ended = [parts[place] for place in sorted(parts)]
     if len(ended) == 1 and not ended[0].ends:
         return ended[0]
     if (cause := joint_cause(ended, folder, order.limit_s)) is None:
         return TrialEnded(run=order.run, trial=order.trial, outcome="done")
-    worst: tuple[Outcome, ...] = ("failed", "timed_out", "interrupted")
-    outcome = next(one for one in worst if one in {end.outcome for end in ended})
+    worst: tuple[TrialOutcome, ...] = ("failed", "timed_out", "interrupted")
+    outcome = next(candidate for candidate in worst if candidate in {end.outcome for end in ended})
     if outcome == "interrupted":
-        cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
+        cause = FailureCause(kind="interrupted", rank=None, step=None, text="the user or a signal ended it")
     return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause)

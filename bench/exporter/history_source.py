@@ -13,7 +13,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.exporter.latest_results import NewestResults
 from bench.exporter.suite_status import SuiteStatus
 from bench.exporter.verdicts import StandingVerdicts
-from bench.rank.messages import Outcome
+from bench.rank.messages import TrialOutcome
 from bench.runs.history import History
 from collectors.background import BackgroundThread
 from collectors.errors import in_words
@@ -52,7 +52,7 @@ class RunOutcomes:
     def samples(self) -> Iterator[Owned]:
         """Yield the counts; 0 where no run of a strategy ended so, since a rate needs a value to grow from."""
         strategies = sorted({strategy for strategy, _ in self._counts})
-        zeros = {(strategy, outcome): 0 for strategy in strategies for outcome in get_args(Outcome)}
+        zeros = {(strategy, outcome): 0 for strategy in strategies for outcome in get_args(TrialOutcome)}
         for (strategy, outcome), number in (zeros | self._counts).items():
             yield RUNS.at(number, strategy=strategy, outcome=outcome), {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from bench.rank.messages import Outcome
+from bench.rank.messages import TrialOutcome
 from bench.runs.history import History
 from bench.runs.suite_record import FAILED, CaseOutcome, SuiteOutcome, SuiteRecord
 from bench.suites.gate.missing import runs_by_case
@@ -124,7 +124,7 @@ def _in_short(text: str) -> str:
     return " ".join(text.partition("; its last lines are in ")[0].split())[:_MOST_LETTERS]
 
 
-def _is_failed(case: str, outcome: Outcome, record: SuiteRecord) -> bool:
+def _is_failed(case: str, outcome: TrialOutcome, record: SuiteRecord) -> bool:
     """Whether a case failed in its suite: a fire drill that goes on to its end has failed with a run that is done."""
     return case in record.failed if record.failed is not None else outcome in FAILED
 

@@ -14,10 +14,10 @@ IMAGE_VARIABLES = ("OBSERVATORY_IMAGE", "APPTAINER_CONTAINER", "SINGULARITY_CONT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What limits this process. What is unknown is None, and `absent` has the reason by the name of the field.
+    """The limits of this process. An unknown value is None, with its reason under the field's name in `absent`.
 
-    image: as its engine names it. cpu_limit_cores: CPU time per time, as 7.5. memory_limit_bytes: the least of all
-    groups.
+    image: as the container engine names it. cpu_limit_cores: CPU seconds per second, for example 7.5.
+    memory_limit_bytes: the smallest of all groups.
     """
 
     image: str | None
@@ -27,7 +27,7 @@ class Container:
 
 
 def read_container(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Container:
-    """Return what limits this process. root: where /proc and /sys are."""
+    """Return the limits of this process. root: where /proc and /sys are."""
     absent: dict[str, str] = {}
     image = next((environment[name] for name in IMAGE_VARIABLES if environment.get(name)), None)
     if image is None:
@@ -49,7 +49,7 @@ def own_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, P
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        lines = ["0::/", f"0:{controller}:/"]  # Take the root group where /proc does not tell.
+        lines = ["0::/", f"0:{controller}:/"]  # Without /proc, use the root group.
     for line in lines:
         # "0::/job" is a group of version 2, "4:memory:/job" one of version 1.
         _, controllers, name = line.split(":", 2)
@@ -81,5 +81,5 @@ def _memory_limits(root: Path) -> Iterator[int]:
     for version, folder in own_groups("memory", root):
         with suppress(OSError, ValueError):
             limit_bytes = int((folder / ("memory.max" if version == 2 else "memory.limit_in_bytes")).read_text())
-            if limit_bytes < 1 << 62:  # Version 1 has about 2^63 where there is no limit.
+            if limit_bytes < 1 << 62:  # Version 1 shows about 2^63 if there is no limit.
                 yield limit_bytes

@@ -20,12 +20,12 @@ from bench.machine.machine import Machine
 
 _DRIVERS = {12: "525", 13: "580"}
 """The first driver that runs a major version of CUDA. Source: NVIDIA's CUDA toolkit release notes, table 2."""
-_CPU = "take --device cpu"
+_CPU = "use --device cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """What torch was built for. cuda, hip: versions, None if built without. version: of torch, None if unknown."""
+    """torch's build. cuda, hip: their versions, None if built without. version: of torch, None if unknown."""
 
     version: str | None = None
     cuda: str | None = None
@@ -39,17 +39,17 @@ def torch_build(package: Path | None = None) -> TorchBuild:
     and imports nothing else of torch.
     """
     if package is None:
-        found = importlib.util.find_spec("torch")
-        if found is None or found.origin is None:
+        module_spec = importlib.util.find_spec("torch")
+        if module_spec is None or module_spec.origin is None:
             return TorchBuild()
-        package = Path(found.origin).parent
+        package = Path(module_spec.origin).parent
     spec = importlib.util.spec_from_file_location("torch_version", package / "version.py")
     assert spec is not None, "a path that ends in .py has a loader"
     assert spec.loader is not None, "a path that ends in .py has a loader"
     version = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(version)
-    except OSError:  # A source tree of torch that was not built has no version.
+    except OSError:  # An unbuilt source tree of torch has no version.
         return TorchBuild()
     return TorchBuild(
         version=getattr(version, "__version__", None),
@@ -61,8 +61,8 @@ def torch_build(package: Path | None = None) -> TorchBuild:
 def _refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
     """Return the error for a torch that is built for AMD's ROCm."""
     return Misuse(
-        f"torch {torch_version} is built for ROCm {hip}, and `run` measures NVIDIA GPUs only;"
-        f" {_CPU} (`observatory analyse` reads traces of ROCm)"
+        f"torch {torch_version} is built for ROCm {hip}, but `run` measures only NVIDIA GPUs;"
+        f" {_CPU} (`observatory analyse` reads ROCm traces)"
     )
 
 
@@ -74,47 +74,47 @@ def refuse_build(torch_version: str | None, hip: str | None) -> Misuse | Infrast
 
 
 def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misuse | InfrastructureFailed:
-    """Return the error for a case on GPUs where none can be used; its type decides the exit code.
+    """Return the error for a case on GPUs when no GPU can be used; its type decides the exit code.
 
     root: where /dev and /proc are.
     """
     if build.hip is not None:
         return _refuse_rocm(build.version, build.hip)
     if gpus.hidden is not None:
-        return Misuse(f"device is cuda and no GPU can be used: {gpus.hidden.text}; set it right, or {_CPU}")
+        return Misuse(f"device is cuda, but no GPU can be used: {gpus.hidden.text}; correct it, or {_CPU}")
     if gpus.failure == NVML_ERROR_LIBRARY_NOT_FOUND:
         driver = _kernel_driver(root)
         if driver is None:
             return Misuse(
-                f"device is cuda and this machine has no NVIDIA driver; {_CPU}, or look at `nvidia-smi`"
-                " (a container sees GPUs only where it was started with them)"
+                f"device is cuda, but this machine has no NVIDIA driver; {_CPU}, or check `nvidia-smi`"
+                " (a container sees GPUs only if it was started with them)"
             )
         return InfrastructureFailed(
-            f"device is cuda and {driver} is loaded without its library NVML (libnvidia-ml.so.1), which counts the"
-            " GPUs: install it, or start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            f"device is cuda, but {driver} is loaded without its library NVML (libnvidia-ml.so.1), which counts the"
+            " GPUs: install the library, or start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         )
     if gpus.failure == NVML_ERROR_DRIVER_NOT_LOADED:
         return InfrastructureFailed(
-            f"device is cuda and NVML finds no driver: {_nodes(root)}; start the container with GPUs (docker run"
+            f"device is cuda, but NVML finds no driver: {_nodes(root)}; start the container with GPUs (docker run"
             " --gpus all), or load the kernel module nvidia"
         )
     if gpus.failure == NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return InfrastructureFailed(
-            "device is cuda and the driver in the kernel has another version than its library NVML, as after an"
-            " upgrade: load the kernel module anew, or restart the machine"
+            "device is cuda, but the kernel driver and its library NVML have different versions, for example after an"
+            " upgrade: reload the kernel module, or restart the machine"
         )
     if gpus.failure is not None:
         return InfrastructureFailed(
-            f"device is cuda and {gpus.absent['gpus'].rstrip('.')}; look at `nvidia-smi`, or {_CPU}"
+            f"device is cuda, but {gpus.absent['gpus'].rstrip('.')}; check `nvidia-smi`, or {_CPU}"
         )
     reason = gpus.absent.get("gpus", f"driver {gpus.driver_version} shows no GPU: {_nodes(root)}")
-    return InfrastructureFailed(f"device is cuda and {reason}; look at `nvidia-smi -L`, or {_CPU}")
+    return InfrastructureFailed(f"device is cuda, but {reason}; check `nvidia-smi -L`, or {_CPU}")
 
 
 def why_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> str:
-    """Return why a run that named no device takes the CPU. root: where /dev and /proc are."""
+    """Return why a run without an explicit device uses the CPU. root: where /dev and /proc are."""
     if build.hip is not None:
-        return f"torch is built for ROCm {build.hip}, and `run` measures NVIDIA GPUs only"
+        return f"torch is built for ROCm {build.hip}, but `run` measures only NVIDIA GPUs"
     if gpus.hidden is not None:
         return gpus.hidden.text
     if gpus.failure == NVML_ERROR_LIBRARY_NOT_FOUND:
@@ -124,7 +124,7 @@ def why_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> str:
 
 
 def check_torch(case: Case, machine: Machine) -> None:
-    """Refuse a case on GPUs that the torch of its ranks cannot use, or of which the machine has too few.
+    """Refuse a case on GPUs that its ranks' torch cannot use, or of which the machine has too few.
 
     Raises:
         Misuse: torch is built for ROCm, or NCCL lacks a GPU for each rank.
@@ -136,16 +136,16 @@ def check_torch(case: Case, machine: Machine) -> None:
         if (old := too_old(machine)) is not None:
             raise InfrastructureFailed(f"{old}, or {_CPU}")
     most = math.ceil(case.ranks / case.nodes)
-    if case.backend == "nccl" and most > len(machine.gpus):  # Seen here first where a cluster does not tell.
+    if case.backend == "nccl" and most > len(machine.gpus):  # The first check if the cluster does not report GPUs.
         why = f" ({machine.absent['gpus']})" if "gpus" in machine.absent else ""
         raise Misuse(
-            f"{case.title} has {most} rank(s) on a node and NCCL wants a GPU for each; {machine.hostname} has"
+            f"{case.title} has {most} rank(s) per node and NCCL needs a GPU for each; {machine.hostname} has"
             f" {len(machine.gpus)}{why}"
         )
 
 
 def too_old(machine: Machine) -> str | None:
-    """Return what is wrong if the driver is too old for torch's CUDA; None if they fit or are unknown.
+    """Return what is wrong if the driver is too old for torch's CUDA; None if they match or are unknown.
 
     Minor versions are compatible within a major version.
     Source: NVIDIA's CUDA compatibility guide, minor version compatibility.
@@ -157,8 +157,8 @@ def too_old(machine: Machine) -> str | None:
         return None
     newer = f" ({_DRIVERS[needed]} or newer)" if needed in _DRIVERS else ""
     return (
-        f"driver {machine.driver_version} runs CUDA up to {machine.cuda_driver_version}, and torch"
-        f" {machine.torch_version} is built for CUDA {machine.torch_cuda_version}: install a newer driver{newer},"
+        f"driver {machine.driver_version} supports CUDA up to {machine.cuda_driver_version}, but torch"
+        f" {machine.torch_version} is built for CUDA {machine.torch_cuda_version}: install a newer driver{newer}, or"
         f" a torch for CUDA {has}"
     )
 
@@ -169,9 +169,9 @@ def _kernel_driver(root: Path) -> str | None:
         line = (root / "proc/driver/nvidia/version").read_text().splitlines()[0]
         return " ".join(line.removeprefix("NVRM version:").split())
     except (OSError, IndexError):
-        return "a device of NVIDIA's driver" if list((root / "dev").glob("nvidia[0-9]*")) else None
+        return "an NVIDIA driver" if list((root / "dev").glob("nvidia[0-9]*")) else None
 
 
 def _nodes(root: Path) -> str:
-    found = sorted(path.name for path in (root / "dev").glob("nvidia[0-9]*"))
-    return f"/dev has {', '.join(found)}" if found else "/dev has no nvidia0 or other"
+    names = sorted(path.name for path in (root / "dev").glob("nvidia[0-9]*"))
+    return f"/dev has {', '.join(names)}" if names else "/dev has no nvidia0 or similar"

@@ -1,4 +1,4 @@
-"""The fingerprint of a machine and its environment: equal where nothing differs that may change a measurement."""
+"""The fingerprint of a machine and its environment: equal if nothing differs that may change a measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from bench.machine.machine import Machine
 
 _ITSELF = frozenset({"hostname", "own_version", "commit", "is_dirty", "absent", "schema_version"})
-"""Fields that tell which node it is, what of our own ran, and what could not be read."""
+"""Fields that identify the node, this program's build, and what could not be read."""
 OF_A_JOB = frozenset({"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TOPOLOGY_ADDR"})
 """Variables that differ in each allocation."""
 _OF_A_GPU = frozenset({"index", "uuid"})
@@ -18,8 +18,8 @@ _OF_A_GPU = frozenset({"index", "uuid"})
 def fingerprint(machine: Machine) -> str:
     """Return 12 hex digits of the SHA-256 of the machine's hardware, software and settings.
 
-    Two nodes of one kind have the same: names and serial numbers do not count. Neither does our own commit, which is
-    kept beside it.
+    Nodes of one kind share a fingerprint: names and serial numbers do not count. Nor does this program's commit, which
+    is recorded separately.
     """
     fields = {name: value for name, value in msgspec.to_builtins(machine).items() if name not in _ITSELF}
     fields["environment"] = {name: value for name, value in machine.environment.items() if name not in OF_A_JOB}

@@ -19,11 +19,11 @@ from collectors.nvml.mig import find_instances
 from collectors.nvml.plausible import CheckedNvml, Implausible
 from collectors.nvml.queries import memory_of
 
-Answer = TypeVar("Answer")
+NvmlAnswer = TypeVar("NvmlAnswer")
 LATE_S = 5.0
 """After this time, a notice says that NVML has not answered yet."""
 ANSWER_S = 60.0
-"""How long the driver may take to answer. Without persistence mode it initialises each GPU at the first question."""
+"""How long the driver may take to answer. Without persistence mode it initialises each GPU at the first query."""
 
 LinkKind = Literal["nvlink", "internal", "single", "multiple", "hostbridge", "node", "system"]
 """How two GPUs reach each other: by NVLink, or over the PCIe ancestor they share, in NVML's words.
@@ -34,15 +34,15 @@ host bridges in one NUMA node. system: the link between sockets.
 
 
 Nvml: TypeAlias = Any
-"""The module `pynvml`, which has no types, or a recording that takes its place."""
+"""The module `pynvml`, which has no types, or a recording in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU, or one MIG instance of it. index: NVML's index, in PCI bus order.
 
-    power_limit_watts: what is enforced. clock_limit_hertz: the highest clock of its multiprocessors. An older version
-    has read neither.
+    power_limit_watts: the enforced limit. clock_limit_hertz: the highest clock of its multiprocessors. Older versions
+    of this program read neither.
     """
 
     index: int
@@ -63,10 +63,10 @@ class GpuLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hidden:
+class HiddenGpus:
     """Why CUDA shows this process other GPUs than the node has. text: one sentence.
 
-    is_mistake: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one GPU twice: CUDA shows less than was meant.
+    is_mistake: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or a GPU twice: CUDA shows less than intended.
     """
 
     text: str
@@ -75,18 +75,18 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """All that NVML tells. absent: what it does not tell, and why.
+    """All that NVML reports. absent: what it does not report, and why.
 
-    cuda_version: the newest CUDA that the driver runs, such as "13.0".
-    gpus: those that CUDA would show to this process. on_node: how many GPUs NVML shows, hidden ones included.
-    hidden: why both differ; None if all can be used. failure: NVML's error code, if NVML does not start at all.
+    cuda_version: the newest CUDA that the driver supports, for example "13.0".
+    gpus: those that CUDA would show to this process. on_node: the number of GPUs that NVML shows, hidden ones included.
+    hidden: why the two differ; None if all can be used. failure: NVML's error code if NVML does not start.
     """
 
     driver_version: str | None = None
     cuda_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
     on_node: int = 0
-    hidden: Hidden | None = None
+    hidden: HiddenGpus | None = None
     links: tuple[GpuLink, ...] = ()
     failure: int | None = None
     absent: dict[str, str] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemory:
-    """Free memory of a GPU at this moment, and the processes that hold the rest. reason: why it is unknown."""
+    """The current free memory of a GPU, and the processes that hold the rest. reason: why it is unknown."""
 
     index: int
     free_bytes: int | None = None
@@ -134,23 +134,23 @@ def read_gpus(
     """Return the GPUs that CUDA shows to this process, in CUDA's order, and their links.
 
     A machine without a driver is normal: then everything is absent, with NVML's reason.
-    Numbers in CUDA_VISIBLE_DEVICES are read in PCI bus order; CUDA counts so if all GPUs are alike, or if
-    CUDA_DEVICE_ORDER=PCI_BUS_ID. If MIG splits one of the GPUs, CUDA shows a process one MIG instance and nothing else.
+    Numbers in CUDA_VISIBLE_DEVICES are read in PCI bus order, which CUDA uses if all GPUs are alike, or if
+    CUDA_DEVICE_ORDER=PCI_BUS_ID. If MIG splits a GPU, CUDA shows a process one MIG instance and nothing else.
 
-    within_s: how long to wait for NVML. on_late: is called with a notice if NVML has not answered after late_s.
+    within_s: how long to wait for NVML. on_late: called with a notice if NVML has not answered after late_s.
     """
     checked = library.installed_nvml() if nvml is None else CheckedNvml(nvml)
-    found = answer_within(within_s, lambda: _read_gpus(checked, environment), late_s, on_late)
-    return found or _unknown(f"NVML: no answer within {within_s:g} s", NVML_ERROR_TIMEOUT)
+    gpus = answer_within(within_s, lambda: _read_gpus(checked, environment), late_s, on_late)
+    return gpus or _unknown(f"NVML: no answer within {within_s:g} s", NVML_ERROR_TIMEOUT)
 
 
 def answer_within(
     within_s: float,
-    question: Callable[[], Answer],
+    question: Callable[[], NvmlAnswer],
     late_s: float = LATE_S,
     on_late: Callable[[str], None] = lambda text: None,
-) -> Answer | None:
-    """Return the answer; None if the driver hangs, and then the asking thread is left behind."""
+) -> NvmlAnswer | None:
+    """Return the answer; None if the driver hangs, in which case the querying thread is left behind."""
     task = BackgroundTask("nvml", question)
     task.ask()
     first_s = min(late_s, within_s)
@@ -174,8 +174,8 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
     absent: dict[str, str] = {}
     driver_version: str | None = None
     cuda_version: str | None = None
-    every: list[_Shown] = []
-    hidden: Hidden | None = None
+    node_gpus: list[_Shown] = []
+    hidden: HiddenGpus | None = None
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
     try:
@@ -186,16 +186,16 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
             cuda_version = f"{number // 1000}.{number % 1000 // 10}"
         with _noting(nvml, absent, "gpus"):
             indices = range(nvml.nvmlDeviceGetCount())
-            every = [_Shown(index=index, handle=nvml.nvmlDeviceGetHandleByIndex(index)) for index in indices]
-            named, hidden = _named(nvml, every, environment.get("CUDA_VISIBLE_DEVICES"))
+            node_gpus = [_Shown(index=index, handle=nvml.nvmlDeviceGetHandleByIndex(index)) for index in indices]
+            named, hidden = _named(nvml, node_gpus, environment.get("CUDA_VISIBLE_DEVICES"))
             shown, by_mig = _as_cuda_shows(nvml, named)
             # A mistake comes first, then what MIG hides, then what CUDA_VISIBLE_DEVICES hides on purpose.
             hidden = hidden if hidden is not None and (hidden.is_mistake or by_mig is None) else by_mig
-            gpus = tuple(_read_gpu(nvml, one, absent) for one in shown)
+            gpus = tuple(_read_gpu(nvml, gpu, absent) for gpu in shown)
             with _noting(nvml, absent, "links"):
                 links = tuple(
-                    GpuLink(first=one.index, second=other.index, kind=_link(nvml, one.handle, other.handle))
-                    for one, other in combinations(shown, 2)
+                    GpuLink(first=gpu.index, second=peer.index, kind=_link(nvml, gpu.handle, peer.handle))
+                    for gpu, peer in combinations(shown, 2)
                 )
     finally:
         nvml.nvmlShutdown()
@@ -203,7 +203,7 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
         driver_version=driver_version,
         cuda_version=cuda_version,
         gpus=gpus,
-        on_node=len(every),
+        on_node=len(node_gpus),
         hidden=hidden,
         links=links,
         absent=absent,
@@ -211,13 +211,13 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
 
 
 def read_memory(gpus: Sequence[Gpu], nvml: Nvml | None = None, *, within_s: float = ANSWER_S) -> tuple[GpuMemory, ...]:
-    """Return the free memory of each of these GPUs at this moment, in their order."""
+    """Return the current free memory of each of these GPUs, in their order."""
     if not gpus:
         return ()
     late = f"NVML: no answer within {within_s:g} s"
     checked = library.installed_nvml() if nvml is None else CheckedNvml(nvml)
-    found = answer_within(within_s, lambda: _read_memory(gpus, checked))
-    return found or tuple(GpuMemory(index=gpu.index, reason=late) for gpu in gpus)
+    memory = answer_within(within_s, lambda: _read_memory(gpus, checked))
+    return memory or tuple(GpuMemory(index=gpu.index, reason=late) for gpu in gpus)
 
 
 def _read_memory(gpus: Sequence[Gpu], nvml: Nvml) -> tuple[GpuMemory, ...]:
@@ -240,8 +240,8 @@ def _memory(nvml: Nvml, gpu: Gpu) -> GpuMemory:
     holders: dict[int, Holder] = {}
     for ask in (nvml.nvmlDeviceGetComputeRunningProcesses_v3, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3):
         with contextlib.suppress(nvml.NVMLError):  # May be refused for a MIG instance, or without root.
-            for one in ask(handle):
-                holders[one.pid] = Holder(pid=one.pid, memory_bytes=memory_of(one))
+            for process in ask(handle):
+                holders[process.pid] = Holder(pid=process.pid, memory_bytes=memory_of(process))
     return GpuMemory(index=gpu.index, free_bytes=free_bytes, holders=tuple(holders.values()))
 
 
@@ -253,39 +253,41 @@ def _noting(nvml: Nvml, absent: dict[str, str], name: str) -> Iterator[None]:
         absent[name] = f"NVML: {error}"
 
 
-def _named(nvml: Nvml, every: list[_Shown], variable: str | None) -> tuple[list[_Shown], Hidden | None]:
+def _named(nvml: Nvml, node_gpus: list[_Shown], variable: str | None) -> tuple[list[_Shown], HiddenGpus | None]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, and why others are hidden.
 
-    As in CUDA, an entry that names no GPU hides all GPUs after it: "1,7,0" on a node with 4 GPUs shows GPU 1 only.
+    As in CUDA, an entry that names no GPU hides all GPUs after it: "1,7,0" on a node with 4 GPUs shows only GPU 1.
     """
     if variable is None:
-        return every, None
+        return node_gpus, None
     setting = f'CUDA_VISIBLE_DEVICES is "{variable}"'
     named: list[_Shown] = []
     uuids: list[str] = []
     entries = [entry.strip() for entry in variable.split(",")]
     for position, entry in enumerate(entries):
-        found = _find(nvml, every, entry)
-        if isinstance(found, str):
-            # -1, or what Slurm writes for a job without GPUs, tells CUDA to show no more; so does an empty last entry.
+        gpu = _find(nvml, node_gpus, entry)
+        if isinstance(gpu, str):
+            # -1, or what Slurm writes for a job without GPUs, ends CUDA's list; so does an empty last entry.
             is_end = entry == "NoDevFiles" or re.fullmatch(r"-\d+", entry) is not None
             is_end = is_end or (entry == "" and position == len(entries) - 1)
-            if every and not is_end:
-                kept = f"so CUDA shows {'none' if not named else f'{len(named)}'} of {len(every)} GPU(s)"
-                return named, Hidden(text=f'{setting}, and "{entry}" {found}, {kept}', is_mistake=True)
+            if node_gpus and not is_end:
+                consequence = f"so CUDA shows {'none' if not named else f'{len(named)}'} of {len(node_gpus)} GPU(s)"
+                return named, HiddenGpus(text=f'{setting}, and "{entry}" {gpu}, {consequence}', is_mistake=True)
             break
-        named.append(found)
-        uuids.append(nvml.nvmlDeviceGetUUID(found.handle))
+        named.append(gpu)
+        uuids.append(nvml.nvmlDeviceGetUUID(gpu.handle))
     twice = next((uuid for uuid, count in Counter(uuids).items() if count > 1), None)
     if twice is not None:
         index = named[uuids.index(twice)].index
-        return [], Hidden(text=f"{setting} and names GPU {index} twice, so CUDA shows none", is_mistake=True)
-    if len(named) == len(every):
+        return [], HiddenGpus(text=f"{setting} and names GPU {index} twice, so CUDA shows none", is_mistake=True)
+    if len(named) == len(node_gpus):
         return named, None
-    return named, Hidden(text=f"{setting} and {f'shows {len(named)} of' if named else 'hides all'} {len(every)} GPU(s)")
+    return named, HiddenGpus(
+        text=f"{setting} and {f'shows {len(named)} of' if named else 'hides all'} {len(node_gpus)} GPU(s)"
+    )
 
 
-def _find(nvml: Nvml, every: list[_Shown], entry: str) -> _Shown | str:
+def _find(nvml: Nvml, node_gpus: list[_Shown], entry: str) -> _Shown | str:
     """Return the GPU or MIG instance that an entry names, or why it names none."""
     if entry.startswith("MIG-"):
         try:
@@ -293,21 +295,21 @@ def _find(nvml: Nvml, every: list[_Shown], entry: str) -> _Shown | str:
             parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
             return _Shown(index=nvml.nvmlDeviceGetIndex(parent), handle=handle, is_instance=True)
         except nvml.NVMLError:
-            return "is no slice of a GPU here (`nvidia-smi -L` names them)"
+            return "is no MIG instance of a GPU here (`nvidia-smi -L` lists them)"
     if entry.startswith("GPU-"):
-        fitting = [one for one in every if nvml.nvmlDeviceGetUUID(one.handle).startswith(entry)]
+        fitting = [gpu for gpu in node_gpus if nvml.nvmlDeviceGetUUID(gpu.handle).startswith(entry)]
         if len(fitting) == 1:
             return fitting[0]
-        return f"fits {len(fitting) or 'no'} GPU(s) here (`nvidia-smi -L` names them)"
+        return f"matches {len(fitting) or 'no'} GPU(s) here (`nvidia-smi -L` lists them)"
     number = re.match(r"\+?\d+", entry)
     if number is None:
         return "is neither a number nor a UUID of a GPU"
-    if int(number[0]) >= len(every):
-        return f"is no GPU here (they are 0 to {len(every) - 1})"
-    return every[int(number[0])]
+    if int(number[0]) >= len(node_gpus):
+        return f"is no GPU here (they are 0 to {len(node_gpus) - 1})"
+    return node_gpus[int(number[0])]
 
 
-def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], Hidden | None]:
+def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], HiddenGpus | None]:
     """Return which of the named GPUs CUDA shows to one process: with MIG, only the first instance and no whole GPU.
 
     Source: NVIDIA's MIG user guide, CUDA device enumeration.
@@ -315,26 +317,27 @@ def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], Hidde
     unsplit: list[_Shown] = []
     instances: list[_Shown] = []
     empty: list[int] = []
-    for one in named:
-        found = [one] if one.is_instance else _mig_instances(nvml, one)
-        if found is None:
-            unsplit.append(one)
-        elif found:
-            instances += found
+    for gpu in named:
+        gpu_instances = [gpu] if gpu.is_instance else _mig_instances(nvml, gpu)
+        if gpu_instances is None:
+            unsplit.append(gpu)
+        elif gpu_instances:
+            instances += gpu_instances
         else:
-            empty.append(one.index)
+            empty.append(gpu.index)
     if not instances:
         if not empty:
             return unsplit, None
         bare = ", ".join(map(str, empty))
-        return unsplit, Hidden(text=f"GPU {bare} has MIG on but no slice, so CUDA does not show it")
+        return unsplit, HiddenGpus(text=f"GPU {bare} has MIG enabled but no MIG instance, so CUDA does not show it")
     first = instances[0]
     if len(named) == len(instances) == 1 and first is named[0]:
         return [first], None
     uuid = nvml.nvmlDeviceGetUUID(first.handle)
-    return [first], Hidden(
-        text=f"MIG splits GPU {first.index}, and CUDA shows a process one slice and no other GPU: here {uuid}, the"
-        f" first of {len(instances)}; CUDA_VISIBLE_DEVICES may name another (`nvidia-smi -L`), and NCCL joins no slices"
+    return [first], HiddenGpus(
+        text=f"MIG splits GPU {first.index}, and CUDA shows a process one MIG instance and no other GPU: here {uuid},"
+        f" the first of {len(instances)}; CUDA_VISIBLE_DEVICES can name another (`nvidia-smi -L`); NCCL does not join"
+        " MIG instances"
     )
 
 
@@ -343,10 +346,10 @@ def _mig_instances(nvml: Nvml, gpu: _Shown) -> list[_Shown] | None:
     try:
         if not nvml.nvmlDeviceGetMigMode(gpu.handle)[0]:
             return None
-        found = find_instances(nvml, gpu.handle)
+        instances = find_instances(nvml, gpu.handle)
     except nvml.NVMLError:
         return None
-    return [_Shown(index=gpu.index, handle=one.handle, is_instance=True) for one in found]
+    return [_Shown(index=gpu.index, handle=instance.handle, is_instance=True) for instance in instances]
 
 
 def _read_gpu(nvml: Nvml, gpu: _Shown, absent: dict[str, str]) -> Gpu:
@@ -369,12 +372,12 @@ def _read_gpu(nvml: Nvml, gpu: _Shown, absent: dict[str, str]) -> Gpu:
     )
 
 
-def _link(nvml: Nvml, handle: Any, other: Any) -> LinkKind:
-    with contextlib.suppress(nvml.NVMLError):  # A GPU without NVLink may refuse the question.
-        status = nvml.nvmlDeviceGetP2PStatus(handle, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+def _link(nvml: Nvml, handle: Any, peer_handle: Any) -> LinkKind:
+    with contextlib.suppress(nvml.NVMLError):  # A GPU without NVLink may refuse the query.
+        status = nvml.nvmlDeviceGetP2PStatus(handle, peer_handle, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
         if status == nvml.NVML_P2P_STATUS_OK:
             return "nvlink"
-    level = nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
+    level = nvml.nvmlDeviceGetTopologyCommonAncestor(handle, peer_handle)
     if level not in _LEVELS:
         raise Implausible(f"topology level {level} is implausible: {', '.join(map(str, _LEVELS))}")
     return _LEVELS[level]

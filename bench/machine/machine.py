@@ -29,19 +29,19 @@ _RELEVANT = (
     *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_CPUS_PER_TASK"),
     "SLURM_TOPOLOGY_ADDR",
 )
-# PAT is a personal access token as a word of its own, and else a part of PATH.
+# PAT means a personal access token only as a separate word; otherwise it is part of PATH.
 _SECRET = (
     r"token|secret|key|cred|cookie|pass(?![a-z])|passw|passphrase|passcode|pwds?(?![a-z])"
     r"|(?<![a-z])(?:pw|login)s?(?![a-z])|(?<![a-z])auth|(?<![a-z])pats?(?![a-z])|(?<![a-z])sig(?:nature)?(?![a-z])"
 )
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
-# What values of settings are made of; whatever else stands in a value, nobody has said that it may be shown.
+# The characters of harmless settings; a value with any other character is not shown.
 _PLAIN = re.compile(r"[A-Za-z0-9_ ,;:=./+^@%~\[\]{}()<>*&?|#-]*")
 _BETWEEN_PARTS = re.compile(r"[ ,;:=]+")
-# Numbers, words (ring, NVLS, CollnetDirect) and short names (mlx5, LL128): a token is longer, with digits or at random.
+# Numbers, words (ring, NVLS, CollnetDirect) and short names (mlx5, LL128): a token is longer, or random with digits.
 _WORD = re.compile(r"[A-Za-z0-9]{1,16}|[0-9]{1,20}|[a-z]+|[A-Z]+|(?:[A-Z]?[a-z]{2,}+|[A-Z]{2,4}+)+")
 _LONGEST_WORD = 32
-# A word of upper case, lower case and digits, as passwords and tokens have them; IBext_v8 and B200s are shorter.
+# A word of upper case, lower case and digits, as in passwords and tokens; IBext_v8 and B200s are shorter.
 _MIXED_WORD = re.compile(r"(?=[a-z0-9]*[A-Z])(?=[A-Z0-9]*[a-z])(?=[A-Za-z]*[0-9])[A-Za-z0-9]+")
 _MOST_MIXED = 7
 # Up to the last @ of the word: a password may contain an unescaped @, and hiding too much does no harm.
@@ -49,14 +49,15 @@ _USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET_QUERY = re.compile(rf"([?&][^=&\s]*(?:{_SECRET})[^=&\s]*=)[^&\s]*", re.IGNORECASE)
 REDACTED = "(redacted)"
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
-"""Variables for folders of compiled code, and what each is called in ours. Where it lies changes no measurement."""
+"""Variables that name folders of compiled code, and the subfolder of each in our cache. Their paths do not affect
+measurements."""
 
 
 def relevant(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that can change a measurement, in order of name.
 
-    A value is replaced where the variable's name suggests a secret, and where it does not have the form of a setting:
-    numbers, words, short names, paths. URLs in other values are redacted.
+    A value is replaced if the variable's name suggests a secret, or if the value does not look like a setting: numbers,
+    words, short names, paths. URLs in other values are redacted.
     """
     return {
         name: REDACTED if _SECRET_NAME.search(name) or not _is_setting(name, redacted := redact(value)) else redacted
@@ -74,7 +75,7 @@ def _is_setting(name: str, value: str) -> bool:
 
 
 def _has_words_only(name: str, words: list[str]) -> bool:
-    # Slurm's variables name partitions and nodes, such as gpuA100x4.
+    # Slurm's variables name partitions and nodes, for example gpuA100x4.
     mixed = 0 if name.startswith("SLURM_") else sum(len(word) for word in words if _MIXED_WORD.fullmatch(word))
     return mixed <= _MOST_MIXED and all(len(word) <= _LONGEST_WORD and _WORD.fullmatch(word) for word in words)
 
@@ -89,18 +90,18 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One node, as seen by the process that read it. What cannot be known is None, with its reason in `absent`.
+    """A node, as seen by the process that read it. An unknown value is None, with its reason in `absent`.
 
     gpus, links: those that the process may use.
     torch_cuda_version, torch_hip_version: the CUDA, or AMD's HIP, that torch is built for.
-    cuda_driver_version: the newest CUDA that the driver runs.
-    usable_cores, physical_cores: logical CPUs that the process may run on, and the physical cores behind these.
-    memory_bytes: of the whole node, whatever a container allows.
-    commit, is_dirty: of our own source tree, and whether it had changes.
-    environment: variables that can change a measurement, see `relevant`.
-    container_image: of the container that the process is in, as its engine names it.
-    cpu_limit_cores, memory_limit_bytes: what the control groups of the process allow.
-    nodes_here: how many nodes of an engine this machine is; more than one where nodes are only as if.
+    cuda_driver_version: the newest CUDA that the driver supports.
+    usable_cores, physical_cores: logical CPUs that the process may run on, and the physical cores behind them.
+    memory_bytes: of the whole node, regardless of a container's limit.
+    commit, is_dirty: of this program's source tree, and whether it had changes.
+    environment: variables that can change a measurement; see `relevant`.
+    container_image: of the container that the process is in, as the container engine names it.
+    cpu_limit_cores, memory_limit_bytes: the limits of the process's control groups.
+    nodes_here: the number of an engine's nodes that this machine stands for; more than one if nodes are simulated.
     """
 
     hostname: str
@@ -132,7 +133,7 @@ class Machine:
     schema_version: int = SCHEMA_VERSION
 
     def hardware(self, device: Device) -> str:
-        """Return a description that is equal for machines whose results on this device can be compared."""
+        """Return a description that is equal for machines whose results on this device are comparable."""
         words = _gpu_words(self.gpus)
         if device == "cpu":
             words = _cpu_words(self.cpu, self.architecture, self.usable_cores)
@@ -140,7 +141,7 @@ class Machine:
 
 
 def hardware_here(device: Device, *, cores: int, gpus: Sequence[Gpu], root: Path = Path("/")) -> str:
-    """Return the same as `Machine.hardware` of this machine, without importing torch. root: where /proc is."""
+    """Return `Machine.hardware` of this machine without importing torch. root: where /proc is."""
     return _cpu_words(_cpu_model(root, {}), platform.machine(), cores) if device == "cpu" else _gpu_words(gpus)
 
 
@@ -162,9 +163,9 @@ def read(
     root: Path = Path("/"),
     source: Path = Path(__file__).parents[2],
 ) -> Machine:
-    """Return the machine of this process. Imports torch unless it is given, but starts no CUDA.
+    """Return the machine of this process. Imports torch unless it is passed in, but starts no CUDA.
 
-    If torch cannot be imported, what it would tell is absent, with the reason.
+    If torch cannot be imported, the fields that depend on it are absent, with the reason.
 
     root: where /proc and /sys are. source: the source tree that this program runs from.
     """
@@ -208,13 +209,13 @@ def read(
 
 
 def own_build(source: Path = Path(__file__).parents[2]) -> tuple[str | None, str | None]:
-    """Return this program's version and commit; None where it is not installed, or from no source tree."""
+    """Return this program's version, None if it is not installed, and its commit, None if unknown."""
     commit, _ = _source_state(source, {})
     return own_version(), commit
 
 
 def _torch_fields(torch: Any, absent: dict[str, str]) -> dict[str, Any]:
-    """Return the fields of a machine that torch tells; all None if it, or a library that it needs, is not installed."""
+    """Return the fields that torch reports; all None if torch, or a library that it needs, is not installed."""
     fields: dict[str, Any] = dict.fromkeys(("torch_version", "torch_cuda_version", "torch_hip_version", "nccl_version"))
     if torch is None:
         # By name: otherwise import-linter would count every importer of this module as importing torch.
@@ -248,15 +249,15 @@ class _BuiltFrom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, bool | None]:
-    """Return the commit of the tree, and whether tracked files are changed; both None if nothing tells.
+    """Return the commit of the tree, and whether tracked files are changed; both None if unknown.
 
-    Of a package that is installed, what hatch_build.py noted as it was built.
+    An installed package has what hatch_build.py recorded when it was built.
     """
     built_from = source / "bench/machine/built_from.json"
     try:
         if not (source / ".git").exists():
             if not built_from.exists():
-                raise FileNotFoundError(f"{source} is no git tree, and was not built from one")
+                raise FileNotFoundError(f"{source} is not a git tree, and was not built from one")
             noted = msgspec.json.decode(built_from.read_bytes(), type=_BuiltFrom)
             return noted.commit, noted.is_dirty
         commit = _git(source, "rev-parse", "HEAD")
@@ -268,7 +269,7 @@ def _source_state(source: Path, absent: dict[str, str]) -> tuple[str | None, boo
 
 
 def _git(source: Path, *arguments: str) -> str:
-    # No optional locks: `git status` must not write into a tree that somebody works in.
+    # No optional locks: `git status` must not write to a tree that somebody is working in.
     command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
@@ -288,7 +289,7 @@ def _cpu_model(root: Path, absent: dict[str, str]) -> str | None:
 
 
 def _physical_cores(root: Path, usable: list[int], absent: dict[str, str]) -> int | None:
-    """Return the number of physical cores behind the logical CPUs, told apart by package and core number."""
+    """Return the number of physical cores behind the logical CPUs, identified by package and core number."""
     cores = set()
     for cpu in usable:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"

@@ -11,7 +11,7 @@ from bench.machine.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class MachineDifference:
     """One difference. field: its name for people. before, now: the values in words."""
 
     field: str
@@ -19,11 +19,11 @@ class Difference:
     now: str
 
 
-def differences(before: Machine, now: Machine) -> tuple[Difference, ...]:
+def differences(before: Machine, now: Machine) -> tuple[MachineDifference, ...]:
     """Return all differences between the machines, in the order of Machine's fields.
 
-    Two unknown values differ if their reasons do. GPUs are identified by UUID, so a GPU that was replaced by one of the
-    same kind shows. Links are compared if both GPUs are in both readings.
+    Two unknown values differ if their reasons do. GPUs are identified by UUID, so the replacement of a GPU by another
+    of the same kind is a difference. Links are compared if both GPUs are in both readings.
     """
     return (
         *_fields(before, now),
@@ -34,26 +34,28 @@ def differences(before: Machine, now: Machine) -> tuple[Difference, ...]:
     )
 
 
-def differences_of_nodes(first: Machine, other: Machine) -> tuple[Difference, ...]:
-    """Return in what two nodes of one run differ, where that may change a measurement; before is of the first.
+def differences_of_nodes(first: Machine, node: Machine) -> tuple[MachineDifference, ...]:
+    """Return the differences between two nodes of a run that may change a measurement; `before` is the first node's.
 
-    All but what any two nodes differ in: their names, some of their memory, which GPUs of a kind they have, and what
-    Slurm tells a node of its place in a job.
+    Left out are differences between any two nodes: their names, small amounts of memory, the identity of their GPUs,
+    and Slurm's variables for a node's place in a job.
     """
-    fields = (one for one in _fields(first, other) if one.field not in ("hostname", "memory"))
+    fields = (difference for difference in _fields(first, node) if difference.field not in ("hostname", "memory"))
     limits = (
-        one for name, words in _LIMITS for one in _changed(f"{name} of GPUs", _each(first, words), _each(other, words))
+        difference
+        for name, words in _LIMITS
+        for difference in _changed(f"{name} of GPUs", _distinct_values(first, words), _distinct_values(node, words))
     )
-    variables = (one for one in _variables(first, other) if not one.field.startswith("SLURM_"))
-    return (*fields, *_changed("GPUs", _all_gpus(first), _all_gpus(other)), *limits, *variables)
+    variables = (difference for difference in _variables(first, node) if not difference.field.startswith("SLURM_"))
+    return (*fields, *_changed("GPUs", _all_gpus(first), _all_gpus(node)), *limits, *variables)
 
 
-def _each(machine: Machine, words: Callable[[Gpu], str | None]) -> str:
+def _distinct_values(machine: Machine, words: Callable[[Gpu], str | None]) -> str:
     """Return the different values of a machine's GPUs."""
     return " and ".join(sorted({words(gpu) or "unknown" for gpu in machine.gpus})) or "none"
 
 
-def _variables(before: Machine, now: Machine) -> Iterator[Difference]:
+def _variables(before: Machine, now: Machine) -> Iterator[MachineDifference]:
     for name in sorted(before.environment.keys() | now.environment.keys()):
         yield from _changed(name, before.environment.get(name, "not set"), now.environment.get(name, "not set"))
 
@@ -61,7 +63,7 @@ def _variables(before: Machine, now: Machine) -> Iterator[Difference]:
 _LATER = frozenset(
     {"torch_hip_version", "cuda_driver_version", "container_image", "cpu_limit_cores", "memory_limit_bytes"}
 )
-"""Fields that older records of machines lack: None without a reason is no difference."""
+"""Fields that older records of machines lack: None without a reason is not a difference."""
 _NONE = {"container_image": "none named", "cpu_limit_cores": "none", "memory_limit_bytes": "none"}
 """Fields whose absence is a fact, in words."""
 _NAMES = {
@@ -91,7 +93,7 @@ _NAMES = {
 """The fields of a machine that are compared one by one, each with its name for people."""
 
 
-def _fields(before: Machine, now: Machine) -> Iterator[Difference]:
+def _fields(before: Machine, now: Machine) -> Iterator[MachineDifference]:
     for field, name in _NAMES.items():
         was_asked = [getattr(machine, field) is not None or field in machine.absent for machine in (before, now)]
         if field not in _LATER or all(was_asked):
@@ -116,7 +118,7 @@ def _words(machine: Machine, field: str) -> str:
 
 
 def _gibibytes(size_bytes: int) -> str:
-    # Rounded, since the kernel's own share of memory varies by some MiB from boot to boot.
+    # Rounded, because the kernel's own share of memory varies by a few MiB from boot to boot.
     return f"{size_bytes / 2**30:.1f} GiB"
 
 
@@ -124,17 +126,17 @@ def _unknown(machine: Machine, field: str) -> str:
     return f"unknown ({machine.absent[field]})" if field in machine.absent else "unknown"
 
 
-def _changed(field: str, before: str, now: str) -> Iterator[Difference]:
+def _changed(field: str, before: str, now: str) -> Iterator[MachineDifference]:
     if before != now:
-        yield Difference(field=field, before=before, now=now)
+        yield MachineDifference(field=field, before=before, now=now)
 
 
-def _gpus(before: Machine, now: Machine) -> Iterator[Difference]:
+def _gpus(before: Machine, now: Machine) -> Iterator[MachineDifference]:
     old, new = ({gpu.uuid: gpu for gpu in machine.gpus} for machine in (before, now))
-    if not old.keys() & new.keys():  # If no GPU stayed, one line says more than a line for each.
+    if not old.keys() & new.keys():  # If every GPU was replaced, one line is clearer than a line for each.
         yield from _changed("GPUs", _all_gpus(before), _all_gpus(now))
         if old and _all_gpus(before) == _all_gpus(now):
-            yield Difference(field="GPUs", before="other GPUs of the same kind", now=_all_gpus(now))
+            yield MachineDifference(field="GPUs", before="other GPUs of the same kind", now=_all_gpus(now))
         return
     for uuid in dict.fromkeys((*old, *new)):
         gpu = old.get(uuid) or new[uuid]
@@ -163,10 +165,10 @@ _LIMITS: tuple[tuple[str, Callable[[Gpu], str | None]], ...] = (
 """Limits of a GPU: the name for people, and the value in words."""
 
 
-def _limits(before: Machine, now: Machine) -> Iterator[Difference]:
-    """Yield the limits that changed of GPUs that stayed, one line for all that changed alike.
+def _limits(before: Machine, now: Machine) -> Iterator[MachineDifference]:
+    """Yield the changed limits of GPUs in both readings, one line for all GPUs with the same change.
 
-    What an older version did not ask for, or a driver does not tell, is no difference.
+    A limit that an older version did not read, or that a driver does not report, is not a difference.
     """
     old = {gpu.uuid: gpu for gpu in before.gpus}
     for name, words in _LIMITS:
@@ -178,10 +180,10 @@ def _limits(before: Machine, now: Machine) -> Iterator[Difference]:
                     alike[was, has_become].append(gpu.index)
         for (was, has_become), indices in sorted(alike.items()):
             listed = ", ".join(map(str, sorted(set(indices))))
-            yield Difference(field=f"{name} of GPU {listed}", before=was, now=has_become)
+            yield MachineDifference(field=f"{name} of GPU {listed}", before=was, now=has_become)
 
 
-def _links(before: Machine, now: Machine) -> Iterator[Difference]:
+def _links(before: Machine, now: Machine) -> Iterator[MachineDifference]:
     if "links" in before.absent or "links" in now.absent:
         if before.gpus and now.gpus:  # Otherwise the absent GPUs are a difference already.
             words = (_unknown(machine, "links") if "links" in machine.absent else "known" for machine in (before, now))
@@ -197,7 +199,7 @@ def _links(before: Machine, now: Machine) -> Iterator[Difference]:
     for kinds, changed in sorted(pairs.items()):
         names = sorted(sorted(indices[uuid] for uuid in pair) for pair in changed)
         listed = ", ".join(f"{first}-{second}" for first, second in names)
-        yield Difference(field=f"link of GPUs {listed}", before=kinds[0], now=kinds[1])
+        yield MachineDifference(field=f"link of GPUs {listed}", before=kinds[0], now=kinds[1])
 
 
 def _kinds(machine: Machine) -> dict[frozenset[str], str]:

@@ -1,4 +1,4 @@
-"""The state of a node at this moment, as far as it can spoil a measurement: memory, disk, clocks and errors of GPUs."""
+"""The current state of a node, as far as it can spoil a measurement: memory, disk, clocks and errors of GPUs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNow:
-    """One GPU. What its driver does not tell is None, with the reason in `absent` of the node.
+    """A GPU. What its driver does not report is None, with the reason in `absent` of the node.
 
     free_bytes: of its memory. uncorrected_errors: of its memory (ECC), since the driver was loaded.
-    pending_rows: whether rows of its memory wait for a reset to be replaced; 1 or 0. has_failed_rows: whether one could
-    not be replaced, since no spare one is left.
-    clock_limit_hertz: the highest clock of its multiprocessors. power_limit_watts: what is enforced.
+    pending_rows: whether rows of its memory wait for a reset to be replaced; 1 or 0. has_failed_rows: whether a row
+    could not be replaced because no spare row is left.
+    clock_limit_hertz: the highest clock of its multiprocessors. power_limit_watts: the enforced limit.
     """
 
     index: int
@@ -39,9 +39,10 @@ class GpuNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNow:
-    """One node. memory_bytes: available to new processes. disk_bytes: free where folders of runs are.
+    """A node. memory_bytes: available to new processes. disk_bytes: free space for the folders of runs.
 
-    cpu_governor: of all CPUs, None where the kernel does not set clocks. absent: reasons, by "gpus[1].free_bytes".
+    cpu_governor: of all CPUs; None if the kernel does not set clocks. absent: reasons, by names such as
+    "gpus[1].free_bytes".
     """
 
     memory_bytes: int
@@ -54,18 +55,18 @@ class NodeNow:
 def read_now(gpus: Sequence[Gpu], runs: Path, *, nvml: Nvml | None = None, root: Path = Path("/")) -> NodeNow:
     """Return the node's state. gpus: those that ranks may use. root: where /proc and /sys are.
 
-    A driver that does not answer within `ANSWER_S` is a reason, and no failure.
+    A driver that does not answer within `ANSWER_S` gives an absent value with a reason, not an error.
     """
     absent: dict[str, str] = {}
-    found: tuple[GpuNow, ...] = ()
+    gpus_now: tuple[GpuNow, ...] = ()
     if gpus:
         checked = installed_nvml() if nvml is None else CheckedNvml(nvml)
         answered = answer_within(ANSWER_S, lambda: _read_gpus(gpus, checked))
         if answered is None:
-            found = tuple(GpuNow(index=gpu.index, uuid=gpu.uuid) for gpu in gpus)
+            gpus_now = tuple(GpuNow(index=gpu.index, uuid=gpu.uuid) for gpu in gpus)
             absent["gpus"] = f"NVML: no answer within {ANSWER_S:g} s"
         else:
-            found, absent = answered
+            gpus_now, absent = answered
     try:
         disk_bytes: int | None = shutil.disk_usage(_existing(runs)).free
     except OSError as error:
@@ -75,7 +76,7 @@ def read_now(gpus: Sequence[Gpu], runs: Path, *, nvml: Nvml | None = None, root:
         memory_bytes=available_bytes(root),
         disk_bytes=disk_bytes,
         cpu_governor=_governor(root),
-        gpus=found,
+        gpus=gpus_now,
         absent=absent,
     )
 
@@ -127,14 +128,14 @@ def _read_gpu(nvml: Nvml, gpu: Gpu, absent: dict[str, str]) -> GpuNow:
 
 
 def _governor(root: Path) -> str | None:
-    """Return the governors of all CPUs; None where the host or its firmware sets the clocks."""
-    found = set()
+    """Return the governors of all CPUs; None if the host or its firmware sets the clocks."""
+    governors = set()
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"):
         try:
-            found.add(path.read_text().strip())
-        except OSError:  # A CPU that is offline.
+            governors.add(path.read_text().strip())
+        except OSError:  # An offline CPU.
             continue
-    return ", ".join(sorted(found)) or None
+    return ", ".join(sorted(governors)) or None
 
 
 def _existing(folder: Path) -> Path:

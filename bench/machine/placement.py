@@ -12,8 +12,8 @@ from collectors.files import open_to_read, replace_file
 PLACEMENT = "placement.json"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a run, and its ranks, from the first one on. switch: the switches above it, where the engine knows."""
+class NodePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a run and its ranks, beginning with first_rank. switch: the switches above it, if the engine knows."""
 
     number: int
     name: str
@@ -24,28 +24,30 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ranks of a run were, in the order of their nodes. has_moved: earlier trials had ranks elsewhere."""
+    """Where the ranks of a run were, in the order of their nodes. has_moved: ranks of earlier trials were elsewhere."""
 
     engine: str
-    nodes: tuple[Place, ...]
+    nodes: tuple[NodePlace, ...]
     has_moved: bool = False
     schema_version: int = 1
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the machines, in the order of their ranks; several nodes may be on one."""
+        """The names of the machines, in the order of their ranks; a machine may hold several nodes."""
         return tuple(dict.fromkeys(place.host for place in self.nodes))
 
     def node_of(self, rank: int) -> str | None:
-        """Return the name of the node that had the rank in all trials; None where there was but one node, or several
-        had it in turn."""
+        """Return the name of the node that had the rank in all trials.
+
+        None if there was only one node, or if the rank moved between nodes.
+        """
         if len(self.nodes) == 1 or self.has_moved:
             return None
-        return next((one.name for one in self.nodes if one.first_rank <= rank < one.first_rank + one.ranks), None)
+        return next((node.name for node in self.nodes if node.first_rank <= rank < node.first_rank + node.ranks), None)
 
 
-def write_placement(folder: Path, engine: str, nodes: Sequence[Place]) -> None:
-    """Write where the ranks of a run are now, and whether trials before had them elsewhere."""
+def write_placement(folder: Path, engine: str, nodes: Sequence[NodePlace]) -> None:
+    """Write where the ranks of a run are now, and whether they were elsewhere in earlier trials."""
     before = read_placement(folder)
     has_moved = before is not None and (before.has_moved or before.nodes != tuple(nodes))
     file = PlacementFile(engine=engine, nodes=tuple(nodes), has_moved=has_moved)
@@ -53,7 +55,7 @@ def write_placement(folder: Path, engine: str, nodes: Sequence[Place]) -> None:
 
 
 def read_placement(folder: Path) -> PlacementFile | None:
-    """Return where the ranks of a run were; None where nobody wrote it, or not so that it can be read."""
+    """Return where the ranks of a run were; None if the file is missing or unreadable."""
     try:
         with open_to_read(folder / PLACEMENT) as file:
             return msgspec.json.decode(file.read(), type=PlacementFile)

@@ -18,7 +18,7 @@ from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
 from workloads.options import microbatch_count
 
-# Memory limits of the control groups of this process: those of a container, or of a cluster's job.
+# Memory limits of this process's control groups: of a container, or of a cluster job.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +41,18 @@ _FIRST = _Files(
 def left_in_groups(root: Path = Path("/")) -> list[int]:
     """Return the bytes that each control group with a limit still allows, from the process's own group up to the root.
 
-    Inactive pages of files count as free, since the kernel can reclaim them. Groups without a limit, or that cannot be
-    read, are left out. root: where /proc and /sys are.
+    Inactive file pages count as free because the kernel can reclaim them. Groups that have no limit or cannot be read
+    are left out. root: where /proc and /sys are.
     """
     return [
         size
         for version, folder in own_groups("memory", root)
-        for size in _left(folder, _SECOND if version == 2 else _FIRST)
+        for size in _group_headroom(folder, _SECOND if version == 2 else _FIRST)
     ]
 
 
-def _left(folder: Path, files: _Files) -> Iterator[int]:
-    """Yield the bytes that one group still allows; nothing if there is no such group, or it has no limit ("max")."""
+def _group_headroom(folder: Path, files: _Files) -> Iterator[int]:
+    """Yield the bytes that a group still allows; nothing if the group does not exist or has no limit ("max")."""
     try:
         limit, usage = int((folder / files.limit).read_text()), int((folder / files.usage).read_text())
     except (OSError, ValueError):
@@ -65,17 +65,17 @@ def _left(folder: Path, files: _Files) -> Iterator[int]:
 
 
 PROCESS_BYTES = 16_000_000
-"""The least memory that a rank or a data loader's worker needs, beside its tensors and what it shares with the
-forkserver. Measured: a worker has 16 MB and a rank 20 MB, torch 2.13 on a CPU."""
+"""The least memory that a rank or a data loader's worker needs, apart from its tensors and what it shares with the
+forkserver. Measured: 16 MB for a worker and 20 MB for a rank, torch 2.13 on a CPU."""
 PARTS_JUDGED = 1000
 """The cost model of peak memory visits each part of a batch; with more parts it is skipped for the smaller bound."""
 HOLDERS_NAMED = 4
-"""How many processes of a GPU a message names; it counts the others."""
+"""How many processes on a GPU a message names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
-    """The least that ranks on one device hold at the same moment. what: its description in a message."""
+    """The least that ranks on a device hold at the same moment. what: its description in a message."""
 
     what: str
     size_bytes: int
@@ -84,20 +84,20 @@ class _Need:
 def least_bytes(case: Case, rank: int) -> int:
     """Return the least memory that a rank needs at its worst moment.
 
-    For a probe, its buffers. For training, its states; on a CPU with what else lives at the peak of a step, if a cost
-    model predicts that. Before its first step a rank may hold more than its states: every strategy builds the whole
-    model and then shards it.
+    For a probe, its buffers. For training, its states; on a CPU also what else is live at the peak of a step, if a cost
+    model predicts it. Before its first step a rank may hold more than its states: every strategy builds the whole model
+    before sharding it.
     """
     return max(need.size_bytes for need in _needs(case, [rank]))
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that new processes can have without swapping, within the limits of control groups."""
+    """Return the memory available to new processes without swapping, within the limits of control groups."""
     return min([psutil.virtual_memory().available, *left_in_groups(root)])
 
 
 def process_name(pid: int) -> str | None:
-    """Return the name of a process by the driver's PID; None if the driver's PIDs are not those of this container."""
+    """Return the name of a process by the driver's PID; None if the driver uses other PIDs than this container."""
     with suppress(psutil.Error):
         return str(psutil.Process(pid).name()) if names_all_processes() else None
     return None
@@ -106,27 +106,27 @@ def process_name(pid: int) -> str | None:
 def check_processes(case: Case, *, host_bytes: int, cores: int) -> list[str]:
     """Refuse more processes than fit into memory; return warnings about too few cores, one line each.
 
-    cores: how many this process may use.
+    cores: usable by this process.
 
     Raises:
-        Misuse: the processes alone need more than `host_bytes`; the message says how many they are.
+        Misuse: the processes alone need more than `host_bytes`; the message contains their number.
     """
     workers = int(case.options.get("workers", 0))
     processes = case.ranks * (1 + workers)
     if processes * PROCESS_BYTES > host_bytes:
         who = f"{case.ranks} rank(s)" + (f" with {workers} worker(s) each" if workers else "")
         raise Misuse(
-            f"{case.strategy}: {who} take {_gigabytes(processes * PROCESS_BYTES)} before they allocate anything,"
-            f" and available memory is {_gigabytes(host_bytes)}; take fewer"
+            f"{case.strategy}: {who} need {_gigabytes(processes * PROCESS_BYTES)} before they allocate anything,"
+            f" but only {_gigabytes(host_bytes)} of memory is available; use fewer"
         )
     notices = []
     threads = case.ranks * case.threads
     if case.device == "cpu" and threads > cores:
         who = f"{case.ranks} ranks" + (f" of {case.threads} threads" if case.threads > 1 else "")
-        notices.append(f"{who} share {cores} core(s) and wait for each other: speeds are not those of {threads} cores")
+        notices.append(f"{who} share {cores} core(s) (oversubscribed): speeds are not those of {threads} cores")
     if workers > 1 and case.ranks * workers > cores:
         who = f"{case.ranks} rank(s) with {workers} worker(s) each"
-        notices.append(f"{who} load batches on {cores} core(s): they slow down each other and the ranks")
+        notices.append(f"{who} load batches on {cores} core(s): they slow each other and the ranks down")
     return notices
 
 
@@ -140,11 +140,11 @@ def check_memory(
 ) -> None:
     """Refuse a case whose ranks, all on one node, cannot hold what they need.
 
-    host_bytes: for ranks on the CPU. gpus: ranks are assigned to them in turn. memory: free memory of each GPU now.
+    host_bytes: for ranks on the CPU. gpus: ranks are assigned to them in turn. memory: current free memory of each GPU.
 
     Raises:
-        Misuse: the memory is too small; the message has what is needed and what is there.
-        InfrastructureFailed: the memory would do, but other processes hold too much of a GPU; the message names them.
+        Misuse: the memory is too small; the message contains what is needed and what is available.
+        InfrastructureFailed: the GPU is large enough, but other processes hold too much of it; the message names them.
     """
     if case.device == "cpu":
         _refuse_beyond(_needs(case, range(case.ranks)), case, host_bytes, "available memory is")
@@ -163,9 +163,9 @@ def check_memory(
         if now.free_bytes is not None and need.size_bytes > now.free_bytes:
             whole_bytes = now.free_bytes if gpu.memory_bytes is None else gpu.memory_bytes
             raise InfrastructureFailed(
-                f"{case.strategy}: {need.what} and GPU {gpu.index} has {_gigabytes(now.free_bytes)} free of"
+                f"{case.strategy}: {need.what}, but GPU {gpu.index} has only {_gigabytes(now.free_bytes)} free of"
                 f" {_gigabytes(whole_bytes)}: {holders_text(now.holders, name_of)};"
-                " wait for them, end them, or hide the GPU by CUDA_VISIBLE_DEVICES"
+                " wait for them, end them, or hide the GPU with CUDA_VISIBLE_DEVICES"
             )
 
 
@@ -176,7 +176,7 @@ def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: 
         if need.size_bytes > there_bytes:
             how = smaller if case.model is None else "a smaller shape"
             raise Misuse(
-                f"{case.strategy}: {need.what} and {whose} {_gigabytes(there_bytes)}; take {how}, or fewer ranks here"
+                f"{case.strategy}: {need.what}, but {whose} only {_gigabytes(there_bytes)}; use {how}, or fewer ranks"
             )
 
 
@@ -185,32 +185,37 @@ def _most(case: Case, ranks: Sequence[int]) -> _Need:
 
 
 def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
-    """Yield what these ranks hold together at each moment that may be the worst; all ranks build at the same time."""
+    """Yield what these ranks hold together at each possible worst moment; all ranks build at the same time."""
     spec = case.spec()
     if spec.kind == "probe":
         yield _need("buffers of", "take", ranks, sum(spec.working_bytes(case, rank) for rank in ranks))
         return
     states = [spec.states(case, rank) for rank in ranks]
-    held = sum(one.parameters_bytes + one.gradients_bytes + one.optimizer_bytes for one in states)
-    built = sum(spec.building_bytes(case, rank) for rank in ranks)
-    yield _need("parameters, gradients and optimizer state of", "take", ranks, held)
-    yield _need("the full model, built on each of", "before it is sharded, takes", ranks, built)
+    states_bytes = sum(
+        rank_states.parameters_bytes + rank_states.gradients_bytes + rank_states.optimizer_bytes
+        for rank_states in states
+    )
+    building_bytes = sum(spec.building_bytes(case, rank) for rank in ranks)
+    yield _need("parameters, gradients and optimizer state of", "take", ranks, states_bytes)
+    yield _need("the full model, built on each of", "before it is sharded, takes", ranks, building_bytes)
     if case.device != "cpu":
         return  # On a GPU, the peak depends on the kernels.
     if len(ranks) == case.ranks:
         yield _tokens(case)
     peak = spec.peak(case) if microbatch_count(case) <= PARTS_JUDGED else None
     if isinstance(peak, Prediction):
-        # In a pipeline, other ranks hold less than the predicted one; elsewhere all hold as much, at the same time.
+        # In a pipeline, other ranks hold less than the predicted rank; elsewhere all hold as much at the same time.
         alike = 1 if spec.pipeline(case) is not None else len(ranks)
         live = alike * (peak.gradients_bytes + peak.activations_bytes + peak.temporary_bytes)
-        kept = sum(one.parameters_bytes + one.optimizer_bytes for one in states)
-        yield _need("live tensors of a step, activations included, of", "take", ranks, kept + live)
+        resident_bytes = sum(rank_states.parameters_bytes + rank_states.optimizer_bytes for rank_states in states)
+        yield _need("live tensors of a step, activations included, of", "take", ranks, resident_bytes + live)
 
 
 def _tokens(case: Case) -> _Need:
-    """Return what all ranks together hold of one part of a batch, however they share it: token indices, residual stream
-    and logits."""
+    """Return what all ranks together hold of a microbatch, however they share it.
+
+    It has token indices, residual stream and logits.
+    """
     shape = case.shape
     tokens = shape.batch * shape.sequence // microbatch_count(case)
     size_bytes = tokens * (INDEX_BYTES + FULL_BYTES * shape.width + HALF_BYTES * shape.vocabulary)
@@ -225,8 +230,8 @@ def _need(what: str, takes: str, ranks: Sequence[int], size_bytes: int) -> _Need
 def holders_text(holders: Sequence[Holder], name_of: Callable[[int], str | None] = process_name) -> str:
     """Return in words which processes hold a GPU's memory, the largest first."""
     if not holders:
-        return "other processes hold the rest, and NVML names none (they are in another container, or just ended)"
-    ordered = sorted(holders, key=lambda one: one.memory_bytes or 0, reverse=True)
+        return "other processes hold the rest, but NVML names none (they run in another container, or have just ended)"
+    ordered = sorted(holders, key=lambda holder: holder.memory_bytes or 0, reverse=True)
     words = []
     for holder in ordered[:HOLDERS_NAMED]:
         name = name_of(holder.pid)

@@ -1,6 +1,6 @@
 """One rank of a convergence check: trains its case, and writes evidence of what each step used and computed.
 
-Nothing here is timed: fingerprints cost more than small steps do.
+Nothing here is timed: fingerprints cost more than small steps.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from workloads.protocols import KnowsNorm, Workload
 
 FINGERPRINT_BYTES = 8
 CHANNELS = 16
-"""How many channels of the batch normalisation have their statistics written."""
+"""The number of channels of the batch normalisation whose statistics are recorded."""
 PROJECTED = 2**17
-"""How many elements of a tensor a sketch projects, from its beginning."""
+"""The number of elements at the beginning of a tensor that a sketch projects."""
 
 
 def train_with_evidence(order: RankOrder, log: TrialLog) -> None:
@@ -43,7 +43,7 @@ def train_with_evidence(order: RankOrder, log: TrialLog) -> None:
         Exception: whatever the workload raises.
     """
     case, check = order.case, check_of(order.case)
-    assert check is not None, "only checks are trained with evidence"
+    assert check is not None, "only checks record evidence"
     with joined(order, log) as membership:
         _, workload = build_workload(trained_case(case, check.mistakes), log, lambda name: nullcontext())
         add_batch_norm(workload.model, check)
@@ -53,7 +53,7 @@ def train_with_evidence(order: RankOrder, log: TrialLog) -> None:
             for evidence in steps_with_evidence(case, workload, batches, membership.device):
                 membership.leave_store(has_communicated=True)
                 file.write(evidence)
-                # Marked as warm-up, so that nothing of it is read as speed.
+                # Marked as warm-up, so that no reading counts as speed.
                 log.reading("warm_up", [] if evidence.loss is None else [LOSS.at(evidence.loss)])
                 log.step += 1
 
@@ -63,10 +63,10 @@ def steps_with_evidence(
 ) -> Iterator[StepEvidence]:
     """Train all steps of a convergence check's case; yield what each step used and computed as soon as it is done."""
     parameters, check = case.shape.parameters(), check_of(case)
-    assert check is not None, "evidence is of a check"
+    assert check is not None, "only checks record evidence"
     for step in range(case.steps):
-        # This rank's part of each weight, by the weight's name in `single`. Empty weights are skipped: an engine that
-        # shards by itself leaves them behind, and a server holds nameless ones.
+        # This rank's part of each weight, by the weight's name in `single`. Empty weights are skipped: an engine with
+        # its own sharding leaves them behind, and a server holds nameless ones.
         weights = {plain_name(name): weight for name, weight in workload.model.named_parameters() if weight.numel()}
         before = {name: weight.detach().clone() for name, weight in weights.items()}
         fingerprint = fingerprint_of_weights(workload.model, parameters)
@@ -86,7 +86,7 @@ def steps_with_evidence(
             initial={} if step else _sketches((name, full_tensor_of(weight)) for name, weight in before.items()),
             gradients=_sketches(workload.full_gradients().items()),
             gradient_norm=norm_value if norm_value is not None and math.isfinite(norm_value) else None,
-            # A generator, one whole weight at a time: no rank need hold the whole of a sharded model.
+            # A generator, one whole weight at a time: no rank has to hold an entire sharded model.
             updates=_sketches(
                 (name, full_tensor_of(weight.detach() - before[name]))
                 for name, weight in weights.items()
@@ -101,7 +101,7 @@ def fingerprints_of_sequences(tokens_bs: Tensor) -> list[str]:
 
 
 def fingerprint_of_weights(model: nn.Module, parameters: int) -> str | None:
-    """Return a fingerprint of the bits of all weights; None if the model is sharded or has not this many parameters."""
+    """Return a fingerprint of the bits of all weights; None if the model is sharded or has other parameters."""
     weights = list(model.parameters())
     if any(isinstance(weight, DTensor) for weight in weights) or sum(w.numel() for w in weights) != parameters:
         return None
@@ -121,7 +121,7 @@ def _statistics(model: nn.Module) -> list[float]:
 
 
 def _sketches(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Sketch]:
-    """Return the finite sketches. Iterating may gather tensors from all ranks, so all ranks must call it."""
+    """Return the finite sketches. Iterating may gather tensors from all ranks, so all ranks must call this."""
     sketches = {name: sketch_of(name, tensor) for name, tensor in tensors}
     return {name: sketch for name, sketch in sketches.items() if all(map(math.isfinite, sketch))}
 

@@ -99,7 +99,7 @@ class TrialLog:
 
 
 class Membership:
-    """A rank's place among the ranks that it has joined.
+    """A rank's membership in the group that it has joined.
 
     device: of the rank. store: where the ranks met.
     """
@@ -110,9 +110,9 @@ class Membership:
         self._backend = backend
 
     def leave_store(self, *, has_communicated: bool) -> None:
-        """Say, once, that this rank needs the store no longer; see `bench.engines.node.node_store.TrialStore`.
+        """Report, once, that this rank no longer needs the store; see `bench.engines.node.node_store.TrialStore`.
 
-        Call it when all process groups are made, and again when all have been used: gloo connects when a group is made,
+        Call it when all process groups exist, and again when all have been used: gloo connects when a group is made,
         NCCL at the first message.
         """
         if self._store is not None and (has_communicated or self._backend == "gloo"):
@@ -132,7 +132,7 @@ def joined(
 ) -> Iterator[Membership]:
     """Join the order's trial; yield the rank's membership. On exit, wait until the rank may leave.
 
-    before_meeting: is called with the device before the rank meets the others.
+    before_meeting: called with the device before the rank meets the others.
 
     Raises:
         NoDevice: there is no GPU for the rank.
@@ -165,9 +165,7 @@ def joined(
     cuda.synchronize(device)
     wait_for_all(device, cuda, groups)
     if order.case.backend == "nccl" and not _within(destroy_s, groups.destroy_process_group, order, cuda):
-        print(
-            f"rank {order.rank}: its communicators were not taken down within {destroy_s:g} s; it leaves all the same"
-        )
+        print(f"rank {order.rank}: its communicators were not destroyed within {destroy_s:g} s; the rank ends anyway")
 
 
 def _store_of(order: RankOrder) -> Store:
@@ -177,10 +175,10 @@ def _store_of(order: RankOrder) -> Store:
         store = TCPStore(order.store.host, order.store.port, is_master=False, timeout=patience)
         return PrefixStore(order.store.prefix, store)
     folder = Path(order.store).parent
-    if not folder.is_dir():  # torch would wait for it until the trial's time is over.
+    if not folder.is_dir():  # torch would wait for the folder until the trial's limit.
         raise RuntimeError(
-            f"this rank does not see {folder}, where ranks of one machine meet: all nodes have the loopback as their"
-            " address, but not the same folder for temporary files (TMPDIR)"
+            f"this rank does not see {folder}, where the ranks of one machine meet: all nodes use the loopback address,"
+            " but their folders for temporary files differ; set TMPDIR to one folder on all of them"
         )
     file = FileStore(order.store)
     file.set_timeout(patience)
@@ -188,9 +186,9 @@ def _store_of(order: RankOrder) -> Store:
 
 
 def refuse_objects() -> None:
-    """Let no collective of this process unpickle what it receives: a pickle runs code, and gloo knows no sender.
+    """Stop collectives of this process from unpickling: a pickle can run code, and gloo does not identify the sender.
 
-    Our workloads send tensors only; torch and DeepSpeed send objects for what no workload here uses.
+    Our workloads send tensors only; torch and DeepSpeed send objects only for features that no workload here uses.
     """
     distributed_c10d._tensor_to_object = _refuse_object
 
@@ -203,7 +201,7 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
     """Return the rank's device, made the current one before anything is allocated.
 
     Raises:
-        NoDevice: CUDA shows this process no GPU, or NCCL none of the rank's own.
+        NoDevice: CUDA shows this process no GPU, or too few for NCCL to give the rank its own.
         RuntimeError: CUDA cannot be started; its message says why.
     """
     torch.set_num_threads(order.case.threads)
@@ -213,12 +211,12 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
     if not count:
         cuda.init()  # Raises with the reason, if CUDA knows it.
         raise NoDevice(
-            f"CUDA shows rank {order.rank} no GPU, though NVML showed some to the runner; `nvidia-smi` in the ranks'"
-            " environment, CUDA_VISIBLE_DEVICES and /dev/nvidia* tell more"
+            f"CUDA shows rank {order.rank} no GPU, although NVML showed GPUs to the runner; check `nvidia-smi` in the"
+            " ranks' environment, CUDA_VISIBLE_DEVICES and /dev/nvidia*"
         )
     if order.case.backend == "nccl" and order.local_rank >= count:
         raise NoDevice(
-            f"CUDA shows rank {order.rank} {count} GPU(s) and NCCL wants one for each rank; `observatory doctor` says"
+            f"CUDA shows rank {order.rank} {count} GPU(s), but NCCL needs one for each rank; `observatory doctor` shows"
             " what hides the others"
         )
     device = torch.device("cuda", order.local_rank % count)
@@ -227,32 +225,32 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
 
 
 def switch_tf32_off() -> str | None:
-    """Make CUDA compute fp32 in fp32; return a note if matrix products had TF32 on before, else None.
+    """Make CUDA compute fp32 in fp32; return a note if TF32 was on for matrix products, else None.
 
-    Convolutions have TF32 on by default, but no workload here has convolutions: the note is not about these.
+    Convolutions have TF32 on by default, but no workload here has convolutions, so the note ignores them.
     """
     was_on = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    # The old names set the new ones too; if the new ones were set, torch would refuse to read the old ones.
+    # The old names also set the new ones; if the new ones were set, torch would refuse to read the old ones.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if not was_on:
         return None
     cause = f" by {TF32_VARIABLE}={os.environ[TF32_VARIABLE]}" if TF32_VARIABLE in os.environ else ""
-    return f"TF32 was on{cause} and was switched off: products of fp32 are computed in fp32"
+    return f"TF32 was on{cause} and was switched off: fp32 products are computed in fp32"
 
 
 def gpu_uuid(order: RankOrder, cuda: Cuda = torch.cuda) -> str | None:
-    """Return the UUID of the rank's GPU; None on a CPU, and where CUDA fails, as it will again when the rank joins."""
+    """Return the UUID of the rank's GPU; None on a CPU and if CUDA fails, which the rank will report when it joins."""
     if order.case.device == "cpu":
         return None
     with suppress(RuntimeError, AssertionError):
-        # Make it the current device first: starting CUDA on another GPU leaves a context behind there.
+        # Make it the current device first: starting CUDA on another GPU would leave a context there.
         return str(cuda.get_device_properties(take_device(order, cuda)).uuid)
     return None
 
 
 def all_agree(yes: bool, device: torch.device) -> bool:
-    """Return whether every rank says yes."""
+    """Return whether `yes` is true on every rank."""
     answer = torch.tensor(int(yes), device=device)
     dist.all_reduce(answer, dist.ReduceOp.MIN)
     return bool(answer.item())
@@ -295,71 +293,71 @@ def _within(limit_s: float, call: Callable[[], object], order: RankOrder, cuda: 
             stay_on_device(order, cuda)
             call()
         except Exception as error:  # noqa: BLE001  # Whatever it is, the rank leaves now.
-            print(f"while communicators were taken down: {type(error).__name__}: {error}")
+            print(f"while destroying communicators: {type(error).__name__}: {error}")
         finally:
             done.set()
 
-    threading.Thread(target=run, name="taking communicators down", daemon=True).start()
+    threading.Thread(target=run, name="destroying communicators", daemon=True).start()
     return done.wait(limit_s)
 
 
-# Errors of CUDA's start in a rank, translated into a cause and the next move.
+# Errors while CUDA starts in a rank, translated into a cause and the next step.
 
 _CAUSES: tuple[tuple[str, str], ...] = (
     (r"Torch not compiled with CUDA enabled", "torch is built without CUDA: install a CUDA build"),
     (
         r"driver on your system is too old|driver version is insufficient",
-        "its driver is older than torch's CUDA: install a newer driver, or a torch for the CUDA that the driver runs"
+        "the driver is older than torch's CUDA: install a newer driver, or a torch for the CUDA that it supports"
         " (`observatory doctor`)",
     ),
     (
         r"Found no NVIDIA driver",
-        "there is no NVIDIA driver (libcuda.so.1) for this process, though NVML answered: in a container set"
+        "this process finds no NVIDIA driver (libcuda.so.1), although NVML answered: in a container, set"
         " NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ),
     (
         r"No CUDA GPUs are available|no CUDA-capable device is detected",
-        "CUDA shows it no GPU: look at CUDA_VISIBLE_DEVICES, /dev/nvidia* and `nvidia-smi -L`",
+        "CUDA shows the rank no GPU: check CUDA_VISIBLE_DEVICES, /dev/nvidia* and `nvidia-smi -L`",
     ),
     (
         r"invalid device ordinal",
-        "CUDA shows fewer GPUs than NVML: look at CUDA_VISIBLE_DEVICES and, where MIG is on, at `nvidia-smi -L`",
+        "CUDA shows fewer GPUs than NVML: check CUDA_VISIBLE_DEVICES and, if MIG is on, `nvidia-smi -L`",
     ),
     (
         r"busy or unavailable",
-        "the GPU is held by another process alone: look at its compute mode (`nvidia-smi -q -d COMPUTE`) and at"
-        " `observatory doctor`, which names the processes",
+        "another process holds the GPU exclusively: check its compute mode (`nvidia-smi -q -d COMPUTE`);"
+        " `observatory doctor` names the processes",
     ),
     (
         r"CUDA error: out of memory",
-        "the GPU has not the memory that CUDA and its libraries take beside torch's: `observatory doctor` says what is"
-        " free and who holds the rest",
+        "the GPU lacks the memory that CUDA and its libraries need in addition to torch's: `observatory doctor` shows"
+        " what is free and which processes hold the rest",
     ),
     (
         r"system not yet initialized",
-        "the NVSwitches of this node are not set up: start nvidia-fabricmanager, of the driver's own version",
+        "the NVSwitches of this node are not set up: start nvidia-fabricmanager in the driver's version",
     ),
     (
         r"forward compatibility was attempted|unsupported display driver / cuda driver combination",
-        "the CUDA driver library does not fit the driver in the kernel: take cuda-compat out of LD_LIBRARY_PATH, or"
-        " start the container anew after the driver was changed",
+        "the CUDA driver library does not match the kernel driver: remove cuda-compat from LD_LIBRARY_PATH, or restart"
+        " the container after a driver change",
     ),
     (
         r"no kernel image is available",
-        "this torch has no kernels for a GPU of its kind (torch.cuda.get_arch_list() names those it has): install a"
-        " torch that is built for it",
+        "this torch has no kernels for this kind of GPU (torch.cuda.get_arch_list() lists the supported ones): install"
+        " a torch that is built for it",
     ),
     (
         r"CUDA error: initialization error|Cannot re-initialize CUDA in forked subprocess",
-        "its driver failed, or the process that ranks are forked from had started CUDA, as a sitecustomize.py that uses"
-        " the GPU does: look at `nvidia-smi` and `dmesg`",
+        "the driver failed, or the process that ranks are forked from had already started CUDA, for example in a"
+        " sitecustomize.py that uses the GPU: check `nvidia-smi` and `dmesg`",
     ),
     (
         r"Unexpected error from cudaGetDeviceCount.*Error (?P<number>\d+): (?P<words>.*)",
-        "its driver does not start (error {number}, {words}): look at `nvidia-smi` and `dmesg`",
+        "the driver does not start (error {number}, {words}): check `nvidia-smi` and `dmesg`",
     ),
 )
-"""Pairs of an error pattern of torch or CUDA, and its cause with the next move; the first that matches counts.
+"""Pairs of an error pattern of torch or CUDA, and its cause with the next step; the first match counts.
 
 Source: torch's c10/cuda/CUDAFunctions.cpp and CUDAException.cpp; cudaGetErrorString.
 """
@@ -371,6 +369,8 @@ def with_cause(error: BaseException) -> BaseException:
         return error
     message = str(error)
     for pattern, cause in _CAUSES:
-        if found := re.search(pattern, message):
-            return NoDevice(f"{cause.format(**found.groupdict())} (it said: {message.splitlines()[0].split('. ')[0]})")
+        if match := re.search(pattern, message):
+            return NoDevice(
+                f"{cause.format(**match.groupdict())} (CUDA's message: {message.splitlines()[0].split('. ')[0]})"
+            )
     return error

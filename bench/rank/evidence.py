@@ -1,4 +1,4 @@
-"""The evidence file of a rank in a convergence check: one JSON line per step, in a file beside the rank's log."""
+"""The evidence file of a rank in a convergence check: one JSON line per step, in a file next to the rank's log."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ class EvidenceFile:
     def write(self, evidence: StepEvidence) -> None:
         """Append one step as one line."""
         self._file.write(msgspec.json.encode(evidence) + b"\n")
-        self._file.flush()  # Unbuffered, a disk that fills up in the middle of a line would raise nothing.
+        self._file.flush()  # An unbuffered file would raise nothing if the disk filled up in the middle of a line.
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -1,4 +1,4 @@
-"""Commits an injected fault in the rank that is told to."""
+"""Commits an injected fault in the rank that it names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.rank.fault_injection import Fault
 from workloads.spec import Device
 
 SPARE_BYTES = 1 << 30
-"""What a rank on a CPU that runs out of memory may allocate until then: the node keeps its memory."""
+"""How much a rank on a CPU may still allocate when its memory is to run out: the node keeps the rest."""
 
 
 def commit_at(fault: Fault | None, *, rank: int, step: int, device: Device) -> None:
@@ -22,7 +22,7 @@ def commit_at(fault: Fault | None, *, rank: int, step: int, device: Device) -> N
         return
     match fault.kind:
         case "raise":
-            raise RuntimeError("a fault was asked for")
+            raise RuntimeError("an injected fault")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
@@ -45,21 +45,21 @@ def _wait_for_no_message(device: Device) -> None:
     import torch.distributed as dist
 
     dist.recv(torch.empty(1, device=device), src=(dist.get_rank() + 1) % dist.get_world_size(), tag=7)
-    if device == "cuda":  # The host is not made to wait.
+    if device == "cuda":  # The receive itself does not block the host.
         torch.cuda.synchronize()
 
 
 def _use_up_memory(device: Device) -> None:
-    """Allocate until torch raises. On a CPU a limit makes that soon, so that the kernel ends no other process.
+    """Allocate until torch raises. On a CPU a limit makes that happen soon, so the kernel kills no other process.
 
     Raises:
-        RuntimeError: there is no memory left; torch.OutOfMemoryError on CUDA.
+        RuntimeError: no memory is left; torch.OutOfMemoryError on CUDA.
     """
     import torch
 
     if device == "cpu":
         used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used_bytes + SPARE_BYTES, resource.RLIM_INFINITY))
-    held = []
+    allocations = []
     while True:
-        held.append(torch.empty(SPARE_BYTES // 4, dtype=torch.uint8, device=device))
+        allocations.append(torch.empty(SPARE_BYTES // 4, dtype=torch.uint8, device=device))

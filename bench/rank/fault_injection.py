@@ -1,4 +1,4 @@
-"""Fault injection: which faults a rank can be told to commit, to test how the root cause of a failure is found."""
+"""Fault injection: the faults that a rank can commit, to test how the root cause of a failure is found."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from bench.errors import Misuse
 
 FaultKind = Literal["raise", "kill", "stop", "hang", "wait", "memory", "exit", "leave"]
-"""raise: an exception. kill, stop: SIGKILL, SIGSTOP. hang: sleeps. wait: waits in the process group's own code, for a
-message that nobody sends. memory: allocates until there is none left. exit: sys.exit(7). leave: os._exit(0)."""
+"""raise: an exception. kill, stop: SIGKILL, SIGSTOP. hang: sleeps. wait: waits in the process group's own code for a
+message that nobody sends. memory: allocates until none is left. exit: sys.exit(7). leave: os._exit(0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +29,19 @@ def parse_fault(text: str, *, ranks: int, steps: int) -> Fault:
     """Return the fault that KIND@RANK:STEP describes.
 
     Raises:
-        Misuse: the text has another form, or there is no such rank or step.
+        Misuse: the text has another form, or the rank or step does not exist.
     """
     kinds = get_args(FaultKind)
     match = re.fullmatch(rf"({'|'.join(kinds)})@(\d+):(\d+)", text)
     if match is None:
-        raise Misuse(f'fault "{text}" is not KIND@RANK:STEP, such as hang@1:3; KIND is one of {", ".join(kinds)}')
+        raise Misuse(
+            f'fault "{text}" does not have the form KIND@RANK:STEP, for example hang@1:3; KIND is one of'
+            f" {', '.join(kinds)}"
+        )
     kind, rank, step = match.groups()
     if kind == "wait" and ranks == 1:
         raise Misuse(
-            f'fault "{text}" waits for a message of another rank, and there is one rank; take --ranks 2 or more'
+            f'fault "{text}" waits for a message from another rank, but there is only one; use --ranks 2 or more'
         )
     if int(rank) >= ranks:
         raise Misuse(f'fault "{text}" is for rank {rank}; ranks are 0 to {ranks - 1}')

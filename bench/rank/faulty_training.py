@@ -1,7 +1,7 @@
 """What a convergence check changes in a training: a layer that normalises over the batch, and deliberate faults.
 
-The reference training knows neither. The layer is put behind the embedding of a model that is already built, because it
-alone makes a result depend on the other sequences of the batch; the faults are what the check must find.
+The reference training knows neither. The layer is inserted after the embedding of a model that is already built: it
+alone makes a result depend on the other sequences of the batch. The faults are what the check must find.
 Dimensions: b sequences of a rank, s sequence, d width.
 """
 
@@ -26,27 +26,27 @@ EPSILON = 1e-5
 
 
 def trained_case(case: Case, mistakes: Sequence[Mistake]) -> Case:
-    """Return the case that is trained: the fault `learning_rate` leaves out the rule that scales the rate."""
+    """Return the case to train: the fault `learning_rate` omits the rule that scales the rate."""
     return replace(case, options={**case.options, "lr_rule": "base"}) if "learning_rate" in mistakes else case
 
 
 class FirstEpochSampler(Sampler):
-    """The fault `sampler_epoch`: each epoch has the order of the first."""
+    """The fault `sampler_epoch`: every epoch has the order of the first."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing, as where a training forgets to call this."""
+        """Do nothing, like a training that forgets to call this."""
 
 
 def check_batches(setup: Setup, place: DataShare | None, check: Check) -> Batches | NoBatches:
-    """Make the batches of a rank with this place: short epochs, by a faulty sampler where the check has that fault."""
+    """Make a rank's batches: short epochs, with a faulty sampler if the check has that fault."""
     sampler_type: type[Sampler] = FirstEpochSampler if "sampler_epoch" in check.mistakes else DistributedSampler
     return make_batches(setup, place, epoch_steps=check.epoch_steps, sampler_type=sampler_type)
 
 
 def add_batch_norm(model: nn.Module, check: Check) -> None:
-    """Put the layer behind the embedding of the reference model, which may lie in wrappers, where the check has it.
+    """Insert the layer after the embedding of the reference model, inside any wrappers, if the check has the layer.
 
-    The fault `batch_statistics` normalises each rank's share by itself.
+    With the fault `batch_statistics` each rank normalises its own share.
     """
     for module in list(model.modules()):
         if check.has_batch_norm and isinstance(module, Transformer):
@@ -58,7 +58,7 @@ def add_batch_norm(model: nn.Module, check: Check) -> None:
 class BatchNorm(nn.Module):
     """Subtracts each channel's mean and divides by its deviation; without weights and running statistics.
 
-    Mean and variance are those of the full batch, of which all ranks have equal shares, or of this rank's share alone.
+    Mean and variance belong to the full batch, of which all ranks have equal shares, or to this rank's share alone.
     Source: Ioffe and Szegedy 2015, Batch normalization, algorithm 1; over all ranks: Peng et al. 2018, MegDet.
     """
 
@@ -82,18 +82,18 @@ class BatchNorm(nn.Module):
 
 
 class _Mean(torch.autograd.Function):
-    """Mean over all ranks. Strategies average gradients over ranks, so its own gradient is a mean over ranks too."""
+    """Mean over all ranks. Strategies average gradients over ranks, so its gradient is also a mean over ranks."""
 
     @staticmethod
-    def forward(context: Any, own: Tensor) -> Tensor:
-        return _mean(own)
+    def forward(context: Any, tensor: Tensor) -> Tensor:
+        return _mean(tensor)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
         return _mean(gradient)
 
 
-def _mean(own: Tensor) -> Tensor:
-    total = own.clone(memory_format=torch.contiguous_format)
+def _mean(tensor: Tensor) -> Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total / dist.get_world_size()

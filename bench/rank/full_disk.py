@@ -1,4 +1,4 @@
-"""A full disk behind an error of a rank, however the error shows it; the run then goes on once there is room."""
+"""Recognises a full disk behind a rank's error, in whatever form; the run continues once there is room."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 
 
 class DiskFull(OSError):
-    """A file of the rank could not be written, since the disk or the user's quota is full."""
+    """A file of the rank could not be written because the disk or the user's quota is full."""
 
 
 _FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)}
 
 
 def as_full_disk(error: BaseException) -> DiskFull | None:
-    """Return a `DiskFull` where the error is one of a full disk, or was raised while one was handled; None otherwise.
+    """Return a `DiskFull` if the error comes from a full disk, or was raised while handling such an error; else None.
 
-    Closing an archive after a failed write raises a ValueError, for example. C++ code only gives the system's words.
+    For example, closing an archive after a failed write raises a ValueError. C++ code passes on the system's words.
     """
     cause: BaseException | None = error
     while cause is not None:

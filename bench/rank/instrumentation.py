@@ -1,6 +1,6 @@
 """Instrumentation of a rank: phase marks, profiler windows, and actions and memory measured in extra steps.
 
-Instrumented steps are slower than others and no part of speed.
+Instrumented steps are slower than others and do not count towards speed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from collectors.rank.memory_snapshot import CannotSave, CudaRecorder, mark_phase
 from collectors.rank.profiler import Window
 from collectors.rank.step_clock import StepClock
 from collectors.sample_log import TimedActions
-from collectors.traces.analyzers.summary import breakdowns, why_no_communication
+from collectors.traces.breakdown import breakdowns, why_no_communication
 from collectors.traces.event_names import STEP
 from collectors.traces.reading import collective_args, nccl_calls
 from collectors.traces.steps import steps as marked_steps
@@ -48,12 +48,12 @@ from collectors.traces.timeline import Timeline
 from workloads.options import GRAPH_MODES
 from workloads.protocols import CountsPairs, CountsPayload, HoldsTensors, ReceivesMessages, RunsStages, Workload
 
-Mark = Callable[[str], AbstractContextManager[object]]
+MarkPhase = Callable[[str], AbstractContextManager[object]]
 """Returns a context that marks a phase of the given name."""
 
 
 class PhaseMarks:
-    """Marks the phases of a workload's steps, for the clock and for the memory account alike.
+    """Marks the phases of a workload's steps, both for the clock and for the memory account.
 
     Memory is read after the clock has ended the phase, so that no phase's time includes the reading.
     """
@@ -63,7 +63,7 @@ class PhaseMarks:
         self.memory = memory
         self._now_ns = now_ns
         self._reading_cost_ns = 0
-        self._also: Mark = nullcontext
+        self._also: MarkPhase = nullcontext
 
     def start(self) -> None:
         """Begin the first step for clock and memory, or the next one after a pause."""
@@ -81,8 +81,8 @@ class PhaseMarks:
         self._reading_cost_ns += self._now_ns() - begun_ns
 
     @contextmanager
-    def marked_also(self, mark: Mark) -> Iterator[None]:
-        """Mark phases with `mark` too, inside the `with`."""
+    def marked_also(self, mark: MarkPhase) -> Iterator[None]:
+        """Also mark phases with `mark` inside the `with`."""
         self._also = mark
         try:
             yield
@@ -97,7 +97,7 @@ class PhaseMarks:
 
 @dataclass(slots=True, kw_only=True)
 class Instrumentation:
-    """Measures one rank in steps of their own. Every rank of a run makes the same measurements, in the same steps.
+    """Measures a rank in extra steps. Every rank of a run makes the same measurements in the same steps.
 
     marks: of the workload's phases. train_step: runs a step like the measured ones.
     """
@@ -118,7 +118,7 @@ class Instrumentation:
     # Profiler windows.
 
     def trace(self) -> None:
-        """Run a profiler window; log its figures and what the rank handed to collectives in it."""
+        """Run a profiler window; log its figures and the payload of its collectives."""
         order, case, workload = self.order, self.order.case, self.workload
         folder = Path(order.folder)
         workload_bytes = Counter[str]()
@@ -161,7 +161,7 @@ class Instrumentation:
     def _payloads(self, traced: TracedWindow, workload_bytes: Mapping[str, int]) -> list[Sample]:
         """Return the mean payload of a step, by collective and mesh axis.
 
-        workload_bytes: what the workload counted itself, by collective; the spec names their axes.
+        workload_bytes: counted by the workload itself, by collective; the spec names their axes.
         """
         case = self.order.case
         axes: dict[str, str] = {transfer.collective: transfer.axis for transfer in case.spec().transfers(case)}
@@ -182,7 +182,7 @@ class Instrumentation:
     # Actions of pipeline stages.
 
     def time_actions(self) -> None:
-        """Log what each action of a pipeline's stages took, in steps that all ranks begin together."""
+        """Log the time of each action of a pipeline's stages, in steps that all ranks begin together."""
         if not isinstance(self.workload, RunsStages):
             return
         clock, clock_name = make_action_clock(self.device), host_clock_name()
@@ -209,7 +209,7 @@ class Instrumentation:
     # Memory.
 
     def measure_memory(self) -> None:
-        """Log live tensors at their peak (CPU), memory of stages, the snapshot if asked for, and training state."""
+        """Log live tensors at their peak (CPU), memory of stages, the snapshot if requested, and training state."""
         samples = self._live_tensors() if self.device.type == "cpu" else self._allocations_of_stages()
         if self.order.instrumentation.memory_snapshot:
             samples += self._by_category()
@@ -219,7 +219,7 @@ class Instrumentation:
 
     def _live_tensors(self) -> list[Sample]:
         if self.order.case.options["compile"] != "none":  # All ranks or none: a server's model has no block.
-            self.log.note("live tensor bytes are absent: compiled blocks allocate where no tensor is seen")
+            self.log.note("live tensor bytes are absent: compiled blocks allocate memory that no tensor shows")
             return []
         live = []
         try:
@@ -236,7 +236,7 @@ class Instrumentation:
         return live + self._samples_of_stages()
 
     def _allocations_of_stages(self) -> list[Sample]:
-        """Return what stages hold by CUDA's allocator, which counts as the host queues work: no wait for the device."""
+        """Return what stages hold by CUDA's allocator, which counts when the host queues work and never waits."""
         if not isinstance(self.workload, RunsStages):
             return []
         self._follow_stages(partial(torch.cuda.memory_allocated, self.device))
@@ -244,13 +244,13 @@ class Instrumentation:
         return self._samples_of_stages()
 
     def _follow_stages(self, held_bytes: Callable[[], int]) -> None:
-        """Begin to follow what each pipeline stage holds, if there are any. held_bytes: returns the bytes held now."""
+        """Begin to follow what each pipeline stage holds, if there are any. held_bytes: returns the current bytes."""
         if isinstance(self.workload, RunsStages):
             self._stages = StageMemory(held_bytes)
             self.workload.mark_actions(self._stages.mark)
 
     def _samples_of_stages(self) -> list[Sample]:
-        """Stop following the stages; return what each held at most."""
+        """Stop following the stages; return the peak of each."""
         if self._stages is None or not isinstance(self.workload, RunsStages):
             return []
         self.workload.mark_actions(None)
@@ -269,7 +269,7 @@ class Instrumentation:
 
     def _save_history(self) -> None:
         if self.device.type != "cuda":
-            self.log.note("the history of memory blocks is absent: on a CPU no allocator keeps one")
+            self.log.note("the history of memory blocks is absent: no allocator keeps one on a CPU")
             return
         try:
             save_history(self._run_step, self._file("memory.pickle"), CudaRecorder())
@@ -279,7 +279,7 @@ class Instrumentation:
             self.log.note(f"the history of memory blocks is absent: {error}")
 
     def _states(self) -> StateTensors:
-        """Return the tensors of parameters, gradients and optimizer as they are now."""
+        """Return the current tensors of parameters, gradients and optimizer."""
         if isinstance(self.workload, HoldsTensors):
             return self.workload.held_tensors()
         return states_of(self.workload.model, self.workload.optimizer)
@@ -291,10 +291,10 @@ class Instrumentation:
 # The profiler window of one rank: its Timeline, completed by the rank's Flight Recorder.
 
 NO_KERNELS = (
-    "the profiler saw no kernel, so that the figures of its window are absent: another profiler (nsys, ncu) may hold"
-    " CUPTI, or its library is missing; the rank's messages tell which"
+    "the profiler saw no kernel, so the figures of its window are absent: another profiler (nsys, ncu) may hold CUPTI,"
+    " or CUPTI's library is missing; the rank's messages show which"
 )
-"""Without kernels, a Timeline would take the host's operators, which only launch kernels, for computation."""
+"""Without kernels, a Timeline would count the host's operators, which only launch kernels, as computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +302,7 @@ class TracedWindow:
     """The result of a profiler window.
 
     window: keeps the trace, for export. before, after: dumps of the Flight Recorder around the window.
-    has_figures: whether the Timeline shows what the rank's device did. notes: what is not known of the window, and why.
+    has_figures: whether the Timeline shows the rank's device. notes: what is unknown about the window, and why.
     """
 
     window: Window
@@ -343,7 +343,7 @@ def trace(
             timeline, notes = nccl_calls.with_calls(timeline, flight_recorder.works_since(before, after))
     except flight_recorder.Forgotten as error:
         notes = (f"process groups and numbers of collectives are absent: {error}",)
-    # The host's name: ranks of one host share a clock, which is used when their windows are joined.
+    # The host's name: ranks on one host share a clock, which is used when their windows are joined.
     about = replace(timeline.about, world_size=ranks, host=socket.gethostname(), groups=flight_recorder.group_ranks())
     has_figures = shows_device(device, timeline)
     return TracedWindow(
@@ -357,17 +357,17 @@ def trace(
 
 
 def shows_device(device: torch.device, timeline: Timeline) -> bool:
-    """Return whether the Timeline shows what the device did, and not only what the host launched on it."""
+    """Return whether the Timeline shows what the device did, not only what the host launched on it."""
     return device.type == "cpu" or timeline.is_device
 
 
 def partial_steps(timeline: Timeline) -> Iterator[str]:
     """Yield a line for each step that is incomplete in the window.
 
-    kineto stops silently when its buffers are full; it shows in launches whose work is missing.
+    kineto stops silently when its buffers are full; launches without work reveal it.
     """
     if timeline.about.clocks_differ:
-        yield "traced steps are left out: host and device have different clocks"
+        yield "traced steps are left out: the clocks of host and device differ"
     for step in marked_steps(timeline):
         if step.why is not None:
             yield f"traced step {step.name.removeprefix(STEP).strip()} is left out: {step.why}"
@@ -377,7 +377,7 @@ def entered_in(traced: TracedWindow, case: Case) -> list[Entered]:
     """Return the collectives that the rank entered in the window, with their bytes.
 
     Raises:
-        Forgotten: the Flight Recorder does not hold them all, for instance because CUDA graphs replayed some.
+        Forgotten: the Flight Recorder does not hold them all, for example because CUDA graphs replayed some.
     """
     if case.backend == "nccl":
         works = flight_recorder.works_since(traced.before, traced.after)

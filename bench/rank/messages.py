@@ -20,17 +20,17 @@ DUMP = b"dump"
 ABORT = b"abort"
 """Sent by the supervisor to a rank to make it abort its communicators and end."""
 GROUPS_MADE = "groups made"
-"""Key of a trial's store: how many ranks need the store no longer."""
+"""Key of a trial's store: the number of ranks that no longer need the store."""
 
 
 RunId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,127}\Z")]
-"""The id of a run, which is also its folder's name: it can lead to no other place."""
+"""The id of a run, which is also its folder's name; it cannot contain a path."""
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What agent and ranks are told of a trial.
+    """What agent and ranks know about a trial.
 
-    keep_trace: keep the profiler's trace beside the Timeline. instrumentation: taken in steps of its own.
+    keep_trace: keep the profiler's trace in addition to the Timeline. instrumentation: runs in extra steps.
     ceiling_flops_per_second: the median of a matmul run in the same setting; None if there is no such run.
     """
 
@@ -55,11 +55,11 @@ class RankOrder(_Order, frozen=True, kw_only=True):
     """Agent to rank: one rank's part in one trial.
 
     folder: where the rank writes rank<k>.jsonl and rank<k>.err.
-    store: the key-value store in which the ranks of this trial meet: the path of a file, in a folder that nobody else
-    may enter, where all are on this node.
+    store: the key-value store in which the ranks of this trial meet; if all are on this node, the path of a file in a
+    folder that nobody else can enter.
     store_timeout_s: how long ranks wait for each other in the store; shorter than the trial's limit.
     collective_timeout_s: when a collective times out: on gloo before the trial's limit, so that the rank can report it;
-    on NCCL after it, because NCCL's watchdog ends the process without its stacks and its record.
+    on NCCL after the limit, because NCCL's watchdog ends the process without its stacks and its record.
     """
 
     rank: int
@@ -73,10 +73,10 @@ class RankOrder(_Order, frozen=True, kw_only=True):
 class TrialOrder(_Order, frozen=True, kw_only=True, tag="trial"):
     """Runner to agent: measure this case once, with fresh ranks, within the limit.
 
-    It names the run alone: the agent knows the folder of runs. It carries no code, and no path but that of a store.
-    node: the number of the agent's node in the run. first_rank, local_ranks: the node has this many of the case's ranks
-    from this one on; None for all that follow. store: where the ranks of all nodes meet: a file, where these are but
-    parts of one machine; None on one node, where the agent chooses a file.
+    It contains only the run's id: the agent knows the folder of runs. It carries no code, and no path except a store's.
+    node: the number of the agent's node in the run. first_rank, local_ranks: the node runs this many of the case's
+    ranks, beginning with first_rank; None for all that follow. store: where the ranks of all nodes meet: a file if the
+    nodes are simulated on one machine; None on one node, where the agent chooses a file.
     """
 
     limit_s: Annotated[float, msgspec.Meta(gt=0)]
@@ -93,31 +93,31 @@ class TrialOrder(_Order, frozen=True, kw_only=True, tag="trial"):
 
 
 class EndTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="end_trial"):
-    """Runner to agent: end this trial as interrupted, if it is running: another node's part of it has ended."""
+    """Runner to agent: end this trial as interrupted if it is running, because its part on another node has ended."""
 
     run: RunId
     trial: int
 
 
 class SendFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="send_files"):
-    """Runner to agent: send what the node's ranks wrote for this run, and free its folder; the case has ended there."""
+    """Runner to agent: send what the node's ranks wrote for this run, and release its folder; the case has ended."""
 
     run: RunId
 
 
 class WatchFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="watch_files"):
-    """Runner to agent: from now on send, each second, what is appended to the run's logs; or send it no more."""
+    """Runner to agent: begin, or stop, sending what is appended to the run's logs, once a second."""
 
     run: RunId
     is_watched: bool
 
 
 class CheckNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="check_node"):
-    """Runner to agent: tell the node's state and clock; while no trial runs."""
+    """Runner to agent: report the node's state and clock; only while no trial runs."""
 
 
 class OpenStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="open_store"):
-    """Runner to agent: open a store for the next trial, in which so many ranks will meet; while no trial runs."""
+    """Runner to agent: open a store for the next trial, in which this many ranks meet; only while no trial runs."""
 
     ranks: Annotated[int, msgspec.Meta(ge=1)]
 
@@ -132,15 +132,15 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class StoreOpened(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="store_opened"):
-    """Agent to runner: the store listens, until the ranks have made their groups, or the next trial has ended."""
+    """Agent to runner: the store listens until the ranks have made their groups or the next trial has ended."""
 
     store: str | Store
 
 
 class NodeChecked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="node_checked"):
-    """Agent to runner: the node's state. asked_ns, answered_ns: its Unix time when it was asked, and when it answers.
+    """Agent to runner: the node's state. asked_ns, answered_ns: its Unix time at the request and at the answer.
 
-    By both and the runner's own two, the runner tells the clocks' difference, as NTP does.
+    From these and its own two times the runner computes the difference of the clocks, as NTP does.
     """
 
     now: NodeNow
@@ -148,24 +148,24 @@ class NodeChecked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     answered_ns: int
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="progress"):
-    """Agent to runner: how many steps the slowest rank has finished, warm-up included."""
+class TrialProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="progress"):
+    """Agent to runner: the number of steps that the slowest rank has finished, warm-up included."""
 
     run: RunId
     trial: int
     steps: int
 
 
-Outcome = Literal["done", "failed", "timed_out", "interrupted"]
+TrialOutcome = Literal["done", "failed", "timed_out", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """Why a trial did not end well.
+class FailureCause:
+    """Why a trial failed.
 
     kind: "agent" is a failure of the node and not of the workload: of its agent, its forkserver, or a rank's GPU.
-    rank: the root cause, the rank that failed by its own doing; None if it cannot be told from the others.
-    step: the step the rank was in. text: what happened to it. last_lines: the end of its rank<k>.err.
+    rank: the root cause, the rank that failed first and by itself; None if no rank can be singled out.
+    step: the step the rank was in. text: what happened to the rank. last_lines: the end of its rank<k>.err.
     """
 
     kind: Literal["killed", "error", "left", "hung", "limit", "disk", "interrupted", "agent"]
@@ -176,26 +176,26 @@ class Cause:
 
 
 class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trial_ended"):
-    """Agent to runner: the trial ended, and all its ranks on this node are gone.
+    """Agent to runner: the trial has ended, and all its ranks on this node are gone.
 
-    ends: the `RankEnd` of each rank, where other nodes have some too, so that the runner finds the cause among all.
+    ends: the `RankEnd` of each rank if other nodes have ranks too, so that the runner finds the cause among all.
     """
 
     run: RunId
     trial: int
-    outcome: Outcome
-    cause: Cause | None = None
+    outcome: TrialOutcome
+    cause: FailureCause | None = None
     ends: tuple[msgspec.Raw, ...] = ()
 
 
 class AgentFailed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="agent_failed"):
-    """Agent to runner: the agent cannot go on. text: why."""
+    """Agent to runner: the agent cannot continue. text: why."""
 
     text: str
 
 
 class AgentNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="agent_notice"):
-    """Agent to runner: something that people should know of its node, and that ends nothing. text: what."""
+    """Agent to runner: a notice about the node for the user; nothing ends because of it."""
 
     text: str
 
@@ -211,8 +211,8 @@ FileName = Annotated[str, msgspec.Meta(pattern=FILE_NAME)]
 class FilePiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file_piece"):
     """Agent to runner: a piece of a file, compressed by zlib.
 
-    start: of its first byte, from where the agent found the file when it began with the run. is_tail: was appended
-    just now to a watched log; other pieces of a file come in order, and `FileSent` after the last one.
+    start: the offset of its first byte, counted from the file's size when the agent began the run. is_tail: just
+    appended to a watched log; other pieces of a file come in order, and `FileSent` after the last.
     """
 
     run: RunId
@@ -223,7 +223,7 @@ class FilePiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FileSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file_sent"):
-    """Agent to runner: all pieces of the file were sent. size, sha256: of all its bytes together."""
+    """Agent to runner: all pieces of the file were sent. size, sha256: of the whole file."""
 
     run: RunId
     name: FileName
@@ -232,7 +232,7 @@ class FileSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FilesSent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="files_sent"):
-    """Agent to runner: all files of the run were sent. left_out: a line on each that could not be read."""
+    """Agent to runner: all files of the run were sent. left_out: a line for each file that could not be read."""
 
     run: RunId
     left_out: tuple[str, ...] = ()
@@ -242,7 +242,7 @@ FromAgent = (
     Ready
     | NodeChecked
     | StoreOpened
-    | Progress
+    | TrialProgress
     | TrialEnded
     | AgentFailed
     | AgentNotice

@@ -43,7 +43,7 @@ def run_probe(order: RankOrder, log: TrialLog) -> None:
         Exception: whatever the probe raises.
     """
     case = order.case
-    # NCCL's log, a line for each call, disturbs: the first trial is spent on it, and its times are left out.
+    # NCCL's log, a line for each call, disturbs the timing: only the first trial writes it, and its times do not count.
     is_logged = case.backend == "nccl" and case.trials > 1 and order.trial == 0
     mark: Mark = "nccl_log" if is_logged else "probe"
     path = Path(order.folder) / f"rank{order.rank}.nccl.log"
@@ -74,7 +74,7 @@ def run_probe(order: RankOrder, log: TrialLog) -> None:
 
 
 def samples_of(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[Sample]:
-    """Return a sample for each figure, and for a call's time with the host where that is known too."""
+    """Return a sample for each figure, and one for a call's time including the host if that is known."""
     samples = []
     for quantity, value in figures.items():
         if isinstance(value, (int, float)):
@@ -87,7 +87,7 @@ def samples_of(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str,
 
 
 def begun_ns(figures: Mapping[Quantity, float | Elapsed]) -> int | None:
-    """Return the Unix time in ns since when the device did only what was measured; None if no call has it."""
+    """Return the Unix time in ns from which the device ran only what was measured; None if unknown for every call."""
     begun = [
         value.begun_ns
         for value in figures.values()
@@ -97,9 +97,9 @@ def begun_ns(figures: Mapping[Quantity, float | Elapsed]) -> int | None:
 
 
 def why_with_host(figures: Mapping[Quantity, float | Elapsed], labels: Mapping[str, str]) -> list[str]:
-    """Return a note for each call whose device time cannot be told from the host's."""
+    """Return a note for each call whose device time cannot be separated from the host's."""
     return [
-        f"the time of {' '.join(labels.values())} has the host in it: {value.why_with_host}"
+        f"the time of {' '.join(labels.values())} includes the host: {value.why_with_host}"
         for value in figures.values()
         if not isinstance(value, (int, float)) and value.why_with_host is not None
     ]

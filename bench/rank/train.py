@@ -53,7 +53,7 @@ def measure(order: RankOrder, log: TrialLog) -> None:
         LogUnwritable: the log cannot be written.
         Exception: whatever the workload raises.
     """
-    # The forkserver has started the profiler before the fork, if it may.
+    # The forkserver has started the profiler before the fork if that is allowed.
     starts_profiler = order.case.trace_steps and not profiler.may_start_before_fork()
     with joined(order, log, before_meeting=profiler.warm if starts_profiler else None) as membership:
         device = membership.device
@@ -95,7 +95,7 @@ class TrainingLoop:
     batches: Batches | NoBatches
 
     def run(self) -> None:
-        """Warm up and measure; then run the instrumented steps, which are no part of speed."""
+        """Warm up and measure; then run the instrumented steps, which do not count towards speed."""
         case, device = self.order.case, self.membership.device
         recorder = StepRecorder(
             self.order, self.log, self.marks, self.workload, device, sequences=self.batches.sequences
@@ -113,13 +113,13 @@ class TrainingLoop:
         self._train(case.warm_up, "warm_up", recorder)
         wait_for_all(device)
 
-        # The measured steps, in groups that are `every` long; a profiler window comes between two groups.
-        every = self.order.instrumentation.trace_every or case.steps
-        for done in range(0, case.steps, every):
+        # The measured steps, in groups of this length, with a profiler window between two groups.
+        window_interval = self.order.instrumentation.trace_every or case.steps
+        for done in range(0, case.steps, window_interval):
             if done:
                 instrumentation.trace()
                 wait_for_all(device)
-            self._train(min(every, case.steps - done), "measured", recorder)
+            self._train(min(window_interval, case.steps - done), "measured", recorder)
             wait_for_all(device)
 
         if case.trace_steps:
@@ -150,7 +150,7 @@ class TrainingLoop:
 
 
 class StepRecorder:
-    """Logs the steps of a training loop once their times are known; on a GPU, that is some steps after the host."""
+    """Logs the steps of a training loop once their times are known; on a GPU, the host is some steps ahead by then."""
 
     def __init__(
         self,
@@ -179,9 +179,9 @@ class StepRecorder:
         )
         self._tokens = 0.0
         self._is_loss_finite = True
-        self._ended: deque[list[Sample]] = deque()  # Samples of ended steps whose times are not known yet.
-        self._begun_ns = 0  # When the recorder began to work on the last step,
-        self._observer_ns = 0  # and how long it worked on it.
+        self._ended: deque[list[Sample]] = deque()  # Samples of finished steps whose times are not known yet.
+        self._begun_ns = 0  # When the recorder began to work on the last step.
+        self._observer_ns = 0  # How long it worked on the last step.
 
     def start(self) -> None:
         """Begin the first step, or the next one after a pause."""
@@ -235,9 +235,9 @@ class StepRecorder:
 
 
 class StepSpeed:
-    """Speed of one rank's steps: tokens per second and MFU, logged while the run still goes on.
+    """Speed of one rank's steps: tokens per second and MFU, logged while the run is active.
 
-    The reason for an absent figure is not logged here: the run's own figures have the same limits and give it.
+    The reason for an absent figure is not logged here: the run's own figures have the same limits and report it.
     """
 
     def __init__(
@@ -256,9 +256,9 @@ class StepSpeed:
             self._limits[MEASURED_MFU] = ceiling_flops_per_second
 
     def samples(self, step_s: float) -> list[Sample]:
-        """Return the figures of a step of this duration; those that cannot be known are left out.
+        """Return the figures of a step of this duration; unknown figures are left out.
 
-        A rank that trains on no batch has no tokens. An MFU above 1 is impossible and left out too.
+        A rank that trains on no batch has no tokens. An MFU above 1 is impossible and also left out.
         """
         achieved = flops_per_second_per_device(self._case.shape, self._case.ranks, step_s)
         return [

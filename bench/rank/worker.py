@@ -55,14 +55,14 @@ def serve(order_json: bytes, pipe: Connection) -> NoReturn:
     try:
         log = SampleLog(Path(order.folder) / f"rank{order.rank}.jsonl")
         code = work(order, log)
-    except LogUnwritable as error:  # No file can tell it, so the pipe does.
+    except LogUnwritable as error:  # No file can record it, so the pipe reports it.
         pipe.send_bytes(f"{error.strerror}: {error.filename}".encode())
         code = os.EX_IOERR
     leave(code)
 
 
 def work(order: RankOrder, log: SampleLog) -> int:
-    """Measure, and end the log with the rank's own account of how it went; return the exit code.
+    """Measure, and end the log with the rank's own account of its success or failure; return the exit code.
 
     Raises:
         LogUnwritable: the log cannot be written, and so cannot record this failure.
@@ -89,8 +89,8 @@ def work(order: RankOrder, log: SampleLog) -> int:
             train_with_evidence(order, trial_log)
     except LogUnwritable:
         raise
-    except BaseException as caught:  # noqa: BLE001  # Whatever it was, the log shall record it.
-        error = as_full_disk(caught) or with_cause(caught)
+    except BaseException as failure:  # noqa: BLE001  # The log must record any failure.
+        error = as_full_disk(failure) or with_cause(failure)
         _print_error()
     log.write(
         Ended(
@@ -115,16 +115,16 @@ def leave(code: int) -> NoReturn:
 
 
 ENTRIES_PRINTED = 5
-"""How many entries of its flight record a rank prints that hangs, or that gave up waiting for a peer."""
+"""The number of flight record entries that a rank prints if it hangs or gave up waiting for a peer."""
 
 GAVE_UP_WAITING = "Timed out waiting"
-"""What gloo's error says when a peer's message has not come in time: such a rank ends before it is asked for stacks."""
+"""Gloo's error when a peer's message has not come in time: such a rank ends before it is asked for stacks."""
 
 
 def dump_flight_record(order: RankOrder, *, is_printed: bool = False) -> None:
-    """Write which collectives this rank has entered, to find the rank that did not.
+    """Write which collectives this rank has entered, so that a rank that did not enter them can be found.
 
-    May run in any thread, so it selects the rank's GPU first: NCCL's record asks the current device how far it came.
+    May run in any thread, so it selects the rank's GPU first: NCCL's record asks the current device for its progress.
     """
     with suppress(RuntimeError):  # An error of CUDA does not matter here.
         stay_on_device(order)
@@ -142,7 +142,7 @@ def obey_supervisor(
 ) -> None:
     """Obey the supervisor's messages until `ABORT`, or until the supervisor is gone; then end the process group.
 
-    Errors are printed. A dump may fail because it asks the device, which may be why the rank is being ended.
+    Errors are printed. A dump may fail because it asks the device, whose failure may be why the rank is being ended.
     """
     while True:
         try:
@@ -154,7 +154,7 @@ def obey_supervisor(
                 dump()
             elif message == ABORT:
                 abort()
-        except Exception:  # noqa: BLE001  # Whatever it was, the next message is still obeyed.
+        except Exception:  # noqa: BLE001  # After any error, the next message is still obeyed.
             _print_error()
         if message == ABORT:
             break
@@ -167,7 +167,7 @@ def _end_group() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-# What a rank prints goes to a file, whose disk may be full; its end is recorded all the same.
+# What a rank prints goes to a file whose disk may be full; the rank's end is recorded anyway.
 
 
 def _print_error() -> None:

@@ -11,9 +11,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from bench.analysis.comparison import OUTCOMES, Change, Judged, Outcome, counted, is_main, smallest_shown
+from bench.analysis.comparison import (
+    OUTCOMES,
+    ChangeOutcome,
+    FigureChange,
+    JudgedChange,
+    counted,
+    is_main,
+    smallest_shown,
+)
 from bench.analysis.estimate import Estimate
-from bench.analysis.noise import WANTED_CHANGE, Noise, smallest_of_night, trials_a_night
+from bench.analysis.noise import WANTED_CHANGE, TrialNoise, smallest_of_night, trials_a_night
 from bench.reports.format import digits, figure, grouped, plural, share
 from bench.reports.table import Block, Table, write
 from collectors.metrics import probes, results
@@ -22,7 +30,7 @@ from workloads.cost_models.absent import Absent
 SCHEMA_VERSION = NOISE_SCHEMA_VERSION = 1
 MOST_ROWS = 15
 """Rows of a table unless all are asked for."""
-STYLES: Mapping[Outcome, str] = {"better": "green", "worse": "red", "unsure": "yellow"}
+STYLES: Mapping[ChangeOutcome, str] = {"better": "green", "worse": "red", "unsure": "yellow"}
 
 _TITLES = {
     results.RUN_STEP_SECONDS.name: "median step",
@@ -60,7 +68,7 @@ class Compared:
     trials: tuple[int, int]
     differences: tuple[str, ...]
     is_in_turn: bool
-    figures: tuple[Judged, ...]
+    figures: tuple[JudgedChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +130,7 @@ def _page(comparison: Comparison, *, has_all: bool) -> Iterator[Block]:
     yield from _words(comparison, [judged for _, judged in figures], len(wanted) - len(shown), has_all=has_all)
 
 
-def _words(comparison: Comparison, judged: Sequence[Judged], hidden: int, *, has_all: bool) -> Iterator[str]:
+def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, *, has_all: bool) -> Iterator[str]:
     """Yield what the table rests on."""
     main, others = ([each for each in judged if is_main(each.change.a) == is_wanted] for is_wanted in (True, False))
     counts = [f"{plural(len(main), 'main figure')}: {_counts(main)}"] if main else []
@@ -159,11 +167,11 @@ def _words(comparison: Comparison, judged: Sequence[Judged], hidden: int, *, has
     yield from comparison.notes
 
 
-def _counts(judged: Iterable[Judged]) -> str:
+def _counts(judged: Iterable[JudgedChange]) -> str:
     return ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in counted(judged).items())
 
 
-def outcome_words(judged: Judged) -> str:
+def outcome_words(judged: JudgedChange) -> str:
     """Return the outcome for people: `worse`, `unsure, ~12 more`."""
     words = judged.outcome.replace("_", " ")
     if judged.outcome != "unsure":
@@ -171,7 +179,7 @@ def outcome_words(judged: Judged) -> str:
     return f"{words}, too noisy" if judged.more_trials is None else f"{words}, ~{judged.more_trials:,} more"
 
 
-def change_words(change: Change) -> str:
+def change_words(change: FigureChange) -> str:
     """Return the change for people: `+3.2 % [+1.1, +5.4]`; of shares, in points: `-4.0 pt [-5.2, -2.9]`."""
     if change.scale == "ratio" and change.value > 10:
         interval = f" [{change.low:.1f}, {change.high:.1f}]" if _is_narrow(change) else ""
@@ -190,7 +198,7 @@ def change_words(change: Change) -> str:
     return f"{shown(change.value)} {unit} [{shown(change.low)}, {shown(change.high)}]"
 
 
-def _is_narrow(change: Change) -> bool:
+def _is_narrow(change: FigureChange) -> bool:
     """Whether there is an interval that tells something: that of two pairs may be a thousand times as wide."""
     if change.low is None or change.high is None:
         return False
@@ -234,7 +242,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _figure(judged: Judged) -> dict[str, Any]:
+def _figure(judged: JudgedChange) -> dict[str, Any]:
     change = judged.change
     a, b = (
         {"median": side.median, "low": side.low, "high": side.high, "trials": side.trials}
@@ -286,7 +294,7 @@ class SeriesNoise:
     case: str
     estimate: Estimate
     trials: int
-    noise: Noise | Absent
+    noise: TrialNoise | Absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +306,7 @@ class NoiseReport:
 
     suite: str
     series: tuple[SeriesNoise, ...]
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedChange, ...]
     missing: tuple[str, ...] = ()
 
 
@@ -323,7 +331,7 @@ def print_noise(
     )
 
 
-def false_differences(judged: Sequence[Judged]) -> dict[str, int]:
+def false_differences(judged: Sequence[JudgedChange]) -> dict[str, int]:
     """Return how many of these figures differ, none of them truly.
 
     tested: comparisons with a test. single: those with a p-value below 5 %. called: those called better or worse.

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from bench.case import Case
-from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, TOLERANCE_PER_STEP, Losses, Verdict
+from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, TOLERANCE_PER_STEP, ConvergenceVerdict, Losses
 from bench.reports.table import Block, Table, whole, write
 
 STEPS_SHOWN = 12
@@ -19,7 +19,7 @@ TOLERANCE = (
 COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio")
 
 
-def print_verdict(verdict: Verdict, case: Case, format_name: str, console: Console | None = None) -> None:
+def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, console: Console | None = None) -> None:
     """Print what a check of the case found."""
     losses = [{name: getattr(step, name) for name in COLUMNS} for step in verdict.losses]
     head = {"strategy": case.strategy, "ranks": case.ranks, "options": dict(case.options)}
@@ -33,7 +33,7 @@ def print_verdict(verdict: Verdict, case: Case, format_name: str, console: Conso
     )
 
 
-def _page(verdict: Verdict, case: Case) -> Iterator[Block]:
+def _page(verdict: ConvergenceVerdict, case: Case) -> Iterator[Block]:
     # Equally spaced steps, the first, the last, and the two between which losses part.
     count = len(verdict.losses)
     shown = {*range(0, count, -(-count // STEPS_SHOWN)), count - 1}
@@ -49,7 +49,7 @@ def _page(verdict: Verdict, case: Case) -> Iterator[Block]:
     yield from map(whole, lines(verdict, case))
 
 
-def lines(verdict: Verdict, case: Case) -> Iterator[str]:
+def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
     """Yield the verdict in sentences: the outcome, a line for each cause, and what speaks against others."""
     title, steps = f"{case.strategy} on {case.ranks} ranks", len(verdict.losses)
     finite = [losses for losses in verdict.losses if losses.difference_ratio is not None]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from bench.analysis.diagnosis.levers import ENGINE
-from bench.analysis.diagnosis.observed import Diagnosis, Finding, Lever, Share
+from bench.analysis.diagnosis.observed import CostFinding, Diagnosis, Remedy, StepShare
 from bench.analysis.diagnosis.rule import FAILED, likely_limit, title_of
 from bench.reports.format import on_one_line
 from bench.reports.table import Table, whole, write
@@ -42,7 +42,7 @@ def print_diagnosis(diagnosis: Diagnosis, format_name: str, console: Console | N
     )
 
 
-def _page(diagnosis: Diagnosis, findings: tuple[Finding, ...]) -> Iterator[Table | str]:
+def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[Table | str]:
     yield from _wrapped(f"{diagnosis.run}: {diagnosis.title}, {diagnosis.outcome.replace('_', ' ')}")
     if diagnosis.outcome in FAILED:
         yield from _wrapped(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'its cause is not known'}")
@@ -57,7 +57,7 @@ def _page(diagnosis: Diagnosis, findings: tuple[Finding, ...]) -> Iterator[Table
         yield from _wrapped(line)
     if rows := [_shown(finding, finding.share) for finding in diagnosis.findings if finding.share is not None]:
         yield ""
-        yield Table(("takes time", "of the step", "law expects", "beyond it"), rows, folds="always")
+        yield Table(("takes time", "of the step", "predicted", "beyond it"), rows, folds="always")
     explained = [finding for finding in findings if _is_explained(finding, diagnosis)]
     for finding in explained[:MOST_EXPLAINED]:
         yield ""
@@ -69,7 +69,7 @@ def _page(diagnosis: Diagnosis, findings: tuple[Finding, ...]) -> Iterator[Table
             yield from _wrapped(f"unsure: {finding.doubt}", "  ")
         if (why := finding.why_not_expected) is not None:
             reason = "see missing" if any(why in line for line in diagnosis.missing) else why
-            yield from _wrapped(f"the law's expectation is absent: {reason}", "  ")
+            yield from _wrapped(f"the prediction is not available: {reason}", "  ")
         for lever in finding.levers:
             yield from _wrapped(f"try {_lever_words(lever)}", "  ")
     if diagnosis.missing:
@@ -84,29 +84,29 @@ def _page(diagnosis: Diagnosis, findings: tuple[Finding, ...]) -> Iterator[Table
         yield f"{ENGINE} is the engine of that run: slurm, ray, or local where all nodes were one machine"
 
 
-def _shown(finding: Finding, share: Share) -> tuple[str, ...]:
-    """Return the finding as a row: its title, its share of the step, the law's, and the difference."""
+def _shown(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
+    """Return the finding as a row: its title, its share of the step, the predicted one, and the difference."""
     title = "unattributed" if finding.kind == "unknown" else title_of(finding)
     # Who is uneven may be open where the waiting itself is certain; a straggler in doubt may be none.
     if finding.kind == "straggler" and finding.doubt is not None:
         title += ", likely"
     ends = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-    law, beyond = "-", "-"
+    predicted, beyond = "-", "-"
     if finding.expected is not None:
-        law, beyond = f"{100 * finding.expected:.1f} %", f"{100 * (share.value - finding.expected):+.1f} %"
-    return title, f"{100 * share.value:.1f} %{ends}", law, beyond
+        predicted, beyond = f"{100 * finding.expected:.1f} %", f"{100 * (share.value - finding.expected):+.1f} %"
+    return title, f"{100 * share.value:.1f} %{ends}", predicted, beyond
 
 
-def _is_explained(finding: Finding, diagnosis: Diagnosis) -> bool:
+def _is_explained(finding: CostFinding, diagnosis: Diagnosis) -> bool:
     """Return whether the finding's evidence stands on the page: of the limit, and of what is not small."""
     is_large = finding.share is None or finding.share.value >= EXPLAINED_RATIO or finding == diagnosis.limit
     return is_large and finding.kind != "unknown" and bool(finding.evidence or finding.levers)
 
 
-def _lever_words(lever: Lever) -> str:
+def _lever_words(lever: Remedy) -> str:
     settings = " ".join(f"{name}={value}" for name, value in lever.settings.items())
-    law = "" if lever.expected is None else f" (law: {100 * lever.expected:.1f} %)"
-    return f"{settings}: {lever.words}{law}" if settings else lever.words
+    predicted = "" if lever.expected is None else f" (predicted: {100 * lever.expected:.1f} %)"
+    return f"{settings}: {lever.words}{predicted}" if settings else lever.words
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -133,7 +133,7 @@ def _command(command: str) -> list[str]:
     return f"next: {newline.join(lines)}".split("\n")
 
 
-def _row(diagnosis: Diagnosis, finding: Finding) -> dict[str, object]:
+def _row(diagnosis: Diagnosis, finding: CostFinding) -> dict[str, object]:
     share = finding.share
     return {
         **asdict(finding),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bench.doctor.fleet import Fleet, in_units, lines_of
-from bench.doctor.page import RUNS_SEARCHED, Ceiling, Comparison, Entry, GpuFields, Page
+from bench.doctor.page import RUNS_SEARCHED, Entry, GpuFields, MachineComparison, Page, ReachedCeiling
 from bench.reports.format import figure, wide_interval_notes
 from bench.reports.table import Block, Table, indented, write
 from collectors.nvml.library import Answer, FieldSupport
@@ -49,7 +49,7 @@ def _page(page: Page) -> Iterator[Block]:
     else:
         yield from _ceilings(page.ceilings, width)
     yield _heading("what differs from the last good run")
-    if isinstance(page.comparison, Comparison):
+    if isinstance(page.comparison, MachineComparison):
         yield indented(COMPARED)
     yield _compared(page)
 
@@ -106,7 +106,7 @@ def _answer(standing: FieldSupport) -> str:
     return f"{elapsed_us:.0f} us" if elapsed_us < 1000 else f"{elapsed_us / 1000:.1f} ms"
 
 
-def _ceilings(ceilings: Sequence[Ceiling], width: int) -> Iterator[Block]:
+def _ceilings(ceilings: Sequence[ReachedCeiling], width: int) -> Iterator[Block]:
     measured = [(ceiling, ceiling.best) for ceiling in ceilings if ceiling.best is not None]
     missing = [(ceiling.what, f"unknown: {ceiling.reason}") for ceiling in ceilings if ceiling.best is None]
     if measured:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
-from bench.analysis.estimate import Estimate, Ratio
+from bench.analysis.estimate import Estimate, EstimatedRatio
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics import results
 from collectors.metrics.registry import METRICS
@@ -87,7 +87,7 @@ def figure(estimate: Estimate | None) -> str:
     return _with_interval(estimate, size, lambda shown: f"{shown:,.{decimals}f}", sign)
 
 
-def percent(ratio: Ratio | None) -> str:
+def percent(ratio: EstimatedRatio | None) -> str:
     """Return a ratio for people: `87.2 % [85.0, 89.5]`."""
     return "-" if ratio is None else _with_interval(ratio, 0.01, "{:z.1f}".format, "%")
 
@@ -111,26 +111,26 @@ def in_units(estimate: Estimate | None, size: float) -> str:
     return "-" if estimate is None else _with_interval(estimate, size, digits)
 
 
-def has_wide_interval(figure: Estimate | Ratio) -> bool:
+def has_wide_interval(figure: Estimate | EstimatedRatio) -> bool:
     """Return whether the figure's interval is too wide to tell a reader anything."""
     return _has_few_trials(figure) or _spans_a_ratio(figure)
 
 
-def _has_few_trials(figure: Estimate | Ratio) -> bool:
+def _has_few_trials(figure: Estimate | EstimatedRatio) -> bool:
     """Return whether the figure is of two trials and narrower than its interval.
 
     With one degree of freedom the interval may be tens of times as wide.
     """
-    if isinstance(figure, Ratio):
+    if isinstance(figure, EstimatedRatio):
         value, trials = figure.value, min(figure.numerator_trials, figure.denominator_trials)
     else:
         value, trials = figure.median, len(figure.trials)
     return figure.low is not None and figure.high is not None and trials == 2 and figure.high - figure.low > abs(value)
 
 
-def _spans_a_ratio(figure: Estimate | Ratio) -> bool:
+def _spans_a_ratio(figure: Estimate | EstimatedRatio) -> bool:
     """Return whether the figure is a ratio, and its interval covers most of what a ratio may be."""
-    is_ratio = isinstance(figure, Ratio) or figure.metric in _RATIOS
+    is_ratio = isinstance(figure, EstimatedRatio) or figure.metric in _RATIOS
     if figure.low is None or figure.high is None or not is_ratio:
         return False
     return min(figure.high, 1.0) - max(figure.low, 0.0) > MOST_OF_A_RATIO
@@ -139,7 +139,7 @@ def _spans_a_ratio(figure: Estimate | Ratio) -> bool:
 _RATIOS = frozenset(metric.name for metric in METRICS if metric.unit == "ratio")
 
 
-def wide_interval_notes(shown: Iterable[Estimate | Ratio], *, is_suite: bool = False) -> list[str]:
+def wide_interval_notes(shown: Iterable[Estimate | EstimatedRatio], *, is_suite: bool = False) -> list[str]:
     """Return, once each, why figures have no interval; nothing where all intervals tell enough.
 
     is_suite: whoever reads it sets a suite's number of trials, and no run's.
@@ -150,8 +150,8 @@ def wide_interval_notes(shown: Iterable[Estimate | Ratio], *, is_suite: bool = F
     return [line.replace("--trials 5", "--set defaults.trials=5") for line in lines] if is_suite else lines
 
 
-def _with_interval(figure: Estimate | Ratio, size: float, show: Callable[[float], str], sign: str = "") -> str:
-    value = figure.value if isinstance(figure, Ratio) else figure.median
+def _with_interval(figure: Estimate | EstimatedRatio, size: float, show: Callable[[float], str], sign: str = "") -> str:
+    value = figure.value if isinstance(figure, EstimatedRatio) else figure.median
     text = f"{show(value / size)} {sign}".rstrip()
     if figure.low is None or figure.high is None or has_wide_interval(figure):
         return text

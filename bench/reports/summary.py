@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.analysis.estimate import Estimate, Ratio
+from bench.analysis.estimate import Estimate, EstimatedRatio
 from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
@@ -100,7 +100,7 @@ def all_notes(summary: Summary) -> list[str]:
 
 def interval_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return, once, why figures of two trials have no interval; nothing where all intervals tell enough."""
-    figures: list[Estimate | Ratio] = []
+    figures: list[Estimate | EstimatedRatio] = []
     for summary in summaries:
         figures += [*summary.estimates, *(each.ratio for each in summary.scaling)]
     return wide_interval_notes(figures)
@@ -396,7 +396,7 @@ COLUMNS = ("run", "strategy", "ranks", "outcome", "metric", "labels", "median", 
 def _rows(summary: Summary) -> list[dict[str, object]]:
     case = summary.case
     run = {"run": summary.run, "strategy": case.strategy, "ranks": case.ranks, "outcome": summary.outcome}
-    figures: list[tuple[str, str, float, Estimate | Ratio, int]] = [
+    figures: list[tuple[str, str, float, Estimate | EstimatedRatio, int]] = [
         (
             estimate.metric,
             " ".join(f"{name}={value}" for name, value in estimate.labels.items()),

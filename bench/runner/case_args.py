@@ -16,7 +16,7 @@ from bench.case import (
     find_spec,
     parse_options,
 )
-from bench.engines.cluster import Capacity, Request
+from bench.engines.cluster import Capacity, NodeRequest
 from bench.engines.registry import CAPACITIES, ENGINES
 from bench.engines.trial_parts import spread
 from bench.errors import Misuse, say
@@ -51,11 +51,11 @@ class CaseArgs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """What ranks on a node can use: cores, memory of the host, GPUs, and the torch that they would import.
+class NodeResources:
+    """What ranks on a node can use: cores, host memory, GPUs, and the torch that they would import.
 
-    nodes: how many such nodes there are. ranks_per_node: how many ranks fill one; None spreads them evenly.
-    cluster: what a cluster tells of its nodes; None where this machine is all of them.
+    nodes: the number of such nodes. ranks_per_node: the ranks that fill a node; None spreads the ranks evenly.
+    cluster: what a cluster reports about its nodes; None where this machine stands for all of them.
     """
 
     cores: int
@@ -68,29 +68,29 @@ class Node:
 
     @property
     def whose(self) -> str:
-        """What a message calls the node."""
+        """The node's name in a message."""
         return "this machine" if self.cluster is None else self.cluster.whose
 
     @property
     def has_told_gpus(self) -> bool:
-        """Whether it is known how many GPUs the node has."""
+        """Whether the node's number of GPUs is known."""
         return self.cluster is None or self.cluster.gpus is not None
 
     def nodes_for(self, ranks: int) -> int:
-        """Return over how many nodes the ranks are spread.
+        """Return the number of nodes that the ranks are spread over.
 
         Raises:
-            Misuse: they do not fit.
+            Misuse: the ranks do not fit on the nodes.
         """
         if self.ranks_per_node is None:
             return min(self.nodes, ranks)
-        found = math.ceil(ranks / self.ranks_per_node)
-        if found > self.nodes:
+        needed = math.ceil(ranks / self.ranks_per_node)
+        if needed > self.nodes:
             raise Misuse(
-                f"ranks is {ranks}, and {self.nodes} node(s) of {self.ranks_per_node} rank(s) have"
-                f" {self.nodes * self.ranks_per_node}; take more --nodes, or a larger --ranks-per-node"
+                f"ranks is {ranks}, but {self.nodes} node(s) with {self.ranks_per_node} rank(s) each hold only"
+                f" {self.nodes * self.ranks_per_node}; increase --nodes or --ranks-per-node"
             )
-        return found
+        return needed
 
 
 def read_node(
@@ -100,23 +100,23 @@ def read_node(
     engine: str = "local",
     engine_file: Path | None = None,
     tell: Callable[[str], None] = say,
-) -> Node:
-    """Return the node by which cases of an engine are planned.
+) -> NodeResources:
+    """Return the node that an engine's cases are planned for: this machine, or what a cluster reports about its nodes.
 
-    tell: hears of a slow driver, of a cluster's nodes that get no job, and of answers that cannot be.
+    Without a cluster's report, all nodes are taken to be copies of this machine. What the cluster does not report
+    refuses no case; the agents' own reports decide.
 
-    This machine, of which all nodes are copies as far as is known, or what a cluster tells of its nodes. What that does
-    not tell refuses no case: it is seen when the agents are there.
+    tell: called with a notice about a slow driver, about nodes that get no job, and about implausible answers.
 
     Raises:
         InfrastructureFailed: the cluster does not answer.
-        Misuse: the engine's file is wrong, or the cluster has fewer nodes.
+        Misuse: the engine's file is wrong, or the cluster has too few nodes.
     """
-    request = Request(nodes=nodes, file=engine_file)
-    ENGINES[engine](request)  # Takes nothing yet, and refuses a file that is wrong.
+    request = NodeRequest(nodes=nodes, file=engine_file)
+    ENGINES[engine](request)  # Allocates nothing yet, but refuses an invalid file.
     capacity = CAPACITIES[engine](request) if engine in CAPACITIES else None
     if capacity is None:
-        return Node(
+        return NodeResources(
             gpus=read_gpus(on_late=tell),
             torch=torch_build(),
             cores=len(os.sched_getaffinity(0)),
@@ -129,14 +129,14 @@ def read_node(
     return node_of(capacity, nodes, ranks_per_node)
 
 
-def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> Node:
-    """Return the node by which cases are planned for nodes of which so much is told."""
+def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> NodeResources:
+    """Return the node that cases are planned for, from what a cluster reports."""
     names = capacity.gpus or ()
-    return Node(
+    return NodeResources(
         gpus=Gpus(
             gpus=tuple(Gpu(index=index, name=name, uuid="", memory_bytes=None) for index, name in enumerate(names)),
             on_node=len(names),
-            absent={} if names else {"gpus": f"of {capacity.whose} no GPU is told"},
+            absent={} if names else {"gpus": f"the cluster reports no GPU for {capacity.whose}"},
         ),
         torch=TorchBuild(),
         cores=LARGEST if capacity.cores is None else capacity.cores,
@@ -147,7 +147,7 @@ def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> Node:
     )
 
 
-def check_room(case: Case, node: Node, memory: Sequence[GpuMemory] = ()) -> list[str]:
+def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()) -> list[str]:
     """Refuse a case whose processes or tensors do not fit into memory; return warnings about too few cores or nodes.
 
     memory: free memory of this machine's GPUs now.
@@ -164,24 +164,24 @@ def check_room(case: Case, node: Node, memory: Sequence[GpuMemory] = ()) -> list
 
 
 def _crossings(case: Case) -> Iterator[str]:
-    """Yield a line where ranks of one tensor axis, which meet in each layer, are on several nodes.
+    """Yield a warning where a tensor axis, whose ranks communicate in every layer, spans several nodes.
 
-    Example: 8 ranks over 2 nodes are 0-3 and 4-7, so that axes of 2 and of 4 stay in a node, and one of 8 does not.
+    Example: 8 ranks over 2 nodes are 0-3 and 4-7. Axes of size 2 and 4 stay within a node; an axis of size 8 does not.
     """
     if case.model is None or case.nodes == 1 or (size := case.spec().mesh(case).get("tensor", 1)) == 1:
         return
     shares = spread(case.ranks, case.nodes)
     # The axis is the innermost of all meshes: its groups are neighbours in number.
     if any(share.start % size for share in shares):
-        each = " or ".join(str(count) for count in sorted({len(share) for share in shares}))
+        ranks_per_node = " or ".join(str(count) for count in sorted({len(share) for share in shares}))
         yield (
-            f"{case.title}: its axis tensor has {size} ranks, and a node has {each}, so that collectives of each layer"
-            " cross nodes; take fewer nodes, more ranks on each, or a smaller axis"
+            f"{case.title}: the tensor axis has {size} ranks and a node has {ranks_per_node}, so collectives cross"
+            " nodes in every layer; use fewer nodes, more ranks per node, or a smaller axis"
         )
 
 
-def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
-    """Return the case on this number of ranks; by default as many as there are GPUs, or 2 on a CPU, or one a node.
+def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case:
+    """Return the case on this number of ranks; by default one rank per GPU, or on the CPU two, or one per node.
 
     Raises:
         Misuse: an option is unknown, not allowed, or cannot be run here.
@@ -190,7 +190,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
     spec = find_spec(args.strategy)
     if args.threads > node.cores:
         raise Misuse(
-            f"threads is {args.threads}, and {node.whose} has {node.cores} core(s) that can be used; take --threads"
+            f"threads is {args.threads}, but {node.whose} has only {node.cores} usable core(s); use --threads"
             f" {node.cores} or fewer"
         )
     device = _device(args, node)
@@ -221,24 +221,24 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: Node) -> Case:
         why = f": {node.gpus.hidden.text}" if node.gpus.hidden is not None else ""
         if node.nodes > 1:
             raise Misuse(
-                f"ranks is {case.ranks} over {case.nodes} node(s), {most} on one, and NCCL wants a GPU for each; a node"
-                f" has {gpus} that can be used{why}; take more --nodes, or fewer --ranks"
+                f"ranks is {case.ranks} over {case.nodes} node(s), up to {most} per node, and NCCL needs a GPU for"
+                f" each rank; a node has {gpus} usable GPU(s){why}; increase --nodes or reduce --ranks"
             )
         raise Misuse(
-            f"ranks is {case.ranks} and NCCL wants a GPU for each; {gpus} can be used{why};"
-            f" take --ranks {gpus}, or --backend gloo, which shares where no messages are sent"
+            f"ranks is {case.ranks} and NCCL needs a GPU for each rank, but {gpus} can be used{why};"
+            f" use --ranks {gpus}, or --backend gloo, on which ranks may share a GPU unless they send messages"
         )
     return case
 
 
 def shape_of(args: CaseArgs) -> Shape:
-    """Return the preset with the dimensions that take the place of its own.
+    """Return the preset with the given dimensions in place of its own.
 
     Raises:
-        Misuse: there is no such preset, or the dimensions do not fit together.
+        Misuse: the preset is unknown, or the dimensions do not fit together.
     """
     if args.shape_name not in PRESETS:
-        raise Misuse(f'shape "{args.shape_name}" is unknown; it may be {", ".join(PRESETS)}')
+        raise Misuse(f'shape "{args.shape_name}" is unknown; use one of {", ".join(PRESETS)}')
     dimensions = {name: size for name, size in args.dimensions.items() if size is not None}
     try:
         return replace(PRESETS[args.shape_name], **dimensions)
@@ -246,20 +246,20 @@ def shape_of(args: CaseArgs) -> Shape:
         raise Misuse(f"shape {args.shape_name}: {error}") from None
 
 
-def _device(args: CaseArgs, node: Node) -> Device:
-    """Return the device that was asked for; by default CUDA if there is a GPU, else the CPU.
+def _device(args: CaseArgs, node: NodeResources) -> Device:
+    """Return the requested device; by default CUDA if there is a GPU, else the CPU.
 
     Raises:
         Misuse, InfrastructureFailed: the GPUs cannot be used, or not by this torch.
     """
     hidden = node.gpus.hidden
     if args.device != "cpu" and hidden is not None and hidden.is_mistake:
-        raise Misuse(f"{hidden.text}; set it right, or take --device cpu")
+        raise Misuse(f"{hidden.text}; correct it, or use --device cpu")
     if args.device == "cuda" and not node.gpus.gpus and node.has_told_gpus:
         if node.cluster is not None:
             raise Misuse(
-                f"device is cuda and {node.whose} has no GPU for it; ask for other nodes or for GPUs in --engine-file"
-                " (docs/clusters.md), or take --device cpu"
+                f"device is cuda, but {node.whose} has no GPU; request other nodes or GPUs in --engine-file"
+                " (docs/clusters.md), or use --device cpu"
             )
         raise refuse_no_gpu(node.gpus, node.torch)
     device = args.device or ("cuda" if node.gpus.gpus else "cpu")

@@ -20,13 +20,13 @@ from bench.errors import InfrastructureFailed, Misuse
 
 SOURCE = Path(__file__).parents[2]
 """The source tree that this program runs from."""
-ASKED_S = 120.0
-"""How long a checkout may take to tell what it is; it loads no torch."""
+DESCRIBE_S = 120.0
+"""How long a checkout may take to describe itself; it does not load torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkout:
-    """A source tree. folder: where it lies. name: as a person gave it. commit: which one, where that was named."""
+    """A source tree. folder: its path. name: as the user gave it. commit: its hash, if the user named a commit."""
 
     folder: Path
     name: str
@@ -34,25 +34,25 @@ class Checkout:
 
     @property
     def title(self) -> str:
-        """What a message calls it."""
+        """The checkout's name in a message."""
         return f"checkout {self.name}" if self.commit is None else f"commit {self.commit[:12]}"
 
 
 @contextmanager
 def check_out(text: str, source: Path = SOURCE) -> Iterator[Checkout]:
-    """Give the source tree that a person names; a commit is checked out to a folder that is removed afterwards.
+    """Yield the source tree that the user names; a commit is checked out to a folder that is removed afterwards.
 
-    text: a folder that holds the packages, or a commit of the repository of `source`.
+    text: a folder with the packages, or a commit in the repository of `source`.
 
     Raises:
-        Misuse: it is neither.
+        Misuse: the text is neither.
         InfrastructureFailed: the commit cannot be checked out.
     """
     folder = Path(text)
     if folder.is_dir():
         if not (folder / "bench" / "__init__.py").is_file():
             raise Misuse(
-                f"{folder} is no source tree of this program: bench/__init__.py is missing; name its top folder"
+                f"{folder} is not a source tree of this program: bench/__init__.py is missing; name its top folder"
             )
         yield Checkout(folder=folder.resolve(), name=text)
         return
@@ -63,18 +63,18 @@ def check_out(text: str, source: Path = SOURCE) -> Iterator[Checkout]:
         try:
             yield Checkout(folder=tree, name=text, commit=commit)
         finally:
-            with suppress(InfrastructureFailed):  # The folder goes all the same; git forgets it at its next prune.
+            with suppress(InfrastructureFailed):  # The folder is removed anyway; git forgets it at its next prune.
                 _git(source, "worktree", "remove", "--force", str(tree))
 
 
 def _commit(text: str, source: Path) -> str:
-    """Return the whole hash of a commit.
+    """Return the full hash of a commit.
 
     Raises:
-        Misuse: it is none of this repository, or there is no repository.
+        Misuse: the repository has no such commit, or there is no repository.
     """
     if not (source / ".git").exists():
-        raise Misuse(f'"{text}" is no folder, and this program does not run from a git tree, so it knows no commits')
+        raise Misuse(f'"{text}" is not a folder, and this program does not run from a git tree; name a folder')
     try:
         return _git(source, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}")
     except InfrastructureFailed:
@@ -85,20 +85,20 @@ def _commit(text: str, source: Path) -> str:
 
 def _git(source: Path, *words: str) -> str:
     try:
-        ended = subprocess.run(
-            ["git", "-C", str(source), *words], check=True, capture_output=True, text=True, timeout=ASKED_S
+        process = subprocess.run(
+            ["git", "-C", str(source), *words], check=True, capture_output=True, text=True, timeout=DESCRIBE_S
         )
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines()
+        error_lines = error.stderr.strip().splitlines()
         raise InfrastructureFailed(
-            f"git {words[0]} failed: {said[-1] if said else f'code {error.returncode}'}"
+            f"git {words[0]} failed: {error_lines[-1] if error_lines else f'code {error.returncode}'}"
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InfrastructureFailed(f"git {words[0]} failed: {error}") from None
-    return ended.stdout.strip()
+    return process.stdout.strip()
 
 
-# Whether its ranks can measure a case that this program ordered.
+# Whether a checkout's ranks can measure a case that this program orders.
 
 _QUESTION = """
 import json, sys
@@ -106,18 +106,18 @@ import bench
 from bench.engines.wire.frames import PROTOCOL
 from workloads.registry import SPECS
 strategy, device = sys.argv[1:]
-found = [spec for spec in SPECS if spec.name == strategy]
+specs = [spec for spec in SPECS if spec.name == strategy]
 print(json.dumps({
     "folder": str(bench.__path__[0]),
     "protocol": PROTOCOL,
-    "version": found[0].version_on(device) if found else None,
-    "options": {option.name: option.default for option in found[0].options} if found else {},
+    "version": specs[0].version_on(device) if specs else None,
+    "options": {option.name: option.default for option in specs[0].options} if specs else {},
 }))
 """
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkout tells of itself. version: of the strategy's definition, None where it has no such strategy."""
+class _CheckoutFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkout's description of itself. version: of the strategy's definition; None if it lacks the strategy."""
 
     folder: str
     protocol: int
@@ -129,46 +129,48 @@ def check_checkout(checkout: Checkout, case: Case) -> None:
     """Refuse a checkout whose ranks would not measure what this program means by the case.
 
     Raises:
-        Misuse: it cannot be asked, speaks another protocol, or lacks the strategy, its definition or an option.
+        Misuse: the checkout cannot be run, speaks another protocol, or lacks the strategy, its definition or an option.
     """
     answer = _ask(checkout, case)
     if Path(answer.folder).resolve().parent != checkout.folder:
-        raise Misuse(f"{checkout.title}: Python imports bench from {answer.folder}, and not from {checkout.folder}")
+        raise Misuse(f"{checkout.title}: Python imports bench from {answer.folder} instead of {checkout.folder}")
     if answer.protocol != PROTOCOL:
         raise Misuse(
-            f"{checkout.title} speaks protocol {answer.protocol} between runner and agent, and this program {PROTOCOL};"
-            " run `observatory compare` from a tree in between, or compare two runs of the history"
+            f"{checkout.title} speaks protocol {answer.protocol} between runner and agent, this program {PROTOCOL};"
+            " run `observatory compare` from a tree between the two, or compare two runs of the history"
         )
     if answer.version is None:
         raise Misuse(f"{checkout.title} has no strategy {case.strategy}")
     if answer.version != case.version:
         raise Misuse(
-            f"{checkout.title} has version {answer.version} of the definition of {case.strategy}, and this program"
-            f" {case.version}: that is a new series, and cannot be compared"
+            f"{checkout.title} has version {answer.version} of the definition of {case.strategy}, this program has"
+            f" version {case.version}: different versions cannot be compared"
         )
     unknown = sorted(answer.options.keys() - case.options.keys())
     if unknown:
-        raise Misuse(f"{checkout.title}: {case.strategy} has the option {unknown[0]} there, which this program lacks")
+        raise Misuse(f"{checkout.title}: its {case.strategy} has an option {unknown[0]} that this program lacks")
     usual = {option.name: option.default for option in known_options(case.strategy)}
     lacking = [name for name in case.options.keys() - answer.options.keys() if case.options[name] != usual[name]]
     if lacking:
-        raise Misuse(f"{checkout.title}: {case.strategy} has no option {min(lacking)} there; leave it at its default")
+        raise Misuse(f"{checkout.title}: its {case.strategy} has no option {min(lacking)}; leave it at its default")
 
 
-def _ask(checkout: Checkout, case: Case) -> _Answer:
+def _ask(checkout: Checkout, case: Case) -> _CheckoutFacts:
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", _QUESTION, case.strategy, case.device],
             env=environment_of(checkout.folder),
             capture_output=True,
             text=True,
-            timeout=ASKED_S,
+            timeout=DESCRIBE_S,
         )
-        if ended.returncode:
-            said = ended.stderr.strip().splitlines()
-            raise Misuse(f"{checkout.title} cannot be run: {said[-1] if said else f'code {ended.returncode}'}")
-        return msgspec.convert(json.loads(ended.stdout), _Answer)
+        if process.returncode:
+            error_lines = process.stderr.strip().splitlines()
+            raise Misuse(
+                f"{checkout.title} cannot be run: {error_lines[-1] if error_lines else f'code {process.returncode}'}"
+            )
+        return msgspec.convert(json.loads(process.stdout), _CheckoutFacts)
     except (subprocess.TimeoutExpired, ValueError) as error:
         if isinstance(error, Misuse):
             raise
-        raise Misuse(f"{checkout.title} does not tell what it is: {error}") from None
+        raise Misuse(f"{checkout.title} cannot describe itself: {error}") from None

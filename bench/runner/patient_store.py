@@ -1,4 +1,4 @@
-"""A history that may be locked or gone for a while: measuring goes on without it, and it catches up when it is back."""
+"""A history that may be locked or unreachable for a while: measuring continues, and the history catches up later."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 
 PATIENCE_S = 25.0
-"""How long measuring waits for a store that does not answer, before it goes on without."""
+"""How long measuring waits for a store that does not answer before it continues without."""
 AGAIN_S = 60.0
-"""How long a store that did not answer is left alone: one that is locked keeps each question waiting for 30 s."""
+"""How long a store that did not answer is left alone: a locked store delays each query by 30 s."""
 PAUSE_S = 1.0
 
 
 class PatientStore:
     """A history whose failures are each reported once and survived. Use it in a `with`, which opens and closes it.
 
-    What it misses meanwhile is in the folders of the runs, from which it is recovered.
+    Results that the history misses stay in the run folders, from which they are recovered.
 
-    runs: the folder of runs. url: the store's, as runs record it. tell: is told when it fails, and when it is back.
-    work: what goes on without the store, in messages. clock_s: monotonic. sleep: waits that many seconds.
+    runs: the folder of runs. url: the store's, as runs record it. tell: called when the store fails or is back.
+    work: the name of the work that continues, for messages. clock_s: monotonic. sleep: waits that many seconds.
 
     Raises:
-        InfrastructureFailed: on entering: the store refuses, so that waiting would not help.
+        InfrastructureFailed: on entering: the store refuses, so waiting would not help.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class PatientStore:
 
     @property
     def history(self) -> History | None:
-        """The history; None as long as it does not answer."""
+        """The history; None while it does not answer."""
         return self._history if self.failure is None else None
 
     def failed(self, error: InfrastructureFailed) -> None:
         """Leave the store alone for a while."""
         if self.failure is None:
-            self._tell(f"{error}; the {self._work} goes on, and its results stay in the folders of their runs")
+            self._tell(f"{error}; the {self._work} continues, and its results stay in the run folders")
         self.failure, self._failed_s = error, self._clock_s()
 
     def save(self, record: SuiteRecord) -> None:
-        """Keep the record, unless the store does not answer."""
+        """Store the record, unless the store does not answer."""
         if self.failure is None:
             try:
                 self._history.save_suite(record)
@@ -81,20 +81,20 @@ class PatientStore:
                 self.failed(error)
 
     def ceiling_of(self, case: Case, machine: Machine) -> float | None:
-        """Return the arithmetic per second that matmul attained on this hardware; None where nothing is known of it."""
+        """Return the FLOP/s that matmul reached on this hardware; None if unknown."""
         if self.failure is not None or case.model is None:
             return None
         try:
-            found = find_ceiling(self._history, case, machine.hardware(case.device))
+            ceiling = find_ceiling(self._history, case, machine.hardware(case.device))
         except InfrastructureFailed as error:
             self.failed(error)
             return None
-        return found.flops_per_second.median if isinstance(found, Ceiling) else None
+        return ceiling.flops_per_second.median if isinstance(ceiling, Ceiling) else None
 
     def ready(self, *, is_last: bool = False) -> History | None:
-        """Wait until the history answers; return it, or None where it is given up for now.
+        """Wait until the history answers; return it, or None if it does not answer in time.
 
-        is_last: ask even if it was given up a moment ago.
+        is_last: query the store even if it failed a moment ago.
         """
         if self.failure is not None and not is_last and self._clock_s() - self._failed_s < AGAIN_S:
             return None
@@ -102,25 +102,25 @@ class PatientStore:
         return self.history
 
     def _open(self) -> None:
-        """Prepare the history, and take in runs whose runner died."""
+        """Prepare the history, and add runs whose runner died."""
         self._history.prepare()
         for notice in recover_runs(self._runs, self._history, self._url).notices():
             self._tell(notice)
 
     def _ask(self) -> None:
-        """Ask the history something; where it was given up, prepare it, and let it take in what it missed."""
+        """Query the history; after a failure, also prepare it and add what it missed."""
         if self.failure is not None:
             self._history.prepare()
         self._history.names(1)
         if self.failure is not None:
             recovered = recover_runs(self._runs, self._history, self._url)
             self.failure = None
-            self._tell(f"the store answers again; it took in {len(recovered.runs)} run(s)")
+            self._tell(f"the store answers again; {len(recovered.runs)} run(s) were added")
 
     def _wait(
         self, attempt: Callable[[], None], *, survived: type[InfrastructureFailed] = InfrastructureFailed
     ) -> None:
-        """Repeat the attempt until it succeeds; when time is over, give the store up. Other failures are raised."""
+        """Repeat the attempt until it succeeds or time is up; then leave the store alone. Other failures are raised."""
         give_up_s = self._clock_s() + PATIENCE_S
         while True:
             try:

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m bench.runner.torchrun CASE.json --folder FOLDER
 
 CASE.json is what `observatory run ... --dry-run --format json` prints, or the case.json of a run's folder. torchrun's
-variables give the rank its place. Not covered, beside `observatory run`: samples of the node, a limit of the trial, the
-root cause of a failure, and a fault that the case file has.
+variables give the rank its place. Unlike `observatory run`, this has no samples of the node, no trial limit, no root
+cause of a failure, and no fault from the case file.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from collectors.sockets import CannotListen, listen
 
 USAGE = "torchrun --nproc-per-node {ranks} -m bench.runner.torchrun CASE.json --folder FOLDER"
 PURPOSE = Purpose(note="started by torchrun")
-"""Ad hoc: a person's trial of one case is not the newest result of its series."""
+"""Marks the run as ad hoc: a trial by hand is not the newest result of its series."""
 STORE = ".store"
-"""File in the run's folder in which the ranks of one node meet."""
+"""File in the run's folder through which the ranks of one node meet."""
 FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE = 0, 2, 3, 4
 """Exit codes, as the command line has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TorchrunPlace:
     """A rank's place by torchrun's variables.
 
     has_store: torchrun's agent hosts the store at `host` and `port`; otherwise rank 0 does.
@@ -62,10 +62,10 @@ class Place:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one rank of the case; return the exit code, 2 for what a person can put right."""
+    """Run one rank of the case; return the exit code, 2 for what the user can correct."""
     parser = argparse.ArgumentParser(description="One rank of a case, by torchrun's variables.", prog="bench.runner")
     parser.add_argument("case", type=Path, metavar="CASE.json", help="from --dry-run --format json, or a run's folder")
-    parser.add_argument("--folder", type=Path, required=True, help="new folder of the run, the same for all ranks")
+    parser.add_argument("--folder", type=Path, required=True, help="new folder for the run, the same for all ranks")
     parser.add_argument(
         "--limit", type=float, default=600.0, help="seconds that ranks wait for each other; default 600"
     )
@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
         case = read_case(arguments.case)
         if place.ranks != case.ranks:
             raise Misuse(
-                f"WORLD_SIZE is {place.ranks} and {arguments.case} is of {case.ranks} rank(s);"
+                f"WORLD_SIZE is {place.ranks}, but {arguments.case} has {case.ranks} rank(s);"
                 f" {USAGE.format(ranks=case.ranks)}"
             )
         return _run(case, place, arguments.folder.absolute(), arguments.limit)
@@ -89,11 +89,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return INFRASTRUCTURE
 
 
-def read_place(variables: Mapping[str, str]) -> Place:
-    """Return the rank's place.
+def read_place(variables: Mapping[str, str]) -> TorchrunPlace:
+    """Return the rank's place from torchrun's variables.
 
     Raises:
-        Misuse: a variable is missing, or no number.
+        Misuse: a variable is missing or not a number.
     """
 
     def text(name: str) -> str:
@@ -107,7 +107,7 @@ def read_place(variables: Mapping[str, str]) -> Place:
         return int(text(name))
 
     ranks = number("WORLD_SIZE")
-    return Place(
+    return TorchrunPlace(
         rank=number("RANK"),
         local_rank=number("LOCAL_RANK"),
         ranks=ranks,
@@ -119,7 +119,7 @@ def read_place(variables: Mapping[str, str]) -> Place:
 
 
 class _CaseDocument(msgspec.Struct, frozen=True):
-    """What the forms of a case file have in common."""
+    """The part that all forms of a case file share."""
 
     case: Case
 
@@ -128,14 +128,14 @@ def read_case(path: Path) -> Case:
     """Return the case of a file that `--dry-run --format json` printed, or of a run's case.json.
 
     Raises:
-        Misuse: it is no such file, holds several cases, is a newer version's, or its case cannot be run.
+        Misuse: it is not such a file, holds several cases, was written by a newer version, or its case cannot be run.
     """
     try:
         data = read_small(path)
         if not data.lstrip().startswith(b"["):
             if (version := schema_version_of(data)) > run_dir.SCHEMA_VERSION:
                 raise Misuse(
-                    f"{path}: schema version {version} is newer than {run_dir.SCHEMA_VERSION}, the newest known"
+                    f"{path}: schema version {version} is newer than {run_dir.SCHEMA_VERSION}, the newest known version"
                 )
             data = b"[%s]" % data
         documents = msgspec.json.decode(data, type=list[_CaseDocument])
@@ -143,36 +143,40 @@ def read_case(path: Path) -> Case:
         raise Misuse(f"case file {path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(
-            f"{path} is no case file ({error}); `observatory run ddp --dry-run --format json` prints one"
+            f"{path} is not a case file ({error}); `observatory run ddp --dry-run --format json` prints one"
         ) from None
     if len(documents) != 1:
-        raise Misuse(f"{path} holds {len(documents)} cases and torchrun runs one; leave out --with-baseline and curves")
+        raise Misuse(
+            f"{path} holds {len(documents)} cases, but torchrun runs one; leave out --with-baseline and curves"
+        )
     case = documents[0].case
     spec = find_spec(case.strategy)
     if case.version != spec.version_on(case.device):
         raise Misuse(
-            f"{path} is of version {case.version} of {case.strategy}, and this program has"
-            f" {spec.version_on(case.device)}; make the file anew with --dry-run"
+            f"{path} has version {case.version} of {case.strategy}, this program has version"
+            f" {spec.version_on(case.device)}; write the file again with --dry-run"
         )
     if unlike := sorted(case.options.keys() ^ {option.name for option in spec.options}):
-        raise Misuse(f"{path}: option {unlike[0]} of {case.strategy} is missing or unknown; make the file anew")
+        raise Misuse(
+            f"{path}: option {unlike[0]} of {case.strategy} is missing or unknown; write the file again with --dry-run"
+        )
     return check(case)
 
 
-def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
+def _run(case: Case, place: TorchrunPlace, folder: Path, limit_s: float) -> int:
     """Measure one trial of the case as this rank."""
     path = folder / f"rank{place.rank}.jsonl"
-    for made in (path, folder / "case.json") if place.rank == 0 else (path,):
-        if made.exists():
-            raise Misuse(f"{made} exists already, and a folder holds one run; name a new --folder")
+    for file in (path, folder / "case.json") if place.rank == 0 else (path,):
+        if file.exists():
+            raise Misuse(f"{file} exists already, and a folder holds one run; choose a new --folder")
     caches, notices = private_caches(os.environ)
     for text in notices if place.rank == 0 else ():
         say(text)
-    ours = environment(os.environ) | caches
+    variables = environment(os.environ) | caches
     if not place.is_one_node and "GLOO_SOCKET_IFNAME" not in os.environ:
-        del ours["GLOO_SOCKET_IFNAME"]  # The loopback, by which other nodes are not reached.
-    os.environ.update(ours)  # torch reads them when a process group is made.
-    if place.rank == 0:  # The folder stays locked until this process ends: the run is running.
+        del variables["GLOO_SOCKET_IFNAME"]  # The loopback, which does not reach other nodes.
+    os.environ.update(variables)  # torch reads them when a process group is made.
+    if place.rank == 0:  # The folder stays locked until this process ends, which marks the run as active.
         run_dir.begin(replace(case, trials=1), machine.read(), folder.parent, purpose=PURPOSE, name=folder.name)
     make_folder(folder)
     log = SampleLog(path)
@@ -180,7 +184,7 @@ def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
     if place.rank == 0 and not place.is_one_node and not place.has_store:
         store = _own_store(place)
     if case.trace_steps and profiler.may_start_before_fork():
-        profiler.warm(torch.device("cpu"))  # As the forkserver has done for its ranks.
+        profiler.warm(torch.device("cpu"))  # The forkserver does the same for its ranks.
     order = RankOrder(
         run=folder.name,
         trial=0,
@@ -197,15 +201,15 @@ def _run(case: Case, place: Place, folder: Path, limit_s: float) -> int:
     code = work(order, log)
     if place.rank == 0:
         (folder / STORE).unlink(missing_ok=True)
-    del store  # Until here its ranks meet in it.
+    del store  # The ranks meet in it until here.
     return CASE_FAILED if code else FINE
 
 
-def _own_store(place: Place) -> TCPStore:
-    """Return rank 0's own store, which listens at MASTER_ADDR alone; by itself it would listen on every network.
+def _own_store(place: TorchrunPlace) -> TCPStore:
+    """Return rank 0's own store, which listens at MASTER_ADDR only; by default it would listen on every network.
 
     Raises:
-        InfrastructureFailed: it cannot listen there.
+        InfrastructureFailed: the store cannot listen there.
     """
     try:
         listener = listen(place.host, place.port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.analysis.estimate import Estimate
-from bench.analysis.noise import Noise, noise_of
+from bench.analysis.noise import TrialNoise, noise_of
 from bench.case import Case, why_ad_hoc
 from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric
@@ -42,7 +42,7 @@ def nights_of(case: Case, runs: Iterable[Summary]) -> list[list[Summary]]:
 
 def noise_over(
     nights: Sequence[Sequence[Summary]], metric: str, labels: dict[str, str], beside: Sequence[Sequence[float]] = ()
-) -> Noise | Absent:
+) -> TrialNoise | Absent:
     """Return the noise of one figure over nights. beside: see `noise_of`."""
     wanted = Estimate(metric=metric, labels=labels, median=1.0, low=None, high=None, trials=())
     values = [
@@ -52,6 +52,6 @@ def noise_over(
     return noise_of([night for night in values if night and min(night) > 0], beside)
 
 
-def noise_of_series(case: Case, runs: Iterable[Summary], metric: Metric) -> Noise | Absent:
+def noise_of_series(case: Case, runs: Iterable[Summary], metric: Metric) -> TrialNoise | Absent:
     """Return the noise of a figure without labels over the nights of a series."""
     return noise_over(nights_of(case, runs), metric.name, {})

@@ -23,7 +23,7 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine, redact
 from bench.machine.placement import read_placement
 from bench.rank.fault_injection import Fault
-from bench.rank.messages import Cause, Outcome
+from bench.rank.messages import FailureCause, TrialOutcome
 from bench.runs.active_runs import is_running, lock_folder, lock_holder, running_folders
 from bench.runs.files import read_small
 from bench.runs.summary import Summary, decode, encode
@@ -163,7 +163,7 @@ def store_name(url: str | None) -> str | None:
     return None if url is None else redact(url)
 
 
-def summarise(folder: Path, outcome: Outcome, cause: Cause | None) -> Summary:
+def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -> Summary:
     """Summarise a run from the files of its folder; complete trials count, however the run ended.
 
     Raises:
@@ -264,7 +264,7 @@ def load(folder: Path) -> Summary:
         return replace(summary, folder=str(folder.absolute()))
     if is_running(folder):
         raise Misuse(f"{folder} is still running: {lock_holder(folder)} works on it; look again when it is done")
-    cause = Cause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
+    cause = FailureCause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
     summary = summarise(folder.absolute(), "interrupted", cause)
     is_whole = summary.trials_done == summary.case.trials and check_of(summary.case) is None
     return replace(summary, outcome="done", cause=None) if is_whole else summary

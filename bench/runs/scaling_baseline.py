@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.analysis.estimate import Estimate, Ratio, estimate, ratio
+from bench.analysis.estimate import Estimate, EstimatedRatio, estimate, ratio
 from bench.machine.machine import Machine
 from bench.runs.summary import Summary
 from collectors.metrics.results import RUN_TOKENS_PER_SECOND, RUN_TOKENS_PER_SECOND_PER_DEVICE
@@ -26,7 +26,7 @@ class Point:
 
     summary: Summary
     throughput: Estimate | None
-    efficiency: Ratio | None
+    efficiency: EstimatedRatio | None
     reason: str | None = None
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
-from bench.analysis.estimate import Estimate, Ratio, of_metric, ratio
+from bench.analysis.estimate import Estimate, EstimatedRatio, of_metric, ratio
 from bench.analysis.scaling.efficiency import Scaling, scaling_between, scaling_efficiency
-from bench.analysis.scaling.laws import LAWS, Fit, NoFit, WorldSize, fit
+from bench.analysis.scaling.laws import LAWS, NoScalingFit, ScalingFit, WorldSize, fit
 from bench.analysis.scaling.loss import Loss, loss_of
-from bench.analysis.step_parts import Measured
+from bench.analysis.step_parts import MeasuredStep
 from bench.case import Case
 from bench.errors import Misuse
 from bench.runs.summary import Summary
@@ -51,8 +51,8 @@ class CurvePoint:
     summary: Summary
     step: Estimate
     throughput: Estimate
-    efficiency: Ratio | None
-    speed_up: Ratio | None
+    efficiency: EstimatedRatio | None
+    speed_up: EstimatedRatio | None
     ideal_speed_up: float
     loss: Loss | str | None
 
@@ -73,7 +73,7 @@ class ScalingCurve:
     name: str
     scaling: Scaling
     points: tuple[CurvePoint, ...]
-    fits: tuple[Fit | NoFit, ...]
+    fits: tuple[ScalingFit | NoScalingFit, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -254,8 +254,8 @@ def _point(one: _Candidate, base: _Candidate) -> CurvePoint:
         ).ratio
         speed_up = ratio(one.throughput, base.throughput)
         loss = loss_of(
-            Measured(case=one.case, estimates=one.summary.estimates),
-            Measured(case=base.case, estimates=base.summary.estimates),
+            MeasuredStep(case=one.case, estimates=one.summary.estimates),
+            MeasuredStep(case=base.case, estimates=base.summary.estimates),
         )
     return CurvePoint(
         name=one.name,

@@ -12,7 +12,7 @@ from bench.analysis.mfu import Peak
 from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.case import ONE_RUN, Case, Purpose, settings_of
 from bench.errors import Misuse
-from bench.rank.messages import Cause, Outcome
+from bench.rank.messages import FailureCause, TrialOutcome
 from collectors.files import schema_version_of
 from workloads.options import check_of
 
@@ -57,8 +57,8 @@ class Summary:
     torch_version: str | None
     started_ns: int
     ended_ns: int
-    outcome: Outcome
-    cause: Cause | None
+    outcome: TrialOutcome
+    cause: FailureCause | None
     trials_done: int
     estimates: tuple[Estimate, ...]
     scaling: tuple[ScalingEfficiency, ...]

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.rank.messages import Cause, Outcome
+from bench.rank.messages import FailureCause, TrialOutcome
 from bench.runs.files import read_small
 from bench.runs.suite_record import FAILED, CaseOutcome
 from bench.suites.suite_file import SuiteCase
@@ -71,9 +71,9 @@ class TrialEnded(msgspec.Struct, frozen=True, tag="trial_ended", kw_only=True):
     run: str
     trial: int
     attempt: int
-    outcome: Outcome
+    outcome: TrialOutcome
     time_ns: int
-    cause: Cause | None = None
+    cause: FailureCause | None = None
 
 
 class CaseEnded(msgspec.Struct, frozen=True, tag="case_ended", kw_only=True):
@@ -96,7 +96,7 @@ class Reran(msgspec.Struct, frozen=True, tag="reran", kw_only=True):
 
     case: str
     run: str
-    outcome: Outcome
+    outcome: TrialOutcome
     time_ns: int
 
 
@@ -122,7 +122,7 @@ class Judgement:
     is_infrastructure: bool = False
 
 
-def judge(case: SuiteCase, ended: Outcome, cause: Cause | None) -> Judgement:
+def judge(case: SuiteCase, ended: TrialOutcome, cause: FailureCause | None) -> Judgement:
     """Return how the case ended: a fire drill is done where it ended as expected.
 
     A case whose disk failed counts as interrupted: it goes on when the suite run is resumed.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from bench.analysis.estimate import Estimate, Ratio, ratio
+from bench.analysis.estimate import Estimate, EstimatedRatio, ratio
 from bench.runs.summary import Summary
 from bench.suites.form.tables import Claim
 from bench.suites.suite_file import Lever
@@ -46,7 +46,7 @@ class Judgement:
     claim: Claim
     off: Estimate | None = None
     on: Estimate | None = None
-    ratio: Ratio | None = None
+    ratio: EstimatedRatio | None = None
     verdict: Verdict | None = None
     reason: str | None = None
 
@@ -59,7 +59,7 @@ def judge_levers(levers: Sequence[Lever], cases: Iterable[CaseEnd]) -> tuple[Jud
     )
 
 
-def judge_ratio(found: Ratio, claim: Claim) -> tuple[Verdict, str | None]:
+def judge_ratio(found: EstimatedRatio, claim: Claim) -> tuple[Verdict, str | None]:
     """Return the verdict on a ratio by the rule above, and why it is unsure."""
     if found.low is None or found.high is None:
         if min(found.numerator_trials, found.denominator_trials) == 1:

@@ -12,7 +12,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Protocol
 
-from bench.analysis.noise import Noise
+from bench.analysis.noise import TrialNoise
 from bench.analysis.scaling.efficiency import scaling_between
 from bench.case import Case, check_instrumentation, find_spec
 from bench.errors import InfrastructureFailed, Misuse
@@ -20,7 +20,7 @@ from bench.machine.device_checks import TorchBuild, why_no_gpu
 from bench.machine.gpus import Gpu, Gpus
 from bench.machine.machine import hardware_here
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.runner.case_args import Node, case_of_args, check_room
+from bench.runner.case_args import NodeResources, case_of_args, check_room
 from bench.runs.nights import noise_of_series
 from bench.runs.summary import Summary
 from bench.suites.suite_file import Suite, SuiteCase
@@ -61,7 +61,7 @@ class PlannedCase:
     crowds: tuple[str, ...] = ()
     estimate_s: float | None = None
     why_no_estimate: str | None = None
-    noise: Noise | None = None
+    noise: TrialNoise | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class SuitePlan:
     cases: tuple[PlannedCase, ...]
 
 
-def plan_suite(suite: Suite, node: Node, history: PastRuns | str) -> SuitePlan:
+def plan_suite(suite: Suite, node: NodeResources, history: PastRuns | str) -> SuitePlan:
     """Return the plan of a suite on a machine; start nothing and write nothing.
 
     history: what tells how long cases take, or why nothing does.
@@ -114,7 +114,7 @@ class _Checked:
     crowds: tuple[str, ...] = ()
 
 
-def _check(one: SuiteCase, node: Node, suite: Suite) -> _Checked:
+def _check(one: SuiteCase, node: NodeResources, suite: Suite) -> _Checked:
     """Return the case, checked on this machine.
 
     Raises:
@@ -149,7 +149,7 @@ def _check(one: SuiteCase, node: Node, suite: Suite) -> _Checked:
     return _Checked(one=one, case=case, fault=fault, refusal=refusal, crowds=() if refusal else tuple(crowds))
 
 
-def _elsewhere(one: SuiteCase, ranks: int | None, node: Node, suite: Suite) -> Case:
+def _elsewhere(one: SuiteCase, ranks: int | None, node: NodeResources, suite: Suite) -> Case:
     """Return a case that this machine cannot run, as a machine runs it that lacks nothing.
 
     Raises:
@@ -169,7 +169,7 @@ def _elsewhere(one: SuiteCase, ranks: int | None, node: Node, suite: Suite) -> C
     raise _misuse(suite, one, errors[0])
 
 
-def _lacking(one: SuiteCase, node: Node) -> str | None:
+def _lacking(one: SuiteCase, node: NodeResources) -> str | None:
     """Return which nodes or GPUs that the suite asks for are not here."""
     gpus = len(node.gpus.gpus)
     if one.needs.nodes > node.nodes:
@@ -182,7 +182,7 @@ def _lacking(one: SuiteCase, node: Node) -> str | None:
     return None
 
 
-def _check_needed_memory(one: SuiteCase, case: Case, node: Node) -> None:
+def _check_needed_memory(one: SuiteCase, case: Case, node: NodeResources) -> None:
     """Refuse a case that needs more memory, by its own word, than this machine has.
 
     Raises:
@@ -296,7 +296,7 @@ def _steps(case: Case) -> int:
 
 def _planned(
     each: _Checked,
-    node: Node,
+    node: NodeResources,
     times: Mapping[tuple[str, str], Sequence[float]] | str,
     series: Mapping[tuple[str, str], Sequence[Summary]] = MappingProxyType({}),
 ) -> PlannedCase:
@@ -316,7 +316,7 @@ def _planned(
     if one.fault is not None:
         return replace(planned, why_no_estimate="a fire drill ends when its fault is found")
     noise = noise_of_series(case, series.get((case.key(), hardware), ()), RUN_STEP_SECONDS)
-    planned = replace(planned, noise=noise if isinstance(noise, Noise) else None)
+    planned = replace(planned, noise=noise if isinstance(noise, TrialNoise) else None)
     if not past:
         return replace(planned, why_no_estimate=f"no run of it on {hardware} is among the newest of the history")
     estimate_s = case.trials * min(one.limit_s, median(past) * _steps(case))

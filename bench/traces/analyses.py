@@ -1,4 +1,4 @@
-"""The registry of trace analyses and drawings: name, line of help, and the function that does the work.
+"""The registry of trace analyses and drawings: name, help line, and function.
 
 Each function imports its analyzer when it is called, so that help loads none of them.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collectors.traces.table import Table
     from collectors.traces.timeline import Timeline
 
-Side: TypeAlias = "Sequence[Timeline]"
+RankTimelines: TypeAlias = "Sequence[Timeline]"
 """The traces of the ranks of one run."""
 
 
 class Tabled(Protocol):
-    """What an analysis finds. notes: what its figures mean and what is unknown, for all its tables."""
+    """The result of an analysis. notes: what its figures mean and what is unknown, for all its tables."""
 
     @property
     def notes(self) -> tuple[str, ...]: ...
@@ -34,8 +34,8 @@ class Tabled(Protocol):
 class Analysis:
     """One analysis of traces.
 
-    name: what it is called on the command line. summary: one line of help. sides: the names of its inputs.
-    run: takes one `Side` for each of these names; raises Misuse where the analysis cannot be made of them.
+    name: on the command line. summary: one line of help. sides: the names of its inputs.
+    run: takes one `RankTimelines` for each of these names; raises Misuse where the analysis cannot be made of them.
     """
 
     name: str
@@ -48,57 +48,57 @@ class Analysis:
 class Drawing:
     """One way to draw the traces of a run's ranks.
 
-    run: takes a side, and spans to draw beside it that have a clock of their own.
+    run: takes a side, and spans with a clock of their own to draw alongside it.
     """
 
     name: str
     summary: str
-    run: Callable[[Side, Sequence[TraceSpan]], Merged]
+    run: Callable[[RankTimelines, Sequence[TraceSpan]], Merged]
 
 
-def _summary(side: Side) -> Tabled:
+def _summary(side: RankTimelines) -> Tabled:
     from collectors.traces.analyzers.summary import summary
 
     return summary(side)
 
 
-def _kernels(side: Side) -> Tabled:
+def _kernels(side: RankTimelines) -> Tabled:
     from collectors.traces.analyzers.kernels import kernels
 
     return kernels(side)
 
 
-def _idle(side: Side) -> Tabled:
+def _idle(side: RankTimelines) -> Tabled:
     from collectors.traces.analyzers.idle import idle
 
     return idle(side)
 
 
-def _collectives(side: Side) -> Tabled:
+def _collectives(side: RankTimelines) -> Tabled:
     from collectors.traces.analyzers.collectives import collectives
 
     return collectives(side)
 
 
-def _stragglers(side: Side) -> Tabled:
+def _stragglers(side: RankTimelines) -> Tabled:
     from collectors.traces.analyzers.stragglers import stragglers
 
     return stragglers(side)
 
 
-def _critical_path(side: Side) -> Tabled:
+def _critical_path(side: RankTimelines) -> Tabled:
     from collectors.traces.analyzers.critical_path import critical_path
 
     return critical_path(side)
 
 
-def _memory(side: Side) -> Tabled:
+def _memory(side: RankTimelines) -> Tabled:
     from collectors.traces.analyzers.memory import held_memory
 
     return held_memory(side)
 
 
-def _difference(before: Side, after: Side) -> Tabled:
+def _difference(before: RankTimelines, after: RankTimelines) -> Tabled:
     from collectors.traces.analyzers.diff import NothingToCompare, difference
 
     try:
@@ -107,10 +107,10 @@ def _difference(before: Side, after: Side) -> Tabled:
         raise Misuse(str(error)) from None
 
 
-def _merge(side: Side, beside: Sequence[TraceSpan]) -> Merged:
+def _merge(side: RankTimelines, spans: Sequence[TraceSpan]) -> Merged:
     from collectors.traces.analyzers.merge import merge
 
-    return merge(side, beside=beside)
+    return merge(side, beside=spans)
 
 
 ANALYSES: tuple[Analysis, ...] = (

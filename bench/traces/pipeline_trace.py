@@ -1,4 +1,4 @@
-"""Drawings of a pipeline's timed steps: a trace file of their own, or spans to draw beside a run's traces.
+"""Drawings of a pipeline's timed steps: a separate trace file, or spans to draw alongside a run's traces.
 
 Each stage of a rank is a row; in the trace file, arrows show what stages send to each other.
 """
@@ -24,22 +24,22 @@ def require_stages(case: Case) -> None:
     """Refuse a case without a pipeline to draw.
 
     Raises:
-        Misuse: its strategy has no pipeline stages, or no step would be timed.
+        Misuse: the strategy has no pipeline stages, or no step would be timed.
     """
     if case.model is None or case.spec().pipeline(case) is None:
         raise Misuse(
-            f"--timeline draws pipeline stages, and {case.strategy} has none; leave it out, or take a pipeline"
-            " (`observatory list` shows all)"
+            f"--timeline draws pipeline stages, but {case.strategy} has none; leave it out, or choose a pipeline"
+            " strategy (`observatory list` shows all)"
         )
     if not case.trace_steps:
-        raise Misuse("--timeline draws a step that was timed, and trace-steps is 0; take --trace-steps 1 or more")
+        raise Misuse("--timeline draws a timed step, but trace-steps is 0; use --trace-steps 1 or more")
 
 
 def timed_steps(case: Case, folder: Path) -> tuple[TimedStep, ...]:
     """Return the timed steps of the last complete trial.
 
     Raises:
-        Misuse: there are none in the folder, or a newer version wrote them.
+        Misuse: the folder has none, or a newer version wrote them.
     """
     try:
         trials = read_trials(folder, case.ranks).trials
@@ -47,7 +47,9 @@ def timed_steps(case: Case, folder: Path) -> tuple[TimedStep, ...]:
         raise Misuse(str(error)) from None
     steps = trials[-1].timed_steps if trials else ()
     if not steps:
-        raise Misuse(f"{folder} has no timed step of all ranks to draw; `observatory run {case.strategy}` makes some")
+        raise Misuse(
+            f"{folder} has no step that was timed on all ranks; `observatory run {case.strategy}` times new steps"
+        )
     return steps
 
 
@@ -78,7 +80,7 @@ def write_trace(case: Case, steps: Sequence[TimedStep], folder: Path) -> Path:
 
 
 def _span(step: TimedStep, work: Work, row: str = "stage {}") -> TraceSpan:
-    """Return the action as a span. row: the name of its row, with a place for the stage."""
+    """Return the action as a span. row: the name of its row, with a placeholder for the stage."""
     action = work.action
     return TraceSpan(
         track=Track(group=f"rank {work.rank}", name=row.format(action.stage)),
@@ -103,9 +105,9 @@ def _flows(step: TimedStep, ranks: Sequence[int], drawn: Sequence[tuple[TimedSte
             yield Flow(name=way, source=source, target=target)
 
 
-# Stage actions to draw beside a run's traces
+# Stage actions to draw alongside a run's traces
 
-ROW = "stage {}, in steps of their own"
+ROW = "stage {}, in extra steps"
 
 
 def stage_spans(folder: Path, *, on_notice: Callable[[str], None]) -> list[TraceSpan]:
@@ -113,14 +115,14 @@ def stage_spans(folder: Path, *, on_notice: Callable[[str], None]) -> list[Trace
 
     They are timed in other steps than those under the profiler, on a clock that only ranks of one node share.
 
-    on_notice: called with the reason where a pipeline's actions are absent.
+    on_notice: called with the reason if a pipeline's actions are absent.
     """
     case = case_file(folder).case
     if case.model is None or case.spec().pipeline(case) is None:
         return []
     try:
         steps = timed_steps(case, folder)
-    except Misuse as error:  # E.g. the run ended early; its traces are drawn all the same.
+    except Misuse as error:  # For example the run ended early; its traces are drawn anyway.
         on_notice(f"stage actions are absent: {error}")
         return []
     return [_span(step, work, ROW) for step in steps for work in step.works]

@@ -27,6 +27,9 @@ GLOO = "gloo:"
 ANNOTATION = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl):")
 """The annotation that torch's process groups put around a collective; it begins with the backend's name."""
 
+GRAPH_LAUNCH = "GraphLaunch"
+"""Part of the name of a graph's launch, in CUDA and HIP."""
+
 RECORD = "record_param_comms"
 """The operator whose arguments hold all that torch's process groups tell of a collective."""
 

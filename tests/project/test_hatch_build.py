@@ -134,7 +134,7 @@ def test_a_wheel_of_no_git_tree_says_why_it_has_no_commit(tmp_path: Path, tree: 
     shutil.rmtree(tree / ".git")
     machine = _machine_of(_wheel(tmp_path / "dist", tree), tmp_path / "site")
     assert machine.commit is None
-    assert machine.absent["commit"].endswith("is no git tree, and was not built from one")
+    assert machine.absent["commit"].endswith("is not a git tree, and was not built from one")
 
 
 def test_an_editable_installation_asks_git_again(tree: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_folder_that_another_user_made_first_is_not_used(victim: User, attacke
     assert not any(str(place) in path for path in caches.values())
     assert len(notices) == 2
     assert notices[0].startswith(
-        f"TORCHINDUCTOR_CACHE_DIR is not used, since {place} belongs to another user; compiled"
+        f"TORCHINDUCTOR_CACHE_DIR is ignored because {place} belongs to another user; compiled"
     )
 
 
@@ -83,4 +83,4 @@ def test_in_a_home_that_another_may_write_nothing_is_kept(victim: User, attacker
     caches, (notice,) = _caches(victim, **environment)
     assert caches == {}
     assert f"other users may write to {home}" in notice
-    assert f"{place} belongs to another user; let TMPDIR name a folder of yours" in notice
+    assert f"{place} belongs to another user; set TMPDIR to a folder of your own" in notice

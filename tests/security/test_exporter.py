@@ -189,7 +189,7 @@ NodeExporter("127.0.0.1", int(sys.argv[1]), Path("runs"), tell=print).close()
 """
     with _pretender(attacker) as port:
         said = victim.python(program, str(port))
-    assert f"of the user with uid {attacker.uid}; choose another port unless you trust that program" in said.stdout
+    assert f"of the user with uid {attacker.uid} (choose another port unless you trust it)" in said.stdout
 
 
 def test_a_stranger_that_was_faster_is_not_taken_for_a_server_of_the_stack(victim: User, attacker: User) -> None:

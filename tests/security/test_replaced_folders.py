@@ -102,7 +102,7 @@ def test_a_run_whose_files_others_may_have_written_enters_no_history(place: Path
     os.chown(folder / "case.json", attacker.uid, attacker.uid)
     ended = victim.observatory("show", "--runs", str(runs))
     assert ended.returncode == 0, ended.stderr
-    assert f"others may have written in it; `chmod -R go-w {folder}` if its files are yours" in ended.stderr
+    assert f"other users can write to it; run `chmod -R go-w {folder}` if its files are yours" in ended.stderr
 
 
 def test_a_link_in_place_of_a_runs_case_is_not_followed(place: Path, victim: User) -> None:

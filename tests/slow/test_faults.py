@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from bench.engines.environment import environment
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runs.history import History
 from bench.runs.run_dir import load
 from bench.runs.summary import Summary
@@ -138,7 +138,7 @@ class Night:
         assert run is not None
         return load(self.runs / run)
 
-    def cause(self, case: str) -> Cause:
+    def cause(self, case: str) -> FailureCause:
         """Why the case did not end well."""
         cause = self.summary(case).cause
         assert cause is not None
@@ -427,7 +427,7 @@ def test_a_node_whose_link_is_cut_is_told_and_measures_once_it_is_back(tmp_path:
                 left_s = cut_s + GONE_S - time.monotonic()
                 _wait(lambda: not processes_in(node.namespace), "the agent or ranks of it are left", left_s)
                 node.set_link("up")
-        assert told.startswith("failed agent the agent of node 1 was ended: nothing was heard for 7 s"), told
+        assert told.startswith("failed agent the agent of node 1 was ended: no message for 7 s"), told
         assert heard() == "done, complete trials: 1, files not whole: ()"
         assert [runner.wait(timeout=60), agent.wait(timeout=60)] == [0, 0], heard()
         assert processes_in(node.namespace) == []

@@ -181,7 +181,7 @@ def test_a_suite_waits_for_nodes_that_ctrl_c_gives_back(cluster: RayCluster, sho
     wait(lambda: first.measured() > 0, first.messages)
     waiting, given_up = second.start("--nodes=2"), third.start("--nodes=2")
     for night in (second, third):
-        wait(lambda night=night: "waits for 2 node(s) with 4 CPU, 2 GPU free on each" in night.messages())  # type: ignore[misc]
+        wait(lambda night=night: "waiting for 2 node(s) with 4 CPU, 2 GPU free on each" in night.messages())  # type: ignore[misc]
     given_up.send_signal(signal.SIGINT)
     assert third.end(given_up)[0] == main.INTERRUPTED, third.messages()
     running.send_signal(signal.SIGINT)
@@ -260,7 +260,7 @@ WRONG = [
     ([], "gpu = 1\n", 2, "unknown key 'gpu'; did you mean 'gpus'?"),
     (["--nodes=2"], 'python = "/nowhere"\n', 4, "it ended with code 127"),
     (["--nodes=2"], 'setup = "read line || exit 7"\n', 4, "it ended with code 7"),
-    (["--nodes=2"], 'runner = "192.0.2.99"\n', 4, "agents cannot be awaited: 192.0.2.99"),
+    (["--nodes=2"], 'runner = "192.0.2.99"\n', 4, "cannot listen for agents: 192.0.2.99"),
 ]
 
 
@@ -283,7 +283,7 @@ def test_an_address_without_a_cluster_is_told(cluster: RayCluster, short_path: P
     night = RayNight(short_path, address, SHORT)
     code, _, messages = night.run()
     assert code == main.INFRASTRUCTURE, messages
-    assert f"no Ray cluster is at {address}: Connection refused" in messages
+    assert f"no Ray cluster answers at {address}: Connection refused" in messages
     assert "Traceback" not in messages
     night.assert_nothing_is_left()
 

@@ -71,7 +71,7 @@ def test_a_suite_is_planned_by_the_nodes_and_nothing_is_asked_for(slurm: Slurm, 
         resolved = cases["everywhere"]["resolved"]
         assert [resolved[name] for name in ("device", "ranks", "nodes")] == ["cuda", 4, 2]
         assert cases["three"]["refusal"].startswith(
-            "ranks is 6 over 2 node(s), 3 on one, and NCCL wants a GPU for each"
+            "ranks is 6 over 2 node(s), up to 3 per node, and NCCL needs a GPU for each rank"
         )
         assert plan["cluster"]["gpus"] == ["a100", "a100"]
         assert (plan["cluster"]["cores"], plan["cluster"]["memory_bytes"]) == (CPUS, MEMORY_MB << 20)
@@ -101,7 +101,7 @@ def test_within_an_allocation_its_nodes_are_used_and_it_is_kept(slurm: Slurm, sh
         code, _, messages = night.run("--nodes=3", SLURM_JOB_ID=job, SLURM_JOB_NUM_NODES="2")
         assert (code, messages.splitlines()[-1]) == (
             main.MISUSE,
-            f"observatory: --nodes is 3, and job {job} has 2; take fewer",
+            f"observatory: --nodes is 3, but job {job} has only 2; use fewer",
         )
     finally:
         slurm.call("scancel", job)

@@ -89,11 +89,11 @@ def test_a_node_whose_clock_is_minutes_off_ends_the_suite_or_is_left_out(slurm: 
     assert code == main.INFRASTRUCTURE, messages
     bad = slurm.nodes[1]
     assert f"pre-flight: {bad} is bad: its clock is 5.0 min ahead of the others'" in messages
-    assert f"pre-flight: {bad}: nothing can be measured with such nodes" in messages
+    assert f"pre-flight: {bad}: no measurement is possible with these nodes" in messages
     assert _state(night).outcome is None
     code, cases, messages = night.run("--nodes=3", "--drop-bad", "--resume")
     assert code == main.FINE, messages
-    assert f"pre-flight: goes on without {bad}" in messages
+    assert f"pre-flight: continuing without {bad}" in messages
     assert {name: case["summary"]["case"]["nodes"] for name, case in cases.items()} == {
         "single": 1,
         "ddp": 2,
@@ -128,7 +128,10 @@ def test_a_node_that_is_lost_is_named_and_the_suite_goes_on_in_another_job(slurm
         code, _, messages = night.end(process)
         assert code == main.INFRASTRUCTURE, messages
         assert "the agent of node1 ended" in messages
-        assert "has 1 of 2 node(s) left: node1 is DOWN (the power is gone); --resume goes on in another job" in messages
+        assert (
+            "has 1 of 2 node(s) left: node1 is DOWN (the power is gone); continue in another job with --resume"
+            in messages
+        )
         assert _state(night).outcome == "interrupted"
         wait(lambda: not slurm.jobs())
         code, cases, messages = night.run("--nodes=2", "--resume")
@@ -220,7 +223,7 @@ def test_no_trial_begins_that_slurm_would_end(slurm: Slurm, short_path: Path) ->
     night = SlurmNight(short_path, slurm, LONG, SETTINGS.replace('time = "20"', 'time = "1"'))
     code, _, messages = night.run("--nodes=2")
     assert code == main.INFRASTRUCTURE, messages
-    assert "too few for a trial; --resume goes on in another job" in messages
+    assert "too soon for a trial; continue in another job with --resume" in messages
     assert _state(night).outcome == "interrupted"
 
 
@@ -243,10 +246,13 @@ def test_a_store_that_is_gone_for_a_while_loses_nothing(slurm: Slurm, short_path
         store = replace(server, port=proxy.port).url("postgres")
         process = _begin(night, "--nodes=2", f"--store={store}")
         with proxy.gone():
-            wait(lambda: "the suite goes on, and its results stay in the folders" in night.messages(), night.messages)
+            wait(
+                lambda: "the suite continues, and its results stay in the run folders" in night.messages(),
+                night.messages,
+            )
         code, cases, messages = night.end(process)
         assert code == main.FINE, messages
-        assert "the store answers again; it took in" in messages
+        assert "the store answers again;" in messages
         with History(store, writable=False) as history:
             stored = history.runs(10)
             (suite_run,) = history.suite_runs(10)
@@ -312,15 +318,15 @@ def test_a_full_disk_of_a_node_names_its_rank_and_room_lets_the_suite_go_on(slur
     [
         (
             'python = "/usr/bin/python3"',
-            r": /usr/bin/python3 of node\d has no module bench; install the package there as here",
+            r": /usr/bin/python3 on node\d has no module bench; install the same package there",
         ),
         (
             'python = "/nowhere/python"',
-            r": node\d has no /nowhere/python to run; name an interpreter that has the package",
+            r": node\d cannot run /nowhere/python; set an interpreter that has the package",
         ),
         (
             f'python = "{sys.executable}"\nenvironment = {{ PYTHONPATH = "FOLDER" }}',
-            r"node\d said: agent: .*this agent has version 9.9 \(protocol \d+\), and the runner has version",
+            r"last line from node\d: agent: .*this agent has version 9.9 \(protocol \d+\), but the runner has version",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from bench.case import Case, Purpose
 from bench.exporter.server import open_server
 from bench.machine.gpus import Gpu
 from bench.machine.machine import Machine
-from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 from bench.runner.measure import TrialSettings, alike, measure
 from bench.runner.persist import persist
 from bench.runs import run_dir
@@ -133,7 +133,7 @@ QUERIES = [
 class TracingEngine(FakeEngine):
     """One that also keeps windows: one rank comes late, and in turn each leaves a collective microseconds later."""
 
-    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+    def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
         """Write each rank's log and window."""
         for window in made_windows(LATE[order.trial], ranks=order.case.ranks):
             is_later = window.of_kind("communication") & (np.arange(window.kind.size) % 2 == window.rank)

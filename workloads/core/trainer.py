@@ -19,7 +19,6 @@ from workloads.core.attention_choice import attend_of, attention_notes
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss
 from workloads.options import check_of, microbatch_count, rate_factor
 from workloads.protocols import Phase
-from workloads.registry import spec_of
 from workloads.spec import Precision, Setup
 
 
@@ -29,7 +28,7 @@ class LearningRate:
     def __init__(self, setup: Setup) -> None:
         check = check_of(setup)
         self._setup = setup
-        self._data_ranks = spec_of(setup.strategy).data_ranks(setup) if check is None else check.data_ranks
+        self._data_ranks = setup.data_ranks if check is None else check.data_ranks
         self._step = 0
 
     def begin_step(self, optimizer: Optimizer) -> None:

@@ -7,7 +7,7 @@ from statistics import median
 
 from bench.analysis.diagnosis.observed import Observed
 from bench.analysis.estimate import of_metric
-from bench.analysis.step_parts import Measured, step_account
+from bench.analysis.step_parts import MeasuredStep, step_account
 from bench.case import Case
 from collectors.metrics import results
 from workloads.cost_models.communication import Link, bus_factor, transfer_time_s
@@ -35,14 +35,14 @@ def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
     case: in place of the run's own, to ask for other options.
     """
     case = case or observed.case
-    account = step_account(Measured(case=observed.case, estimates=observed.estimates))
+    account = step_account(MeasuredStep(case=observed.case, estimates=observed.estimates))
     if isinstance(observed.link, str) or isinstance(account, str) or not account.traces:
         return None
     divided = account.divide(account.absent)
     optimizer = [
-        one.median
-        for one in of_metric(observed.estimates, results.RUN_PHASE_SECONDS)
-        if one.labels["phase"] == "optimizer"
+        estimate.median
+        for estimate in of_metric(observed.estimates, results.RUN_PHASE_SECONDS)
+        if estimate.labels["phase"] == "optimizer"
     ]
     compute_s = median(divided["compute"])
     compute_s = max(compute_s - sum(optimizer), compute_s / 2)
@@ -81,7 +81,7 @@ def peak_bytes(observed: Observed) -> float | None:
     """Return the most memory that a rank held: by the allocator on a GPU, as a process on a CPU; None if unknown."""
     account = "allocator" if observed.case.device == "cuda" else "resident"
     peaks = of_metric(observed.estimates, results.RUN_PEAK_MEMORY_BYTES)
-    return next((one.median for one in peaks if one.labels["account"] == account), None)
+    return next((peak_estimate.median for peak_estimate in peaks if peak_estimate.labels["account"] == account), None)
 
 
 def memory_in_use(observed: Observed) -> float | None:

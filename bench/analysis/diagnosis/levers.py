@@ -1,7 +1,7 @@
-"""What to try against each kind of limit: options that the run's own strategy takes, and what the law expects of them.
+"""Remedies for each kind of limit: options of the run's own strategy, and the cost model's prediction for them.
 
-A setting is offered only where the strategy has the option, it is not set so already, and the spec does not refuse it.
-Where the law tells what it would change, those that would change nothing are left out, and the best comes first.
+A setting is offered only if the strategy has the option, it is not already set, and the spec does not refuse it. If the
+model predicts the effects, settings without effect are left out, and the best comes first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from bench.analysis.diagnosis.costs import slow_links
 from bench.analysis.diagnosis.laws import NEAR_CEILING, exposed_ratio, memory_in_use
-from bench.analysis.diagnosis.observed import Finding, Lever, Observed
+from bench.analysis.diagnosis.observed import CostFinding, Observed, Remedy
 from bench.analysis.diagnosis.stage_cuts import stage_cuts
 from bench.analysis.estimate import of_metric
 from bench.case import Case, known_options, written
@@ -31,16 +31,22 @@ figure, and not of the step: where a run is slower than the law, what shortens t
 _Settings = dict[str, str]
 
 
-def with_levers(finding: Finding, observed: Observed) -> Finding:
+def with_levers(finding: CostFinding, observed: Observed) -> CostFinding:
     """Return the finding with what to try against it, the most promising first."""
     case = observed.case
     offered = [lever for lever in _candidates(finding, observed) if _is_possible(case, lever.settings)]
     expected = [_with_expectation(lever, finding, observed) for lever in offered]
-    if finding.expected is not None and any(one.expected is not None for one in expected):
-        first = list(takewhile(lambda one: not one.settings, expected))
-        worth = [one for one in expected if (one.expected or 0.0) <= _WORTH_RATIO * finding.expected]
-        known = sorted((one for one in worth if one.expected is not None), key=lambda one: one.expected or 0.0)
-        expected = [*first, *known, *(one for one in worth if one.expected is None and one not in first)]
+    if finding.expected is not None and any(lever.expected is not None for lever in expected):
+        first = list(takewhile(lambda lever: not lever.settings, expected))
+        worth = [lever for lever in expected if (lever.expected or 0.0) <= _WORTH_RATIO * finding.expected]
+        with_expectation = sorted(
+            (lever for lever in worth if lever.expected is not None), key=lambda lever: lever.expected or 0.0
+        )
+        expected = [
+            *first,
+            *with_expectation,
+            *(lever for lever in worth if lever.expected is None and lever not in first),
+        ]
     return replace(finding, levers=tuple(expected[:MOST_LEVERS]))
 
 
@@ -70,16 +76,16 @@ def _is_possible(case: Case, settings: Mapping[str, str]) -> bool:
     return tried != case and not tried.spec().all_refusals(tried)
 
 
-def _with_expectation(lever: Lever, finding: Finding, observed: Observed) -> Lever:
+def _with_expectation(lever: Remedy, finding: CostFinding, observed: Observed) -> Remedy:
     if not lever.settings or finding.expected is None:
         return lever
     tried = changed(observed.case, lever.settings)
     if finding.kind == "exposed_communication":
         return replace(lever, expected=exposed_ratio(observed, tried))
-    pipeline, other = observed.case.spec().pipeline(observed.case), tried.spec().pipeline(tried)
-    if finding.kind == "bubble" and pipeline is not None and other is not None:
+    pipeline, tried_pipeline = observed.case.spec().pipeline(observed.case), tried.spec().pipeline(tried)
+    if finding.kind == "bubble" and pipeline is not None and tried_pipeline is not None:
         # The bubble's time grows with ratio / (1 - ratio), at the same computing.
-        grows = _bubble_for_computing(other) / _bubble_for_computing(pipeline)
+        grows = _bubble_for_computing(tried_pipeline) / _bubble_for_computing(pipeline)
         return replace(lever, expected=min(1.0, finding.expected * grows))
     return lever
 
@@ -87,19 +93,19 @@ def _with_expectation(lever: Lever, finding: Finding, observed: Observed) -> Lev
 def _bubble_for_computing(pipeline: Pipeline) -> float:
     """Return the bubble of a pipeline of equal stages, divided by the time in which its ranks compute."""
     order = actions(pipeline)
-    ratio = simulate(order, {(one.stage, one.kind): 1.0 for rank in order for one in rank}).bubble_ratio
+    ratio = simulate(order, {(action.stage, action.kind): 1.0 for rank in order for action in rank}).bubble_ratio
     return ratio / (1 - ratio)
 
 
 # The candidates of each kind, the usual ones first
 
 
-def _candidates(finding: Finding, observed: Observed) -> Iterator[Lever]:
+def _candidates(finding: CostFinding, observed: Observed) -> Iterator[Remedy]:
     case = observed.case
     match finding.kind:
         case "exposed_communication":
             if any(slow_links(observed)):
-                yield Lever(words=f"find the slow link: `observatory run pairs {' '.join(_place_words(case))}`")
+                yield Remedy(words=f"find the slow link: `observatory run pairs {' '.join(_place_words(case))}`")
             yield from _communication(case, has_link=not isinstance(observed.link, str))
         case "bubble":
             yield from _bubble(case)
@@ -107,43 +113,46 @@ def _candidates(finding: Finding, observed: Observed) -> Iterator[Lever]:
             if finding.subject == "stages":
                 yield from _cuts(observed)
             yield _option("give each rank a chunk from both ends", layout="zigzag")
-            yield Lever(words=f"see which rank is late to what: `observatory analyse stragglers {observed.run}`")
+            yield Remedy(words=f"see which rank is late to what: `observatory analyse stragglers {observed.run}`")
         case "straggler":
-            if any(one.labels["cause"] == "data loading" for one in of_metric(observed.estimates, RUN_STRAGGLER_RATIO)):
+            if any(
+                straggler.labels["cause"] == "data loading"
+                for straggler in of_metric(observed.estimates, RUN_STRAGGLER_RATIO)
+            ):
                 yield from _loading(case)
-            yield Lever(words="compare its node with the others: `observatory doctor` on each")
-            yield Lever(words="put the rank elsewhere: does the lateness stay with the rank or with the node?")
+            yield Remedy(words="compare its node with the others: `observatory doctor` on each")
+            yield Remedy(words="put the rank elsewhere: does the lateness stay with the rank or with the node?")
         case "host":
             yield from _host(observed)
         case "memory":
             yield from _memory(observed)
         case "input":
             yield from _loading(case)
-            yield Lever(words="read from a faster place, or store batches that are ready to use")
+            yield Remedy(words="read from a faster place, or store batches that are ready to use")
         case "compute":
             yield from _compute(case)
         case "unknown":
             return
 
 
-def _cuts(observed: Observed) -> Iterator[Lever]:
+def _cuts(observed: Observed) -> Iterator[Remedy]:
     """Yield finer cuts into stages, where the measured blocks can be cut better."""
     cuts = stage_cuts(observed)
     if cuts is not None and not cuts.is_worth_it:
-        yield Lever(words="fewer ranks, or a model whose head is a smaller part: no other cut is clearly faster")
+        yield Remedy(words="fewer ranks, or a model whose head is a smaller part: no other cut is clearly faster")
         return
     yield _option("cut stages by measured time", balance="measured")
     if observed.case.options.get("balance") == "layers":
         yield _option("cut stages by FLOPs", balance="flops")
 
 
-def _option(words: str, **settings: str) -> Lever:
-    return Lever(words=words, settings=settings)
+def _option(words: str, **settings: str) -> Remedy:
+    return Remedy(words=words, settings=settings)
 
 
-def _communication(case: Case, *, has_link: bool) -> Iterator[Lever]:
+def _communication(case: Case, *, has_link: bool) -> Iterator[Remedy]:
     yield from _buckets(case, has_link=has_link)
-    yield _option("communicate on a stream of its own", overlap_comm="true")
+    yield _option("communicate on a separate stream", overlap_comm="true")
     yield _option("halve the bytes of gradients", compress="bf16")
     yield _option("halve the bytes of gradients", reduce_dtype="bf16")
     yield _option("gather units further ahead", prefetch="2")
@@ -153,10 +162,10 @@ def _communication(case: Case, *, has_link: bool) -> Iterator[Lever]:
     if case.nodes > 1:
         yield _option("shard within a node, and average between nodes", shard_ranks=str(case.ranks // case.nodes))
     yield _option("move half as many bytes", precision="bf16")
-    yield Lever(words="compute more for each byte: a larger --batch, with accumulate where memory is short")
+    yield Remedy(words="compute more for each byte: a larger --batch, with accumulate where memory is short")
 
 
-def _buckets(case: Case, *, has_link: bool) -> Iterator[Lever]:
+def _buckets(case: Case, *, has_link: bool) -> Iterator[Remedy]:
     """Yield sizes of buckets, and averaging them during backward: one bucket for all gradients would hide nothing.
 
     has_link: the law tells which size is better. Else only that is offered which cuts a lone bucket.
@@ -175,7 +184,7 @@ def _buckets(case: Case, *, has_link: bool) -> Iterator[Lever]:
         yield _option("larger buckets, which pay the latency less often", bucket_mb=f"{4 * now_mb:.3g}")
 
 
-def _bubble(case: Case) -> Iterator[Lever]:
+def _bubble(case: Case) -> Iterator[Remedy]:
     if "microbatches" in case.options:
         for factor in (2, 4):
             more = int(case.options["microbatches"]) * factor
@@ -185,30 +194,30 @@ def _bubble(case: Case) -> Iterator[Lever]:
     yield _option("fill the bubble with weights' gradients", variant="zbv")
     yield _option("interleave stages", schedule="interleaved", stages="2")
     if case.strategy in ("pipeline_naive", "gpipe", "one_f_one_b"):
-        yield Lever(words="another schedule: `observatory run interleaved` or `zero_bubble`")
-    yield Lever(words="a larger --batch, which may have more microbatches")
+        yield Remedy(words="another schedule: `observatory run interleaved` or `zero_bubble`")
+    yield Remedy(words="a larger --batch, which may have more microbatches")
 
 
-def _loading(case: Case) -> Iterator[Lever]:
+def _loading(case: Case) -> Iterator[Remedy]:
     if case.options.get("loader_delay_ms"):
         yield _option("leave out the delay that was asked for", loader_delay_ms="0")
     workers = int(case.options.get("workers", 0))
     yield _option("more data loader processes a rank", workers=str(max(2, 2 * workers)))
 
 
-def _host(observed: Observed) -> Iterator[Lever]:
+def _host(observed: Observed) -> Iterator[Remedy]:
     case, crowding = observed.case, observed.crowding
     if case.device == "cpu" and crowding is not None and crowding > 1 and observed.cores is not None:
         fitting = max(1, observed.cores // case.threads)
-        yield Lever(words=f"no more threads than cores: --ranks {fitting} a node, or more nodes")
+        yield Remedy(words=f"no more threads than cores: --ranks {fitting} a node, or more nodes")
     if case.device == "cuda":
         yield _option("record launches as CUDA graphs", compile="reduce-overhead")
         yield _option("fewer, larger kernels", compile="default")
-    yield Lever(words="more work for each launch: a larger --batch, fewer microbatches")
-    yield Lever(words="leave the node to the run: what else takes its cores? (`observatory doctor`)")
+    yield Remedy(words="more work for each launch: a larger --batch, fewer microbatches")
+    yield Remedy(words="leave the node to the run: what else takes its cores? (`observatory doctor`)")
 
 
-def _memory(observed: Observed) -> Iterator[Lever]:
+def _memory(observed: Observed) -> Iterator[Remedy]:
     case, in_use = observed.case, memory_in_use(observed)
     if in_use is not None and in_use < NEAR_CEILING:
         yield _option("keep activations: there is room for them", checkpoint="none")
@@ -221,16 +230,16 @@ def _memory(observed: Observed) -> Iterator[Lever]:
         if name in case.options:
             yield _option("smaller microbatches", **{name: str(2 * int(case.options[name]))})
     yield _option("keep states on the host", offload="true")
-    yield Lever(words="shard the states over ranks: `observatory run fsdp`")
+    yield Remedy(words="shard the states over ranks: `observatory run fsdp`")
 
 
-def _compute(case: Case) -> Iterator[Lever]:
+def _compute(case: Case) -> Iterator[Remedy]:
     if case.device == "cuda":
         yield _option("take the tensor cores", precision="bf16")
         yield _option("fuse what lies between matrix products", compile="default")
         yield _option("attention without its scores in memory", attention="flash")
-    yield Lever(words="larger matrices: a larger --batch or --width, less accumulate")
-    yield Lever(words="more ranks: computing is what they share")
+    yield Remedy(words="larger matrices: a larger --batch or --width, less accumulate")
+    yield Remedy(words="more ranks: computing is what they share")
 
 
 # The next command
@@ -256,9 +265,9 @@ def case_words(case: Case) -> list[str]:
     """
     words = _place_words(case)
     shape = case.shape
-    preset, others = nearest_preset(shape)
+    preset, dimensions = nearest_preset(shape)
     words += [f"--shape {preset}"] if preset != "tiny" else []
-    words += [f"--{one.replace('_', '-')} {getattr(shape, one)}" for one in others]
+    words += [f"--{dimension.replace('_', '-')} {getattr(shape, dimension)}" for dimension in dimensions]
     words += [f"--precision {case.precision}"] if case.precision != "fp32" else []
     words += [f"--threads {case.threads}"] if case.threads != 1 else []
     return words
@@ -282,7 +291,7 @@ def run_command(case: Case, *more: str, without: tuple[str, ...] = ()) -> str:
     return " ".join(["observatory run", case.strategy, *case_words(case), *options, *more])
 
 
-def try_command(case: Case, lever: Lever) -> str:
+def try_command(case: Case, lever: Remedy) -> str:
     """Return the command that measures the case without the lever's settings and with them, in turn.
 
     On several nodes it is a run with them: `observatory compare --ab` is of one machine.
@@ -294,10 +303,12 @@ def try_command(case: Case, lever: Lever) -> str:
         return run_command(
             case, *(f"--option {name}={value}" for name, value in settings.items()), without=(*settings,)
         )
-    kept = [word for word in option_words(case) if word.removeprefix("--option ").partition("=")[0] not in settings]
+    common_options = [
+        word for word in option_words(case) if word.removeprefix("--option ").partition("=")[0] not in settings
+    ]
     sides = [f"--b {name}={value}" for name, value in settings.items()]
     before = [f"--a {name}={written(case.options[name])}" for name in settings if name in case.options]
     words = [word for word in case_words(case) if not (_PRECISION in settings and word.startswith("--precision"))]
     if _PRECISION in settings:
         before.append(f"--a {_PRECISION}={case.precision}")
-    return " ".join(["observatory compare --ab", case.strategy, *words, *kept, *before, *sides])
+    return " ".join(["observatory compare --ab", case.strategy, *words, *common_options, *before, *sides])

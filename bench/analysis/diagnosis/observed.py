@@ -14,7 +14,7 @@ from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.case import Case
 from workloads.cost_models.communication import Link
 
-Kind = Literal[
+CostKind = Literal[
     "compute", "exposed_communication", "bubble", "imbalance", "straggler", "host", "memory", "input", "unknown"
 ]
 """compute: the arithmetic itself. exposed_communication: transfers that no computation hides. bubble: of a pipeline's
@@ -22,7 +22,7 @@ schedule. imbalance: ranks or stages with unequal work. straggler: one rank that
 idle while their host does something else, or ranks that share cores. memory: what is paid for too little of it. input:
 waiting for batches. unknown: the evidence names none of these."""
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[CostKind, ...] = get_args(CostKind)
 
 
 # What was observed
@@ -103,7 +103,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class StepShare:
     """A share of the step: the median over trials, with a 95 % interval where there is one.
 
     trials: the value of each trial, in order.
@@ -116,7 +116,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lever:
+class Remedy:
     """Something to try. words: what it is.
 
     settings: options of the run's strategy, or `precision`, with the value to set; empty where it is no option.
@@ -129,7 +129,7 @@ class Lever:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CostFinding:
     """One thing that takes time of the step.
 
     share: None where it cannot be told, and `evidence` says what is known.
@@ -139,12 +139,12 @@ class Finding:
     subject: what is unequal, of an imbalance; None of other kinds.
     """
 
-    kind: Kind
-    share: Share | None
+    kind: CostKind
+    share: StepShare | None
     expected: float | None = None
     why_not_expected: str | None = None
     evidence: tuple[str, ...] = ()
-    levers: tuple[Lever, ...] = ()
+    levers: tuple[Remedy, ...] = ()
     doubt: str | None = None
     subject: Literal["stages", "ranks"] | None = None
 
@@ -165,10 +165,10 @@ class Diagnosis:
     run: str
     title: str
     outcome: str
-    limit: Finding
+    limit: CostFinding
     is_sure: bool
     reason: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CostFinding, ...]
     root_cause: tuple[str, ...]
     missing: tuple[str, ...]
     facts: tuple[str, ...]

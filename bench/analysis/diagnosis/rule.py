@@ -1,7 +1,7 @@
-"""The rule that says what limits a run: the largest cost beside computing, if it is large (docs/diagnosis.md).
+"""The rule that decides what limits a run: the largest cost other than computing, if it is large (docs/diagnosis.md).
 
-Computing is what a step is for, so that it is the limit only where every cost is small and it is seen to be fast: by
-its share of the step, and by what it reaches of the measured ceiling. It is never the limit for want of another.
+Computing is the purpose of a step, so it is the limit only if every cost is small and computing is shown to be fast: by
+its share of the step, and by its share of the measured ceiling. It is never the limit for lack of another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.analysis.diagnosis.costs import costs_of
 from bench.analysis.diagnosis.levers import run_command, try_command, with_levers
-from bench.analysis.diagnosis.observed import Diagnosis, Finding, Observed, Share
+from bench.analysis.diagnosis.observed import CostFinding, Diagnosis, Observed, StepShare
 from bench.analysis.estimate import mean_interval, of_metric
 from bench.analysis.step_parts import StepAccount
 from collectors.metrics import results
@@ -22,7 +22,7 @@ LEAST_RATIO = 0.10
 FAST_RATIO = 0.40
 """Share of the measured ceiling that computing must reach to be called the limit: textbooks call 0.4 to 0.6 good."""
 CROWDED_RATIO = 0.5
-"""Share of the time in which tasks of a node wait for a CPU from which times of computing on it are doubted."""
+"""Share of the time in which tasks of a node wait for a CPU, from which computing times on it are doubtful."""
 SHOWN_RATIO = 0.005
 """Share of the step below which a finding is left out."""
 ENOUGH_TRIALS = 5
@@ -37,13 +37,13 @@ _COMMAND = re.compile(r"`(observatory [^`]*)`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Verdict:
-    """limit: the finding. doubts: why it may be another, and what would settle it; none where the evidence is enough.
+class _LimitVerdict:
+    """The limit and its certainty. doubts: why it may be another, and what would decide; may be empty.
 
-    settles: the command that would settle it; None where a lever is the next thing to try.
+    settles: the command that would decide; None if a remedy is the next thing to try.
     """
 
-    limit: Finding
+    limit: CostFinding
     reason: str
     doubts: tuple[str, ...] = ()
     settles: str | None = None
@@ -51,11 +51,11 @@ class _Verdict:
 
 def diagnose(observed: Observed) -> Diagnosis:
     """Return what limits a run of training, from what was observed of it."""
-    found, account = costs_of(observed)
+    findings, account = costs_of(observed)
     shown = [
-        with_levers(one, observed)
-        for one in sorted(found, key=_size, reverse=True)
-        if one.share is None or one.share.value >= SHOWN_RATIO or one.kind == "compute"
+        with_levers(finding, observed)
+        for finding in sorted(findings, key=_size, reverse=True)
+        if finding.share is None or finding.share.value >= SHOWN_RATIO or finding.kind == "compute"
     ]
     missing = tuple(dict.fromkeys(_missing(observed, account)))
     verdict = _verdict(observed, shown, account, missing)
@@ -67,7 +67,7 @@ def diagnose(observed: Observed) -> Diagnosis:
         limit=limit,
         is_sure=not verdict.doubts and (limit.kind != "unknown" or observed.outcome in FAILED),
         reason="; ".join((verdict.reason, *verdict.doubts)),
-        findings=tuple([limit, *(one for one in shown if one is not limit)] if limit in shown else shown),
+        findings=tuple([limit, *(finding for finding in shown if finding is not limit)] if limit in shown else shown),
         root_cause=tuple(observed.cause),
         missing=missing,
         facts=tuple(_facts(observed, limit)),
@@ -76,36 +76,36 @@ def diagnose(observed: Observed) -> Diagnosis:
 
 
 FAILED = ("failed", "timed_out")
-"""Outcomes of runs whose root cause is what there is to say of them."""
+"""Outcomes of runs of which only the root cause is reported."""
 
 
-def likely_limit(found: Diagnosis) -> str:
-    """Return the limit in one line of at most 100 characters, to stand beside an alert.
+def likely_limit(diagnosis: Diagnosis) -> str:
+    """Return the limit in one line of at most 100 characters, to show with an alert.
 
-    Example: "exposed communication 38 % of the step [35, 41], law expects 12 %". Where the evidence does not exclude
-    another limit, the line begins with "likely "; where it names none, with "limit unknown".
+    Example: "exposed communication 38 % of the step [35, 41], model predicts 12 %". If the evidence does not exclude
+    another limit, the line begins with "likely "; if it shows none, with "limit unknown".
     """
-    if found.outcome in FAILED:
-        return _cut(f"failed: {found.root_cause[0] if found.root_cause else 'its cause is not known'}")
-    limit = found.limit
+    if diagnosis.outcome in FAILED:
+        return _cut(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'its cause is unknown'}")
+    limit = diagnosis.limit
     if limit.kind == "unknown":
-        return _cut(f"limit unknown: {found.reason}")
+        return _cut(f"limit unknown: {diagnosis.reason}")
     line = title_of(limit)
     if limit.share is not None:
         line += f" {share_words(limit.share)}"
     if limit.expected is not None:
-        line += f", law expects {100 * limit.expected:.0f} %"
-    return _cut(line if found.is_sure else f"likely {line}")
+        line += f", model predicts {100 * limit.expected:.0f} %"
+    return _cut(line if diagnosis.is_sure else f"likely {line}")
 
 
-def title_of(finding: Finding) -> str:
+def title_of(finding: CostFinding) -> str:
     """Return the kind in words: "exposed communication", "imbalance of stages"."""
     of = "" if finding.subject is None else f" of {finding.subject}"
     return f"{NAMES.get(finding.kind, finding.kind)}{of}"
 
 
-def share_words(share: Share) -> str:
-    """Return the share for people: "38 % of the step [35, 41]"."""
+def share_words(share: StepShare) -> str:
+    """Return the share in words: "38 % of the step [35, 41]"."""
     interval = "" if share.low is None or share.high is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
     return f"{100 * share.value:.0f} % of the step{interval}"
 
@@ -115,7 +115,7 @@ def _cut(line: str) -> str:
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 3]}..."
 
 
-def _size(finding: Finding) -> float:
+def _size(finding: CostFinding) -> float:
     return -1.0 if finding.share is None else finding.share.value
 
 
@@ -123,42 +123,46 @@ def _size(finding: Finding) -> float:
 
 
 def _verdict(
-    observed: Observed, shown: Sequence[Finding], account: StepAccount | str, missing: Sequence[str]
-) -> _Verdict:
+    observed: Observed, shown: Sequence[CostFinding], account: StepAccount | str, missing: Sequence[str]
+) -> _LimitVerdict:
     if observed.outcome in FAILED:
         return _of_failed(observed)
     if isinstance(account, str):
         why = account if observed.trials_done else "no trial was completed"
-        return _Verdict(limit=Finding(kind="unknown", share=None), reason=why, settles=run_command(observed.case))
-    costs = [one for one in shown if one.kind not in ("compute", "unknown") and one.share is not None]
-    rest = next((one.share for one in shown if one.kind == "unknown"), None)
+        return _LimitVerdict(
+            limit=CostFinding(kind="unknown", share=None), reason=why, settles=run_command(observed.case)
+        )
+    costs = [finding for finding in shown if finding.kind not in ("compute", "unknown") and finding.share is not None]
+    unattributed = next((finding.share for finding in shown if finding.kind == "unknown"), None)
     if costs and costs[0].share is not None and round(costs[0].share.value, 3) >= LEAST_RATIO:
-        return _of_cost(observed, costs, rest, is_traced=bool(account.traces))
+        return _of_cost(observed, costs, unattributed, is_traced=bool(account.traces))
     if not account.traces:
-        return _Verdict(
-            limit=Finding(kind="unknown", share=None),
-            reason="no step was traced, so that its time cannot be divided",
+        return _LimitVerdict(
+            limit=CostFinding(kind="unknown", share=None),
+            reason="no step was traced, so its time cannot be attributed",
             settles=run_command(observed.case, "--trace-steps 3"),
         )
-    return _of_computing(observed, shown, rest, missing)
+    return _of_computing(observed, shown, unattributed, missing)
 
 
-def _of_failed(observed: Observed) -> _Verdict:
-    """Return the verdict on a run that failed: its root cause, which is memory's where a rank ran out of it."""
+def _of_failed(observed: Observed) -> _LimitVerdict:
+    """Return the verdict on a failed run: its root cause, or memory if a rank ran out of memory."""
     text = "\n".join(observed.cause)
-    unknown = Finding(kind="unknown", share=None, evidence=tuple(observed.cause[:1]))
+    unknown = CostFinding(kind="unknown", share=None, evidence=tuple(observed.cause[:1]))
     if _OUT_OF_MEMORY.search(text) is None:
         details = f"observatory show {observed.run} --details"
         doubts = ("the kernel may have run out of memory",) if "out-of-memory killer" in text else ()
-        return _Verdict(limit=unknown, reason="the run failed", doubts=doubts, settles=details)
-    memory = with_levers(Finding(kind="memory", share=None, evidence=tuple(observed.cause[:1])), observed)
+        return _LimitVerdict(limit=unknown, reason="the run failed", doubts=doubts, settles=details)
+    memory = with_levers(CostFinding(kind="memory", share=None, evidence=tuple(observed.cause[:1])), observed)
     is_said = bool(observed.cause) and _OUT_OF_MEMORY.search(observed.cause[0]) is not None
-    doubts = () if is_said else ("only the last lines of the rank speak of memory",)
+    doubts = () if is_said else ("only the last lines of the rank mention memory",)
     reason = "a rank ran out of memory" if is_said else "a rank may have run out of memory"
-    return _Verdict(limit=memory, reason=reason, doubts=doubts)
+    return _LimitVerdict(limit=memory, reason=reason, doubts=doubts)
 
 
-def _of_cost(observed: Observed, costs: Sequence[Finding], rest: Share | None, *, is_traced: bool) -> _Verdict:
+def _of_cost(
+    observed: Observed, costs: Sequence[CostFinding], unattributed: StepShare | None, *, is_traced: bool
+) -> _LimitVerdict:
     """Return the verdict that the first of the costs is the limit."""
     limit, share = costs[0], costs[0].share
     assert share is not None
@@ -167,95 +171,103 @@ def _of_cost(observed: Observed, costs: Sequence[Finding], rest: Share | None, *
     settles = None
     if limit.doubt is not None:
         doubts.append(limit.doubt)
-        if (told := _TRIALS.search(limit.doubt)) is not None:
-            settles = run_command(observed.case, told[0])
+        if (trials_option := _TRIALS.search(limit.doubt)) is not None:
+            settles = run_command(observed.case, trials_option[0])
     if share.low is not None and share.low < LEAST_RATIO:
-        doubts.append(f"its interval reaches below {LEAST_RATIO:.0%} of the step; more trials would tell")
+        doubts.append(f"its interval reaches below {LEAST_RATIO:.0%} of the step; more trials would decide")
         settles = settles or more_trials
-    other = costs[1] if len(costs) > 1 else None
-    if other is not None and other.share is not None and not _exceeds(share, other.share):
-        doubts.append(f"it may be {title_of(other)}, {share_words(other.share)}; more trials would tell")
+    second = costs[1] if len(costs) > 1 else None
+    if second is not None and second.share is not None and not _exceeds(share, second.share):
+        doubts.append(f"it may be {title_of(second)}, {share_words(second.share)}; more trials would decide")
         settles = settles or more_trials
-    if rest is not None and rest.value >= share.value:
+    if unattributed is not None and unattributed.value >= share.value:
         if is_traced:
-            doubts.append(f"{100 * rest.value:.0f} % of the step is told by no trace")
+            doubts.append(f"{100 * unattributed.value:.0f} % of the step is unattributed")
         else:
-            doubts.append(f"without a trace {100 * rest.value:.0f} % of the step is not divided; --trace-steps 3 does")
+            doubts.append(
+                f"without a trace {100 * unattributed.value:.0f} % of the step is not divided; --trace-steps 3 does"
+            )
             settles = run_command(observed.case, "--trace-steps 3")
     elif observed.trials_done == 1 and share.value <= 0.5:
-        doubts.append("one trial has no interval; more would tell")
+        doubts.append("one trial has no interval; more trials would decide")
         settles = settles or more_trials
     beyond = ""
     if limit.expected is not None and limit.expected > 0:
         over = share.value - limit.expected
-        beyond = f", {100 * over:.0f} % of the step beyond what the law expects" if over >= LEAST_RATIO else ""
-        beyond = beyond or ", as the law expects of this setup"
-    return _Verdict(
+        beyond = f", {100 * over:.0f} % of the step more than the model predicts" if over >= LEAST_RATIO else ""
+        beyond = beyond or ", as the model predicts for this setup"
+    return _LimitVerdict(
         limit=limit,
-        reason=f"the largest cost beside computing{beyond}",
+        reason=f"the largest cost other than computing{beyond}",
         doubts=tuple(doubts),
         settles=settles,
     )
 
 
-def _exceeds(one: Share, other: Share) -> bool:
-    """Return whether a share is surely the larger: its differences in the trials are, or it is more than half of all.
+def _exceeds(first: StepShare, second: StepShare) -> bool:
+    """Return whether a share is clearly larger: by its differences in the trials, or because it exceeds one half.
 
-    Both are of the same trials, so that what disturbs a trial disturbs both.
+    Both come from the same trials, so that what disturbs a trial disturbs both.
     """
-    if one.value > 0.5:
+    if first.value > 0.5:
         return True
-    if len(one.trials) != len(other.trials):
+    if len(first.trials) != len(second.trials):
         return False
-    if len(one.trials) == 1:  # That one trial has no interval is said in any case.
-        return one.value >= 2 * other.value
-    differences = [left - right for left, right in zip(one.trials, other.trials, strict=True)]
+    if len(first.trials) == 1:  # That one trial has no interval is said in any case.
+        return first.value >= 2 * second.value
+    differences = [
+        first_value - second_value for first_value, second_value in zip(first.trials, second.trials, strict=True)
+    ]
     interval = mean_interval(differences)
     return min(differences) > 0 if interval is None else interval[0] > 0
 
 
-def _of_computing(observed: Observed, shown: Sequence[Finding], rest: Share | None, missing: Sequence[str]) -> _Verdict:
-    """Return the verdict where no cost is large: computing, if it is seen to fill the step and to be fast."""
-    compute = next(one for one in shown if one.kind == "compute")
+def _of_computing(
+    observed: Observed, shown: Sequence[CostFinding], unattributed: StepShare | None, missing: Sequence[str]
+) -> _LimitVerdict:
+    """Return the verdict if no cost is large: computing, if it is shown to fill the step and to be fast."""
+    compute = next(finding for finding in shown if finding.kind == "compute")
     share = compute.share
     assert share is not None
     small = f"no cost takes {LEAST_RATIO:.0%} of the step or more"
     crowded = tuple(
-        f"on {node.host} tasks waited for a CPU {node.cpu_pressure_ratio:.0%} of the time: that is within computing"
+        f"on {node.host} tasks waited for a CPU {node.cpu_pressure_ratio:.0%} of the time, which counts as computing"
         for node in observed.nodes
         if observed.case.device == "cpu" and (node.cpu_pressure_ratio or 0.0) >= CROWDED_RATIO
     )
-    unknown = Finding(kind="unknown", share=None)
+    unknown = CostFinding(kind="unknown", share=None)
     if share.value < 0.5:
-        untold = 0.0 if rest is None else rest.value
-        return _Verdict(
+        unattributed_ratio = 0.0 if unattributed is None else unattributed.value
+        return _LimitVerdict(
             limit=unknown,
-            reason=f"{small}, and computing {share.value:.0%}; {untold:.0%} is told by no trace",
-            doubts=("a longer window may tell",),
+            reason=f"{small}, and computing takes {share.value:.0%}; {unattributed_ratio:.0%} is unattributed",
+            doubts=("a longer window may decide",),
             settles=run_command(observed.case, f"--trace-steps {max(6, 2 * observed.case.trace_steps)}"),
         )
     mfu = of_metric(observed.estimates, results.RUN_MEASURED_MFU)
     if not mfu:
-        told = next((found[1] for line in missing if (found := _COMMAND.search(line)) and "matmul" in found[1]), None)
-        return _Verdict(
+        matmul_command = next(
+            (match[1] for line in missing if (match := _COMMAND.search(line)) and "matmul" in match[1]), None
+        )
+        return _LimitVerdict(
             limit=unknown,
-            reason=f"{small}: computing fills {share.value:.0%}, and whether it is fast is not known",
-            doubts=("a matmul run on this hardware would tell", *crowded),
-            settles=told or f"observatory run matmul --device {observed.case.device}",
+            reason=f"{small}: computing takes {share.value:.0%}, but whether it is fast is unknown",
+            doubts=("a matmul run on this hardware would decide", *crowded),
+            settles=matmul_command or f"observatory run matmul --device {observed.case.device}",
         )
     reached = mfu[0].median / share.value
     if reached >= FAST_RATIO:
-        return _Verdict(
+        return _LimitVerdict(
             limit=compute,
             reason=f"{small}, and computing reaches {min(1.0, reached):.0%} of the measured ceiling",
             doubts=crowded,
         )
-    return _Verdict(
+    return _LimitVerdict(
         limit=compute,
         reason=f"{small}",
         doubts=(
-            f"computing reaches only {reached:.0%} of the measured ceiling: small kernels or memory bandwidth may bound"
-            " it; `observatory analyse kernels` tells which",
+            f"computing reaches only {reached:.0%} of the measured ceiling: small kernels or memory bandwidth may limit"
+            " it; `observatory analyse kernels` shows which",
             *crowded,
         ),
         settles=f"observatory analyse kernels {observed.run}",
@@ -271,25 +283,30 @@ def _missing(observed: Observed, account: StepAccount | str) -> Iterator[str]:
     if isinstance(account, StepAccount):
         yield from account.absent.values()
         if account.traces and not of_metric(observed.estimates, results.RUN_MEASURED_MFU):
-            told = [note for note in observed.notes if note.startswith("MFU against a measured ceiling is absent")]
-            yield told[0] if told else "MFU against a measured ceiling is absent: `observatory run matmul` measures one"
+            reasons = [note for note in observed.notes if note.startswith("MFU against a measured ceiling is absent")]
+            yield (
+                reasons[0]
+                if reasons
+                else "MFU against a measured ceiling is absent: `observatory run matmul` measures one"
+            )
         if observed.trials_done == 1:
-            yield "intervals: one trial has none; --trials 3 gives some"
+            yield "intervals: one trial has none; use --trials 3"
     if observed.case.ranks > 1 and isinstance(observed.link, str) and observed.case.spec().transfers(observed.case):
-        yield f"what the law expects of communication: {observed.link}"
+        yield f"the predicted communication: {observed.link}"
     yield from observed.missing
 
 
-def _facts(observed: Observed, limit: Finding) -> Iterator[str]:
-    """Yield the step, and the speed-up with what it would be without the limit."""
+def _facts(observed: Observed, limit: CostFinding) -> Iterator[str]:
+    """Yield the step time, and the speed-up with its value without the limit."""
     for step in of_metric(observed.estimates, results.RUN_MEAN_STEP_SECONDS)[:1]:
         ends = "" if step.low is None or step.high is None else f" [{1e3 * step.low:,.4g}, {1e3 * step.high:,.4g}]"
         yield f"a step takes {1e3 * step.median:,.4g} ms{ends}, the mean over {observed.trials_done} trial(s)"
-    for one in observed.scaling:
-        factor = observed.case.ranks / one.baseline_ranks
-        speed_up = one.ratio.value * factor
-        of = f"{one.baseline_ranks} rank{'s' if one.baseline_ranks > 1 else ''}"
-        line = f"speed-up {speed_up:.1f} of {factor:g} against {of} ({one.scaling} scaling, {one.baseline_run})"
+    for efficiency in observed.scaling:
+        factor = observed.case.ranks / efficiency.baseline_ranks
+        speed_up = efficiency.ratio.value * factor
+        of = f"{efficiency.baseline_ranks} rank{'s' if efficiency.baseline_ranks > 1 else ''}"
+        against = f"{of} ({efficiency.scaling} scaling, {efficiency.baseline_run})"
+        line = f"speed-up {speed_up:.1f} of {factor:g} against {against}"
         if speed_up < 1:
             line += ": slower than with fewer ranks"
         if limit.share is not None and limit.kind != "compute":
@@ -298,7 +315,7 @@ def _facts(observed: Observed, limit: Finding) -> Iterator[str]:
         yield line
 
 
-def _next(observed: Observed, limit: Finding) -> str:
+def _next(observed: Observed, limit: CostFinding) -> str:
     """Return the first thing to try, as a command."""
     for lever in limit.levers:
         if lever.settings:
@@ -306,8 +323,8 @@ def _next(observed: Observed, limit: Finding) -> str:
                 words = [f"--option {name}={value}" for name, value in lever.settings.items()]
                 return run_command(observed.case, *words, without=tuple(lever.settings))
             return try_command(observed.case, lever)
-        if (found := _COMMAND.search(lever.words)) is not None and limit.kind != "straggler":
-            return found[1]
+        if (match := _COMMAND.search(lever.words)) is not None and limit.kind != "straggler":
+            return match[1]
     if limit.kind in ("straggler", "imbalance"):
         return f"observatory analyse stragglers {observed.run}"
     if limit.kind == "host":

@@ -50,11 +50,11 @@ class _Costs:
 def stage_times(observed: Observed, pipeline: Pipeline) -> StageTimes | None:
     """Return the measured time of each action of a stage for one microbatch; None where one is missing."""
     times = {
-        (int(stage), cast(ActionKind, kind)): one.median
-        for (stage, kind), one in by_labels(observed.estimates, results.RUN_STAGE_SECONDS).items()
+        (int(stage), cast(ActionKind, kind)): estimate.median
+        for (stage, kind), estimate in by_labels(observed.estimates, results.RUN_STAGE_SECONDS).items()
     }
-    wanted = {(action.stage, action.kind) for rank in actions(pipeline) for action in rank}
-    return times if wanted <= times.keys() else None
+    required = {(action.stage, action.kind) for rank in actions(pipeline) for action in rank}
+    return times if required <= times.keys() else None
 
 
 def stage_cuts(observed: Observed) -> StageCuts | None:
@@ -81,17 +81,17 @@ def stage_cuts(observed: Observed) -> StageCuts | None:
             begin, end = end, end + count
             outer = (costs.before if stage == 0 else 0.0) + (costs.after if stage == pipeline.stages - 1 else 0.0)
             tried[stage, kind] = sum(costs.blocks[begin:end]) + outer
-    now, other = (simulate(actions(pipeline), each) for each in (times, tried))
-    if other.makespan_s > now.makespan_s:  # The schedule may suit stages that are less equal.
-        other, best = now, blocks
-    return StageCuts(now=now, best=other, blocks=blocks, best_blocks=best)
+    now, tried_step = (simulate(actions(pipeline), stage_times_s) for stage_times_s in (times, tried))
+    if tried_step.makespan_s > now.makespan_s:  # The schedule may suit stages that are less equal.
+        tried_step, best = now, blocks
+    return StageCuts(now=now, best=tried_step, blocks=blocks, best_blocks=best)
 
 
 def _blocks(observed: Observed, pipeline: Pipeline) -> tuple[int, ...] | None:
     """Return the blocks of each stage: as the run noted them, else as its spec cuts them."""
     for note in observed.notes:
-        if (found := _GAVE.search(note)) is not None:
-            blocks = tuple(int(count) for count in re.findall(r"\d+", found[1]))
+        if (match := _GAVE.search(note)) is not None:
+            blocks = tuple(int(count) for count in re.findall(r"\d+", match[1]))
             return blocks if len(blocks) == pipeline.stages else None
     case = observed.case
     return None if case.options[BALANCE.name] == "measured" else counts(case, pipeline.stages)
@@ -102,11 +102,11 @@ def _costs(stages: Sequence[float], blocks: Sequence[int]) -> _Costs:
 
     Example: stages of 3, 2 and 7 with 2, 2 and 1 blocks: blocks of 1, an embedding of 1 and a head of 6.
     """
-    a_block = [stage / count for stage, count in zip(stages, blocks, strict=True)]
-    inner = median(a_block[1:-1]) if len(a_block) > 2 else min(a_block)
-    each = [min(a_block[0], inner), *a_block[1:-1], min(a_block[-1], inner)]
+    mean_costs = [stage / count for stage, count in zip(stages, blocks, strict=True)]
+    inner = median(mean_costs[1:-1]) if len(mean_costs) > 2 else min(mean_costs)
+    block_costs = [min(mean_costs[0], inner), *mean_costs[1:-1], min(mean_costs[-1], inner)]
     return _Costs(
-        blocks=tuple(cost for cost, count in zip(each, blocks, strict=True) for _ in range(count)),
-        before=stages[0] - each[0] * blocks[0],
-        after=stages[-1] - each[-1] * blocks[-1],
+        blocks=tuple(cost for cost, count in zip(block_costs, blocks, strict=True) for _ in range(count)),
+        before=stages[0] - block_costs[0] * blocks[0],
+        after=stages[-1] - block_costs[-1] * blocks[-1],
     )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bench.analysis.regressions.detector import newest_mean
-from bench.analysis.regressions.settings import SETTINGS, Settings
+from bench.analysis.regressions.settings import SETTINGS, DetectorSettings
 from bench.analysis.regressions.state import SeriesState
 
 
@@ -25,7 +25,7 @@ class Creep:
     has_crept: bool
 
 
-def creep(state: SeriesState, accepted_log_level: float, settings: Settings = SETTINGS) -> Creep | None:
+def creep(state: SeriesState, accepted_log_level: float, settings: DetectorSettings = SETTINGS) -> Creep | None:
     """Compare the newest nights with a level that somebody accepted; None before the first verdict.
 
     The test is asked each night, so its interval is wider than 95 %. It takes the newest nights alone, since the level

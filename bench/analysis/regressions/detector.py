@@ -17,14 +17,14 @@ from typing import Literal
 from msgspec.structs import replace as with_fields
 
 from bench.analysis.regressions.hypotheses import Weighed, begin, score, weigh, with_reruns
-from bench.analysis.regressions.level_filter import Candidate, Value, moved, unchanged_since
+from bench.analysis.regressions.level_filter import Candidate, NightValue, moved, unchanged_since
 from bench.analysis.regressions.night import Night, TrialSample, require_finite
-from bench.analysis.regressions.noise import CLIP_SDS, Noise, learn, trial_variance
+from bench.analysis.regressions.noise import CLIP_SDS, SeriesNoise, learn, trial_variance
 from bench.analysis.regressions.placements import learn_offsets, reduce_trials
-from bench.analysis.regressions.settings import SETTINGS, Settings
-from bench.analysis.regressions.state import Alert, KeptNight, SeriesState, Suspected
+from bench.analysis.regressions.settings import SETTINGS, DetectorSettings
+from bench.analysis.regressions.state import KeptNight, SeriesAlert, SeriesState, Suspected
 
-Verdict = Literal["insufficient data", "no change", "suspicion", "alert", "page", "recovered"]
+NightVerdict = Literal["insufficient data", "no change", "suspicion", "alert", "page", "recovered"]
 RANGE = 0.95
 RANGE_SDS = 1.96
 """Half the width of a 95 % interval."""
@@ -34,7 +34,7 @@ _PAST_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedNight:
     """Verdict on a night, with the state to be kept.
 
     is_new: this call raised the alert or the page. alert: the one that is open, was just raised or has just closed
@@ -46,11 +46,11 @@ class Judged:
     """
 
     state: SeriesState
-    verdict: Verdict
+    verdict: NightVerdict
     reason: str
     reason_night: int | None = None
     is_new: bool = False
-    alert: Alert | None = None
+    alert: SeriesAlert | None = None
     reruns_wanted: int = 0
     score: float | None = None
     p_value: float | None = None
@@ -61,7 +61,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class SeriesLevel:
     """A level on logarithms with its 95 % interval, and how many nights it is of, as far as they are kept."""
 
     log_level: float
@@ -88,7 +88,7 @@ class _Reruns:
     trials: int
 
 
-def judge(state: SeriesState | None, night: Night, settings: Settings = SETTINGS) -> Judged:
+def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = SETTINGS) -> JudgedNight:
     """Judge a night of a series; state: what the night before left, None for a new series.
 
     Raises:
@@ -103,7 +103,7 @@ def judge(state: SeriesState | None, night: Night, settings: Settings = SETTINGS
         raise ValueError(f"night {night.number} is not after night {last}, the last one judged; give nights in order")
     error = _trial_error(before.nights, night.trials)
     reduced = reduce_trials(night.trials, before.placements, error, settings)
-    kept = KeptNight(
+    current = KeptNight(
         night.number,
         reduced.log_value,
         reduced.variance,
@@ -111,31 +111,33 @@ def judge(state: SeriesState | None, night: Night, settings: Settings = SETTINGS
         len(night.trials),
         median(trial.mad for trial in night.trials),
     )
-    nights = (*before.nights, kept)[-settings.memory_nights :]
+    nights = (*before.nights, current)[-settings.memory_nights :]
     now = with_fields(before, nights=nights, regime_starts=_starts(before, nights), suspected=None)
     if len(now.nights) < settings.fewest_nights:
-        expected = median(kept.log_value for kept in now.nights), settings.placement_sd**2
+        expected = median(current.log_value for current in now.nights), settings.placement_sd**2
         placements = learn_offsets(night.trials, now.placements, error, expected, night.number, settings)
         reason = f"{len(now.nights)} nights so far, and a verdict needs {settings.fewest_nights}"
-        return Judged(
+        return JudgedNight(
             state=with_fields(now, placements=placements),
             verdict="insufficient data",
             reason=reason,
-            log_value=kept.log_value,
+            log_value=current.log_value,
         )
     noise = _noise(now, settings)
     if before.unchanged is None:
-        values = [Value(kept.number, kept.log_value, kept.variance) for kept in before.nights]
+        values = [NightValue(current.number, current.log_value, current.variance) for current in before.nights]
         unchanged, candidates = begin(values, noise, settings)
     else:
         unchanged, candidates = before.unchanged, before.candidates
     suspected = Suspected(
-        value=Value(night.number, kept.log_value, kept.variance), unchanged=unchanged, candidates=candidates
+        value=NightValue(night.number, current.log_value, current.variance), unchanged=unchanged, candidates=candidates
     )
     return _weighed(now, suspected, night.trials, error, noise, settings)
 
 
-def confirm_by_rerun(state: SeriesState, reruns: tuple[TrialSample, ...], settings: Settings = SETTINGS) -> Judged:
+def confirm_by_rerun(
+    state: SeriesState, reruns: tuple[TrialSample, ...], settings: DetectorSettings = SETTINGS
+) -> JudgedNight:
     """Judge the last night again, with fresh trials of the same night; state: what `judge` left with its suspicion.
 
     Raises:
@@ -152,25 +154,27 @@ def confirm_by_rerun(state: SeriesState, reruns: tuple[TrialSample, ...], settin
     noise = _noise(state, settings)
     first = suspected.value
     before = moved(suspected.unchanged, first.number, noise, settings)
-    value, agree = with_reruns(before, first, Value(first.number, again.log_value, again.variance), noise, settings)
+    value, agree = with_reruns(
+        before, first, NightValue(first.number, again.log_value, again.variance), noise, settings
+    )
     last = state.nights[-1]
     now = with_fields(state, nights=(*state.nights[:-1], with_fields(last, log_value=value.log_value)), suspected=None)
     hypotheses = with_fields(suspected, value=value)
-    seen = _Reruns(agree=agree, trials=last.trials + len(reruns))
-    return _weighed(now, hypotheses, reruns, error, noise, settings, seen)
+    rerun_counts = _Reruns(agree=agree, trials=last.trials + len(reruns))
+    return _weighed(now, hypotheses, reruns, error, noise, settings, rerun_counts)
 
 
-def level(state: SeriesState) -> Level | None:
+def level(state: SeriesState) -> SeriesLevel | None:
     """Return the level of the present regime, None before the first verdict."""
     if state.unchanged is None:
         return None
     now = state.unchanged
     half_width = RANGE_SDS * math.sqrt(now.level_variance)
     nights = sum(night.number >= state.regime_starts[-1] for night in state.nights)
-    return Level(log_level=now.level, low=now.level - half_width, high=now.level + half_width, nights=nights)
+    return SeriesLevel(log_level=now.level, low=now.level - half_width, high=now.level + half_width, nights=nights)
 
 
-def newest_mean(state: SeriesState, settings: Settings = SETTINGS) -> NewestMean | None:
+def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> NewestMean | None:
     """Return the mean of the newest nights, None before the first verdict."""
     if state.unchanged is None:
         return None
@@ -193,10 +197,10 @@ def _weighed(
     suspected: Suspected,
     trials: Sequence[TrialSample],
     error: float,
-    noise: Noise,
-    settings: Settings,
+    noise: SeriesNoise,
+    settings: DetectorSettings,
     reruns: _Reruns | None = None,
-) -> Judged:
+) -> JudgedNight:
     """Take the night's value into all hypotheses, and return the verdict.
 
     state: with the night among its nights. suspected: the night's value, and the hypotheses before it.
@@ -213,7 +217,7 @@ def _weighed(
         candidates=weighed.candidates,
         placements=placements,
     )
-    judged = Judged(
+    judged = JudgedNight(
         state=now,
         verdict="no change",
         reason="",
@@ -232,15 +236,15 @@ def _weighed(
     return _first_night(judged, suspected, weighed, reruns, settings)
 
 
-def _page(judged: Judged, weighed: Weighed, settings: Settings) -> Judged | None:
+def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> JudgedNight | None:
     """Return the page of a change that the nights after it confirm, with the regime that it began; None without one."""
     state = judged.state
-    until = state.nights[-1 - settings.hold_nights].number
+    last_night = state.nights[-1 - settings.hold_nights].number
     for direction in (1, -1):
-        changes = weighed.changes(direction, until)
+        changes = weighed.changes(direction, last_night)
         if sum(probability for probability, _ in changes) < settings.page_probability:
             continue
-        best = max(changes, key=lambda found: found[0])[1]
+        best = max(changes, key=lambda change: change[0])[1]
         if abs(best.change) < settings.smallest_change:
             continue
         alert = _alert(changes, best, direction, tier=2)
@@ -263,7 +267,7 @@ def _page(judged: Judged, weighed: Weighed, settings: Settings) -> Judged | None
     return None
 
 
-def _is_return(state: SeriesState, change: Candidate, settings: Settings) -> bool:
+def _is_return(state: SeriesState, change: Candidate, settings: DetectorSettings) -> bool:
     """Return whether a regime that lasted no longer than the window ends at the level that was before it."""
     if not state.past_levels or change.onset - state.regime_starts[-1] > settings.window_nights:
         return False
@@ -273,9 +277,11 @@ def _is_return(state: SeriesState, change: Candidate, settings: Settings) -> boo
     )
 
 
-def _followed(judged: Judged, alert: Alert, weighed: Weighed, settings: Settings) -> Judged:
+def _followed(judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, settings: DetectorSettings) -> JudgedNight:
     """Return the verdict on a night after an alert: it stays, or closes itself."""
-    probability = sum(found for found, _ in weighed.changes(alert.direction, weighed.before.number))
+    probability = sum(
+        probability_of_change for probability_of_change, _ in weighed.changes(alert.direction, weighed.before.number)
+    )
     if probability < settings.close_probability:
         reason = f"the change of {{night}} has gone: its probability is {probability:.2f}"
         now = with_fields(judged.state, alert=None)
@@ -286,8 +292,8 @@ def _followed(judged: Judged, alert: Alert, weighed: Weighed, settings: Settings
 
 
 def _first_night(
-    judged: Judged, suspected: Suspected, weighed: Weighed, reruns: _Reruns | None, settings: Settings
-) -> Judged:
+    judged: JudgedNight, suspected: Suspected, weighed: Weighed, reruns: _Reruns | None, settings: DetectorSettings
+) -> JudgedNight:
     """Return the verdict on a night that follows no alert: suspicion, and with reruns alert or nothing."""
     assert judged.score is not None
     assert judged.p_value is not None
@@ -315,7 +321,7 @@ def _first_night(
     return replace(judged, state=now, verdict="alert", reason=f"{off} with its reruns", is_new=True, alert=alert)
 
 
-def _alert(changes: Sequence[tuple[float, Candidate]], best: Candidate, direction: int, *, tier: int) -> Alert:
+def _alert(changes: Sequence[tuple[float, Candidate]], best: Candidate, direction: int, *, tier: int) -> SeriesAlert:
     total = sum(probability for probability, _ in changes)
     half_width = RANGE_SDS * math.sqrt(best.change_variance)
     # Onsets in order, less those in either tail of the probability.
@@ -324,7 +330,7 @@ def _alert(changes: Sequence[tuple[float, Candidate]], best: Candidate, directio
         passed += probability
         if passed > (1 - RANGE) / 2 * total and passed - probability < (1 + RANGE) / 2 * total:
             inside.append(candidate.onset)
-    return Alert(
+    return SeriesAlert(
         onset=best.onset,
         onset_low=min(inside),
         onset_high=max(inside),
@@ -353,7 +359,7 @@ def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]
     return tuple(start for start in before.regime_starts if start > oldest) or before.regime_starts[-1:] or (oldest,)
 
 
-def _noise(state: SeriesState, settings: Settings) -> Noise:
+def _noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
     """Learn the noise from nights that are settled: a change on a newer one may not be known yet."""
     count = len(state.nights)
     settled = state.nights[: count - min(settings.window_nights, count // 3)]
@@ -362,17 +368,17 @@ def _noise(state: SeriesState, settings: Settings) -> Noise:
     return learn([values for values in regimes if values], median(night.variance for night in settled), settings)
 
 
-def _freedom(noise: Noise) -> int:
+def _freedom(noise: SeriesNoise) -> int:
     return max(noise.nights - 1, 3)
 
 
-def _quantile(probability: float, noise: Noise) -> float:
+def _quantile(probability: float, noise: SeriesNoise) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(_freedom(noise), probability))
 
 
-def _p_value(score: float, noise: Noise) -> float:
+def _p_value(score: float, noise: SeriesNoise) -> float:
     from scipy.special import stdtr  # Imported here: what only reads states needs no scipy.
 
     return 2 * float(stdtr(_freedom(noise), -abs(score)))

@@ -21,9 +21,9 @@ def discoveries(p_values: Sequence[float | None], rate: float = RATE) -> tuple[b
 
     if not 0 < rate < 1:
         raise ValueError(f"the rate of false discoveries is {rate}; it must lie between 0 and 1")
-    known = [value for value in p_values if value is not None]
-    for value in known:
+    tested = [value for value in p_values if value is not None]
+    for value in tested:
         if not 0 <= value <= 1:
             raise ValueError(f"a p-value is {value}; it must lie from 0 to 1")
-    adjusted = iter(false_discovery_control(known, method="bh").tolist() if known else [])
+    adjusted = iter(false_discovery_control(tested, method="bh").tolist() if tested else [])
     return tuple(value is not None and next(adjusted) <= rate for value in p_values)

@@ -8,10 +8,10 @@ from copy import copy
 from dataclasses import dataclass
 from statistics import median
 
-from bench.analysis.regressions.level_filter import Candidate, Filter, Value, changed, log_odds, moved, see
+from bench.analysis.regressions.level_filter import Candidate, Filter, NightValue, changed, log_odds, moved, see
 from bench.analysis.regressions.night import OUTLIER_SDS
-from bench.analysis.regressions.noise import Noise
-from bench.analysis.regressions.settings import Settings
+from bench.analysis.regressions.noise import SeriesNoise
+from bench.analysis.regressions.settings import DetectorSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,30 +29,33 @@ class Weighed:
     before: Filter
     night_value: tuple[float, float]
 
-    def changes(self, direction: int, until: int) -> list[tuple[float, Candidate]]:
+    def changes(self, direction: int, last_night: int) -> list[tuple[float, Candidate]]:
         """Return the candidates of this direction with an onset until then, each with its probability."""
         return [
             (probability, candidate)
             for probability, candidate in zip(self.probabilities, self.candidates, strict=True)
-            if candidate.onset <= until and candidate.change * direction > 0
+            if candidate.onset <= last_night and candidate.change * direction > 0
         ]
 
 
 def weigh(
     unchanged: Filter,
     candidates: Sequence[Candidate],
-    value: Value,
-    noise: Noise,
+    value: NightValue,
+    noise: SeriesNoise,
     past_levels: Sequence[tuple[float, float]],
-    settings: Settings,
+    settings: DetectorSettings,
 ) -> Weighed:
     """Take a night into all hypotheses, with a new one: that the level changed on it."""
     before = moved(unchanged, value.number, noise, settings)
     now = copy(before)
     now.log_likelihood = 0.0
     see(now, value, noise, settings)
-    kept = candidates[-settings.window_nights + 1 :]
-    all_changes = [*(moved(candidate, value.number, noise, settings) for candidate in kept), changed(before, settings)]
+    recent = candidates[-settings.window_nights + 1 :]
+    all_changes = [
+        *(moved(candidate, value.number, noise, settings) for candidate in recent),
+        changed(before, settings),
+    ]
     forecasts = [*(candidate.predict() for candidate in all_changes), before.predict()]
     for candidate in all_changes:
         see(candidate, value, noise, settings, is_onset=candidate.onset == value.number)
@@ -60,7 +63,7 @@ def weigh(
     odds = [log_odds(candidate, past_levels, settings) for candidate in all_changes]
     # Probabilities from odds against no change, whose own are 1; the largest is taken out so that none overflows.
     largest = max(0.0, *odds)
-    weights = [*(math.exp(one - largest) for one in odds), math.exp(-largest)]
+    weights = [*(math.exp(change_odds - largest) for change_odds in odds), math.exp(-largest)]
     total = sum(weights)
     shares = [weight / total for weight in weights]
     # Mean and variance of the mixture of all forecasts; an outlier may lie anywhere near.
@@ -78,7 +81,9 @@ def weigh(
     )
 
 
-def begin(values: Sequence[Value], noise: Noise, settings: Settings) -> tuple[Filter, tuple[Candidate, ...]]:
+def begin(
+    values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSettings
+) -> tuple[Filter, tuple[Candidate, ...]]:
     """Return the hypotheses that a series' first nights leave.
 
     The level is first taken from the nights' median, three standard deviations wide: the median of few nights is nearer
@@ -96,13 +101,15 @@ def begin(values: Sequence[Value], noise: Noise, settings: Settings) -> tuple[Fi
     return unchanged, candidates
 
 
-def score(before: Filter, value: Value) -> float:
+def score(before: Filter, value: NightValue) -> float:
     """Return how many standard deviations the value lies from what the filter expected."""
     mean, variance = before.predict(value.share)
     return (value.log_value - mean) / math.sqrt(variance + value.variance)
 
 
-def with_reruns(before: Filter, first: Value, again: Value, noise: Noise, settings: Settings) -> tuple[Value, bool]:
+def with_reruns(
+    before: Filter, first: NightValue, again: NightValue, noise: SeriesNoise, settings: DetectorSettings
+) -> tuple[NightValue, bool]:
     """Return the night's value with its reruns, and whether these agree that it differs from what was expected.
 
     Reruns see the same level, but only a part of the night's effect, and as much new. Where night and reruns differ by
@@ -118,14 +125,14 @@ def with_reruns(before: Filter, first: Value, again: Value, noise: Noise, settin
     again_variance += again.variance + fresh
     first_off, again_off = first.log_value - first_mean, again.log_value - again_mean
     # Covariance of the two: the level's error, and the part of the night's effect that lasts until the reruns.
-    both = before.level_variance + (1 + share) * before.covariance + share * before.effect_variance
-    first_weight, again_weight = again_variance - both, first_variance - both
+    shared_variance = before.level_variance + (1 + share) * before.covariance + share * before.effect_variance
+    first_weight, again_weight = again_variance - shared_variance, first_variance - shared_variance
     weight = min(max(first_weight / (first_weight + again_weight), 0.0), 1.0)
     change = weight * first_off + (1 - weight) * again_off
     agree = again_off * change > 0 and abs(again_off) > abs(change) / 2
     if (first_off - again_off) ** 2 > OUTLIER_SDS**2 * (first_weight + again_weight):
         weight = 0.0
-    value = Value(
+    value = NightValue(
         first.number,
         weight * first.log_value + (1 - weight) * again.log_value,
         weight**2 * first.variance + (1 - weight) ** 2 * (again.variance + fresh),

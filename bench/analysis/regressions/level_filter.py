@@ -18,13 +18,13 @@ from typing import TypeVar
 
 import msgspec
 
-from bench.analysis.regressions.noise import Noise
-from bench.analysis.regressions.settings import Settings
+from bench.analysis.regressions.noise import SeriesNoise
+from bench.analysis.regressions.settings import DetectorSettings
 
 AnyFilter = TypeVar("AnyFilter", bound="Filter")
 
 
-class Value(msgspec.Struct, array_like=True, frozen=True):
+class NightValue(msgspec.Struct, array_like=True, frozen=True):
     """A night's value: level + share * effect + an error of this variance. share: below 1 where reruns took part."""
 
     number: int
@@ -71,7 +71,7 @@ class Candidate(Filter):
         return self.level_variance + self.variance_before
 
 
-def moved(before: AnyFilter, number: int, noise: Noise, settings: Settings) -> AnyFilter:
+def moved(before: AnyFilter, number: int, noise: SeriesNoise, settings: DetectorSettings) -> AnyFilter:
     """Return the filter on a later night, before its value is seen: the effect has faded, and new one has come."""
     now = copy(before)
     passed = number - before.number
@@ -86,7 +86,7 @@ def moved(before: AnyFilter, number: int, noise: Noise, settings: Settings) -> A
     return now
 
 
-def changed(unchanged: Filter, settings: Settings) -> Candidate:
+def changed(unchanged: Filter, settings: DetectorSettings) -> Candidate:
     """Return the hypothesis that the level changes on this night, by an unknown amount, from a filter moved to it."""
     return Candidate(
         number=unchanged.number,
@@ -114,7 +114,9 @@ def unchanged_since(candidate: Candidate) -> Filter:
     )
 
 
-def see(now: Filter, value: Value, noise: Noise, settings: Settings, *, is_onset: bool = False) -> None:
+def see(
+    now: Filter, value: NightValue, noise: SeriesNoise, settings: DetectorSettings, *, is_onset: bool = False
+) -> None:
     """Take in the value of the night that the filter has moved to.
 
     is_onset: the level changed on this night, so that it is no outlier; were it one, the change would have come later.
@@ -147,7 +149,7 @@ def see(now: Filter, value: Value, noise: Noise, settings: Settings, *, is_onset
     now.effect_variance -= gain_effect * gain_effect * shrink
 
 
-def log_odds(candidate: Candidate, past_levels: Sequence[tuple[float, float]], settings: Settings) -> float:
+def log_odds(candidate: Candidate, past_levels: Sequence[tuple[float, float]], settings: DetectorSettings) -> float:
     """Return the logarithm of the odds of a change against none: how often there is one, and what the nights say.
 
     past_levels: means and variances of the levels of earlier regimes, since what broke a series is often taken back.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.analysis.regressions.night import RESOLUTION
-from bench.analysis.regressions.settings import Settings
+from bench.analysis.regressions.settings import DetectorSettings
 
 CLIP_SDS = 3.0
 """Deviations are cut here where the noise is learned: those of normal nights lie beyond once in 370."""
@@ -26,7 +26,7 @@ _SHARES = np.array([0.1, 0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.4])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
+class SeriesNoise:
     """night_variance: of the night effect. correlation: of two nights in a row. nights: how many it was learned from.
 
     long_run_variance: of a mean over many nights, times their number. outlier_rate: of nights.
@@ -48,7 +48,7 @@ def _shapes(count: int) -> NDArray[np.float64]:
     return shapes
 
 
-def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: Settings) -> Noise:
+def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: DetectorSettings) -> SeriesNoise:
     """Return the noise of nights, from the values of each regime's nights, in order.
 
     error_variance: what of it is the trials', not the night's. Nights that are missing are passed over.
@@ -86,7 +86,7 @@ def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: S
     correlation = min(mean + bias + settings.correlation_guard_sds * spread, float(_PHIS[-1]))
     innovation = float((1 - _PHIS**2) @ (weights @ night_variances))
     night_variance = max(innovation / (1 - correlation**2), RESOLUTION**2)
-    return Noise(
+    return SeriesNoise(
         night_variance=night_variance,
         correlation=correlation,
         long_run_variance=night_variance * (1 + correlation) / (1 - correlation) + error_variance,

@@ -19,7 +19,7 @@ from bench.analysis.regressions.detector import judge
 from bench.analysis.regressions.night import RESOLUTION, Night
 from bench.analysis.regressions.noise import learn, trial_variance
 from bench.analysis.regressions.placements import reduce_trials
-from bench.analysis.regressions.settings import SETTINGS, Settings
+from bench.analysis.regressions.settings import SETTINGS, DetectorSettings
 from bench.analysis.regressions.state import SeriesState
 
 _SPIKE_HALF_WIDTH = 3
@@ -45,7 +45,7 @@ class Regime:
     onset_high: int
 
 
-def regimes(nights: Sequence[Night], settings: Settings = SETTINGS) -> tuple[Regime, ...]:
+def regimes(nights: Sequence[Night], settings: DetectorSettings = SETTINGS) -> tuple[Regime, ...]:
     """Return the regimes of a series, in order; none of fewer nights than a first verdict needs.
 
     Raises:
@@ -63,14 +63,14 @@ def regimes(nights: Sequence[Night], settings: Settings = SETTINGS) -> tuple[Reg
     variance = max(noise.long_run_variance, RESOLUTION**2)
     edges = _segment(values, variance)
     bounds = [0, *edges, len(values)]
-    found = []
+    segments = []
     for index, (start, end) in enumerate(pairwise(bounds)):
         low = high = start
         if index:
             low, high = _onset_range(values, bounds[index - 1], start, end, variance)
         middle = float(np.mean(values[start:end]))
         half_width = _RANGE_SDS * math.sqrt(variance / (end - start))
-        found.append(
+        segments.append(
             Regime(
                 first=nights[start].number,
                 last=nights[end - 1].number,
@@ -82,10 +82,10 @@ def regimes(nights: Sequence[Night], settings: Settings = SETTINGS) -> tuple[Reg
                 onset_high=nights[high].number,
             )
         )
-    return tuple(found)
+    return tuple(segments)
 
 
-def _values(nights: Sequence[Night], settings: Settings) -> NDArray[np.float64]:
+def _values(nights: Sequence[Night], settings: DetectorSettings) -> NDArray[np.float64]:
     """Return the nights' values, offsets removed as the detector has learned them by the end, and spikes cut."""
     state: SeriesState | None = None
     spreads = []
@@ -145,10 +145,10 @@ def _onset_range(values: NDArray[np.float64], before: int, onset: int, after: in
     """Return the first and last place that the onset between two regimes may have, with their outer ends held."""
     part = values[before:after]
     sums = np.cumsum(part - part.mean())[:-1]
-    left = np.arange(1, len(part))
+    nights_before = np.arange(1, len(part))
     # Squared deviations that a cut after `left` nights explains; their likelihood is the onset's, each place alike
     # likely before.
-    explained = sums**2 * len(part) / (left * (len(part) - left))
+    explained = sums**2 * len(part) / (nights_before * (len(part) - nights_before))
     weights = np.exp((explained - explained.max()) / (2 * variance))
     passed = np.cumsum(weights) / weights.sum()
     tail = (1 - _RANGE) / 2

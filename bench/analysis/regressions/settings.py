@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class DetectorSettings:
     """What the detector assumes of series, and which risks it takes."""
 
     # How much is kept. A quarter of a year: a deviation is then known to 7 %, and what was long ago has no say.
@@ -72,4 +72,4 @@ class Settings:
     smallest_creep: float = 0.01
 
 
-SETTINGS = Settings()
+SETTINGS = DetectorSettings()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.analysis.regressions.level_filter import Candidate, Filter, Value
-from bench.analysis.regressions.placements import Placement
+from bench.analysis.regressions.level_filter import Candidate, Filter, NightValue
+from bench.analysis.regressions.placements import PlacementOffset
 
 SCHEMA_VERSION = 1
 
@@ -25,7 +25,7 @@ class KeptNight(msgspec.Struct, array_like=True, frozen=True):
     mad: float
 
 
-class Alert(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesAlert(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a series that stood in its reruns (tier 1) or in the nights after it (tier 2, a page).
 
     onset: the first night of the new level, with a 95 % range. direction: +1 where the metric rose, -1 where it fell.
@@ -46,7 +46,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 class Suspected(msgspec.Struct, frozen=True, kw_only=True):
     """What reruns are judged from: the night's value, and the hypotheses before it."""
 
-    value: Value
+    value: NightValue
     unchanged: Filter
     candidates: tuple[Candidate, ...]
 
@@ -65,6 +65,6 @@ class SeriesState(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: Filter | None = None
     candidates: tuple[Candidate, ...] = ()
     past_levels: tuple[tuple[float, float], ...] = ()
-    placements: dict[str, Placement] = {}
-    alert: Alert | None = None
+    placements: dict[str, PlacementOffset] = {}
+    alert: SeriesAlert | None = None
     suspected: Suspected | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.analysis.estimate import Ratio, estimate, ratio
+from bench.analysis.estimate import EstimatedRatio, estimate, ratio
 from bench.case import Case
 from bench.errors import Misuse
 from collectors.metrics.results import RUN_TOKENS_PER_SECOND_PER_DEVICE
@@ -30,7 +30,7 @@ class ScalingEfficiency:
 
     scaling: Scaling
     baseline_run: str
-    ratio: Ratio
+    ratio: EstimatedRatio
     baseline_ranks: int = 1
     is_beside: bool | None = None
     is_told: bool = False
@@ -92,7 +92,7 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
     if differences:
         raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
     batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
-    trained, baseline_trained = (one.spec().training_ranks(one) for one in (case, baseline_case))
+    trained, baseline_trained = (either.spec().training_ranks(either) for either in (case, baseline_case))
     if batch * baseline_trained == baseline_batch * trained:
         return "weak"
     if batch == baseline_batch:
@@ -114,7 +114,13 @@ def _differences_of_cases(case: Case, baseline: Case) -> list[str]:
     pairs += [(field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads")]
     if case.strategy == baseline.strategy:
         pairs.append(("version", case.version, baseline.version))
-    theirs_too = {option.name for option in baseline.spec().options} - {"accumulate"}
-    shared = sorted((option for option in case.spec().options if option.name in theirs_too), key=lambda one: one.name)
+    baseline_names = {option.name for option in baseline.spec().options} - {"accumulate"}
+    shared = sorted(
+        (option for option in case.spec().options if option.name in baseline_names), key=lambda option: option.name
+    )
     pairs += [(f"option {option.name}", option.of(case), option.of(baseline)) for option in shared]
-    return [f"{name} is {theirs}, the run's is {ours}" for name, ours, theirs in pairs if ours != theirs]
+    return [
+        f"{name} is {baseline_value}, the run's is {value}"
+        for name, value, baseline_value in pairs
+        if value != baseline_value
+    ]

@@ -64,7 +64,7 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class ScalingFit:
     """A law fitted to a curve.
 
     parameters: by the names of `PARAMETERS`.
@@ -84,14 +84,14 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoFit:
+class NoScalingFit:
     """A law that these points cannot be fitted by."""
 
     law: Law
     reason: str
 
 
-def fit(law: Law, points: Sequence[WorldSize], *, base_ranks: int | None = None) -> Fit | NoFit:
+def fit(law: Law, points: Sequence[WorldSize], *, base_ranks: int | None = None) -> ScalingFit | NoScalingFit:
     """Fit the law to the points.
 
     base_ranks: what the speed-up is relative to; the fewest ranks by default.
@@ -106,7 +106,7 @@ def fit(law: Law, points: Sequence[WorldSize], *, base_ranks: int | None = None)
         raise ValueError("a throughput is not positive and finite")
     needed = len(PARAMETERS[law]) + 1
     if len(points) < needed:
-        return NoFit(
+        return NoScalingFit(
             law=law,
             reason=f"{needed} numbers of ranks are needed for its {needed} parameters, and there are {len(points)}",
         )
@@ -122,7 +122,7 @@ def fit(law: Law, points: Sequence[WorldSize], *, base_ranks: int | None = None)
         for place, name in enumerate(PARAMETERS[law])
     }
     most_ranks = max(ranks)
-    return Fit(
+    return ScalingFit(
         law=law,
         base_ranks=base,
         parameters=parameters,
@@ -192,7 +192,7 @@ def _best(law: Law, data: _Data) -> Numbers:
     def weighted(parameters: Numbers) -> Numbers:
         return np.asarray(np.sqrt(data.trials) * _residuals(law, data, parameters))
 
-    found = [
+    optima = [
         least_squares(
             weighted,
             [first, second / most_ranks][:count],
@@ -204,7 +204,7 @@ def _best(law: Law, data: _Data) -> Numbers:
         )
         for first, second in ((0.01, 0.01), (0.3, 1e-4), (0.9, 0.5))[: 2 * count - 1]
     ]
-    best = np.asarray(min(found, key=lambda one: float(one.cost)).x)
+    best = np.asarray(min(optima, key=lambda optimum: float(optimum.cost)).x)
     # The solver stays inside of the bounds, by little: on the bound where that is no worse.
     for place in range(count):
         for bound in (0.0, 1.0):
@@ -297,10 +297,10 @@ def _end(is_inside: Callable[[Numbers], NDArray[np.bool_]], inside: float, bound
     outside = bound
     for _ in range(5):
         values = np.linspace(inside, outside, 65)
-        left = np.flatnonzero(~is_inside(values)[1:]) + 1
-        if left.size == 0:
+        outside_indices = np.flatnonzero(~is_inside(values)[1:]) + 1
+        if outside_indices.size == 0:
             return outside
-        inside, outside = float(values[left[0] - 1]), float(values[left[0]])
+        inside, outside = float(values[outside_indices[0] - 1]), float(values[outside_indices[0]])
     return inside
 
 
@@ -345,8 +345,8 @@ def _peak(best: Numbers, inside: Numbers | None, most_ranks: int, reason: str | 
         if math.isinf(value):
             return Bounded(value=None, reason=f"no peak is seen up to {most_ranks} ranks: kappa is 0")
         return Bounded(value=value, reason=reason)
-    every = _peak_ranks(inside)
-    low, high = min(float(every.min()), value), max(float(every.max()), value)
+    peak_ranks = _peak_ranks(inside)
+    low, high = min(float(peak_ranks.min()), value), max(float(peak_ranks.max()), value)
     if math.isinf(high):
         why = f"no peak is seen up to {most_ranks} ranks: kappa's interval holds 0"
         return Bounded(value=None, low=None if math.isinf(low) else low, reason=why)
@@ -356,8 +356,8 @@ def _peak(best: Numbers, inside: Numbers | None, most_ranks: int, reason: str | 
 def _peak_ranks(parameters: Numbers) -> Numbers:
     sigma, kappa = parameters[..., 0], parameters[..., 1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(kappa > 0, np.sqrt((1 - sigma) / kappa), np.inf)
-    return np.maximum(found, 1.0)
+        peaks = np.where(kappa > 0, np.sqrt((1 - sigma) / kappa), np.inf)
+    return np.maximum(peaks, 1.0)
 
 
 def _ceiling(
@@ -372,8 +372,8 @@ def _ceiling(
         if math.isinf(value):
             return Bounded(value=None, reason=f"no ceiling is seen up to {most_ranks} ranks: {what} is 0")
         return Bounded(value=value, reason=reason)
-    every = _most_speed_up(law, inside, base)
-    low, high = min(float(every.min()), value), max(float(every.max()), value)
+    speed_ups = _most_speed_up(law, inside, base)
+    low, high = min(float(speed_ups.min()), value), max(float(speed_ups.max()), value)
     if math.isinf(high):
         why = f"no ceiling is seen up to {most_ranks} ranks: the interval of {what} holds 0"
         return Bounded(value=None, low=None if math.isinf(low) else low, reason=why)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, variance
 
 from bench.analysis.estimate import CONFIDENCE
-from bench.analysis.step_parts import PARTS, Measured, PartName, StepAccount, step_account
+from bench.analysis.step_parts import PARTS, MeasuredStep, PartName, StepAccount, step_account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +69,12 @@ class Loss:
         return (self.step_s - self.ideal_s) / self.step_s
 
 
-def loss_of(run: Measured, base: Measured) -> Loss | str:
+def loss_of(run: MeasuredStep, base: MeasuredStep) -> Loss | str:
     """Return what the run's step lost against ideal scaling of the base's, or why that is unknown."""
     account, base_account = step_account(run), step_account(base)
-    for one in (account, base_account):
-        if isinstance(one, str):
-            return one
+    for reason in (account, base_account):
+        if isinstance(reason, str):
+            return reason
     assert isinstance(account, StepAccount)
     assert isinstance(base_account, StepAccount)
     # The ideal step has the base's tokens per second and rank.
@@ -83,43 +83,43 @@ def loss_of(run: Measured, base: Measured) -> Loss | str:
     absent = {**account.absent, **base_account.absent}  # All points lack what the base lacks, for one reason.
     divided, base_divided = account.divide(absent), base_account.divide(absent)
     step_s, ideal_s = account.step_s, factor * base_account.step_s
-    found = []
+    parts = []
     for name in PARTS:
         if name in divided:
             lost_s = account.of_step(divided[name]) - factor * base_account.of_step(base_divided[name])
-            found.append(_part(name, divided[name], [factor * value for value in base_divided[name]], lost_s, step_s))
+            parts.append(_part(name, divided[name], [factor * value for value in base_divided[name]], lost_s, step_s))
     return Loss(
         step_s=step_s,
         ideal_s=ideal_s,
-        parts=tuple(found),
+        parts=tuple(parts),
         absent={name: absent[name] for name in PARTS if name in absent},
         notes=(*_surplus(account, base_account), *account.notes),
     )
 
 
-def _part(name: PartName, ours: Sequence[float], theirs: Sequence[float], lost_s: float, step_s: float) -> LostPart:
+def _part(name: PartName, run_s: Sequence[float], base_s: Sequence[float], lost_s: float, step_s: float) -> LostPart:
     """Return the difference of two parts with its interval."""
     low = high = None
-    if (interval := welch(ours, theirs)) is not None:
+    if (interval := welch(run_s, base_s)) is not None:
         low, high = min(interval[0], lost_s), max(interval[1], lost_s)
     return LostPart(name=name, lost_s=lost_s, low_s=low, high_s=high, step_s=step_s)
 
 
-def welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float] | None:
+def welch(run_values: Sequence[float], base_values: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of the difference of two means by Welch's t; None of a lone trial, or without noise."""
-    if min(len(ours), len(theirs)) < 2:
+    if min(len(run_values), len(base_values)) < 2:
         return None
-    squares = [variance(side) / len(side) for side in (ours, theirs)]
+    squares = [variance(side) / len(side) for side in (run_values, base_values)]
     if sum(squares) <= 0:
         return None
     from scipy.special import stdtrit
 
     # Welch and Satterthwaite's degrees of freedom.
     freedom = sum(squares) ** 2 / sum(
-        square**2 / (len(side) - 1) for square, side in zip(squares, (ours, theirs), strict=True)
+        square**2 / (len(side) - 1) for square, side in zip(squares, (run_values, base_values), strict=True)
     )
     half_width = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(sum(squares))
-    middle = fmean(ours) - fmean(theirs)
+    middle = fmean(run_values) - fmean(base_values)
     return middle - half_width, middle + half_width
 
 

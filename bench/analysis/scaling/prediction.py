@@ -44,13 +44,13 @@ def expected_efficiency(
         return Absent(reason="its baseline does not tell how long forward and backward take")
     work = Fraction(case.shape.tokens, baseline_case.shape.tokens)
     ideal = work / case.ranks  # Tokens per second and rank as the one rank has them: servers count as ranks, too,
-    own = work / case.spec().training_ranks(case)  # but only ranks that train share the work.
+    compute_share = work / case.spec().training_ranks(case)  # but only ranks that train share the work.
     shares = []
     for rate, forward_s, backward_s in zip(
         rates[0].trials, phases["forward",].trials, phases["backward",].trials, strict=True
     ):
         alone_s = baseline_case.shape.tokens / rate
-        compute = ComputeTime(forward_s=float(own) * forward_s, backward_s=float(own) * backward_s)
+        compute = ComputeTime(forward_s=float(compute_share) * forward_s, backward_s=float(compute_share) * backward_s)
         predicted = step_time(
             compute,
             case.spec().transfers(case),
@@ -58,7 +58,7 @@ def expected_efficiency(
             link=link,
             backend=case.backend,
         )
-        shares.append(float(ideal) * alone_s / (float(own) * alone_s + predicted.exposed_s))
+        shares.append(float(ideal) * alone_s / (float(compute_share) * alone_s + predicted.exposed_s))
     return estimate_share(RUN_EXPECTED_EFFICIENCY, shares, scaling=scaling, baseline=baseline)
 
 

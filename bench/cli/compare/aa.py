@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.analysis.comparison import Change, changes, judge
+from bench.analysis.comparison import FigureChange, changes, judge
 from bench.cli.compare.ab import Places, Turns, take_turns
 from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed
 from bench.reports.comparison import NoiseReport, SeriesNoise
-from bench.runner.measure import Place
+from bench.runner.measure import CasePlace
 from bench.runner.patient_store import PatientStore
 from bench.runs.history import History
 from bench.runs.nights import nights_of, noise_over
@@ -39,7 +39,7 @@ def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> M
     pairs: list[tuple[str, Summary, Summary]] = []
     failures: list[InfrastructureFailed] = []
     with places.open_store() as store, LocalEngine(places.runs) as engine:
-        place = Place(engine=engine, machine=engine.machine())
+        place = CasePlace(engine=engine, machine=engine.machine())
         for planned in cases:
             turns = _twice(suite, planned, place, replace(places, limit_s=planned.suite_case.limit_s), store)
             first, second = turns.kept.summaries
@@ -50,7 +50,7 @@ def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> M
     return Measured(pairs=tuple(pairs), failures=tuple(failures))
 
 
-def _twice(suite: str, planned: PlannedCase, place: Place, places: Places, store: PatientStore) -> Turns:
+def _twice(suite: str, planned: PlannedCase, place: CasePlace, places: Places, store: PatientStore) -> Turns:
     assert planned.case is not None, "a case without refusal is resolved"
     name = planned.suite_case.name
     orders = [
@@ -68,7 +68,7 @@ def report_of(suite: str, measured: Measured, history: History | None, missing: 
 
     history: of earlier nights; None where the store does not answer.
     """
-    compared: list[tuple[str, Summary, list[Change]]] = []
+    compared: list[tuple[str, Summary, list[FigureChange]]] = []
     lines = list(missing)
     for name, first, second in measured.pairs:
         if (trials := min(first.trials_done, second.trials_done)) < 2:

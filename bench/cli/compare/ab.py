@@ -13,11 +13,11 @@ from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.device_checks import check_torch
 from bench.machine.gpus import read_memory
-from bench.runner.case_args import CaseArgs, Node, case_of_args, check_room, read_node
+from bench.runner.case_args import CaseArgs, NodeResources, case_of_args, check_room, read_node
 from bench.runner.checkouts import Checkout, check_checkout, check_out
-from bench.runner.measure import CaseOrder, Place, TrialSettings, measure
+from bench.runner.measure import CaseOrder, CasePlace, TrialSettings, measure
 from bench.runner.patient_store import PatientStore
-from bench.runner.persist import Kept, persist
+from bench.runner.persist import PersistedRuns, persist
 from bench.runs.history import History
 from bench.runs.run_dir import check_place
 from bench.runs.summary import Summary
@@ -65,7 +65,7 @@ class Places:
 class Turns:
     """What was measured in turn: the runs of each order, as they were kept, and whether a person ended it."""
 
-    kept: Kept
+    kept: PersistedRuns
     is_interrupted: bool = False
     lost_engine: bool = False
 
@@ -158,7 +158,7 @@ class PlannedSide:
         return f"{self.case.title}, {self.words}" if self.words else self.case.title
 
 
-def plan_side(letter: str, args: CaseArgs, wanted: Wanted, node: Node) -> PlannedSide:
+def plan_side(letter: str, args: CaseArgs, wanted: Wanted, node: NodeResources) -> PlannedSide:
     """Return one side, checked against this machine.
 
     Raises:
@@ -228,16 +228,16 @@ def measure_sides(sides: Sequence[PlannedSide], wanted: Sequence[Wanted], places
             if side.checkout is not None:
                 places.tell(f"{side.letter}: its ranks run from {side.checkout.title}")
         # Sides of one source tree share an agent, which tells its machine once.
-        of_source: dict[Path | None, Place] = {}
+        of_source: dict[Path | None, CasePlace] = {}
         for side in sides:
             if side.source not in of_source:
                 engine = stack.enter_context(LocalEngine(places.runs, source=side.source))
-                of_source[side.source] = Place(engine=engine, machine=engine.machine())
+                of_source[side.source] = CasePlace(engine=engine, machine=engine.machine())
         orders = [(side.title, side.case, of_source[side.source], f"compare --ab: {side.title}") for side in sides]
         return take_turns(orders, places, store)
 
 
-def take_turns(orders: Sequence[tuple[str, Case, Place, str]], places: Places, store: PatientStore) -> Turns:
+def take_turns(orders: Sequence[tuple[str, Case, CasePlace, str]], places: Places, store: PatientStore) -> Turns:
     """Measure the cases in turn, A B B A, and keep their runs.
 
     orders: title, case, place and note of each; the cases are objects of their own.
@@ -284,7 +284,7 @@ def take_turns(orders: Sequence[tuple[str, Case, Place, str]], places: Places, s
     finally:
         measured.close()
     return Turns(
-        kept=Kept(summaries=tuple(summaries), failures=tuple(failures)),
+        kept=PersistedRuns(summaries=tuple(summaries), failures=tuple(failures)),
         is_interrupted=measured.is_interrupted,
         lost_engine=measured.lost_engine,
     )

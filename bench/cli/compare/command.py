@@ -19,7 +19,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 from workloads.cost_models.shape import DIMENSIONS
 
 if TYPE_CHECKING:
-    from bench.analysis.comparison import Change
+    from bench.analysis.comparison import FigureChange
     from bench.cli.compare.ab import Places
     from bench.cli.compare.sides import Pair, Side
     from bench.reports.comparison import Comparison
@@ -205,7 +205,9 @@ def comparison_of(
     from bench.analysis.comparison import changes, judge
     from bench.reports.comparison import Compared, Comparison
 
-    found: list[list[Change]] = [changes(one.a.estimates, one.b.estimates, is_paired=one.is_in_turn) for one in pairs]
+    found: list[list[FigureChange]] = [
+        changes(one.a.estimates, one.b.estimates, is_paired=one.is_in_turn) for one in pairs
+    ]
     judged = iter(judge([change for of_pair in found for change in of_pair], margin=margin))
     compared = [
         Compared(

@@ -9,8 +9,8 @@ import click
 
 from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, interrupt_in_order
 from bench.cli.run.planning import Plan, RunOptions
-from bench.convergence.check import Verdict, conclude
-from bench.engines.cluster import Request
+from bench.convergence.check import ConvergenceVerdict, conclude
+from bench.engines.cluster import NodeRequest
 from bench.engines.registry import ENGINES, nodes_to_ask
 from bench.errors import say
 from bench.exporter.server import serving
@@ -22,7 +22,7 @@ from bench.reports.summary import cause_lines, print_curve, print_curve_json, pr
 from bench.reports.table import to_reader
 from bench.runner.measure import alike, measure
 from bench.runner.patient_store import PatientStore
-from bench.runner.persist import Kept, check_hardware, persist
+from bench.runner.persist import PersistedRuns, check_hardware, persist
 from bench.runs.hardware_baselines import PredictedStep, predicted_steps
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
@@ -36,9 +36,9 @@ class Results:
     is_interrupted: a person ended the run.
     """
 
-    kept: Kept
+    kept: PersistedRuns
     predicted: Mapping[str, PredictedStep | Absent]
-    verdict: Verdict | None
+    verdict: ConvergenceVerdict | None
     is_interrupted: bool
 
 
@@ -53,7 +53,7 @@ def execute(plan: Plan, options: RunOptions) -> Results:
     folder, url = options.runs_folder, options.store_url
     cases = [case for case, _ in plan.cases]
     asked = nodes_to_ask(options.engine_name, options.nodes, cases)
-    request = Request(nodes=asked, file=options.engine_file, tell=options.tell)
+    request = NodeRequest(nodes=asked, file=options.engine_file, tell=options.tell)
     is_drawn = False if options.quiet or options.verbose else None  # Bars would hide the lines of --verbose.
     with (
         PatientStore(History(url), runs=folder, url=url, tell=options.tell, work="run") as store,

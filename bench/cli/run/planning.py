@@ -22,7 +22,7 @@ from bench.errors import Misuse, say
 from bench.machine.device_checks import why_no_gpu
 from bench.machine.gpus import read_memory
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.runner.case_args import CaseArgs, Node, case_of_args, check_room, read_node
+from bench.runner.case_args import CaseArgs, NodeResources, case_of_args, check_room, read_node
 from bench.runner.measure import TrialSettings
 from bench.runner.persist import check_baseline
 from bench.runs.history import check_store, find_run
@@ -215,7 +215,7 @@ def _with_faults(cases: Sequence[Case], text: str | None) -> list[tuple[Case, Fa
     return [(case, fault if fault.rank < case.ranks else None) for case in cases]
 
 
-def _why_device(node: Node) -> str:
+def _why_device(node: NodeResources) -> str:
     """Return why a run that named no device got its device."""
     if not node.gpus.gpus:
         return why_no_gpu(node.gpus, node.torch)

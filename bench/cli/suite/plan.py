@@ -13,7 +13,7 @@ from bench.cli.options import FORMAT, STORE, Duration, NamedText, engine_options
 from bench.errors import InfrastructureFailed, say
 
 if TYPE_CHECKING:
-    from bench.runner.case_args import Node
+    from bench.runner.case_args import NodeResources
     from bench.suites.plan import SuitePlan
 
 SUITE = click.argument("suite_name", metavar="NAME|FILE", type=NamedText(), shell_complete=complete_suite)
@@ -73,7 +73,7 @@ def plan(
     print_plan(planned, out, format_name, node.cluster)
 
 
-def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, node: Node) -> SuitePlan:
+def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, node: NodeResources) -> SuitePlan:
     """Return the plan of a suite on such nodes, with estimates from the history where it can be read.
 
     Raises:

@@ -101,7 +101,7 @@ def run(
     from bench.cli.main import FINE, interrupt_in_order
     from bench.doctor.fleet import last_good, save
     from bench.doctor.preflight import Preflight
-    from bench.engines.cluster import Request
+    from bench.engines.cluster import NodeRequest
     from bench.engines.registry import ENGINES, nodes_to_ask
     from bench.exporter.server import serving
     from bench.reports.suites.plan import print_plan
@@ -174,11 +174,11 @@ def run(
     interrupt_in_order()
     is_drawn = False if verbose else None  # What is drawn in place would hide the lines of --verbose.
     progress = SuiteProgress(suite.name, is_drawn=is_drawn, is_long=verbose, is_quiet=quiet)
-    request = Request(nodes=asked_for(choice), file=engine_file, tell=progress.tell)
+    request = NodeRequest(nodes=asked_for(choice), file=engine_file, tell=progress.tell)
     if request.nodes < nodes:
         progress.tell(f"no case uses more than {request.nodes} of {nodes} nodes, so that no more are asked for")
     if not choice.cases and not (is_gated and resumed_ledger is not None):  # Nothing runs on a node.
-        engine_name, request = "local", Request()
+        engine_name, request = "local", NodeRequest()
     with (
         PatientStore(History(store_url), runs=runs_folder, url=store_url, tell=progress.tell) as store,
         serving(runs_folder, store_url, port=port, on_notice=progress.tell, cluster=node.cluster),

@@ -1,7 +1,7 @@
-"""The engine within the pods of a JobSet: the runner is in the first, and the agents of the others come by themselves.
+"""The engine inside the pods of a JobSet: the runner is in the first pod, and the other pods' agents connect to it.
 
-Who starts the pods is the cluster, by the manifest that `observatory suite render` writes; each runs
-`bench.engines.kubernetes.pod`. Nothing here speaks to Kubernetes: the pods have no account for that.
+The cluster starts the pods by the manifest that `observatory suite render` writes; each runs
+`bench.engines.kubernetes.pod`. Nothing here talks to Kubernetes: the pods have no service account.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bench.engines.agent_link import StartLimit
-from bench.engines.cluster import ClusterEngine, Entrance, Meeting, Request
+from bench.engines.cluster import ClusterEngine, Entrance, Meeting, NodeRequest
 from bench.engines.kubernetes.settings import PodSettings
 from bench.engines.local import LocalNodes
 from bench.engines.settings_file import read_settings
@@ -25,18 +25,18 @@ from bench.errors import InfrastructureFailed, Misuse
 INDEX = "JOB_COMPLETION_INDEX"
 """Variable that Kubernetes sets in each pod of an Indexed Job: its number, from 0."""
 COMING_S = 1800.0
-"""How long the pods of a JobSet may take to come after the first one: each may have to fetch the image."""
+"""How long the other pods of a JobSet may take to connect: each may have to pull the image."""
 
 
 class PodAllocation:
-    """The pods of a JobSet, as seen by the runner in the first. Agents that come between engines wait for the next."""
+    """The pods of a JobSet, as the runner in the first pod sees them. Agents that connect between engines wait."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: NodeRequest) -> None:
         index = os.environ.get(INDEX)
         if index is None:
             raise Misuse(
-                "--engine kubernetes works within the pods of a JobSet; `observatory suite render SUITE --engine"
-                " kubernetes --nodes N --engine-file FILE` writes one for kubectl (docs/clusters.md)"
+                "--engine kubernetes works only inside the pods of a JobSet; `observatory suite render SUITE --engine"
+                " kubernetes --nodes N --engine-file FILE` writes a JobSet for kubectl (docs/clusters.md)"
             )
         if index != "0":
             raise Misuse(f"this pod has index {index}, and a suite runs in the pod of index 0")
@@ -63,7 +63,7 @@ class PodAllocation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._socket is not None:
-            self._socket.close()  # By this the agents know that the suite has ended.
+            self._socket.close()  # This tells the agents that the suite has ended.
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
         """See `Allocation`."""
@@ -71,14 +71,14 @@ class PodAllocation:
             raise InfrastructureFailed("the port for agents is closed")
         entrance = Entrance(key=self._key, listening=self._socket, within_s=self._first_s)
         if self._first_s is not None and self._request.nodes > 1:
-            self._request.tell(f"waits for the agents of {self._request.nodes} pods")
-        self._first_s = None  # The pods have come; from now on it is only their agents that come again.
+            self._request.tell(f"waiting for the agents of {self._request.nodes} pods")
+        self._first_s = None  # The pods exist; from now on only their agents reconnect.
         placement = PodPlacement(self._settings, self._request.nodes)
         return ClusterEngine(placement, runs, entrance=entrance, dropped=dropped, start_limit=self._start_limit)
 
 
 class PodPlacement:
-    """The agent of this pod, which is started here, and those of the others, which are waited for."""
+    """The agent of this pod, which is started here, and the agents of the other pods, which are awaited."""
 
     name = "kubernetes"
 
@@ -88,17 +88,17 @@ class PodPlacement:
         self._here = LocalNodes(1)
 
     def start(self, meeting: Meeting) -> None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         self._here.start(meeting)
 
     def failure(self) -> str | None:
-        """See `Placement`; that a pod ended is told to the JobSet alone, which then ends the others, too."""
+        """See `AgentPlacement`; only the JobSet learns that a pod has ended, and then ends the others."""
         return self._here.failure()
 
     def left_s(self) -> float:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         return math.inf
 
     def stop(self) -> None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         self._here.stop()

@@ -36,11 +36,11 @@ FINAL_CODES = (2, 3, 5, 70)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteJob:
-    """A suite that is to run in pods.
+    """A suite to run in pods.
 
-    suite: its name. file: its text, where it is none that the image has. ranks_per_node: None spreads the ranks evenly.
-    words: further ones of `observatory suite run`, such as --set. key_secret: name of a Secret that is there; None has
-    one rendered.
+    suite: its name. file: its text, if the image does not contain it. ranks_per_node: None spreads the ranks evenly.
+    words: further arguments of `observatory suite run`, such as --set. key_secret: name of an existing Secret; None
+    renders a new one.
     """
 
     suite: str
@@ -66,17 +66,17 @@ class SuiteJob:
         """GPUs of a pod.
 
         Raises:
-            Misuse: nobody says how many, or they are fewer than ranks.
+            Misuse: the number is unknown, or smaller than the number of ranks.
         """
         gpus = self.ranks_per_node if self.settings.gpus is None else self.settings.gpus
         if gpus is None:
             raise Misuse(
-                "how many GPUs has a pod? Say gpus = 8 in the engine's file (gpus = 0: none, the suite is for the CPU),"
-                " or --ranks-per-node 8"
+                "the number of GPUs per pod is unknown; set gpus = 8 in the engine's file (gpus = 0 for a CPU suite),"
+                " or use --ranks-per-node 8"
             )
         if self.ranks_per_node is not None and 0 < gpus < self.ranks_per_node:
             raise Misuse(
-                f"--ranks-per-node is {self.ranks_per_node}, and a pod has {gpus} GPU(s); NCCL wants one for each rank"
+                f"--ranks-per-node is {self.ranks_per_node}, but a pod has {gpus} GPU(s); NCCL needs one for each rank"
             )
         return gpus
 
@@ -84,7 +84,7 @@ class SuiteJob:
 def check_nodes(suite: str, cases: Iterable[tuple[str, int | None]], nodes: int, ranks_per_node: int | None) -> None:
     """Refuse nodes that no case of the suite would use.
 
-    cases: name and number of ranks; None is as many as there are GPUs.
+    cases: name and number of ranks; None means as many as there are GPUs.
 
     Raises:
         Misuse: there are such nodes.
@@ -93,33 +93,33 @@ def check_nodes(suite: str, cases: Iterable[tuple[str, int | None]], nodes: int,
     most, name = max(needs)
     if most < nodes:
         raise Misuse(
-            f"--nodes is {nodes}, and no case of suite {suite} uses more than {most} ({name}); take --nodes {most}, or"
+            f"--nodes is {nodes}, but no case of suite {suite} uses more than {most} ({name}); use --nodes {most}, or"
             " give its cases more ranks"
         )
 
 
 def manifests(job: SuiteJob, form: Form = "jobset") -> list[Manifest]:
-    """Return the manifests in the order in which they are to be made.
+    """Return the manifests in the order in which they must be created.
 
-    The Secret has a fresh key, where none is named. Names are those of the settings, or follow from the suite's.
+    Unless a Secret is named, a new one has a fresh key. Names come from the settings, or follow from the suite's.
 
     Raises:
-        Misuse: the pods' GPUs are unknown or too few, or a name cannot be one.
+        Misuse: the pods' GPUs are unknown or too few, or a name is invalid.
     """
-    found: list[Manifest] = []
+    documents: list[Manifest] = []
     if job.key_secret is None:
         secret = _manifest(job, "v1", "Secret", job.secret)
-        found.append({**secret, "type": "Opaque", "stringData": {KEY_ENTRY: key_line(new_key()).decode()}})
+        documents.append({**secret, "type": "Opaque", "stringData": {KEY_ENTRY: key_line(new_key()).decode()}})
     else:
         check_subdomain(job.key_secret, "--key-secret")
     if job.file is not None:
         config = _manifest(job, "v1", "ConfigMap", f"{job.name}-suite")
-        found.append({**config, "data": {f"{job.suite}.toml": job.file}})
+        documents.append({**config, "data": {f"{job.suite}.toml": job.file}})
     spec = _jobset_spec(job)
     queue = {} if job.settings.queue is None else {"kueue.x-k8s.io/queue-name": job.settings.queue}
     if form == "jobset":
         jobset = _manifest(job, "jobset.x-k8s.io/v1alpha2", "JobSet", job.name, labels=queue)
-        return [*found, {**jobset, "spec": spec}]
+        return [*documents, {**jobset, "spec": spec}]
     api = "trainer.kubeflow.org/v1alpha1"
     spec["replicatedJobs"][0]["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] = (
         "trainer"
@@ -131,11 +131,11 @@ def manifests(job: SuiteJob, form: Form = "jobset") -> list[Manifest]:
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": job.name},
         "trainer": {"image": job.settings.image, "numNodes": job.nodes, "resourcesPerNode": _resources(job)},
     }
-    return [*found, runtime, train]
+    return [*documents, runtime, train]
 
 
 def as_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Return the manifests as one stream, which kubectl takes; long texts stand in it as they are."""
+    """Return the manifests as one stream for kubectl, with long texts as blocks."""
     text: str = yaml.dump_all(
         documents, Dumper=_Dumper, sort_keys=False, explicit_start=True, default_flow_style=False, width=120
     )
@@ -143,7 +143,7 @@ def as_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and what occurs twice twice."""
+    """Writes texts of several lines as blocks, and repeated values without aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -174,8 +174,8 @@ def _labels(job: SuiteJob) -> dict[str, str]:
 def _jobset_spec(job: SuiteJob) -> Manifest:
     """Return the JobSet: one Indexed Job, which succeeds with its first pod.
 
-    A pod that fails ends the Job, and the JobSet begins it again: the suite goes on with what is missing. A suite that
-    was wrong, or has a case that failed, ends the JobSet at once.
+    A pod that fails ends the Job, and the JobSet restarts it: the suite then resumes with what is missing. An invalid
+    suite, or a failed case, ends the JobSet at once.
     """
     final = {"containerName": JOB, "operator": "In", "values": list(FINAL_CODES)}
     return {
@@ -304,7 +304,7 @@ def _container(job: SuiteJob) -> Manifest:
 
 
 def command(job: SuiteJob) -> str:
-    """Return the lines of the shell that each pod runs."""
+    """Return the shell lines that each pod runs."""
     settings = job.settings
     python = shlex.quote(settings.python)
     missing = shlex.quote(
@@ -335,7 +335,7 @@ def command(job: SuiteJob) -> str:
 
 
 def _resources(job: SuiteJob) -> dict[str, dict[str, str]]:
-    """Return what a pod asks for. GPUs and other devices are limits, too; so is memory, which is no device."""
+    """Return a pod's requests and limits. Devices such as GPUs must also be limits, and memory is one too."""
     settings = job.settings
     devices = dict(settings.resources)
     if job.gpus:

@@ -1,9 +1,9 @@
-"""What a pod of a suite runs: in the first the suite, in each other an agent, again for each engine of the suite.
+"""The program of a suite's pod: the first pod runs the suite, each other an agent, again for each engine of the suite.
 
 Started as `python -P -m bench.engines.kubernetes.pod --node "$JOB_COMPLETION_INDEX" ... -- WORDS`; the words are those
-of `observatory suite run`. An agent ends with its engine, of which a suite may open several; the runner goes on to
-listen meanwhile. When nobody listens any more, the suite has ended, and so does the pod, with success: how the suite
-ended is the first pod's to tell. Loads neither torch nor what the suite needs.
+of `observatory suite run`. An agent ends with its engine, and a suite may open several; the runner keeps listening in
+between. When it no longer listens, the suite has ended, and so does the pod, with success: the first pod reports how
+the suite ended. Loads neither torch nor what the suite needs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from collectors.files import PRIVATE, drafted, is_ours, make_folder, replace_fil
 from collectors.regular_files import read_regular
 
 FINE, MISUSE, INFRASTRUCTURE, ENDED = 0, 2, 4, 143
-"""Exit codes: of `observatory`, whose second makes the JobSet fail at once, and that of a process ended by SIGTERM."""
+"""Exit codes: those of `observatory`, of which 2 makes the JobSet fail at once, and of a process ended by SIGTERM."""
 AGAIN_S = 2.0
-"""Time between two agents: the runner ends the engine of the first meanwhile."""
+"""Time between two agents, in which the runner ends the first one's engine."""
 GONE_S = 10.0
-"""How long a runner that was there may be out of reach: it listens from the beginning of the suite to its end."""
+"""How long a runner may be unreachable after the first contact: it listens from the suite's beginning to its end."""
 KEY, SETTINGS = "key", "pod.toml"
 """Files in the pod's own folder."""
 _STAMP = "%Y%m%d-%H%M%S"
@@ -41,16 +41,22 @@ _STAMP = "%Y%m%d-%H%M%S"
 
 def main() -> NoReturn:
     """Run the pod's part of a suite, and end with the pod's exit code."""
-    parser = argparse.ArgumentParser(prog="pod", description="A pod of a suite, as `observatory suite render` has it.")
+    parser = argparse.ArgumentParser(
+        prog="pod", description="A pod of a suite, as `observatory suite render` writes it."
+    )
     parser.add_argument("--node", type=int, required=True, help="this pod's number; 0 runs the suite")
-    parser.add_argument("--connect", type=address_of, required=True, metavar="HOST:PORT", help="of the first pod")
-    parser.add_argument("--address", required=True, help="this pod's address, where the others reach it")
-    parser.add_argument("--secret", type=Path, required=True, metavar="FILE", help="has the suite's key")
-    parser.add_argument("--own", type=Path, required=True, metavar="FOLDER", help="in memory, of this pod alone")
+    parser.add_argument(
+        "--connect", type=address_of, required=True, metavar="HOST:PORT", help="address of the first pod"
+    )
+    parser.add_argument("--address", required=True, help="this pod's address, as the others reach it")
+    parser.add_argument("--secret", type=Path, required=True, metavar="FILE", help="file with the suite's key")
+    parser.add_argument(
+        "--own", type=Path, required=True, metavar="FOLDER", help="private in-memory folder of this pod"
+    )
     parser.add_argument("--suite", required=True, help="the suite's name")
-    parser.add_argument("--runs", type=Path, required=True, metavar="FOLDER", help="where results are kept")
-    parser.add_argument("--job", default="", help="identity of the JobSet, by which a suite is gone on with")
-    parser.add_argument("words", nargs="+", help="of `observatory suite run`")
+    parser.add_argument("--runs", type=Path, required=True, metavar="FOLDER", help="folder of the results")
+    parser.add_argument("--job", default="", help="identity of the JobSet, by which a restart finds its suite run")
+    parser.add_argument("words", nargs="+", help="arguments of `observatory suite run`")
     options = parser.parse_args()
     os.umask(PRIVATE)
     host, port = options.connect
@@ -77,28 +83,28 @@ def main() -> NoReturn:
 
 
 def _become(words: list[str]) -> NoReturn:
-    """Go on as another program, which then gets this process's signals and has its exit code."""
+    """Replace this process by another program, which then gets its signals and determines its exit code."""
     sys.stderr.flush()
     os.execv(words[0], words)
 
 
-def own_key(secret: Path, own: Path) -> Path:
-    """Copy the key to a file of this user alone; return it.
+def own_key(secret: Path, folder: Path) -> Path:
+    """Copy the key to a file that only this user can read; return its path.
 
-    A Secret's file is root's, and readable for the pod's group where the pod's user is another: read_key refuses that.
+    A Secret's file belongs to root and is readable for the pod's group, which read_key refuses.
 
     Raises:
         Misuse: there is no key.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     try:
         content = read_regular(secret)
     except OSError as error:
         raise Misuse(
-            f"the suite's key is not at {secret} ({error.strerror}); the Secret needs an entry named {secret.name}, and"
-            " the pod's user must be able to read it"
+            f"the suite's key cannot be read from {secret} ({error.strerror}); the Secret needs an entry named"
+            f" {secret.name} that the pod's user can read"
         ) from None
-    path = own / KEY
+    path = folder / KEY
     with drafted(path, mode=0o600, is_any_folder=True) as file:
         file.write(content)
     try:
@@ -109,26 +115,26 @@ def own_key(secret: Path, own: Path) -> Path:
 
 
 def attend(agent: Sequence[str], *, within_s: float = COMING_S, clock_s: Callable[[], float] = time.monotonic) -> int:
-    """Run the agent again and again until the suite has ended; return the pod's exit code.
+    """Run agents one after another until the suite has ended; return the pod's exit code.
 
-    within_s: how long the runner may take to be there at first.
+    within_s: how long the first contact with the runner may take.
     """
-    is_met, until_s = False, clock_s() + within_s
+    is_met, deadline_s = False, clock_s() + within_s
     while True:
         code = _run([*agent, "--within", f"{GONE_S:g}"] if is_met else agent)
         if code != UNREACHED:
             is_met = True
             time.sleep(AGAIN_S)
         elif is_met:
-            say("the runner listens no more: the suite has ended, or the first pod has")
+            say("the runner no longer listens: the suite or the first pod has ended")
             return FINE
-        elif clock_s() >= until_s:
-            say(f"the first pod has not come within {within_s:g} s; does it wait for a node?")
+        elif clock_s() >= deadline_s:
+            say(f"the first pod did not answer within {within_s:g} s; it may be waiting for a node")
             return INFRASTRUCTURE
 
 
 def _run(agent: Sequence[str]) -> int:
-    """Run one agent to its end; return its exit code. Where this process is ended, so is the agent."""
+    """Run an agent to its end; return its exit code. If this process is ended, so is the agent."""
     with subprocess.Popen(agent, stdin=subprocess.DEVNULL) as process:
         try:
             return process.wait()
@@ -142,18 +148,18 @@ def _end(_number: int, _frame: object) -> NoReturn:
 
 
 def suite_run_to_resume(runs: Path, suite: str, job: str, *, now_s: float | None = None) -> str | None:
-    """Return the id of the suite run that this JobSet has begun before a restart; None where it has begun none.
+    """Return the id of the suite run that this JobSet began before a restart; None if there is none.
 
-    A file of the JobSet's identity, beside the runs, has the time of its first start: what other JobSets left to resume
-    is not gone on with.
+    A file named after the JobSet's identity, next to the runs, records its first start, so that suite runs of other
+    JobSets are not resumed.
 
-    job: its identity; without one, each start begins anew.
+    job: its identity; without an identity, each start begins a new suite run.
 
     Raises:
         OSError: the volume cannot be written.
     """
     if not job:
-        say("the pod does not know its JobSet, so that a restart begins the suite anew")
+        say("the pod does not know its JobSet, so a restart begins the suite from the start")
         return None
     path = runs.parent / "jobsets" / job
     if not path.exists():
@@ -164,8 +170,8 @@ def suite_run_to_resume(runs: Path, suite: str, job: str, *, now_s: float | None
     ledgers = (runs / "suites").glob(f"*-{suite}-*/ledger.jsonl")
     begun = (ledger for ledger in ledgers if is_ours(ledger.parent) and ledger.stat().st_size)
     names = sorted(ledger.parent.name for ledger in begun)
-    own = [name for name in names if name >= since and name[len(since) + 1 :].rpartition("-")[0] == suite]
-    return own[-1] if own else None
+    names_of_suite = [name for name in names if name >= since and name[len(since) + 1 :].rpartition("-")[0] == suite]
+    return names_of_suite[-1] if names_of_suite else None
 
 
 if __name__ == "__main__":

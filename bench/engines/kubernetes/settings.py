@@ -1,4 +1,4 @@
-"""Settings of a suite on Kubernetes: what its pods are, in the user's file, and what a pod tells the engine in it."""
+"""Settings of a suite on Kubernetes: the user's file about its pods, and a pod's file for the engine in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.engines.settings_file import Environment, Interpreter, read_settings
 from bench.errors import Misuse
 
 PORT = 9475
-"""Where the runner waits for agents, in the first pod."""
+"""The port at which the runner in the first pod waits for agents."""
 LONGEST_NAME = 40
 """Of a JobSet: the names of its pods, which end in "-node-0-4095-x7k2p", are those of hosts, too: 63 characters."""
 _DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
@@ -112,8 +112,8 @@ def read_kubernetes_settings(path: Path | None) -> KubernetesSettings:
     settings = read_settings(path, KubernetesSettings)
     if not settings.image_by_tag and _DIGEST.fullmatch(settings.image) is None:
         raise Misuse(
-            f'{path}: image "{settings.image}" has no digest, so that what it names may change between nodes and'
-            " nights; write it as NAME@sha256:..., or set image_by_tag = true"
+            f'{path}: image "{settings.image}" has no digest, so its content may change between nodes and nights; write'
+            " it as NAME@sha256:..., or set image_by_tag = true"
         )
     for toleration in settings.tolerations:
         if toleration.operator == "Exists" and toleration.value:
@@ -132,7 +132,7 @@ def check_subdomain(text: str, what: str) -> None:
     """Refuse what cannot be the name of an object, which may have several parts.
 
     Raises:
-        Misuse: Kubernetes takes no such name.
+        Misuse: Kubernetes does not accept the name.
     """
     try:
         msgspec.convert(text, Subdomain)
@@ -141,9 +141,9 @@ def check_subdomain(text: str, what: str) -> None:
 
 
 def name_after(suite: str) -> str:
-    """Return the name of a suite's JobSet; no two suites share one.
+    """Return the name of a suite's JobSet; no two suites share a name.
 
-    A suite's name that is too long, or has a letter that Kubernetes does not take, ends in a hash of the whole name.
+    If the suite's name is too long, or has a character that Kubernetes does not accept, it ends in a hash of the whole.
     """
     words = re.sub(r"[^a-z0-9]+", "-", suite.lower()).strip("-")
     name = f"observatory-{words}"
@@ -156,8 +156,8 @@ def name_after(suite: str) -> str:
 class PodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file that the first pod writes for the engine in it.
 
-    key_file: of mode 0600. address, port: of this pod, where the agents of the others come. pods: how their names
-    begin; a number follows.
+    key_file: of mode 0600. address, port: of this pod, to which the other pods' agents connect. pods: the beginning of
+    their names; a number follows.
     """
 
     key_file: str

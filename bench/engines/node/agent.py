@@ -1,8 +1,8 @@
 """The agent of a node, the same for every engine: it runs the trials that its runner orders, and reports their ends.
 
 Started as `python -P -m bench.engines.node.agent --runs FOLDER`. Its runner is at the other end of its standard
-streams, or with --connect at a TCP address. When the runner hangs up, is silent or is refused, the agent ends its ranks
-and itself. Only the forkserver loads torch, not the agent.
+streams, or with --connect at a TCP address. When the runner hangs up, falls silent or is refused, the agent ends its
+ranks and itself. Only the forkserver loads torch, not the agent.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from bench.engines.wire.channel import Channel, Heartbeat
 from bench.engines.wire.frames import (
     PipeStream,
     Refused,
+    SignedWire,
     SocketStream,
     Stream,
     StreamEnded,
-    Wire,
     meet,
     read_key,
     receive_key,
@@ -52,17 +52,17 @@ from bench.machine.node_now import read_now
 from bench.rank.messages import (
     AgentFailed,
     AgentNotice,
-    Cause,
     CheckNode,
     EndTrial,
+    FailureCause,
     NodeChecked,
     OpenStore,
-    Progress,
     Ready,
     SendFiles,
     StoreOpened,
     ToAgent,
     TrialOrder,
+    TrialProgress,
     WatchFiles,
 )
 from collectors.files import PRIVATE, exposed_by
@@ -70,11 +70,11 @@ from workloads.options import check_of
 from workloads.registry import SPECS
 
 MEET_S = 60.0
-"""How long the runner may take to give the key and to meet; it does so at once, unless it is stopped."""
+"""How long the runner may take to send the key and to meet; it does so at once unless it is stopped."""
 UNREACHED = 4
 """Exit code of an agent whose runner does not answer at its address: it has not started yet, or it has ended."""
 LAST_WORDS_S = 1.0
-"""How long an agent that ends may take to send what it still has to say."""
+"""How long an ending agent may take to send its remaining messages."""
 
 _MISSING = re.compile(
     r"(lib[\w.+-]+\.so[\w.*\[\]-]*)(?:: cannot open shared object file| not found in the system path)"
@@ -85,19 +85,27 @@ _MISSING = re.compile(
 def main() -> int:
     """Serve one runner until it hangs up; return the exit code."""
     parser = argparse.ArgumentParser(prog="agent", description="The agent of a node, which an engine starts.")
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="where the folders of runs are  [default: its own]")
-    parser.add_argument("--connect", type=address_of, metavar="HOST:PORT", help="where the runner listens")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="folder of the runs  [default: its own]")
+    parser.add_argument("--connect", type=address_of, metavar="HOST:PORT", help="address at which the runner listens")
     parser.add_argument(
-        "--within", type=float, default=CONNECT_S, metavar="SECONDS", help="the runner is tried for  [default: 30]"
+        "--within",
+        type=float,
+        default=CONNECT_S,
+        metavar="SECONDS",
+        help="time to try to reach the runner  [default: 30]",
     )
-    parser.add_argument("--key-file", type=Path, metavar="FILE", help="has the key, in place of the input's first line")
-    parser.add_argument("--send-files", dest="sends_files", action="store_true", help="the runner has another --runs")
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE", help="file with the key, instead of the input's first line"
+    )
+    parser.add_argument(
+        "--send-files", dest="sends_files", action="store_true", help="send files to a runner with another --runs"
+    )
     parser.add_argument("--node", type=int, default=0, help="this node's number among those of the runner")
     parser.add_argument(
         "--exporter",
         type=partial(address_of, least_port=0),
         metavar="HOST:PORT",
-        help="where the node's /metrics are served; port 0 takes a free one",
+        help="address of the node's /metrics; port 0 chooses a free port",
     )
     parser.add_argument(
         "--targets",
@@ -106,7 +114,7 @@ def main() -> int:
         help="folder of Prometheus's targets, in which the exporter has a file",
     )
     parser.add_argument(
-        "--host", help="address at which ranks reach this node  [default: the one that reaches the runner]"
+        "--host", help="address at which ranks reach this node  [default: the address that reaches the runner]"
     )
     arguments = parser.parse_args()
     os.umask(PRIVATE)
@@ -120,7 +128,7 @@ def main() -> int:
         if arguments.connect is not None:
             stream = connect(*arguments.connect, within_s=arguments.within)
         host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
-        if (why := exposed_by(Path(get_temp_dir()))) is not None:  # Has the socket that starts ranks.
+        if (why := exposed_by(Path(get_temp_dir()))) is not None:  # It contains the socket that starts ranks.
             raise InfrastructureFailed(
                 f"the folder for temporary files could be replaced: {why}; set TMPDIR to a folder of your own"
             )
@@ -129,8 +137,8 @@ def main() -> int:
     except (Refused, StreamEnded, InfrastructureFailed, OSError) as error:
         say(f"agent: {error}")
         return UNREACHED if isinstance(error, Unreached) else 1
-    own = None if arguments.runs is not None else tempfile.mkdtemp(prefix="observatory-node-")
-    runs = Path(own) if own is not None else arguments.runs.absolute()
+    temporary_folder = None if arguments.runs is not None else tempfile.mkdtemp(prefix="observatory-node-")
+    runs = Path(temporary_folder) if temporary_folder is not None else arguments.runs.absolute()
     agent = Agent(
         stream, key, node=arguments.node, sent_from=runs if arguments.sends_files else None, on_met=limit.cancel
     )
@@ -147,29 +155,29 @@ def main() -> int:
                 )
             supervisor = stack.enter_context(closing(Supervisor(host=host, runs=runs)))
             agent.serve(supervisor)
-    except Exception as error:  # noqa: BLE001  # The runner is told, whatever it was.
-        if not agent.is_leaving:  # Otherwise it is only that the forkserver was ended.
+    except Exception as error:  # noqa: BLE001  # Any error is reported to the runner.
+        if not agent.is_leaving:  # Otherwise the error only shows that the forkserver was ended.
             traceback.print_exc()
             agent.fail(_in_one_line(error))
-    if own is not None and agent.is_all_sent:
-        shutil.rmtree(own, ignore_errors=True)
+    if temporary_folder is not None and agent.is_all_sent:
+        shutil.rmtree(temporary_folder, ignore_errors=True)
     return agent.hang_up()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """The runner asked for the node's state. time_ns: Unix time when it did."""
+class _StateRequest:
+    """The runner's request for the node's state. time_ns: its Unix time."""
 
     time_ns: int
 
 
 class Agent:
-    """Takes its runner's messages, in a thread, and answers them.
+    """Receives its runner's messages in a thread, and answers them.
 
-    node: this node's number among those of the runner.
-    sent_from: the folder of runs, where the runner has another one; None where it has the same.
-    on_met: is called when the runner has proved that it has the key.
-    is_leaving: another thread ends this process.
+    node: this node's number among the runner's nodes.
+    sent_from: the folder of runs, if the runner has another one; None if both share a folder.
+    on_met: called when the runner has proved that it has the key.
+    is_leaving: another thread is ending this process.
     """
 
     def __init__(
@@ -181,15 +189,15 @@ class Agent:
         sent_from: Path | None = None,
         on_met: Callable[[], None] = lambda: None,
     ) -> None:
-        self._orders: queue.SimpleQueue[TrialOrder | OpenStore | _Asked | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[TrialOrder | OpenStore | _StateRequest | None] = queue.SimpleQueue()
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        self._trial: tuple[str, int] | None = None  # The one that runs.
-        self._reason: str | None = None  # Why no trial is run any more.
+        self._trial: tuple[str, int] | None = None  # The running trial.
+        self._reason: str | None = None  # Why no further trial is run.
         self._is_ready = self._has_failed = False
         self.is_leaving = False
 
-        def opening(stream: Stream) -> Wire:
+        def opening(stream: Stream) -> SignedWire:
             wire = meet(stream, key, "agent", node=node)
             on_met()
             return wire
@@ -207,7 +215,7 @@ class Agent:
 
     @property
     def is_all_sent(self) -> bool:
-        """Whether the runner has all files of the runs here, or none was wanted."""
+        """Whether the runner has all files of the runs here, or wants none."""
         return self._files is None or self._files.is_all_sent
 
     def serve(self, supervisor: Supervisor) -> None:
@@ -216,7 +224,7 @@ class Agent:
             self._is_ready = True
         self._channel.send(Ready(machine=supervisor.machine))
         while (order := self._orders.get()) is not None:
-            if isinstance(order, _Asked):
+            if isinstance(order, _StateRequest):
                 now = read_now(supervisor.machine.gpus, supervisor.runs)
                 self._channel.send(NodeChecked(now=now, asked_ns=order.time_ns, answered_ns=time.time_ns()))
                 continue
@@ -236,28 +244,30 @@ class Agent:
                     with suppress(BlockingIOError):  # An order to end the trial must not end the next one.
                         os.eventfd_read(self._stop)
                 elif ended.outcome == "interrupted":
-                    cause = Cause(kind="interrupted", rank=None, step=None, text=f"the agent ended it: {self._reason}")
+                    cause = FailureCause(
+                        kind="interrupted", rank=None, step=None, text=f"the agent ended it: {self._reason}"
+                    )
                     ended = msgspec.structs.replace(ended, cause=cause)
-            if self._sent_from is not None and ended.cause is not None:  # The runner has the files elsewhere.
+            if self._sent_from is not None and ended.cause is not None:  # The runner's files are elsewhere.
                 text = ended.cause.text.replace(f"{self._sent_from}/", "")
                 ended = msgspec.structs.replace(ended, cause=replace(ended.cause, text=text))
             self._channel.send(ended)
 
     def fail(self, text: str) -> None:
-        """Tell the runner why the agent cannot go on."""
+        """Tell the runner why the agent cannot continue."""
         self._has_failed = True
         self._channel.send(AgentFailed(text=text))
 
     def notice(self, text: str) -> None:
-        """Tell the runner what people should know of this node; from any thread."""
+        """Send the runner a notice about this node for the user; may be called from any thread."""
         self._channel.send(AgentNotice(text=text))
 
     def hang_up(self) -> int:
-        """Say the last words and hang up; return the exit code."""
+        """Send the remaining messages and hang up; return the exit code."""
         self._channel.hang_up(LAST_WORDS_S)
         return 1 if self._has_failed else 0
 
-    def _report(self, progress: Progress) -> None:
+    def _report(self, progress: TrialProgress) -> None:
         self._channel.send(progress)
 
     def _take(self, message: ToAgent) -> None:
@@ -266,7 +276,7 @@ class Agent:
                 check(message)
                 self._orders.put(message)
             case CheckNode():
-                self._orders.put(_Asked(time_ns=time.time_ns()))
+                self._orders.put(_StateRequest(time_ns=time.time_ns()))
             case OpenStore():
                 self._orders.put(message)
             case EndTrial():
@@ -275,15 +285,15 @@ class Agent:
                         os.eventfd_write(self._stop, 1)
             case SendFiles() | WatchFiles():
                 if self._files is None:
-                    raise Refused("files were asked for, and this agent was not started with --send-files")
+                    raise Refused("the runner requested files, but this agent was not started with --send-files")
                 self._files.ask(message)
 
     def _end(self, reason: str) -> None:
         if self._channel.is_refused:
-            say(f"agent: refused what came from the runner: {reason}")
-            self.fail(f"it refused what came: {reason}")
+            say(f"agent: refused a message from the runner: {reason}")
+            self.fail(f"it refused a message: {reason}")
         elif self._channel.is_silent:
-            say(f"agent: its runner was silent: {reason}")
+            say(f"agent: its runner fell silent: {reason}")
         with self._lock:
             self._reason = f"the connection to the runner ended: {reason}"
             os.eventfd_write(self._stop, 1)
@@ -291,7 +301,7 @@ class Agent:
         self._orders.put(None)
         if self._files is not None:
             self._files.close()
-        if not is_ready:  # torch is still being loaded, and nobody needs it any more.
+        if not is_ready:  # torch is still loading, but nobody needs it any more.
             self.is_leaving = True
             leave(self.hang_up())
 
@@ -302,35 +312,35 @@ def _give_up() -> None:
 
 
 def check(order: TrialOrder) -> None:
-    """Refuse an order of what the registry does not have; its form was checked when it was decoded.
+    """Refuse an order for something that the registry does not have; its form was checked when it was decoded.
 
     Raises:
-        Refused: the strategy is unknown, or an option of it, or the node would have no rank.
+        Refused: the strategy or an option is unknown, or the node would have no rank.
     """
     case = order.case
     spec = next((spec for spec in SPECS if spec.name == case.strategy), None)
     if spec is None:
-        raise Refused(f'an order is of strategy "{case.strategy[:100]}", which is not in the registry')
+        raise Refused(f'an order has strategy "{case.strategy[:100]}", which is not in the registry')
     options = {option.name: option for option in spec.options}
     try:
-        own = {} if (convergence := check_of(case)) is None else convergence.options()
+        check_options = {} if (convergence := check_of(case)) is None else convergence.options()
     except (KeyError, ValueError):
-        raise Refused("an order has a convergence check that lacks an option, or has none that can be read") from None
+        raise Refused("an order has a convergence check with a missing or unreadable option") from None
     for name, value in case.options.items():
-        if name in own and own[name] == value:  # Of a convergence check, which each strategy takes.
+        if name in check_options and check_options[name] == value:  # Of a convergence check, which each strategy takes.
             continue
         if name not in options:
-            raise Refused(f'an order has an option "{name[:100]}", which {spec.name} does not have')
+            raise Refused(f'an order has an option "{name[:100]}" that {spec.name} does not have')
         if options[name].choices and value not in options[name].choices:
             raise Refused(f'an order has {name} "{str(value)[:100]}"; it may be {options[name].allowed}')
     if not order.ranks:
-        raise Refused(f"an order begins at rank {order.first_rank} of {case.ranks}, so that this node has none")
+        raise Refused(f"an order begins at rank {order.first_rank} of {case.ranks}, so this node would have none")
 
 
 def _take_over_streams() -> PipeStream:
-    """Return the standard streams for messages alone: what is printed goes to standard error, and no rank reads them.
+    """Return the standard streams, reserved for messages: prints go to standard error, and no rank reads the input.
 
-    Unbuffered, since the interpreter's shutdown would fail on a buffer's lock that a thread still holds.
+    Unbuffered, because the interpreter's shutdown would fail on a buffer's lock that a thread still holds.
     """
     reading = os.fdopen(os.dup(0), "rb", buffering=0)
     writing = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -342,28 +352,28 @@ def _take_over_streams() -> PipeStream:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the error in one line; for a missing library, its name and the next move."""
+    """Return the error in one line; for a missing library, its name and the next step."""
     message = " ".join(str(error).split())
     missing = _MISSING.search(message)
     if missing is None:
         return f"{type(error).__name__}: {message}"
     return (
-        f"the library {missing[1]} is not found, which torch or a package beside it needs ({type(error).__name__});"
-        " install torch again with all that it depends on, or take one for the CPU"
+        f"the library {missing[1]}, which torch or a related package needs, is missing ({type(error).__name__});"
+        " reinstall torch with all its dependencies, or use a CPU build"
     )
 
 
 def leave(code: int) -> NoReturn:
     """End the forkserver and this process at once, and leave no file behind.
 
-    Both would end by themselves, but only after unloading torch, which takes seconds.
+    Both would end on their own, but only after unloading torch, which takes seconds.
     """
-    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # Nothing public tells it.
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # Not public.
     if server is not None:
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # Has the forkserver's socket; nobody else removes it.
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # Contains the forkserver's socket; nobody else removes it.
     sys.stderr.flush()
     os._exit(code)
 

@@ -1,6 +1,6 @@
-"""The exporter of a node, started by its agent where none runs, and ended with it: `observatory serve` as a child.
+"""The exporter of a node: its agent starts `observatory serve` as a child if none runs yet, and ends it.
 
-Run as a module, it serves until its standard input ends, so that it does not outlive an agent that was killed.
+Run as a module, the exporter serves until its standard input ends, so that it does not outlive a killed agent.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ASK_S = 2.0
 END_S = 3.0
 """How long the exporter may take to end before it is killed."""
 _EXPECTED = ("serving ", "whoever reaches ")
-"""How lines of an exporter begin that tell nothing new."""
+"""Beginnings of exporter lines that say nothing new."""
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where one that listens on all addresses is asked."""
+"""The address at which to probe an exporter that listens on all addresses."""
 
 
 class NodeExporter:
-    """Serves the node's /metrics at host and port until it is closed, unless something serves there already.
+    """Serves the node's /metrics at host and port until it is closed, unless something already serves there.
 
     runs: the folder whose running runs it shows. targets: folder of Prometheus's targets (file_sd), in which it has a
     file while it serves; one that serves already has its own.
@@ -42,7 +42,7 @@ class NodeExporter:
     ) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         if _is_served(host, port):
-            tell(f"no exporter is started: port {port} of {host} is taken by {_holder(host, port)}")
+            tell(f"no exporter is started: {_holder(host, port)} already uses port {port} of {host}")
             return
         self._process = subprocess.Popen(
             [
@@ -78,21 +78,21 @@ def _is_served(host: str, port: int) -> bool:
 
 
 def _holder(host: str, port: int) -> str:
-    """Return whose program serves there; that of another user may be the site's exporter, or pass for it."""
+    """Return the program that serves there; another user's may be the site's exporter, or an impostor."""
     holder = holder_of(host, port)
-    return holder if is_held_by_us(host, port) else f"{holder}; choose another port unless you trust that program"
+    return holder if is_held_by_us(host, port) else f"{holder} (choose another port unless you trust it)"
 
 
-def _pass_on(said: IO[bytes], tell: Callable[[str], None]) -> None:
-    """Tell what an exporter says, but for what the settings asked for: where it serves, and to whom."""
-    for line in said:
+def _pass_on(output: IO[bytes], tell: Callable[[str], None]) -> None:
+    """Pass on an exporter's lines, except those about its address and its readers, which follow from the settings."""
+    for line in output:
         text = line.decode(errors="replace").strip()
         if text and not text.startswith(_EXPECTED):
-            tell(f"its exporter says: {text}")
+            tell(f"its exporter reports: {text}")
 
 
 def _end_with_input() -> None:
-    """End this process, as Ctrl-C would, when standard input ends."""
+    """End this process like Ctrl-C when standard input ends."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What an agent has done by processes of its own, which have torch: its node's machine read, a trial's store held."""
+"""Work for which an agent forks processes with torch: reading its node's machine, and holding a trial's store."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bench.rank.messages import GROUPS_MADE
 from collectors.sockets import CannotListen, listen
 
 LOOK_S = 0.05
-"""How often a store is asked whether all ranks have made their groups."""
+"""How often a store is checked whether all ranks have made their groups."""
 
 
 class _TorchProcess:
-    """A process forked from the forkserver, once that has loaded torch; it gives one answer, and ends when closed.
+    """A process forked from the forkserver once that has loaded torch; it sends one answer, and ends when closed.
 
     Raises:
-        RuntimeError: the forkserver starts no process. If torch is the reason, what importing it raises instead.
+        RuntimeError: the forkserver starts no process. If torch is the reason, the error of importing it instead.
     """
 
     def __init__(self, context: ForkServerContext, target: Callable[..., NoReturn], *arguments: object) -> None:
@@ -43,7 +43,6 @@ class _TorchProcess:
             raise RuntimeError(f"the forkserver does not start ranks: {str(error) or type(error).__name__}") from error
 
     def close(self) -> None:
-        """End the process."""
         self._pipe.close()
         self._process.join()
 
@@ -61,10 +60,10 @@ def read_machine(context: ForkServerContext) -> machine.Machine:
 class TrialStore:
     """The key-value store in which ranks of several nodes meet for one trial: torch's TCPStore in a process of its own.
 
-    It asks nobody who they are, so it listens at one address only, and no longer than it must: it stops when each rank
-    has said that its groups are made (`GROUPS_MADE`), or when it is closed.
+    It does not authenticate clients, so it listens at one address only, and no longer than necessary: until each rank
+    has reported that its groups are made (`GROUPS_MADE`), or until it is closed.
 
-    host: the address at which it listens. prefix: of the trial's keys. ranks: how many ranks meet there.
+    host: the address at which it listens. prefix: of the trial's keys. ranks: the number of ranks that meet there.
 
     Raises:
         RuntimeError: it cannot listen there; or as `_TorchProcess`.
@@ -95,7 +94,7 @@ def _hold_store(pipe: Connection, host: str, prefix: str, ranks: int) -> NoRetur
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
     try:
-        listener = listen(host, 0)  # By itself, the store would listen on every network of the node.
+        listener = listen(host, 0)  # By default, the store would listen on every network of the node.
     except CannotListen as error:
         pipe.send_bytes(msgspec.json.encode(str(error)))
         os._exit(0)
@@ -103,7 +102,7 @@ def _hold_store(pipe: Connection, host: str, prefix: str, ranks: int) -> NoRetur
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     pipe.send_bytes(msgspec.json.encode(port))
     keys = PrefixStore(prefix, store)
-    while not pipe.poll(LOOK_S):  # It becomes readable when the other end is closed: nothing is ever sent.
+    while not pipe.poll(LOOK_S):  # Readable when the other end is closed: nothing is ever sent.
         if keys.add(GROUPS_MADE, 0) >= ranks:
             del keys, store
             pipe.poll(None)

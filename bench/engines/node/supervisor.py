@@ -28,7 +28,17 @@ from bench.engines.node.node_store import TrialStore, read_machine
 from bench.engines.node.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.engines.root_cause import RankEnd, encoded, root_cause
 from bench.machine.machine import Machine
-from bench.rank.messages import ABORT, DUMP, Cause, Outcome, Progress, RankOrder, Store, TrialEnded, TrialOrder
+from bench.rank.messages import (
+    ABORT,
+    DUMP,
+    FailureCause,
+    RankOrder,
+    Store,
+    TrialEnded,
+    TrialOrder,
+    TrialOutcome,
+    TrialProgress,
+)
 from collectors.node.poller import Poller
 from collectors.node.registry import GpuCollector, open_collectors
 from collectors.node.watch import polling
@@ -46,15 +56,15 @@ TAKEN_DOWN_S = 2.0
 
 TAKEN_DOWN_LOOK_S = 0.005
 LOOK_S = 0.5
-"""How often the ranks' logs are read while they run; each time only what is new is read."""
+"""How often new records are read from the ranks' logs while they run."""
 PEERS_S = 1.5
-"""How long other ranks may take to end by themselves after the first failure (gloo's peers raise within 0.05 s). NCCL's
-peers raise nothing; we end them after this time, so that none of them is blamed."""
+"""How long other ranks may take to end on their own after the first failure (gloo's peers raise within 0.05 s). NCCL's
+peers raise nothing; the supervisor ends them after this time, so that none of them is blamed."""
 GIVES_UP_SHARE = 0.8
 """A rank that waits for a peer gives up after this share of the trial's limit, so that it can report it in time."""
 NCCL_SHARE = 1.25
-"""NCCL's watchdog reports nothing: it ends the process, even one that others wait for. So its timeout is this share of
-the trial's limit: at the limit, each rank can still give its stacks and how far its device came."""
+"""NCCL's watchdog reports nothing: it ends the process, even a process that others wait for. So its timeout is this
+multiple of the trial's limit: at the limit, each rank can still report its stacks and its device's progress."""
 
 
 def _serve(order_json: bytes, pipe: Connection) -> NoReturn:
@@ -65,7 +75,7 @@ def _serve(order_json: bytes, pipe: Connection) -> NoReturn:
 
 
 class RankProcess:
-    """One rank of a trial as its supervisor sees it: forked, watched through its log, ended with its process group.
+    """A rank of a trial as its supervisor sees it: forked, watched through its log, ended with its process group.
 
     A pipe connects the supervisor with the rank: if the supervisor dies, the rank reads end of file.
     """
@@ -82,7 +92,7 @@ class RankProcess:
         self._steps = 0
         self._is_ended_by_us = False
         self._ended_ns: int | None = None
-        self._over_ns: int | None = None  # When we first asked it for stacks, or to end.
+        self._over_ns: int | None = None  # When it was first asked for stacks, or to end.
         self._reading_ns: list[int] = []
         self._process.start()
         child_end.close()
@@ -124,7 +134,7 @@ class RankProcess:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is gone without a good result, or its log says that it failed (it may still be ending)."""
+        """Whether it is gone without a good result, or its log records a failure (it may still be ending)."""
         if self.look():
             self.steps()
             return self._result is not None and self._result.error is not None
@@ -132,14 +142,15 @@ class RankProcess:
 
     @property
     def has_good_result(self) -> bool:
-        """Whether its log says that all went well."""
+        """Whether its log records success."""
         self.steps()
         return self._result is not None and self._result.error is None
 
     def ask_for_stacks(self) -> None:
         """Make the rank, which will be ended, write the stacks of its threads and its flight record.
 
-        Python may crash where it writes the stack of a thread that runs: how the rank ends from here on is our doing.
+        Python may crash while it writes the stack of a running thread: from here on the supervisor causes the rank's
+        end.
         """
         self._note_that_we_end_it()
         with suppress(OSError):
@@ -165,11 +176,11 @@ class RankProcess:
     def end(self) -> RankEnd:
         """Return how the rank ended. Call it when the process is gone; waits until its data loaders are gone too."""
         # Wait until the kernel has removed all processes of the group, at most `TAKEN_DOWN_S`.
-        until = time.monotonic() + TAKEN_DOWN_S
-        while time.monotonic() < until and _is_any_left(self.pid):
+        deadline_s = time.monotonic() + TAKEN_DOWN_S
+        while time.monotonic() < deadline_s and _is_any_left(self.pid):
             time.sleep(TAKEN_DOWN_LOOK_S)
 
-        # What the rank could write to no file it sent instead.
+        # The rank sent what it could not write to a file.
         message: bytes | None = None
         with suppress(OSError, EOFError):
             message = self._pipe.recv_bytes() if self._pipe.poll() else None
@@ -228,7 +239,7 @@ class RankProcess:
 
 
 def _is_any_left(group: int) -> bool:
-    """Return whether the process group has a process that is no zombie."""
+    """Return whether the process group has a process that is not a zombie."""
     for pid in psutil.pids():
         with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -264,7 +275,7 @@ class Supervisor:
         self._file: Path | None = None
         collectors = open_collectors()
         self._poller = Poller(collectors)
-        self._gpus = next((one for one in collectors if isinstance(one, GpuCollector)), None)
+        self._gpus = next((collector for collector in collectors if isinstance(collector, GpuCollector)), None)
         self.machine: Machine = read_machine(self._context)
 
     def close(self) -> None:
@@ -273,12 +284,12 @@ class Supervisor:
         self._close_store()
 
     def open_store(self, ranks: int) -> str | Store:
-        """Open a store in which so many ranks of this node and others meet in the next trial; its end closes it.
+        """Open a store in which this many ranks of this node and others meet in the next trial, whose end closes it.
 
-        At the loopback, all nodes are on this machine, and a file serves them.
+        At the loopback, all nodes are on this machine and share a file.
 
         Raises:
-            RuntimeError: it cannot listen, or no process can be forked.
+            RuntimeError: the store cannot listen, or no process can be forked.
         """
         self._close_store()
         if self.host == LOOPBACK:
@@ -300,8 +311,8 @@ class Supervisor:
         """Return a file for the keys of one trial, in a folder of mode 0700, whose socket starts ranks."""
         return Path(get_temp_dir(), f"trial{next(self._trials)}")
 
-    def run(self, order: TrialOrder, *, stop: int, progress: Callable[[Progress], None]) -> TrialEnded:
-        """Measure the case once with fresh ranks; return how it ended, when none of them is left.
+    def run(self, order: TrialOrder, *, stop: int, progress: Callable[[TrialProgress], None]) -> TrialEnded:
+        """Measure the case once with fresh ranks; return how the trial ended, once none of them is left.
 
         stop: a file descriptor that becomes readable when the runner wants the trial ended.
         """
@@ -327,7 +338,7 @@ class Supervisor:
                     ranks.append(RankProcess(self._context, _rank_order(order, rank, folder, store)))
                 outcome = self._watch(order, ranks, stop, progress)
                 if outcome == "interrupted":
-                    patience = ON_CPU  # No trial follows, and the runner waits for us.
+                    patience = ON_CPU  # No trial follows, and the runner is waiting.
                 if outcome != "done":
                     collect_stacks(ranks, patience)
             finally:
@@ -344,9 +355,9 @@ class Supervisor:
         return _ended(order, folder, ranks, outcome)
 
     def _watch(
-        self, order: TrialOrder, ranks: Sequence[RankProcess], stop: int, progress: Callable[[Progress], None]
-    ) -> Outcome:
-        """Wait until all ranks are gone, one failed and its peers had time to end, the limit is over, or `stop`."""
+        self, order: TrialOrder, ranks: Sequence[RankProcess], stop: int, progress: Callable[[TrialProgress], None]
+    ) -> TrialOutcome:
+        """Wait until all ranks are gone, a rank failed and its peers had time to end, or the limit or `stop` comes."""
         deadline = time.monotonic() + order.limit_s
         failing_until = math.inf
         reported = -1
@@ -366,7 +377,7 @@ class Supervisor:
             steps = min(rank.steps() for rank in ranks)
             if steps != reported:
                 reported = steps
-                progress(Progress(run=order.run, trial=order.trial, steps=steps))
+                progress(TrialProgress(run=order.run, trial=order.trial, steps=steps))
 
 
 def _rank_order(order: TrialOrder, rank: int, folder: Path, store: str | Store) -> RankOrder:
@@ -392,15 +403,15 @@ def collective_timeout_s(order: TrialOrder) -> float:
     return (NCCL_SHARE if order.case.backend == "nccl" else GIVES_UP_SHARE) * order.limit_s
 
 
-def _ended(order: TrialOrder, folder: Path, ranks: Sequence[RankProcess], outcome: Outcome) -> TrialEnded:
+def _ended(order: TrialOrder, folder: Path, ranks: Sequence[RankProcess], outcome: TrialOutcome) -> TrialEnded:
     ends = tuple(rank.end() for rank in ranks)
     for rank in ranks:  # Flight records serve to find the root cause, and have been read by now.
         with suppress(FileNotFoundError):
             (folder / f"rank{rank.order.rank}.flight.json").unlink()
     sent = encoded(ends) if len(order.ranks) < order.case.ranks else ()
     cause = root_cause(ends, str(folder), order.limit_s)
-    if cause is None:  # Late ranks ended well all the same.
+    if cause is None:  # Late ranks succeeded after all.
         return TrialEnded(run=order.run, trial=order.trial, outcome="done", ends=sent)
     if outcome == "interrupted":
-        cause = Cause(kind="interrupted", rank=None, step=None, text="a person or a signal ended it")
+        cause = FailureCause(kind="interrupted", rank=None, step=None, text="the user or a signal ended it")
     return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause, ends=sent)

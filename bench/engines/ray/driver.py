@@ -1,7 +1,7 @@
-"""The Ray driver, a child of the runner: reserves nodes, starts an agent on each by an actor, and ends all of them.
+"""The Ray driver, a child of the runner: reserves nodes, starts an agent on each through an actor, and ends them all.
 
-Started as `python -P -m bench.engines.ray.driver`, with orders at its standard input and answers at its standard
-output. When the input ends, so do actors, placement group, a cluster that was started here, and this process.
+Started as `python -P -m bench.engines.ray.driver`, with orders on its standard input and answers on its standard
+output. When the input ends, so do the actors, the placement group, a cluster that was started here, and this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import IO, Any, NoReturn
 import msgspec
 
 from bench.engines.ray.orders import (
-    Answer,
     AskAgents,
     Connect,
     Connected,
@@ -30,13 +29,14 @@ from bench.engines.ray.orders import (
     Failed,
     Listed,
     ListNodes,
-    Order,
+    RayAnswer,
     RayNode,
+    RayOrder,
     Reserve,
     Reserved,
     StartAgents,
     StopAgents,
-    Told,
+    WaitNotice,
     alive_nodes,
     bundle,
     has,
@@ -49,13 +49,13 @@ REACH_S = 10.0
 """How long the cluster's address may take to accept a connection."""
 LOOK_S = 0.5
 TELL_S = 2.0
-"""After how long a wait for nodes is told."""
+"""How long a wait for nodes lasts before it is reported."""
 STOP_S = 10.0
-"""How long an agent may take to end by itself."""
+"""How long an agent may take to end on its own."""
 LEAVE_S = 20.0
 """How long Ray may take to shut down; what is left then ends with this process."""
 STORE_BYTES = 80 * 1024**2
-"""Of the object store of a cluster that is started here, which nobody uses: about the least that Ray takes."""
+"""Size of the object store of a cluster that is started here, which is unused: about the minimum that Ray accepts."""
 
 
 class Abandoned(RuntimeError):
@@ -63,21 +63,21 @@ class Abandoned(RuntimeError):
 
 
 class NodeActor:
-    """Starts the agent of one node, and ends it; what it needs comes with it, since Ray's workers lack our package."""
+    """Starts a node's agent, and ends it; it is sent with all that it needs, because Ray's workers lack our package."""
 
     def __init__(self) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the actor.
         self._agent: subprocess.Popen[bytes] | None = None
 
     def start(self, words: list[str], key: bytes, environment: dict[str, str]) -> None:
-        """Start the agent in the worker's environment without what is Ray's own in it."""
+        """Start the agent in the worker's environment without Ray's own variables."""
         dropped = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONPATH", "SPT_NOENV")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        worker_environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         for name in dropped:
-            kept.pop(name, None)
+            worker_environment.pop(name, None)
         self._agent = subprocess.Popen(
             words,
-            env={**kept, **environment},
+            env={**worker_environment, **environment},
             stdin=subprocess.PIPE,
             stdout=self._said,
             stderr=self._said,
@@ -88,22 +88,22 @@ class NodeActor:
             self._agent.stdin.write(key)
             self._agent.stdin.close()
         except BrokenPipeError:
-            pass  # It has ended already, which `ended` tells.
+            pass  # It has already ended, which `ended` reports.
 
     def ended(self) -> str | None:
-        """Return how the agent ended; None as long as it lives."""
+        """Return how the agent ended; None while it lives."""
         code = None if self._agent is None else self._agent.poll()
         if code is None:
             return None
         self._said.seek(0)
-        said = self._said.read().decode(errors="replace").splitlines()
-        lines = [line.strip() for line in said if line.strip()]
-        if len(lines) > 1 and lines[-1].startswith(SETUP_FAILED):  # As `last_words`, which Ray's workers lack.
+        output = self._said.read().decode(errors="replace").splitlines()
+        lines = [line.strip() for line in output if line.strip()]
+        if len(lines) > 1 and lines[-1].startswith(SETUP_FAILED):  # Like `last_words`, which Ray's workers lack.
             lines.append(f"{lines[-1]}: {lines[-2]}")
-        return f"it ended with code {code}{f'; it said: {lines[-1]}' if lines else ''}"
+        return f"it ended with code {code}{f'; its last line: {lines[-1]}' if lines else ''}"
 
     def stop(self, within_s: float) -> str | None:
-        """Wait for the agent's end, and end it if it lives on; return how it ended. Nothing follows."""
+        """Wait for the agent to end, and kill it if it does not; return how it ended. This is the actor's last call."""
         if self._agent is not None:
             try:
                 self._agent.wait(within_s)
@@ -116,7 +116,7 @@ class NodeActor:
 
 
 class Driver:
-    """Carries out orders. orders: where the next one comes from, to see when the runner is gone. answers: to it."""
+    """Carries out orders. orders: their stream, watched for the runner's end. answers: the stream of answers."""
 
     def __init__(self, orders: IO[bytes], answers: IO[bytes]) -> None:
         self._orders, self._answers = orders, answers
@@ -127,7 +127,7 @@ class Driver:
         self._actors: list[Any] = []
         self._ended: list[Any] = []
 
-    def answer(self, order: Order) -> Answer:
+    def answer(self, order: RayOrder) -> RayAnswer:
         """Carry out an order; return the answer.
 
         Raises:
@@ -152,7 +152,7 @@ class Driver:
         except InfrastructureFailed as error:
             return Failed(text=str(error))
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: RayAnswer) -> None:
         """Send an answer.
 
         Raises:
@@ -204,17 +204,17 @@ class Driver:
             self._check_there_are_enough(order, tuple(nodes.values()))
             if time.monotonic() > tell_s:
                 tell_s = float("inf")
-                wanted = f"{order.nodes} node(s) with {in_words(self._bundle)} free on each"
-                self.send(Told(text=f"Ray's cluster is busy or short of nodes; waits for {wanted}"))
+                needed = f"{order.nodes} node(s) with {in_words(self._bundle)} free on each"
+                self.send(WaitNotice(text=f"Ray's cluster is busy or short of nodes; waiting for {needed}"))
             self._pause()
 
     def _check_there_are_enough(self, order: Reserve, nodes: Sequence[RayNode]) -> None:
         able = sum(has(node, self._bundle) for node in nodes)
         if able < order.nodes:
-            gone = [name for name in self._names if name not in {node.name for node in nodes}]
-            of = f" ({', '.join(gone)} died)" if gone else ""
+            dead = [name for name in self._names if name not in {node.name for node in nodes}]
+            of = f" ({', '.join(dead)} died)" if dead else ""
             raise InfrastructureFailed(
-                f"Ray's cluster has {able} node(s) with {in_words(self._bundle)} left{of}, and {order.nodes} are needed"
+                f"Ray's cluster has {able} node(s) with {in_words(self._bundle)} left{of}, but {order.nodes} are needed"
             )
 
     def _start(self, order: StartAgents) -> Done:
@@ -241,19 +241,21 @@ class Driver:
         while waiting:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_S)
             alive = {node.name for node in _nodes()}
-            if gone := [name for name in self._names if name not in alive]:
-                raise InfrastructureFailed(f"{', '.join(gone)}: the node has left Ray's cluster")
+            if lost := [name for name in self._names if name not in alive]:
+                raise InfrastructureFailed(f"{', '.join(lost)}: the node has left Ray's cluster")
             self._pause(0.0)
         self._results(started)
         return Done()
 
     def _ask(self) -> Done:
-        for name, ended in zip(self._names, self._results([one.ended.remote() for one in self._actors]), strict=False):
+        for name, ended in zip(
+            self._names, self._results([actor.ended.remote() for actor in self._actors]), strict=False
+        ):
             if ended is not None:
                 raise InfrastructureFailed(f"{name}: {ended}")
         return Done()
 
-    def _results(self, asked: Sequence[Any]) -> list[Any]:
+    def _results(self, calls: Sequence[Any]) -> list[Any]:
         """Return what the actors' methods returned, in their order.
 
         Raises:
@@ -261,17 +263,17 @@ class Driver:
         """
         import ray
 
-        found = []
-        for name, one in zip(self._names, asked, strict=False):
+        results = []
+        for name, call in zip(self._names, calls, strict=False):
             try:
-                found.append(ray.get(one, timeout=STOP_S))
+                results.append(ray.get(call, timeout=STOP_S))
             except ray.exceptions.RayTaskError as error:
                 raise InfrastructureFailed(f"{name}: {_in_one_line(error.cause)}") from None
             except ray.exceptions.GetTimeoutError:
-                raise InfrastructureFailed(f"{name}: its actor has not answered within {STOP_S:g} s") from None
+                raise InfrastructureFailed(f"{name}: its actor did not answer within {STOP_S:g} s") from None
             except ray.exceptions.RayError as error:
                 raise InfrastructureFailed(f"{name}: its actor died: {_in_one_line(error)}") from None
-        return found
+        return results
 
     def stop(self) -> Done:
         """End agents and actors."""
@@ -279,7 +281,7 @@ class Driver:
 
         actors, self._actors = self._actors, []
         if actors:
-            ray.wait([one.stop.remote(STOP_S) for one in actors], num_returns=len(actors), timeout=2 * STOP_S)
+            ray.wait([actor.stop.remote(STOP_S) for actor in actors], num_returns=len(actors), timeout=2 * STOP_S)
         for actor in actors:
             ray.kill(actor)
         self._ended += actors  # Ray ends one whose handle is gone in another way, which may take half a minute.
@@ -312,17 +314,17 @@ def _nodes() -> tuple[RayNode, ...]:
 
 
 def _reach(address: str) -> None:
-    """Find out whether something is at the address; Ray itself would try for long.
+    """Check that something answers at the address; Ray itself would try for a long time.
 
     Raises:
-        InfrastructureFailed: nothing is.
+        InfrastructureFailed: nothing answers.
     """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
     except OSError as error:
         raise InfrastructureFailed(
-            f"no Ray cluster is at {address}: {error.strerror or error}; `ray status` shows whether one runs here"
+            f"no Ray cluster answers at {address}: {error.strerror or error}; check `ray status` on that machine"
         ) from None
 
 
@@ -346,7 +348,7 @@ def main() -> NoReturn:
     """Carry out orders until the input ends; then end all that was started."""
     orders, answers = _take_over_streams()
     driver = Driver(orders, answers)
-    decoder = msgspec.json.Decoder(Order)
+    decoder = msgspec.json.Decoder(RayOrder)
     folder: str | None = None
     try:
         for line in orders:

@@ -1,7 +1,7 @@
-"""The engine of a Ray cluster: nodes are reserved by a placement group, and an actor on each starts an agent there.
+"""The engine of a Ray cluster: a placement group reserves nodes, and an actor on each starts an agent there.
 
-Without a cluster's address one is started on this machine, and ended with the engine. Only the driver, a process of its
-own, loads ray.
+Without a cluster's address, a cluster is started on this machine and ended with the engine. Only the driver, a separate
+process, loads ray.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from bench.engines.agent_link import StartLimit
-from bench.engines.cluster import STOP_S, Capacity, ClusterEngine, Meeting, Request
-from bench.engines.implausible import Implausible
+from bench.engines.cluster import STOP_S, Capacity, ClusterEngine, Meeting, NodeRequest
+from bench.engines.implausible import ImplausibleAnswers
 from bench.engines.ray.orders import (
-    Answer,
     AskAgents,
     Connect,
     Connected,
@@ -36,13 +35,14 @@ from bench.engines.ray.orders import (
     Failed,
     Listed,
     ListNodes,
-    Order,
+    RayAnswer,
     RayNode,
+    RayOrder,
     Reserve,
     Reserved,
     StartAgents,
     StopAgents,
-    Told,
+    WaitNotice,
     bundle,
     has,
     in_words,
@@ -57,7 +57,7 @@ CONNECT_S = 60.0
 LOCAL_S = 180.0
 """How long Ray may take to start on this machine, which takes 5 to 10 s."""
 START_S = 180.0
-"""How long agents may take to be started, which actors do: Ray notices up to 20 s late that a node has died."""
+"""How long the actors may take to start agents: Ray notices a dead node up to 20 s late."""
 ASK_S = 30.0
 ROOM_BYTES = 40
 """Of the path of a folder below which Ray makes sockets: a socket's may have 107 bytes, and Ray adds some 65."""
@@ -68,9 +68,9 @@ TYPE = "accelerator_type:"
 LIFELINE = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 """Ends what it executes with a SIGTERM when its parent, an actor, ends (PR_SET_PDEATHSIG of Linux)."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
-Expected = TypeVar("Expected", bound=Answer)
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
+NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
+ExpectedAnswer = TypeVar("ExpectedAnswer", bound=RayAnswer)
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,9 +85,9 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     address: str | None = None
-    cpus: Amount | None = None
-    gpus: Count | None = None
-    resources: dict[str, Amount] = {}
+    cpus: NonNegativeFloat | None = None
+    gpus: NonNegativeInt | None = None
+    resources: dict[str, NonNegativeFloat] = {}
     setup: str = ""
     environment: Environment = {}
     runner: str | None = None
@@ -108,14 +108,16 @@ def cluster_address(settings: RaySettings, user: Mapping[str, str]) -> str | Non
     host, _, port = address.rpartition(":")
     if address != "auto" and ("/" in address or not host or not port.isdecimal() or not 0 < int(port) < 65536):
         where = "address in the engine's file" if settings.address else "RAY_ADDRESS"
-        raise Misuse(f'{where} is "{address}"; give that of the cluster itself, such as 10.0.0.1:6379, or auto')
+        raise Misuse(
+            f'{where} is "{address}"; use the address of the cluster itself, for example 10.0.0.1:6379, or auto'
+        )
     return address
 
 
 class RayAllocation:
     """Nodes of a Ray cluster. Use it in a `with`: at its end they are given back, and a cluster started here ends."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: NodeRequest) -> None:
         self.settings = read_settings(request.file, RaySettings)
         self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._address = cluster_address(self.settings, os.environ)
@@ -125,8 +127,8 @@ class RayAllocation:
         self.runner = ""  # Address of this machine, once the driver has connected.
         if self._address is None and request.nodes > 1:
             raise Misuse(
-                f"--nodes is {request.nodes}, and without a cluster's address Ray is started on this machine, which is"
-                ' one node; give one in the engine\'s file: address = "10.0.0.1:6379", or as RAY_ADDRESS'
+                f"--nodes is {request.nodes}, but without a cluster's address Ray starts on this machine, which is one"
+                ' node; set address = "10.0.0.1:6379" in the engine\'s file, or RAY_ADDRESS'
             )
 
     def __enter__(self) -> RayAllocation:
@@ -169,7 +171,7 @@ class RayAllocation:
         return self.driver.ask(_reserve(self.settings, self._request.nodes), Reserved, math.inf).names
 
 
-def read_capacity(request: Request) -> Capacity | None:
+def read_capacity(request: NodeRequest) -> Capacity | None:
     """Return what the nodes have on which the request's cases would run; None where Ray would be started here.
 
     Raises:
@@ -192,20 +194,20 @@ def capacity_of(order: Reserve, nodes: Sequence[RayNode]) -> Capacity:
     Raises:
         Misuse: fewer nodes have what is asked for, or nothing is.
     """
-    doubts = Implausible("Ray")
+    doubts = ImplausibleAnswers("Ray")
     for node in nodes:
         for resource, value in node.implausible.items():
             doubts.out_of_range(resource, value, *plausible(resource), node.name)
     reserved = bundle(order, nodes)
     able = [node.resources for node in nodes if has(node, reserved)]
     # A node with GPUs of one type has the resource "accelerator_type:A100", too.
-    types = {tuple(name for name in one if name.startswith(TYPE)) for one in able}
-    (of_all, *others) = types
-    name = of_all[0].removeprefix(TYPE) if len(of_all) == 1 and not others else "GPU"
+    types = {tuple(name for name in resources if name.startswith(TYPE)) for resources in able}
+    (types_of_first, *other_types) = types
+    name = types_of_first[0].removeprefix(TYPE) if len(types_of_first) == 1 and not other_types else "GPU"
     return Capacity(
         whose="a node of Ray's cluster",
         asks=f"Ray would be asked for {order.nodes} node(s) with {in_words(reserved)} on each",
-        cores=int(min(one.get("CPU", 0.0) for one in able)) or None,
+        cores=int(min(resources.get("CPU", 0.0) for resources in able)) or None,
         gpus=(name,) * int(reserved.get("GPU", 0.0)),
         notes=tuple(doubts.lines()),
         implausible=dict(doubts.counts),
@@ -247,7 +249,7 @@ class RayPlacement:
         self._settings, self._driver, self._exporter = allocation.settings, allocation.driver, allocation.exporter
 
     def start(self, meeting: Meeting) -> None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         settings = self._settings
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
         agent += self._exporter
@@ -262,7 +264,7 @@ class RayPlacement:
         self._driver.ask(order, Done, START_S)
 
     def failure(self) -> str | None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         try:
             self._driver.ask(AskAgents(), Done, ASK_S)
         except InfrastructureFailed as error:
@@ -270,11 +272,11 @@ class RayPlacement:
         return None
 
     def left_s(self) -> float:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         return math.inf
 
     def stop(self) -> None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         with suppress(InfrastructureFailed):  # The driver is gone, and with it the actors and their agents.
             self._driver.ask(StopAgents(), Done, STOP_S + ASK_S)
 
@@ -290,27 +292,27 @@ class RayDriver:
         self._tell = tell
         self.folder = tempfile.mkdtemp(prefix="ray-", dir=_short_folder()) if starts_cluster else None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the driver.
-        ours = {
+        variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # Would send this folder to all nodes where uv started the runner.
         }
         if self.folder is not None and "RAY_AUTH_MODE" not in os.environ:  # Ray's own token would stay in the home.
             write_key(token := Path(self.folder, "token"), new_key())
-            ours |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         user = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}  # It is given as settled.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "bench.engines.ray.driver"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**user, **ours},
+            env={**user, **variables},
             start_new_session=True,  # Ctrl-C goes to the runner alone, which then ends the agents in order.
         )
-        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[RayAnswer | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="answers of Ray's driver", daemon=True)
         self._reader.start()
 
-    def ask(self, order: Order, kind: type[Expected], within_s: float) -> Expected:
+    def ask(self, order: RayOrder, kind: type[ExpectedAnswer], within_s: float) -> ExpectedAnswer:
         """Give an order; return its answer.
 
         Raises:
@@ -327,13 +329,13 @@ class RayDriver:
             except queue.Empty:
                 self._process.kill()
                 raise InfrastructureFailed(
-                    f"Ray has not answered within {within_s:g} s; is the cluster well?"
+                    f"Ray did not answer within {within_s:g} s; check the cluster with `ray status`"
                 ) from None
             match answer:
                 case None:
-                    self._answers.put(None)  # Whoever asks next learns it, too.
-                    raise InfrastructureFailed(f"the connection to Ray's cluster has ended{self._said()}")
-                case Told():
+                    self._answers.put(None)  # For the next reader.
+                    raise InfrastructureFailed(f"the connection to Ray's cluster has ended{self._driver_end()}")
+                case WaitNotice():
                     self._tell(answer.text)
                 case Failed(is_misuse=True):
                     raise Misuse(answer.text)
@@ -362,18 +364,19 @@ class RayDriver:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        decoder = msgspec.json.Decoder(Answer)
+        decoder = msgspec.json.Decoder(RayAnswer)
         with self._process.stdout as lines:
             for line in lines:
                 self._answers.put(decoder.decode(line))
         self._answers.put(None)
 
-    def _said(self) -> str:
+    def _driver_end(self) -> str:
         self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
-        said = [" ".join(line.split()) for line in lines if line.strip()]
-        return f": its driver ended with code {self._process.returncode}{f'; it said: {said[-1]}' if said else ''}"
+        printed_lines = [" ".join(line.split()) for line in lines if line.strip()]
+        last_line = f"; its last line: {printed_lines[-1]}" if printed_lines else ""
+        return f": its driver ended with code {self._process.returncode}{last_line}"
 
 
 def _short_folder() -> str:

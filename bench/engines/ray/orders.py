@@ -1,7 +1,7 @@
-"""What the runner asks of its Ray driver, a process of its own: messages, one JSON line each, and what they ask for.
+"""Messages between the runner and its Ray driver, one JSON line each, and the resources that they request.
 
-The driver is another process because Ray takes its process's signals, streams and threads for its own, and ends it when
-the cluster is gone. Knows nothing of the package ray.
+The driver is a separate process because Ray takes over its process's signals, streams and threads, and ends it when the
+cluster is gone. Does not know the package ray.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ListNodes(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
     """Reserve nodes, and wait until they are free; once more, wait for others in place of those that died.
 
-    Answered by `Reserved`, and before by `Told`. cpus, gpus: of each node; None for as many as it has. resources: of
-    each node, by Ray's names.
+    Answered by `Reserved`, possibly after a `WaitNotice`. cpus, gpus: of each node; None for as many as it has.
+    resources: of each node, by Ray's names.
     """
 
     nodes: int
@@ -87,30 +87,30 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True, tag="reserved"):
-    """The nodes are ours. names: in the order of their numbers."""
+    """The nodes are reserved. names: in the order of their numbers."""
 
     names: tuple[str, ...]
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """It is done."""
+    """The order was carried out."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
-    """What is waited for; an answer follows."""
+class WaitNotice(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+    """A notice about a wait; an answer follows."""
 
     text: str
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """It cannot be done. is_misuse: since it cannot be meant."""
+    """The order failed. is_misuse: because the request is invalid."""
 
     text: str
     is_misuse: bool = False
 
 
-Order = Connect | ListNodes | Reserve | StartAgents | AskAgents | StopAgents
-Answer = Connected | Listed | Reserved | Done | Told | Failed
+RayOrder = Connect | ListNodes | Reserve | StartAgents | AskAgents | StopAgents
+RayAnswer = Connected | Listed | Reserved | Done | WaitNotice | Failed
 
 
 def alive_nodes(listed: Sequence[Mapping[str, object]]) -> tuple[RayNode, ...]:
@@ -162,30 +162,32 @@ def bundle(order: Reserve, nodes: Sequence[RayNode]) -> dict[str, float]:
     Raises:
         Misuse: fewer nodes have what is asked for, or nothing is.
     """
-    given = {**order.resources, "CPU": order.cpus, "GPU": order.gpus}
-    wanted = {name: float(value) for name, value in given.items() if value}
-    able = [node for node in nodes if has(node, wanted)]
+    requested = {**order.resources, "CPU": order.cpus, "GPU": order.gpus}
+    reserved = {name: float(value) for name, value in requested.items() if value}
+    able = [node for node in nodes if has(node, reserved)]
     if len(able) < order.nodes:
-        among = f", and {len(able)} of them {'has' if len(able) == 1 else 'have'} {in_words(wanted)}" if wanted else ""
-        raise Misuse(f"--nodes is {order.nodes}, and Ray's cluster has {len(nodes)} that are alive{among}; take fewer")
+        among = (
+            f", and {len(able)} of them {'has' if len(able) == 1 else 'have'} {in_words(reserved)}" if reserved else ""
+        )
+        raise Misuse(f"--nodes is {order.nodes}, but Ray's cluster has {len(nodes)} live node(s){among}; use fewer")
     able.sort(key=lambda node: (node.resources.get("GPU", 0.0), node.resources.get("CPU", 0.0)), reverse=True)
     for name, value in (("CPU", order.cpus), ("GPU", order.gpus)):
         if value is None:
-            wanted[name] = min(node.resources.get(name, 0.0) for node in able[: order.nodes])
-    wanted = {name: value for name, value in wanted.items() if value > 0}
-    if not wanted:
+            reserved[name] = min(node.resources.get(name, 0.0) for node in able[: order.nodes])
+    reserved = {name: value for name, value in reserved.items() if value > 0}
+    if not reserved:
         raise Misuse(
             f"nothing would be reserved on {order.nodes} node(s): they have neither CPUs nor GPUs, or the engine's file"
-            " asks for none; ask there for some: cpus = 1"
+            " requests none; set cpus = 1 there"
         )
-    return wanted
+    return reserved
 
 
-def has(node: RayNode, wanted: Mapping[str, float]) -> bool:
-    """Return whether the node has so much, in use or not."""
-    return all(node.resources.get(name, 0.0) >= value for name, value in wanted.items())
+def has(node: RayNode, resources: Mapping[str, float]) -> bool:
+    """Return whether the node has these resources, in use or not."""
+    return all(node.resources.get(name, 0.0) >= value for name, value in resources.items())
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """Return such as "8 CPU, 2 GPU"."""
+    """Return the resources in words, for example "8 CPU, 2 GPU"."""
     return ", ".join(f"{value:g} {name}" for name, value in resources.items())

@@ -1,6 +1,7 @@
 """The engine of a Slurm cluster: one allocation, in which a step starts an agent on each node.
 
-Inside of an allocation (`salloc`, `sbatch`) its nodes are taken; otherwise one is asked for, and given back at the end.
+Inside an allocation (`salloc`, `sbatch`) it uses that allocation's nodes; otherwise it requests an allocation, and
+releases it at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from types import TracebackType
 import msgspec
 
 from bench.engines.agent_link import StartLimit
-from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, Request
+from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, NodeRequest
 from bench.engines.root_cause import is_chatter
 from bench.engines.settings_file import Environment, Interpreter, exporter_words, last_words, read_settings, setup_lines
 from bench.engines.slurm.node_list import call, fields, job_line, last_line, read_nodes
@@ -40,7 +41,7 @@ from bench.engines.slurm.nodes import (
 from bench.errors import InfrastructureFailed, Misuse
 
 COMPLETING_S = 30.0
-"""How long the processes of a job that has ended may take to be gone; Slurm kills them after some seconds."""
+"""How long the processes of an ended job may take to disappear; Slurm kills them after some seconds."""
 _ID = re.compile(r"job (?:allocation )?([0-9]+)")
 
 
@@ -74,7 +75,7 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     targets: str | None = None
 
 
-def read_capacity(request: Request) -> Capacity:
+def read_capacity(request: NodeRequest) -> Capacity:
     """Return what the nodes have on which the request's cases would run: of the job, or of the partition.
 
     Raises:
@@ -90,7 +91,7 @@ def read_capacity(request: Request) -> Capacity:
         constraint=settings.constraint,
         gres=settings.gres,
         is_exclusive=settings.exclusive,
-        asks=f"Slurm would be asked by `{shlex.join(_salloc(settings, nodes))}`",
+        asks=f"the request to Slurm would be `{shlex.join(_salloc(settings, nodes))}`",
     )
 
 
@@ -104,26 +105,26 @@ def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
 
 
 def asked_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | None:
-    """Return the partition that salloc will take, or several with commas between; None for Slurm's own.
+    """Return the partition that salloc will use, or several separated by commas; None for Slurm's default.
 
-    It takes the last that its command line has, else that of the environment.
+    salloc uses the last one on its command line, else that of the environment.
     """
-    found = settings.partition or user.get("SALLOC_PARTITION") or None
+    partitions = settings.partition or user.get("SALLOC_PARTITION") or None
     words = iter(settings.salloc)
     for word in words:
         if word in ("--partition", "-p"):
-            found = next(words, found)
+            partitions = next(words, partitions)
         elif word.startswith("--partition="):
-            found = word.removeprefix("--partition=")
+            partitions = word.removeprefix("--partition=")
         elif word.startswith("-p"):
-            found = word.removeprefix("-p")
-    return found
+            partitions = word.removeprefix("-p")
+    return partitions
 
 
 class SlurmAllocation:
     """Nodes of a Slurm cluster. Use it in a `with`: at its end the job is cancelled, if it was asked for here."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: NodeRequest) -> None:
         self.settings = read_settings(request.file, SlurmSettings)
         self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._request = request
@@ -139,9 +140,7 @@ class SlurmAllocation:
         else:
             there = os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", "1"))
             if not there.isdecimal():
-                raise Misuse(
-                    f'SLURM_JOB_NUM_NODES is "{there}", and no number; leave as it is what Slurm sets in a job'
-                )
+                raise Misuse(f'SLURM_JOB_NUM_NODES is "{there}", not a number; keep the value that Slurm sets in a job')
             check_job(self._request.nodes, present, int(there))
             self.job = present
         return self
@@ -161,7 +160,8 @@ class SlurmAllocation:
             raise InfrastructureFailed(reason)
         if (left_s := self.left_s()) < SPARE_S + LEAST_S:  # Each case that is left would fail for it.
             raise InfrastructureFailed(
-                f"job {self.job} ends in {max(0.0, left_s):.0f} s, too few for a trial; --resume goes on in another job"
+                f"job {self.job} ends in {max(0.0, left_s):.0f} s, too soon for a trial; continue in another job with"
+                " --resume"
             )
         return ClusterEngine(SlurmPlacement(self, self.nodes(dropped)), runs, start_limit=self._start_limit)
 
@@ -177,19 +177,20 @@ class SlurmAllocation:
         self._names += [
             name for name in names if name not in self._names
         ]  # Slurm takes those that are lost off its list.
-        asked = [name for name in self._names if name not in dropped]
-        states = {node.name: node.why_gone for node in read_nodes(asked)} if asked else {}
-        well = [name for name in names if name in states and states[name] is None]
-        wanted = self._request.nodes - len(dropped)
-        if len(well) < wanted:
-            lost = "; ".join(f"{name} is {state or 'gone'}" for name, state in states.items() if name not in well)
+        candidates = [name for name in self._names if name not in dropped]
+        states = {node.name: node.why_gone for node in read_nodes(candidates)} if candidates else {}
+        healthy = [name for name in names if name in states and states[name] is None]
+        needed = self._request.nodes - len(dropped)
+        if len(healthy) < needed:
+            lost = "; ".join(f"{name} is {state or 'gone'}" for name, state in states.items() if name not in healthy)
             raise InfrastructureFailed(
-                f"job {self.job} has {len(well)} of {wanted} node(s) left: {lost}; --resume goes on in another job"
+                f"job {self.job} has {len(healthy)} of {needed} node(s) left: {lost}; continue in another job with"
+                " --resume"
             )
-        return tuple(well[:wanted])
+        return tuple(healthy[:needed])
 
     def state(self) -> dict[str, str]:
-        """Return what Slurm says of the job; only its state where it has forgotten the rest, as accounting knows it.
+        """Return Slurm's description of the job; only the state from accounting if Slurm has forgotten the rest.
 
         Raises:
             InfrastructureFailed: Slurm does not answer, or knows no such job.
@@ -200,19 +201,19 @@ class SlurmAllocation:
         except InfrastructureFailed:
             with suppress(InfrastructureFailed):
                 words = ("sacct", "--noheader", "--allocations", "--format=State", f"--jobs={self.job}")
-                if said := last_line(call(*words)):
-                    return {"JobState": said.split()[0]}
+                if line := last_line(call(*words)):
+                    return {"JobState": line.split()[0]}
             raise
-        if "JobState" not in (found := fields(job_line(text))):
+        if "JobState" not in (job := fields(job_line(text))):
             raise InfrastructureFailed(f"scontrol describes job {self.job} without a state: {last_line(text)[:80]!r}")
-        return found
+        return job
 
     def why_ended(self) -> str | None:
-        """Return why the job is no longer there; None as long as it runs."""
-        until_s = time.monotonic() + COMPLETING_S
+        """Return why the job no longer runs; None while it runs."""
+        deadline_s = time.monotonic() + COMPLETING_S
         try:
-            while (state := self.state())["JobState"] == "COMPLETING" and time.monotonic() < until_s:
-                time.sleep(1.0)  # What it ended as is told when its processes are gone.
+            while (state := self.state())["JobState"] == "COMPLETING" and time.monotonic() < deadline_s:
+                time.sleep(1.0)  # Slurm reports the final state when the processes are gone.
         except InfrastructureFailed as error:
             return f"job {self.job} is gone: {error}"
         if state["JobState"] in ("RUNNING", "CONFIGURING"):
@@ -221,7 +222,7 @@ class SlurmAllocation:
         return f"job {self.job} has ended: {state['JobState']}{'' if reason == 'None' else f' ({reason})'}"
 
     def left_s(self) -> float:
-        """Return for how many seconds the job goes on at most; infinity where it has no limit, or nobody says."""
+        """Return the seconds until the job's time limit; infinity if it has none, or if the limit is unknown."""
         with suppress(InfrastructureFailed, ValueError, KeyError):
             return (datetime.fromisoformat(self.state()["EndTime"]) - datetime.now()).total_seconds()
         return math.inf
@@ -235,7 +236,7 @@ class SlurmAllocation:
         """
         if shutil.which("salloc") is None:
             raise InfrastructureFailed(
-                "the engine slurm needs salloc, which is not on the PATH; run this where Slurm's commands are"
+                "the engine slurm needs salloc, which is not on the PATH; run this where Slurm's commands are installed"
             )
         settings = self.settings
         check_count(self._request.nodes, *find_partitions(asked_partitions(settings, os.environ)))
@@ -247,15 +248,15 @@ class SlurmAllocation:
             text=True,
             start_new_session=True,  # Ctrl-C goes to the runner alone, which gives the job back.
         )
-        said: list[str] = []
+        printed_lines: list[str] = []
         assert self._salloc.stderr is not None
         try:
             for line in self._salloc.stderr:
-                said.append(line)
-                if found := _ID.search(line):
-                    self.job = found[1]
+                printed_lines.append(line)
+                if match := _ID.search(line):
+                    self.job = match[1]
                 if "queued and waiting" in line:
-                    self._request.tell(f"job {self.job} waits for {self._request.nodes} node(s)")
+                    self._request.tell(f"job {self.job} is waiting for {self._request.nodes} node(s)")
                 if "Granted job allocation" in line:
                     self._wait_for_boot()
                     return
@@ -264,7 +265,9 @@ class SlurmAllocation:
             self._give_back()
             raise
         self._give_back()
-        reason = next((line for line in reversed(said) if "error:" in line), "".join(said[-1:])).strip()
+        reason = next(
+            (line for line in reversed(printed_lines) if "error:" in line), "".join(printed_lines[-1:])
+        ).strip()
         raise InfrastructureFailed(f"Slurm gives no nodes: {reason}")
 
     def _wait_for_boot(self) -> None:
@@ -305,7 +308,7 @@ class SlurmPlacement:
         self._step: subprocess.Popen[bytes] | None = None
 
     def start(self, meeting: Meeting) -> None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         settings, count = self._allocation.settings, len(self.nodes)
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
         agent += self._allocation.exporter
@@ -327,29 +330,29 @@ class SlurmPlacement:
             )
         except FileNotFoundError:
             raise InfrastructureFailed(
-                "the engine slurm needs srun, which is not on the PATH; run this where Slurm's commands are"
+                "the engine slurm needs srun, which is not on the PATH; run this where Slurm's commands are installed"
             ) from None
         assert self._step.stdin is not None
-        with suppress(BrokenPipeError):  # The step has failed already, which `failure` tells.
+        with suppress(BrokenPipeError):  # The step has already failed, which `failure` reports.
             self._step.stdin.write(meeting.key_file.read_bytes())
             self._step.stdin.close()
 
     def failure(self) -> str | None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         if (reason := self._allocation.why_ended()) is not None:
             return reason
-        said = self._said()
+        output = self._step_output()
         if self._step is not None and (code := self._step.poll()) is not None:
-            return f"its step ended with code {code}{said.told}"
-        # One that has ended is not waited for, though others go on.
-        return f"it ended{said.told}" if said.has_ended else None
+            return f"its step ended with code {code}{output.detail}"
+        # An agent that has ended fails the trial, although others continue.
+        return f"it ended{output.detail}" if output.has_ended else None
 
     def left_s(self) -> float:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         return self._allocation.left_s()
 
     def stop(self) -> None:
-        """See `Placement`."""
+        """See `AgentPlacement`."""
         if self._step is not None:
             try:
                 self._step.wait(STOP_S)
@@ -361,16 +364,16 @@ class SlurmPlacement:
                 self._step.wait()
         self._output.close()
 
-    def _said(self) -> _Said:
+    def _step_output(self) -> _StepOutput:
         self._output.seek(0)
-        return _read_said(self._output.read().decode(errors="replace"), self.nodes, self._allocation.settings.python)
+        return _read_output(self._output.read().decode(errors="replace"), self.nodes, self._allocation.settings.python)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """What a step has said. told: the end of a sentence. has_ended: a task of it has failed, or was not begun."""
+class _StepOutput:
+    """The output of a step. detail: the end of a sentence about it. has_ended: a task failed or never began."""
 
-    told: str
+    detail: str
     has_ended: bool
 
 
@@ -380,36 +383,36 @@ _NO_MODULE = re.compile(r"No module named '?([\w.]+)|cannot import name")
 _NO_PYTHON = re.compile(r"(?:not found|No such file or directory|Permission denied)$")
 
 
-def _read_said(text: str, nodes: Sequence[str], python: str) -> _Said:
-    """Read what `srun --label` printed: "1: text" is of the second node, and the rest is srun's own."""
+def _read_output(text: str, nodes: Sequence[str], python: str) -> _StepOutput:
+    """Read the output of `srun --label`: "1: text" belongs to the second node, and the rest to srun itself."""
     of_nodes: list[tuple[str, str]] = []
-    own: list[str] = []
+    srun_lines: list[str] = []
     for line in text.splitlines():
-        if (found := _LABELLED.fullmatch(line)) is None:
-            own.append(line)
-        elif found[2].strip() and not is_chatter(found[2]):
-            of_nodes.append((nodes[int(found[1])] if int(found[1]) < len(nodes) else "a node", found[2].strip()))
-    has_ended = any(_TASK_ENDED.search(line) for line in own)
+        if (match := _LABELLED.fullmatch(line)) is None:
+            srun_lines.append(line)
+        elif match[2].strip() and not is_chatter(match[2]):
+            of_nodes.append((nodes[int(match[1])] if int(match[1]) < len(nodes) else "a node", match[2].strip()))
+    has_ended = any(_TASK_ENDED.search(line) for line in srun_lines)
     for node, line in of_nodes:
         if (missing := _NO_MODULE.search(line)) is not None:
             what = f"has no module {missing[1]}" if missing[1] else f"has another parallel-observatory ({line})"
-            return _Said(
-                told=f": {python} of {node} {what}; install the package there as here, or name an interpreter that has"
-                ' it in the engine\'s file: python = "..."',
+            return _StepOutput(
+                detail=f": {python} on {node} {what}; install the same package there, or set an interpreter that has it"
+                ' in the engine\'s file: python = "..."',
                 has_ended=has_ended,
             )
         if python in line and _NO_PYTHON.search(line):
-            return _Said(
-                told=f": {node} has no {python} to run; name an interpreter that has the package in the engine's file:"
+            return _StepOutput(
+                detail=f": {node} cannot run {python}; set an interpreter that has the package in the engine's file:"
                 ' python = "..."',
                 has_ended=has_ended,
             )
     if of_nodes:
         node, _ = of_nodes[-1]
-        words = last_words([line for whose, line in of_nodes if whose == node])
-        return _Said(told=f"; {node} said: {words}", has_ended=has_ended)
-    line = last_line("\n".join(own))
-    return _Said(told=f"; it said: {line}" if line else "", has_ended=has_ended)
+        words = last_words([line for line_node, line in of_nodes if line_node == node])
+        return _StepOutput(detail=f"; last line from {node}: {words}", has_ended=has_ended)
+    line = last_line("\n".join(srun_lines))
+    return _StepOutput(detail=f"; its last line: {line}" if line else "", has_ended=has_ended)
 
 
 def _address_towards(node: str) -> str:
@@ -422,8 +425,8 @@ def _address_towards(node: str) -> str:
             return address
     except OSError as error:
         raise InfrastructureFailed(
-            f"the address of node {node} is not found ({error.strerror}); give this machine's in the engine's file:"
-            ' address = "..."'
+            f"the address of node {node} cannot be found ({error.strerror}); set this machine's address in the engine's"
+            ' file: address = "..."'
         ) from None
 
 

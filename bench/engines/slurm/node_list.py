@@ -1,4 +1,4 @@
-"""Slurm's nodes as Slurm describes them, in JSON where it has that, else in text, and which of their states get a job.
+"""Slurm's nodes as Slurm describes them, in JSON if available, else in text, and which of their states get a job.
 
 Checked against Slurm 21.08 to 25.11: slurm.h, slurm_protocol_defs.c, and the man pages of sinfo and scontrol.
 """
@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.engines.implausible import Implausible
+from bench.engines.implausible import ImplausibleAnswers
 from bench.errors import InfrastructureFailed
 
 CALL_S = 60.0
-"""How long a command of Slurm may take that only asks."""
+"""How long a query command of Slurm may take."""
 MEGABYTE = 1 << 20
-"""What Slurm counts memory in."""
+"""Slurm's unit of memory."""
 
 
 def call(*words: str) -> str:
-    """Run a command of Slurm that only asks; return what it prints.
+    """Run a query command of Slurm; return its output.
 
     Raises:
-        InfrastructureFailed: it is not here, does not answer, or fails.
+        InfrastructureFailed: the command is missing, does not answer, or fails.
     """
     done = _run(words)
     if done.returncode:
@@ -41,9 +41,10 @@ def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     except FileNotFoundError:
         raise InfrastructureFailed(
             f"the engine slurm needs {words[0]}, which is not on the PATH; run this where Slurm's commands are"
+            " installed"
         ) from None
     except subprocess.TimeoutExpired:
-        raise InfrastructureFailed(f"{words[0]} has not answered within {CALL_S:g} s; is slurmctld there?") from None
+        raise InfrastructureFailed(f"{words[0]} did not answer within {CALL_S:g} s; check slurmctld") from None
 
 
 def last_line(text: str) -> str:
@@ -57,12 +58,12 @@ def fields(line: str) -> dict[str, str]:
 
     The first of a name counts: what users write, such as a comment that holds "State=DOWN", comes last.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in line.split():
         name, sign, value = word.partition("=")
         if sign:
-            found.setdefault(name, value)
-    return found
+            values.setdefault(name, value)
+    return values
 
 
 def job_line(text: str) -> str:
@@ -86,9 +87,9 @@ _SUFFIXES = {
 }
 """What the letter after a state means. Source: sinfo(1), NODE STATE CODES."""
 _UP = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
-"""States of nodes that get a job, now or when the one that they have has ended."""
+"""States of nodes that get a job, now or when their present job has ended."""
 _HARMLESS = frozenset({"CLOUD", "DYNAMIC", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "RESUME", "UNDRAIN", "REBOOT_CANCELED"})
-"""Flags that keep no job from a node: where it comes from, and that it was taken back into service."""
+"""Flags that keep no job from a node: its origin, and its return to service."""
 _AWAY = frozenset(
     {
         *("DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVALID", "INVAL", "INVALID_REG", "NOT_RESPONDING", "EXTERNAL"),
@@ -99,23 +100,23 @@ _AWAY = frozenset(
         *("POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"),
     }
 )
-"""States and flags of nodes that get no job of ours now."""
+"""States and flags of nodes that get no job now."""
 _GONE = frozenset(
     {
         *("DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_RESPONDING"),
         *("POWERED_DOWN", "POWERING_DOWN", "REBOOT", "REBOOT_ISSUED"),
     }
 )
-"""States in which a node of a job runs nothing any more; one that is drained goes on to the job's end."""
+"""States in which a job's node no longer runs anything; a drained node continues to the job's end."""
 
 
 def states_of(text: str) -> frozenset[str]:
     """Return the state and the flags: "IDLE*+DRAIN" is IDLE, NOT_RESPONDING and DRAIN."""
-    found: set[str] = set()
+    states: set[str] = set()
     for word in filter(None, text.upper().split("+")):
         state = word.rstrip("".join(_SUFFIXES))
-        found |= {state, *(_SUFFIXES[letter] for letter in word[len(state) :])}
-    return frozenset(found)
+        states |= {state, *(_SUFFIXES[letter] for letter in word[len(state) :])}
+    return frozenset(states)
 
 
 # Descriptions
@@ -137,12 +138,12 @@ class SlurmNode:
 
     @property
     def gets_jobs(self) -> bool:
-        """Whether the node gets a job, now or when the one that it has has ended; not so in a state unknown here."""
+        """Whether the node gets a job, now or when its present job has ended; false for unknown states."""
         return bool(self.states & _UP) and self.states <= _UP | _HARMLESS
 
     @property
     def why_gone(self) -> str | None:
-        """Why a node of a job runs nothing any more, such as "DOWN* (Not responding)"; None where it may."""
+        """Why a job's node no longer runs anything, for example "DOWN* (Not responding)"; None if it may still run."""
         if not self.states & _GONE:
             return None
         return f"{self.state} ({self.reason})" if self.reason else self.state
@@ -154,7 +155,7 @@ _MEGABYTES = (64, 1 << 30)
 """RealMemory is 1 where nobody has set it."""
 
 
-def read_nodes(names: Iterable[str] = (), implausible: Implausible | None = None) -> list[SlurmNode]:
+def read_nodes(names: Iterable[str] = (), implausible: ImplausibleAnswers | None = None) -> list[SlurmNode]:
     """Return the nodes of these names, all without any, in Slurm's order.
 
     In JSON from Slurm 23.02 on by scontrol, from 21.08 on by sinfo; in text where these have no plugin for it.
@@ -162,9 +163,9 @@ def read_nodes(names: Iterable[str] = (), implausible: Implausible | None = None
     Raises:
         InfrastructureFailed: Slurm does not answer, or knows no such node.
     """
-    doubts = Implausible("Slurm") if implausible is None else implausible
-    wanted = tuple(names)
-    listed = (",".join(wanted),) if wanted else ()
+    doubts = ImplausibleAnswers("Slurm") if implausible is None else implausible
+    requested = tuple(names)
+    listed = (",".join(requested),) if requested else ()
     for words in (("scontrol", "show", "nodes", *listed, "--json"), ("sinfo", "--json")):
         described = read_document(words, "nodes")
         if described is not None and all(isinstance(node.get("name"), str) for node in described):
@@ -172,10 +173,10 @@ def read_nodes(names: Iterable[str] = (), implausible: Implausible | None = None
             break
     else:
         by_name = _text_nodes(call("scontrol", "--oneliner", "show", "node", *listed))
-    found = [_node(by_name[name], doubts) for name in wanted or by_name if name in by_name]
-    if missing := [name for name in wanted if name not in by_name]:
+    nodes = [_node(by_name[name], doubts) for name in requested or by_name if name in by_name]
+    if missing := [name for name in requested if name not in by_name]:
         raise InfrastructureFailed(f"Slurm knows no node {missing[0]}")
-    return found
+    return nodes
 
 
 def read_document(words: Sequence[str], name: str) -> list[Mapping[str, Any]] | None:
@@ -187,7 +188,7 @@ def read_document(words: Sequence[str], name: str) -> list[Mapping[str, Any]] | 
         except ValueError:
             continue
         listed = document.get(name)
-        if isinstance(listed, list) and all(isinstance(one, dict) for one in listed):
+        if isinstance(listed, list) and all(isinstance(item, dict) for item in listed):
             return listed
     return None
 
@@ -200,19 +201,19 @@ def _text_nodes(text: str) -> dict[str, Mapping[str, Any]]:
 
     What begins otherwise is a banner, or a further line of a comment; one in a comment may even begin like a node's.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    nodes: dict[str, Mapping[str, Any]] = {}
     for line in text.splitlines():
-        known = fields(_WRITTEN_BY_PEOPLE.split(line, maxsplit=1)[0])
-        if line.startswith("NodeName=") and {"CPUTot", "RealMemory", "State"} <= known.keys():
+        node_fields = fields(_WRITTEN_BY_PEOPLE.split(line, maxsplit=1)[0])
+        if line.startswith("NodeName=") and {"CPUTot", "RealMemory", "State"} <= node_fields.keys():
             reason = re.search(r" Reason=(.*?)(?: \[|  | Comment=| Extra=|$)", line)
             keys = {"active_features": "ActiveFeatures", "gres": "Gres", "partitions": "Partitions", "state": "State"}
             keys |= {"cpus": "CPUTot", "real_memory": "RealMemory", "name": "NodeName"}
-            node = {key: known[name] for key, name in keys.items() if known.get(name, "(null)") != "(null)"}
-            found.setdefault(node["name"], {**node, "reason": reason[1].strip() if reason else ""})
-    return found
+            node = {key: node_fields[name] for key, name in keys.items() if node_fields.get(name, "(null)") != "(null)"}
+            nodes.setdefault(node["name"], {**node, "reason": reason[1].strip() if reason else ""})
+    return nodes
 
 
-def _node(described: Mapping[str, Any], implausible: Implausible) -> SlurmNode:
+def _node(described: Mapping[str, Any], implausible: ImplausibleAnswers) -> SlurmNode:
     """Return a node by the keys of JSON. A list of words is one text in some versions."""
     name = described["name"]
     state = described.get("state", "")

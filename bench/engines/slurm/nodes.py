@@ -1,4 +1,4 @@
-"""What Slurm tells of its nodes before an agent runs on any: which there are, and the least that each of them has."""
+"""What Slurm reports about its nodes before an agent runs: which nodes exist, and the least that each of them has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.engines.cluster import PLACES_TOLD, Capacity
-from bench.engines.implausible import Implausible
+from bench.engines.implausible import ImplausibleAnswers
 from bench.engines.slurm.node_list import (
     MEGABYTE,
     SlurmNode,
@@ -33,21 +33,21 @@ def find_partitions(names: str | None) -> tuple[str, int]:
         InfrastructureFailed: Slurm does not answer.
         Misuse: there is no such partition.
     """
-    found: dict[str, int] = {}
+    nodes_by_name: dict[str, int] = {}
     # The default partition ends with a star. Other lines are a banner of the site's.
     for name, count in re.findall(
         r"^partition=(\S+) nodes=(\d+) *$", call("sinfo", "--noheader", "--format=partition=%P nodes=%D"), re.MULTILINE
     ):
-        found[name] = found.get(name, 0) + int(count)
-    usual = [partition.removesuffix("*") for partition in found if partition.endswith("*")]
-    wanted = usual if names is None else names.split(",")
-    counts = {partition.removesuffix("*"): nodes for partition, nodes in found.items()}
-    unknown = [name for name in wanted if name not in counts]
-    if wanted and not unknown:
-        return ",".join(wanted), max(counts[name] for name in wanted)
-    known = ", ".join(counts)
+        nodes_by_name[name] = nodes_by_name.get(name, 0) + int(count)
+    usual = [partition.removesuffix("*") for partition in nodes_by_name if partition.endswith("*")]
+    requested = usual if names is None else names.split(",")
+    counts = {partition.removesuffix("*"): nodes for partition, nodes in nodes_by_name.items()}
+    unknown = [name for name in requested if name not in counts]
+    if requested and not unknown:
+        return ",".join(requested), max(counts[name] for name in requested)
+    names_known = ", ".join(counts)
     what = f'partition "{unknown[0]}" is unknown' if unknown else "Slurm has no default partition"
-    raise Misuse(f'{what}; name one in the engine\'s file: partition = "...", which may be {known}')
+    raise Misuse(f'{what}; set partition = "..." in the engine\'s file to one of {names_known}')
 
 
 def host_names(listed: str) -> list[str]:
@@ -56,26 +56,26 @@ def host_names(listed: str) -> list[str]:
     return [line.strip() for line in lines if re.fullmatch(r"\s*[\w.-]+\s*", line)]
 
 
-def check_count(wanted: int, partitions: str, there: int) -> None:
+def check_count(requested: int, partitions: str, available: int) -> None:
     """Refuse more nodes than a partition, or the largest of several, has; Slurm itself would let the job wait for ever.
 
     Raises:
         Misuse: it has fewer.
     """
-    if there < wanted:
-        raise Misuse(f"--nodes is {wanted}, and the {_partitions(partitions)} has {there}; take fewer")
+    if available < requested:
+        raise Misuse(f"--nodes is {requested}, but the {_partitions(partitions)} has only {available}; use fewer")
 
 
 def _partitions(names: str) -> str:
     return f"partition {names.replace(',', ' or ')}"
 
 
-# What a node has. Where nodes differ, the least: which of them Slurm will give is not known.
+# What a node has: if nodes differ, the least, because it is unknown which of them Slurm will allocate.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Has:
-    """What one node has for us; None where Slurm does not tell. gpus: the type of each."""
+class _NodeCapacity:
+    """What a node has for us; None if Slurm does not report it. gpus: the type of each."""
 
     cores: int | None
     memory_bytes: int | None
@@ -98,12 +98,12 @@ def capacity_of_partition(
     check_count(nodes, partitions, there)
     wanted_partitions = set(partitions.split(","))
     counts_gpus = _counts_gpus()
-    wanted = None if gres is None else gpus_of(gres)
-    doubts = Implausible("Slurm")
-    every = [node for node in read_nodes(implausible=doubts) if wanted_partitions & set(node.partitions)]
-    fitting = [node for node in every if _has_feature(node, constraint)] or every
-    if wanted:  # Others than those with so many are not given.
-        fitting = [node for node in fitting if len(gpus_of(node.gres)) >= len(wanted)] or fitting
+    needed_gpus = None if gres is None else gpus_of(gres)
+    doubts = ImplausibleAnswers("Slurm")
+    partition_nodes = [node for node in read_nodes(implausible=doubts) if wanted_partitions & set(node.partitions)]
+    fitting = [node for node in partition_nodes if _has_feature(node, constraint)] or partition_nodes
+    if needed_gpus:  # Others than those with so many are not given.
+        fitting = [node for node in fitting if len(gpus_of(node.gres)) >= len(needed_gpus)] or fitting
     away = [
         f"{node.name} is {node.state}{f' ({node.reason})' if node.reason else ''}"
         for node in fitting
@@ -113,10 +113,12 @@ def capacity_of_partition(
     of_nodes = [_node_has(node, counts_gpus, doubts) for node in fitting]
     if not is_exclusive:  # Of a shared node, a job has the GPUs that it asked for.
         of_nodes = [
-            _Has(cores=one.cores, memory_bytes=one.memory_bytes, gpus=wanted or (() if counts_gpus else None))
-            for one in of_nodes
+            _NodeCapacity(
+                cores=node.cores, memory_bytes=node.memory_bytes, gpus=needed_gpus or (() if counts_gpus else None)
+            )
+            for node in of_nodes
         ]
-    notes = [f"{len(away)} node(s) of the {_partitions(partitions)} get no job now: {_some(away)}"] if away else []
+    notes = [f"{len(away)} node(s) of the {_partitions(partitions)} get no job now: {_first_few(away)}"] if away else []
     return _least(of_nodes, f"a node of the {_partitions(partitions)}", asks, doubts, notes)
 
 
@@ -127,11 +129,11 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
         InfrastructureFailed: Slurm does not answer, or knows no such job.
         Misuse: it has fewer nodes.
     """
-    given = _given_in_json(job) or _given_in_text(job)
-    check_job(nodes, job, given.nodes)
-    counts_gpus, doubts = _counts_gpus(), Implausible("Slurm")
-    found = []
-    for part in given.parts:
+    resources = _given_in_json(job) or _given_in_text(job)
+    check_job(nodes, job, resources.nodes)
+    counts_gpus, doubts = _counts_gpus(), ImplausibleAnswers("Slurm")
+    capacities = []
+    for part in resources.parts:
         (node,) = read_nodes((part.node,), doubts)
         whole = _node_has(node, counts_gpus, doubts)
         cores, memory_bytes = part.cores, part.megabytes * MEGABYTE
@@ -141,18 +143,18 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
         if whole.memory_bytes is not None and memory_bytes > whole.memory_bytes:
             doubts.add("Mem", f"Mem {part.megabytes} of job {job} (node {node.name} has less)")
             memory_bytes = 0
-        found.append(
-            _Has(
+        capacities.append(
+            _NodeCapacity(
                 cores=cores or whole.cores,
                 memory_bytes=memory_bytes or whole.memory_bytes,
                 gpus=gpus_of(part.gres) if counts_gpus else None,
             )
         )
-    return _least(found, f"a node of job {job}", asks, doubts)
+    return _least(capacities, f"a node of job {job}", asks, doubts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _JobPart:
     """What a job was given on a node, or on each of several alike. 0 cores or megabytes are all that the node has."""
 
     node: str
@@ -162,75 +164,77 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _JobResources:
     """What a job was given. nodes: their number."""
 
     nodes: int
-    parts: tuple[_Part, ...]
+    parts: tuple[_JobPart, ...]
 
 
-def _given_in_json(job: str) -> _Given | None:
+def _given_in_json(job: str) -> _JobResources | None:
     """Return what Slurm reports as JSON; None where it has no JSON, or none that counts CPUs (before 24.05)."""
     jobs = read_document(("scontrol", "--details", "--json", "show", "job", job), "jobs")
-    found = next((one for one in jobs or () if str(one.get("job_id")) == job), None)
-    if found is None:
+    description = next(
+        (job_description for job_description in jobs or () if str(job_description.get("job_id")) == job), None
+    )
+    if description is None:
         return None
-    gres = found.get("gres_detail") or []  # A text for each node, in their order; none where the job has none.
+    gres = description.get("gres_detail") or []  # A text for each node, in their order; none where the job has none.
     try:
         parts = [
-            _Part(
+            _JobPart(
                 node=node["name"],
                 cores=int(node["cpus"]["count"]),
                 megabytes=int(str(unwrapped(node["memory"]["allocated"]))),
                 gres=gres[number] if number < len(gres) else "",
             )
-            for number, node in enumerate(found["job_resources"]["nodes"]["allocation"])
+            for number, node in enumerate(description["job_resources"]["nodes"]["allocation"])
         ]
     except (KeyError, TypeError, ValueError):
         return None
-    return _Given(nodes=len(parts), parts=tuple(parts)) if parts else None
+    return _JobResources(nodes=len(parts), parts=tuple(parts)) if parts else None
 
 
-def _given_in_text(job: str) -> _Given:
+def _given_in_text(job: str) -> _JobResources:
     line = job_line(call("scontrol", "--details", "--oneliner", "show", "job", job))
     parts = []
     # A part for each kind of nodes: "Nodes=node[0-1] CPU_IDs=0-7 Mem=1000 GRES=gpu:a100:2(IDX:0-1)".
     for part in re.findall(r"\bNodes=\S+ CPU_IDs=\S* Mem=\S* GRES=\S*", line.partition(" MinCPUsNode=")[0]):
-        given = fields(part)
+        part_fields = fields(part)
         parts.append(
-            _Part(
-                node=host_names(given["Nodes"])[0],
-                cores=_count(given["CPU_IDs"]),
-                megabytes=int(given["Mem"] or 0),
-                gres=given["GRES"],
+            _JobPart(
+                node=host_names(part_fields["Nodes"])[0],
+                cores=_count(part_fields["CPU_IDs"]),
+                megabytes=int(part_fields["Mem"] or 0),
+                gres=part_fields["GRES"],
             )
         )
-    return _Given(nodes=int(fields(line).get("NumNodes", "1").partition("-")[0]), parts=tuple(parts))
+    return _JobResources(nodes=int(fields(line).get("NumNodes", "1").partition("-")[0]), parts=tuple(parts))
 
 
-def check_job(wanted: int, job: str, there: int) -> None:
+def check_job(requested: int, job: str, available: int) -> None:
     """Refuse more nodes than a job has.
 
     Raises:
         Misuse: it has fewer.
     """
-    if there < wanted:
-        raise Misuse(f"--nodes is {wanted}, and job {job} has {there}; take fewer")
+    if available < requested:
+        raise Misuse(f"--nodes is {requested}, but job {job} has only {available}; use fewer")
 
 
 def gpus_of(text: str) -> tuple[str, ...]:
     """Return the type of each GPU in generic resources: "gpu:a100:2(S:0-1),shard:8" has two of a100."""
-    found: list[str] = []
+    types: list[str] = []
     for resource in re.sub(r"\([^)]*\)", "", text).split(","):
-        name, *rest = resource.removeprefix("gres/").removeprefix("gres:").replace("=", ":").split(":")
+        name, *parts = resource.removeprefix("gres/").removeprefix("gres:").replace("=", ":").split(":")
         if name == "gpu":
-            count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
-            found += [rest[0] if rest else "GPU"] * (count if count <= MOST_GPUS else 0)
-    return tuple(found)
+            count = int(parts.pop()) if parts and parts[-1].isdigit() else 1
+            types += [parts[0] if parts else "GPU"] * (count if count <= MOST_GPUS else 0)
+    return tuple(types)
 
 
 def _counts_gpus() -> bool:
-    """Return whether Slurm is set to count GPUs; else it tells of none, though nodes may have some."""
+    """Return whether Slurm is configured to count GPUs; otherwise it reports none, although nodes may have some."""
     for line in call("scontrol", "show", "config").splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "GresTypes":
@@ -242,10 +246,10 @@ def _has_feature(node: SlurmNode, constraint: str | None) -> bool:
     return constraint is None or re.fullmatch(r"[\w.-]+", constraint) is None or constraint in node.features
 
 
-def _node_has(node: SlurmNode, counts_gpus: bool, doubts: Implausible) -> _Has:
-    told = re.findall(r"\bgpu(?::[^:,(]+)*:(\d+)", node.gres)
-    counts = [doubts.number("Gres", count, 0, MOST_GPUS, node.name) for count in told]
-    return _Has(
+def _node_has(node: SlurmNode, counts_gpus: bool, doubts: ImplausibleAnswers) -> _NodeCapacity:
+    gres_counts = re.findall(r"\bgpu(?::[^:,(]+)*:(\d+)", node.gres)
+    counts = [doubts.number("Gres", count, 0, MOST_GPUS, node.name) for count in gres_counts]
+    return _NodeCapacity(
         cores=node.cores,
         memory_bytes=node.memory_bytes,
         gpus=gpus_of(node.gres) if counts_gpus and None not in counts else None,
@@ -258,22 +262,24 @@ def _count(ranges: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def _some(texts: Sequence[str]) -> str:
+def _first_few(texts: Sequence[str]) -> str:
     return "; ".join([*texts[:PLACES_TOLD], *(["..."] if len(texts) > PLACES_TOLD else [])])
 
 
-def _least(found: Sequence[_Has], whose: str, asks: str, doubts: Implausible, notes: Sequence[str] = ()) -> Capacity:
+def _least(
+    nodes: Sequence[_NodeCapacity], whose: str, asks: str, doubts: ImplausibleAnswers, notes: Sequence[str] = ()
+) -> Capacity:
     return Capacity(
         whose=whose,
         asks=asks,
-        cores=min((has.cores for has in found if has.cores is not None), default=None),
-        memory_bytes=min((has.memory_bytes for has in found if has.memory_bytes is not None), default=None),
-        gpus=_fewest(has.gpus for has in found),
+        cores=min((node.cores for node in nodes if node.cores is not None), default=None),
+        memory_bytes=min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=None),
+        gpus=_fewest(node.gpus for node in nodes),
         implausible=dict(doubts.counts),
         source="slurm",
         notes=(*notes, *doubts.lines()),
     )
 
 
-def _fewest(found: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    return min((gpus for gpus in found if gpus is not None), key=len, default=None)
+def _fewest(gpus_of_nodes: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    return min((gpus for gpus in gpus_of_nodes if gpus is not None), key=len, default=None)

@@ -22,19 +22,19 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from bench.engines.wire.frames import Refused, Stream, StreamEnded, Wire
+from bench.engines.wire.frames import Refused, SignedWire, Stream, StreamEnded
 from collectors.background import BackgroundThread
 
 BEAT_S = 2.0
 SILENT_S = 7.0
 TICK_S = 0.5
 WAITING = 32
-"""How many messages may wait to be sent; then whoever sends another waits."""
+"""How many messages may wait to be sent; further senders wait."""
 _FULL_S = 0.2
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="heartbeat"):
-    """Says that its sender lives."""
+    """Shows that its sender is alive."""
 
 
 _HEARTBEAT = msgspec.json.encode(Heartbeat())
@@ -81,7 +81,7 @@ class Channel(Generic[Message]):
     def __init__(
         self,
         stream: Stream,
-        opening: Callable[[Stream], Wire],
+        opening: Callable[[Stream], SignedWire],
         decoder: msgspec.json.Decoder[Message | Heartbeat],
         *,
         on_message: Callable[[Message], None],
@@ -96,7 +96,9 @@ class Channel(Generic[Message]):
         self._on_message, self._on_end = on_message, on_end
         self._beat_s, self._tick_s, self._silence = beat_s, tick_s, silence
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(WAITING)
-        self._wires: queue.SimpleQueue[Wire | None] = queue.SimpleQueue()  # To the sending thread, when there is one.
+        self._wires: queue.SimpleQueue[SignedWire | None] = (
+            queue.SimpleQueue()
+        )  # To the sending thread, when there is one.
         self._has_ended = threading.Event()
         self._is_broken = False  # Nothing can be sent any more.
         self._is_handling = False  # What came is being handled, and nothing else is read meanwhile.
@@ -119,9 +121,9 @@ class Channel(Generic[Message]):
 
         Where it was not sent, the other side does not read: end it, or abort the stream.
         """
-        until_s = time.monotonic() + within_s
-        self._put(None, lambda: time.monotonic() < until_s)
-        self._sending.join(max(0.0, until_s - time.monotonic()))
+        deadline_s = time.monotonic() + within_s
+        self._put(None, lambda: time.monotonic() < deadline_s)
+        self._sending.join(max(0.0, deadline_s - time.monotonic()))
         self._wires.put(None)  # Where the sides have not met by now, nothing is sent.
         self._sending.join(min(within_s, _FULL_S))
         return not self._sending.is_alive()
@@ -198,7 +200,7 @@ class Channel(Generic[Message]):
                 silence.heard()
             if silence.tick():
                 self.is_silent = True
-                self._end(f"nothing was heard for {silence.limit_s:g} s")
+                self._end(f"no message for {silence.limit_s:g} s")
                 return
 
     def _end(self, reason: str) -> None:

@@ -24,11 +24,11 @@ import msgspec
 
 PROTOCOL = 4
 """Raise it with each change of the frames or of a message: sides that differ refuse each other."""
-Side = Literal["runner", "agent"]
+WireSide = Literal["runner", "agent"]
 KEY_BYTES = NONCE_BYTES = 32
 HELLO_BYTES = 4096
 """Limit of a body while the other side has not proved that it has the key."""
-MOST_BYTES: dict[Side, int] = {"runner": 1 << 20, "agent": 16 << 20}
+MOST_BYTES: dict[WireSide, int] = {"runner": 1 << 20, "agent": 16 << 20}
 """Limit of a body, by who sends it: the runner sends orders, an agent pieces of files and its machine."""
 REASON_CHARACTERS = 300
 """Length of a refusal's reason: what was refused may be long, and is not all said."""
@@ -38,7 +38,7 @@ MET = b'{"type":"heartbeat"}'
 _HEADER = struct.Struct(">IQ32s")
 _NO_NONCE = bytes(NONCE_BYTES)
 _PIECE_BYTES = 1 << 16
-_OTHER: dict[Side, Side] = {"runner": "agent", "agent": "runner"}
+_OTHER: dict[WireSide, WireSide] = {"runner": "agent", "agent": "runner"}
 
 
 class Refused(RuntimeError):
@@ -91,9 +91,9 @@ class PipeStream:
 
     def write(self, data: bytes) -> None:
         """See `Stream`."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._writing.write(rest) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[self._writing.write(remaining) :]
 
     def hang_up(self) -> None:
         """See `Stream`."""
@@ -181,10 +181,10 @@ def read_key(path: Path) -> bytes:
     with os.fdopen(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in (os.geteuid(), 0):
-            raise Refused(f"the key file {path} is no file of this user")
+            raise Refused(f"the key file {path} is not a file of this user")
         if about.st_mode & 0o077:
             raise Refused(
-                f"others can read or write the key file {path} (mode {about.st_mode & 0o777:o}); chmod it 600"
+                f"others can read or write the key file {path} (mode {about.st_mode & 0o777:o}); run `chmod 600` on it"
             )
         return _key_of(file.read(4 * KEY_BYTES), f"the key file {path}")
 
@@ -200,7 +200,7 @@ def receive_key(stream: Stream) -> bytes:
     while not line.endswith(b"\n") and len(line) < 4 * KEY_BYTES:
         byte = stream.read(1)
         if not byte:
-            raise StreamEnded("the runner hung up before it gave a key")
+            raise StreamEnded("the runner hung up before it sent a key")
         line += byte
     return _key_of(line, "the first line of standard input")
 
@@ -216,19 +216,19 @@ def _key_of(line: bytes, where: str) -> bytes:
 # Frames.
 
 
-class Wire:
+class SignedWire:
     """One end of a connection whose two sides have proved to each other that they have the key; see `meet`.
 
     One thread may send while another receives.
     peer: what the other side said of itself.
     """
 
-    def __init__(self, stream: Stream, key: bytes, side: Side) -> None:
+    def __init__(self, stream: Stream, key: bytes, side: WireSide) -> None:
         self.stream = stream
-        self.side: Side = side
+        self.side: WireSide = side
         self.peer: Hello | None = None
         self._key = key
-        self._nonces: dict[Side, bytes] = {"agent": _NO_NONCE, "runner": _NO_NONCE}
+        self._nonces: dict[WireSide, bytes] = {"agent": _NO_NONCE, "runner": _NO_NONCE}
         self._sent = self._received = 0
 
     def send(self, body: bytes) -> None:
@@ -255,7 +255,7 @@ class Wire:
         header = self._read_exactly(_HEADER.size, is_start=True)
         length, sequence, signature = _HEADER.unpack(header)
         if length > limit:
-            raise Refused(f"a frame of {length} bytes is longer than {limit}, or is none of ours")
+            raise Refused(f"a frame of {length} bytes is longer than {limit}, or not from this program")
         body = self._read_exactly(length, is_start=False)
         if not hmac.compare_digest(signature, self._signature(sender, sequence, body)):
             raise Refused("a frame is not signed with the key for this connection")
@@ -265,11 +265,11 @@ class Wire:
         self._received += 1
         return body
 
-    def bind(self, side: Side, nonce: bytes) -> None:
+    def bind(self, side: WireSide, nonce: bytes) -> None:
         """Sign and check from now on with this nonce of a side."""
         self._nonces[side] = nonce
 
-    def _signature(self, sender: Side, sequence: int, body: bytes) -> bytes:
+    def _signature(self, sender: WireSide, sequence: int, body: bytes) -> bytes:
         mac = hmac.new(self._key, digestmod=hashlib.sha256)
         # All parts but the last are of fixed length, so that no two frames have the same bytes here.
         mac.update(b"observatory frame\0" + sender[:1].encode() + self._nonces["agent"] + self._nonces["runner"])
@@ -298,7 +298,7 @@ def program_version() -> str:
         return "source tree"
 
 
-def meet(stream: Stream, key: bytes, side: Side, *, node: int = 0, program: str | None = None) -> Wire:
+def meet(stream: Stream, key: bytes, side: WireSide, *, node: int = 0, program: str | None = None) -> SignedWire:
     """Exchange hellos over a new stream; return the wire when the other side has proved that it has the key.
 
     The agent speaks first, wherever the stream comes from. Its hello could be an old one, so it is trusted only when a
@@ -308,42 +308,42 @@ def meet(stream: Stream, key: bytes, side: Side, *, node: int = 0, program: str 
         Refused: the other side has no key or another one, or is of another version.
         StreamEnded, OSError: the connection is lost.
     """
-    wire = Wire(stream, key, side)
-    own = Hello(
+    wire = SignedWire(stream, key, side)
+    hello = Hello(
         protocol=PROTOCOL, program=program or program_version(), nonce=secrets.token_bytes(NONCE_BYTES), node=node
     )
     if side == "agent":
-        wire.send(msgspec.json.encode(own))
-        wire.bind("agent", own.nonce)
+        wire.send(msgspec.json.encode(hello))
+        wire.bind("agent", hello.nonce)
         peer = _receive_hello(wire)
-        _check_versions(own, peer, side)
+        _check_versions(hello, peer, side)
         wire.send(MET)
     else:
         peer = _receive_hello(wire)
-        wire.send(msgspec.json.encode(own))  # Also to another version, so that it can say the same.
-        wire.bind("runner", own.nonce)
-        _check_versions(own, peer, side)
+        wire.send(msgspec.json.encode(hello))  # Also to another version, so that it can say the same.
+        wire.bind("runner", hello.nonce)
+        _check_versions(hello, peer, side)
         if wire.receive(HELLO_BYTES) != MET:
             raise Refused("the agent's first frame is not the one that proves a fresh connection")
     wire.peer = peer
     return wire
 
 
-def _receive_hello(wire: Wire) -> Hello:
+def _receive_hello(wire: SignedWire) -> Hello:
     body = wire.receive(HELLO_BYTES)
     try:
         hello = msgspec.json.decode(body, type=Hello)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(f"the first frame is no hello: {error}") from None
+        raise Refused(f"the first frame is not a hello: {error}") from None
     if len(hello.nonce) != NONCE_BYTES:
         raise Refused(f"the hello's nonce has {len(hello.nonce)} bytes; it must have {NONCE_BYTES}")
     wire.bind(_OTHER[wire.side], hello.nonce)
     return hello
 
 
-def _check_versions(own: Hello, peer: Hello, side: Side) -> None:
-    if (own.protocol, own.program) != (peer.protocol, peer.program):
+def _check_versions(hello: Hello, peer: Hello, side: WireSide) -> None:
+    if (hello.protocol, hello.program) != (peer.protocol, peer.program):
         raise Refused(
-            f"this {side} has version {own.program} (protocol {own.protocol}), and the {_OTHER[side]} has version"
+            f"this {side} has version {hello.program} (protocol {hello.protocol}), but the {_OTHER[side]} has version"
             f" {peer.program} (protocol {peer.protocol}); use one version on all nodes"
         )

@@ -74,8 +74,8 @@ class FileSender:
         lock = lock_folder(folder)
         if lock is None:
             raise InfrastructureFailed(
-                f"{folder} is in use: it is the runner's own, or another agent's ({lock_holder(folder)}); give each"
-                " agent its own --runs"
+                f"{folder} is in use by the runner or another agent ({lock_holder(folder)}); give each agent its own"
+                " --runs"
             )
         self._locks[order.run] = lock
         if (
@@ -119,7 +119,7 @@ class FileSender:
 
     def _send_files(self, run: str) -> None:
         if run not in self._starts:
-            self._send(FilesSent(run=run, left_out=(f"this agent has run nothing of {run}",)))
+            self._send(FilesSent(run=run, left_out=(f"this agent ran no trial of {run}",)))
             return
         left_out = []
         try:
@@ -182,7 +182,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 # At the runner.
 
 
-class _GivenUp(Exception):
+class _DraftAbandoned(Exception):
     """Ends a draft without keeping it."""
 
 
@@ -223,7 +223,7 @@ class FileReceiver:
             Refused: it belongs to a run that is not expected.
         """
         if message.run not in self._bases:
-            raise Refused(f"a file of run {message.run} came, of which this agent was ordered nothing")
+            raise Refused(f"the agent sent a file of run {message.run}, which it was not ordered to run")
         try:
             match message:
                 case FilePiece(is_tail=True):
@@ -237,7 +237,7 @@ class FileReceiver:
         except (OSError, zlib.error) as error:
             assert not isinstance(message, FilesSent), "it writes nothing"
             why = error.strerror if isinstance(error, OSError) else f"a piece of it is damaged ({error})"
-            self._give_up(message.run, message.name, f"{message.name} cannot be kept: {why}")
+            self._give_up(message.run, message.name, f"{message.name} cannot be stored: {why}")
 
     def problems(self, run: str) -> tuple[str, ...]:
         """Return a line on each file that was not received whole, and forget them."""
@@ -292,7 +292,7 @@ class FileReceiver:
             return
         if (draft.size, draft.digest.hexdigest()) != (sent.size, sent.sha256):
             self._give_up(
-                *key, f"{sent.name} came damaged: {draft.size} of {sent.size} bytes, or others than were sent"
+                *key, f"{sent.name} arrived damaged: {draft.size} of {sent.size} bytes, or with a wrong checksum"
             )
             return
         del self._drafts[key]
@@ -302,8 +302,8 @@ class FileReceiver:
         draft = self._drafts.pop((run, name), None)
         if draft is not None:
             # What is buffered may still find no place.
-            with suppress(OSError, _GivenUp), draft.ends:
-                raise _GivenUp
+            with suppress(OSError, _DraftAbandoned), draft.ends:
+                raise _DraftAbandoned
         self._note(run, *problem)
 
     def _note(self, run: str, *problems: str) -> None:

@@ -1,4 +1,4 @@
-"""TCP connections of agents and their runner: agents connect, the runner listens, and takes only who has the key."""
+"""TCP connections of agents and their runner: agents connect, the runner listens and admits only holders of the key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from bench.engines.wire.frames import Refused, SocketStream, StreamEnded, Wire, meet
+from bench.engines.wire.frames import Refused, SignedWire, SocketStream, StreamEnded, meet
 from bench.errors import InfrastructureFailed, say
 from collectors import sockets
 
@@ -47,13 +47,13 @@ def connect(host: str, port: int, *, within_s: float = CONNECT_S) -> SocketStrea
     Raises:
         Unreached: it has not answered in time.
     """
-    until_s = time.monotonic() + within_s
+    deadline_s = time.monotonic() + within_s
     while True:
         try:
-            connected = socket.create_connection((host, port), timeout=max(0.1, until_s - time.monotonic()))
+            connected = socket.create_connection((host, port), timeout=max(0.1, deadline_s - time.monotonic()))
         except OSError as error:
-            if time.monotonic() + AGAIN_S >= until_s:
-                raise Unreached(f"the runner at {host}:{port} is not reached: {error.strerror or error}") from None
+            if time.monotonic() + AGAIN_S >= deadline_s:
+                raise Unreached(f"the runner at {host}:{port} cannot be reached: {error.strerror or error}") from None
             time.sleep(AGAIN_S)
         else:
             connected.settimeout(None)
@@ -69,7 +69,7 @@ def listen(host: str, port: int, *, expected: int) -> socket.socket:
     try:
         return sockets.listen(host, port, backlog=expected + MOST_UNKNOWN)
     except sockets.CannotListen as error:
-        raise InfrastructureFailed(f"agents cannot be awaited: {error}") from None
+        raise InfrastructureFailed(f"cannot listen for agents: {error}") from None
 
 
 class AgentListener:
@@ -103,7 +103,7 @@ class AgentListener:
             self._socket.settimeout(AGAIN_S)  # To be shut down would end the lent one, too.
         self._key, self._meet_s, self._log = key, meet_s, log
         self._free = threading.Semaphore(expected + MOST_UNKNOWN)
-        self._met: queue.SimpleQueue[Wire] = queue.SimpleQueue()
+        self._met: queue.SimpleQueue[SignedWire] = queue.SimpleQueue()
         self._nodes: set[int] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -116,7 +116,7 @@ class AgentListener:
         port: int = self._socket.getsockname()[1]
         return port
 
-    def accept(self, within_s: float) -> Wire | None:
+    def accept(self, within_s: float) -> SignedWire | None:
         """Return the wire of the next agent, which says its node in its hello; None where none has come in time."""
         with suppress(queue.Empty):
             return self._met.get(timeout=within_s)
@@ -149,7 +149,8 @@ class AgentListener:
             if not self._free.acquire(blocking=False):
                 connected.close()
                 self._log(
-                    f"refused the connection from {where}: too many others have not proved yet that they have the key"
+                    f"refused the connection from {where}: too many connections have not yet proved that they have the"
+                    " key"
                 )
                 continue
             threading.Thread(target=self._meet, args=(connected, where), name=f"meeting {where}", daemon=True).start()
@@ -168,10 +169,10 @@ class AgentListener:
             limit.cancel()
             self._free.release()
 
-    def _take(self, wire: Wire) -> None:
+    def _take(self, wire: SignedWire) -> None:
         assert wire.peer is not None, "the sides have met"
         with self._lock:
             if self._is_closed or wire.peer.node in self._nodes:
-                raise Refused(f"node {wire.peer.node} has an agent already")
+                raise Refused(f"node {wire.peer.node} already has an agent")
             self._nodes.add(wire.peer.node)
         self._met.put(wire)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.analysis.estimate import Estimate, Ratio, of_metric
+from bench.analysis.estimate import Estimate, EstimatedRatio, of_metric
 from bench.reports.format import digits, duration, figure, grouped, percent, wide_interval_notes
 from bench.reports.run_rows import headline
 from bench.reports.table import Block, Table, write
@@ -115,7 +115,7 @@ def suite_lines(result: SuiteResult) -> list[str]:
     lines += [f"{words}: {', '.join(names)}: {reason}" for (words, reason), names in reasons.items()]
     if missing := [case.name for case in result.named(None)]:
         lines.append(f"missing: {', '.join(missing)}")
-    figures: list[Estimate | Ratio] = []
+    figures: list[Estimate | EstimatedRatio] = []
     for case in result.cases:
         if (summary := case.summary) is not None:
             absent = "scaling efficiency is absent"
@@ -240,7 +240,7 @@ def _levers(judgements: Sequence[Judgement]) -> Iterator[Block]:
     yield from (f"{verdict}: {', '.join(names)}: {why}" for (verdict, why), names in reasons.items() if why is not None)
 
 
-def _times(ratio: Ratio) -> str:
+def _times(ratio: EstimatedRatio) -> str:
     """Return the ratio for people: `1.35 [1.28, 1.41]`."""
     if ratio.low is None or ratio.high is None:
         return digits(ratio.value)

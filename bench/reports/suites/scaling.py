@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.analysis.estimate import Estimate, Ratio
-from bench.analysis.scaling.laws import Bounded, Fit, NoFit
+from bench.analysis.estimate import Estimate, EstimatedRatio
+from bench.analysis.scaling.laws import Bounded, NoScalingFit, ScalingFit
 from bench.analysis.scaling.loss import Loss, LostPart
 from bench.analysis.step_parts import PARTS, PartName
 from bench.reports.format import digits, figure, grouped, has_wide_interval, percent, wide_interval_notes
@@ -47,7 +47,7 @@ def print_scaling(
 
 
 def _page(suite_run: str, curves: Sequence[ScalingCurve]) -> Iterator[Block]:
-    ratios: list[Ratio] = []
+    ratios: list[EstimatedRatio] = []
     for curve in curves:
         yield from _curve(curve)
         yield ""
@@ -90,9 +90,9 @@ def _title(curve: ScalingCurve) -> str:
     return f"{curve.name}: {', '.join(words)}"
 
 
-def _fit_line(fit: Fit | NoFit, curve: ScalingCurve) -> str:
+def _fit_line(fit: ScalingFit | NoScalingFit, curve: ScalingCurve) -> str:
     name = _LAWS[fit.law]
-    if isinstance(fit, NoFit):
+    if isinstance(fit, NoScalingFit):
         return f"{name}: absent: {fit.reason}"
     parameters = ", ".join(
         f"{_PARAMETERS[parameter]} {_with_ends(bounded, is_percent=parameter == 'serial_fraction')}"
@@ -102,7 +102,7 @@ def _fit_line(fit: Fit | NoFit, curve: ScalingCurve) -> str:
     return f"{name}: {parameters}; {_ceiling(fit, curve)}{missed}"
 
 
-def _ceiling(fit: Fit, curve: ScalingCurve) -> str:
+def _ceiling(fit: ScalingFit, curve: ScalingCurve) -> str:
     """Return where throughput has its ceiling, or why none is seen."""
     base = f"that of {curve.base.ranks} rank{'s' if curve.base.ranks > 1 else ''}"
     most = fit.most_speed_up
@@ -119,7 +119,7 @@ def _ceiling(fit: Fit, curve: ScalingCurve) -> str:
     return f"the ceiling is {_with_ends(most)} times {base}"
 
 
-def _with_ends(bounded: Bounded | Ratio, *, is_percent: bool = False) -> str:
+def _with_ends(bounded: Bounded | EstimatedRatio, *, is_percent: bool = False) -> str:
     """Return the value with its interval: `4.20 % [3.90, 4.51]`."""
     if bounded.value is None:
         return "-"
@@ -154,8 +154,8 @@ def _lost(curve: ScalingCurve, losses: Sequence[tuple[CurvePoint, Loss]]) -> Tab
     return Table(["lost of each step", *(f"on {point.ranks} ranks" for point, _ in losses)], rows, keys=1)
 
 
-def _share(part: LostPart, point: CurvePoint, curve: ScalingCurve) -> Ratio:
-    return Ratio(
+def _share(part: LostPart, point: CurvePoint, curve: ScalingCurve) -> EstimatedRatio:
+    return EstimatedRatio(
         value=part.lost_ratio,
         low=part.low_ratio,
         high=part.high_ratio,
@@ -174,7 +174,7 @@ def _notes(curve: ScalingCurve) -> list[str]:
         if point.efficiency is not None and point.efficiency.why_no_interval
     ]
     for fit in curve.fits:
-        if isinstance(fit, Fit):
+        if isinstance(fit, ScalingFit):
             name = _LAWS[fit.law]
             reasons = [bounded.reason for bounded in fit.parameters.values() if bounded.reason]
             lines += [f"{name}: intervals are absent: {reason}" for reason in reasons]
@@ -213,7 +213,7 @@ def _document(curve: ScalingCurve) -> dict[str, Any]:
         ],
         "fits": [
             {"law": fit.law, "reason": fit.reason}
-            if isinstance(fit, NoFit)
+            if isinstance(fit, NoScalingFit)
             else {
                 "law": fit.law,
                 "reason": None,
@@ -234,7 +234,7 @@ def _interval(estimate: Estimate) -> dict[str, object]:
     return {"value": estimate.median, "low": estimate.low, "high": estimate.high}
 
 
-def _of_base(ratio: Ratio | None) -> Bounded | None:
+def _of_base(ratio: EstimatedRatio | None) -> Bounded | None:
     """Return a figure that is relative to the curve's base, with the reason where it has no interval."""
     if ratio is None:
         return None
@@ -285,7 +285,7 @@ def _rows(suite_run: str, curve: ScalingCurve) -> Iterator[dict[str, object]]:
             for absent, reason in point.loss.absent.items():
                 yield of_point | {"figure": "lost_s", "part": absent, "reason": reason}
     for fit in curve.fits:
-        if isinstance(fit, NoFit):
+        if isinstance(fit, NoScalingFit):
             yield of_curve | {"figure": fit.law, "reason": fit.reason}
             continue
         figures = {**fit.parameters, "most_speed_up_ratio": fit.most_speed_up}

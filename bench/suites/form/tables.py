@@ -11,7 +11,7 @@ from msgspec import Meta
 from bench.analysis.regressions.settings import SETTINGS
 from bench.analysis.scaling.efficiency import Scaling
 from bench.case import MOST, SEED, USUAL
-from bench.rank.messages import Cause, Outcome
+from bench.rank.messages import FailureCause, TrialOutcome
 from collectors.metrics.registry import METRICS
 from collectors.settings_file import JsonSchema
 from workloads.cost_models.shape import PRESETS
@@ -41,7 +41,7 @@ Word = A[str, Meta(min_length=1)]
 Strategy: TypeAlias = Literal[tuple(spec.name for spec in SPECS)]  # type: ignore[valid-type]
 Preset: TypeAlias = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
 RunMetric: TypeAlias = Literal[tuple(metric.name for metric in METRICS if metric.scope == "run")]  # type: ignore[valid-type]
-CauseKind: TypeAlias = Literal[get_args(get_type_hints(Cause)["kind"])]  # type: ignore[valid-type]
+CauseKind: TypeAlias = Literal[get_args(get_type_hints(FailureCause)["kind"])]  # type: ignore[valid-type]
 Dimension = A[int, Meta(ge=1, le=2**31 - 1)]
 Ranks = A[int, Meta(ge=1, le=MOST["ranks"])]
 Steps = A[int, Meta(ge=0, le=MOST["trace_steps"])]
@@ -114,7 +114,7 @@ class Gate(_Table, frozen=True):
 class Expected(_Table, frozen=True):
     """How a fire drill must end. cause: a `Cause.kind`. cause, rank: None where any will do."""
 
-    outcome: A[Outcome, key("How the case must end.")]
+    outcome: A[TrialOutcome, key("How the case must end.")]
     cause: A[CauseKind | None, key("Kind of the root cause that must be named.")] = None
     rank: A[A[int, Meta(ge=0, lt=MOST["ranks"])] | None, key("Rank that must be the root cause.")] = None
 

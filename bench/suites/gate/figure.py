@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from bench.analysis.regressions.creep import creep
-from bench.analysis.regressions.detector import Judged, confirm_by_rerun, judge, level
+from bench.analysis.regressions.detector import JudgedNight, confirm_by_rerun, judge, level
 from bench.analysis.regressions.night import Night
 from bench.analysis.regressions.settings import SETTINGS
-from bench.analysis.regressions.state import Alert, SeriesState
+from bench.analysis.regressions.state import SeriesAlert, SeriesState
 from bench.runs.summary import Summary
 from bench.suites.gate.gated import GatedValue
 from bench.suites.gate.missing import day_of
@@ -151,18 +151,18 @@ class Figure:
         """The sign of a change for the worse."""
         return 1 if self.value.metric.better == "lower" else -1
 
-    def _has_worse_alert(self, judged: Judged) -> bool:
+    def _has_worse_alert(self, judged: JudgedNight) -> bool:
         """Whether reruns of this night, or of one of the last, show a change for the worse that is not confirmed."""
         return judged.verdict == "alert" and judged.alert is not None and judged.alert.direction == self._worse
 
-    def _has_worse_page(self, judged: Judged) -> bool:
+    def _has_worse_page(self, judged: JudgedNight) -> bool:
         """Whether nights confirm a change for the worse, which the detector may take for the end of another change."""
         alert = judged.alert
         is_page = judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2
         return is_page and alert is not None and alert.direction == self._worse
 
     def _outcome(
-        self, judged: Judged, opened: OpenChange | None, nights: Sequence[tuple[int, int]]
+        self, judged: JudgedNight, opened: OpenChange | None, nights: Sequence[tuple[int, int]]
     ) -> tuple[Outcome, OpenChange | None]:
         """Return the outcome of the night, and the change that is open after it.
 
@@ -181,7 +181,7 @@ class Figure:
             return "improvement", None
         return _OUTCOMES[judged.verdict], None
 
-    def _is_back(self, judged: Judged, opened: OpenChange) -> bool:
+    def _is_back(self, judged: JudgedNight, opened: OpenChange) -> bool:
         """Whether the level is where it was before the open change, now that it has changed for the better."""
         change = _change_since(judged, opened)
         if change is None:
@@ -190,7 +190,7 @@ class Figure:
         return self._worse * middle < SMALLEST_CHANGE or abs(middle) < half_width
 
     def _change(
-        self, judged: Judged, outcome: Outcome, opened: OpenChange | None, times: Mapping[int, int]
+        self, judged: JudgedNight, outcome: Outcome, opened: OpenChange | None, times: Mapping[int, int]
     ) -> dict[str, Any]:
         """Return the fields of the verdict that say how much, and since when."""
         if outcome == "confirmed" and opened is not None:
@@ -246,7 +246,7 @@ class Figure:
         )
 
 
-def _dated(judged: Judged, times: Mapping[int, int]) -> str:
+def _dated(judged: JudgedNight, times: Mapping[int, int]) -> str:
     """Return the detector's reason with the day of the night that it names; times: of nights by their numbers."""
     night = judged.reason_night
     if night is None:
@@ -300,7 +300,7 @@ def shape_words(shape: Shape) -> str:
     return f"{shape.layers} x {shape.width}, sequence {shape.sequence}"
 
 
-def _opened(alert: Alert, judged: Judged, times: Mapping[int, int]) -> OpenChange:
+def _opened(alert: SeriesAlert, judged: JudgedNight, times: Mapping[int, int]) -> OpenChange:
     """Return the change that is open after it was confirmed."""
     present = level(judged.state)
     assert present is not None, "a page has a level after it"
@@ -315,7 +315,7 @@ def _opened(alert: Alert, judged: Judged, times: Mapping[int, int]) -> OpenChang
     )
 
 
-def _further(opened: OpenChange, alert: Alert, times: Mapping[int, int]) -> OpenChange:
+def _further(opened: OpenChange, alert: SeriesAlert, times: Mapping[int, int]) -> OpenChange:
     """Return an open change with one on top of it, by which it is dated: of the first one people know."""
     return msgspec.structs.replace(
         opened,
@@ -331,14 +331,14 @@ def _is_within(change_ratio: float, margin: float) -> bool:
     return abs(math.log(change_ratio)) <= math.log1p(margin)
 
 
-def _is_equivalent(judged: Judged, margin: float) -> bool:
+def _is_equivalent(judged: JudgedNight, margin: float) -> bool:
     """Whether the night shows that nothing has changed by more than the margin."""
     if judged.log_value is None or judged.expected_log is None or judged.half_width is None:
         return False
     return abs(judged.log_value - judged.expected_log) + judged.half_width <= math.log1p(margin)
 
 
-def _change_since(judged: Judged, opened: OpenChange) -> tuple[float, float] | None:
+def _change_since(judged: JudgedNight, opened: OpenChange) -> tuple[float, float] | None:
     """Return the logarithm of the present level over that before the open change, and half of its 95 % interval."""
     present = level(judged.state)
     if present is None:

@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from collectors.traces.event_names import GRAPH_LAUNCH
 from collectors.traces.intervals import Times, union
 from collectors.traces.steps import is_at_work, is_of_gloo, launch_of
 from collectors.traces.table import Table, table_of
@@ -196,8 +197,6 @@ def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Duratio
 # launch. kineto puts host and device on one clock. A queue holds what is launched and not started.
 
 GRAPH = "graph"
-GRAPH_LAUNCH = "GraphLaunch"
-"""Part of the name of a graph's launch, in CUDA and HIP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

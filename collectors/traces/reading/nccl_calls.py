@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collectors.traces.analyzers.kernels import GRAPH_LAUNCH
-from collectors.traces.event_names import collective_of
+from collectors.traces.event_names import GRAPH_LAUNCH, collective_of
 from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued, replace_calls
 from collectors.traces.steps import launch_of
 from collectors.traces.timeline import ABSENT, Call, Timeline

@@ -136,7 +136,7 @@ def test_a_rank_that_is_missing_is_said_and_not_refused(tmp_path: Path) -> None:
     write_timelines(tmp_path, 1)
     answer = _analyse("summary", tmp_path, "--format", "json")
     assert answer.exit_code == 0, answer.output
-    assert "no trace is here of 1 of 2 ranks (0)" in answer.stderr
+    assert "1 of 2 ranks have no trace (0)" in answer.stderr
     json.loads(answer.stdout)
 
 
@@ -184,8 +184,8 @@ def test_a_merged_file_beside_its_traces_is_no_trace(tmp_path: Path) -> None:
     assert _analyse("merge", tmp_path, "--output", merged).exit_code == 0
     answer = _analyse("summary", tmp_path)
     assert answer.exit_code == 0, answer.output
-    assert f"{merged}: skipped: it is a drawing of ours" in answer.stdout
-    assert "is a drawing of ours and no trace" in _refusal("summary", merged)
+    assert f"{merged}: skipped: it is a drawing by this program" in answer.stdout
+    assert "is a drawing by this program, not a trace" in _refusal("summary", merged)
 
 
 @pytest.mark.parametrize("table", ["step", "kernels"])
@@ -240,7 +240,7 @@ def test_the_stages_of_a_run_are_drawn_beside_its_traces(tmp_path: Path) -> None
     rows = [
         event["args"]["name"] for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "thread_name"
     ]
-    assert "stage 1, in steps of their own" in rows
+    assert "stage 1, in extra steps" in rows
 
 
 def test_merge_says_what_it_could_not_know(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_merge_says_what_it_could_not_know(tmp_path: Path) -> None:
     answer = _analyse("merge", tmp_path, "--output", tmp_path / "merged.json")
     assert answer.exit_code == 0, answer.output
     assert "one rank alone: what its communication waited for is not known" in answer.stderr
-    assert "no trace is here of 1 of 2 ranks (1)" in answer.stderr
+    assert "1 of 2 ranks have no trace (1)" in answer.stderr
 
 
 def test_a_critical_path_is_cut_for_people_and_whole_for_programs(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert "does not exist; it may be a trace" in _refusal("summary", tmp_path / "rank0.json")
+    assert "does not exist; name a trace" in _refusal("summary", tmp_path / "rank0.json")
 
 
 def test_a_trace_must_be_named() -> None:

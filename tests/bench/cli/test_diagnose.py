@@ -12,7 +12,7 @@ import pytest
 
 from bench.analysis.estimate import estimate
 from bench.cli.main import run
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -60,8 +60,8 @@ def test_the_page_has_eighty_columns_and_ends_with_the_next_command(
     page = _shown(["run-a", *_kept(tmp_path, _run(), _link(100e6))], capsys).splitlines()
     assert max(map(len, page)) <= 80
     assert page[0] == "run-a: ddp on 2, done"
-    assert page[1].startswith("limit: exposed communication 60 % of the step, law expects")
-    assert page[2].startswith("sure: the largest cost beside computing")
+    assert page[1].startswith("limit: exposed communication 60 % of the step, model predicts")
+    assert page[2].startswith("sure: the largest cost other than computing")
     next_at = next(number for number, line in enumerate(page) if line.startswith("next: "))
     command = " ".join(line.rstrip("\\").strip() for line in page[next_at:])
     assert command.startswith("next: observatory compare --ab ddp --ranks 2 --device cpu --batch 16")
@@ -146,7 +146,7 @@ def test_on_several_nodes_the_page_says_what_engine_stands_for(
 
 
 def test_a_run_that_failed_shows_its_root_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cause = Cause(
+    cause = FailureCause(
         kind="killed", rank=1, step=2, text="rank 1 was killed by SIGKILL in step 2", last_lines=("torch: x",)
     )
     failed = make_summary(outcome="failed", cause=cause, estimates=(), scaling=(), trials_done=0)
@@ -166,8 +166,8 @@ def test_a_slow_pair_is_named_from_the_probe_of_pairs(tmp_path: Path, capsys: py
     pairs = make_summary("pairs", case=make_probe("pairs"), estimates=bandwidths, scaling=())
     page = _shown(["run-a", *_kept(tmp_path, slow, _link(1e9), pairs)], capsys)
     joined = " ".join(page.split())
-    assert "slow link: all_reduce moves 5 MB/s on the bus" in joined
-    assert "the slowest pair is ranks 0-1: 5 MB/s" in joined
+    assert "slow link: all_reduce reaches a bus bandwidth of 5 MB/s" in joined
+    assert "the slowest pair is ranks 0-1 with 5 MB/s" in joined
 
 
 def test_a_probe_is_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from bench.cli import main
 from bench.cli.suite.run import exit_code, places_given
 from bench.cli.suite.run import run as suite_run
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.suites.ledger import LEDGER, Begun, CaseEnded, Ended, TrialEnded, read_ledger
 from bench.suites.plan import PlannedCase
 from bench.suites.suite_file import read_suite
@@ -257,7 +257,7 @@ def _coded(night: FakeNight, *cases: PlannedCase) -> int:
 
 
 def test_a_failed_case_is_3_one_of_the_infrastructure_4_and_an_interruption_130(tmp_path: Path) -> None:
-    def coded(broken: Cause | BaseException) -> int:
+    def coded(broken: FailureCause | BaseException) -> int:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         return _coded(FakeNight(folder, breaks=[{("ddp", 0): broken}]), planned("ddp", retries=0), planned("fsdp"))
@@ -282,7 +282,7 @@ def test_results_that_the_store_lacks_are_4(tmp_path: Path) -> None:
     ids=["measured again", "at the second attempt", "no agent comes", "the rerun fails"],
 )
 def test_a_night_whose_suspicions_were_not_measured_again_does_not_end_with_0(
-    tmp_path: Path, breaks: list[Cause | BaseException], code: int
+    tmp_path: Path, breaks: list[FailureCause | BaseException], code: int
 ) -> None:
     night = FakeNight(
         tmp_path,

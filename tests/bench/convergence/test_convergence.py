@@ -11,10 +11,10 @@ import pytest
 
 from bench.case import Case, check, find_spec, parse_options
 from bench.cli import main
-from bench.convergence.check import Verdict, check_cases, conclude
+from bench.convergence.check import ConvergenceVerdict, check_cases, conclude
 from bench.engines.local import LocalEngine
 from bench.errors import Misuse
-from bench.runner.measure import Measured, TrialSettings, alike, measure
+from bench.runner.measure import MeasuredRuns, TrialSettings, alike, measure
 from tests.bench.made.examples import TINY, make_case
 from workloads.options import MISTAKES, Mistake, check_of
 
@@ -36,7 +36,7 @@ def checked_case(strategy: str = "ddp", ranks: int = 2, *options: str, steps: in
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[object, tuple[Measured, Verdict]]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[object, tuple[MeasuredRuns, ConvergenceVerdict]]:
     """Of each honest strategy, and of `ddp` with each set of mistakes; one rank is run once for all of them."""
     wanted: dict[object, Case] = {name: check_cases(checked_case(name), ())[2] for name in HONEST}
     wanted |= {mistakes: check_cases(checked_case(), mistakes)[2] for mistakes in INJECTED}
@@ -62,7 +62,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[object, tuple[
 
 @pytest.mark.parametrize("strategy", HONEST)
 def test_honest_ranks_train_as_one_rank_does(
-    strategy: str, verdicts: Mapping[object, tuple[Measured, Verdict]]
+    strategy: str, verdicts: Mapping[object, tuple[MeasuredRuns, ConvergenceVerdict]]
 ) -> None:
     measured, verdict = verdicts[strategy]
     assert (verdict.outcome, verdict.causes) == ("agrees", ())
@@ -73,7 +73,7 @@ def test_honest_ranks_train_as_one_rank_does(
 
 @pytest.mark.parametrize("mistakes", INJECTED, ids=lambda mistakes: "+".join(mistakes))
 def test_each_mistake_is_named_and_nothing_else(
-    mistakes: tuple[Mistake, ...], verdicts: Mapping[object, tuple[Measured, Verdict]]
+    mistakes: tuple[Mistake, ...], verdicts: Mapping[object, tuple[MeasuredRuns, ConvergenceVerdict]]
 ) -> None:
     measured, verdict = verdicts[mistakes]
     assert verdict.outcome == "disagrees"
@@ -83,11 +83,11 @@ def test_each_mistake_is_named_and_nothing_else(
     failed = measured.summaries[2]
     assert failed.outcome == "failed"
     assert failed.cause is not None
-    assert f"losses part in step {verdict.parted_at}" in failed.cause.text
+    assert f"losses diverge in step {verdict.parted_at}" in failed.cause.text
 
 
 def test_a_forgotten_epoch_shows_when_the_first_has_ended(
-    verdicts: Mapping[object, tuple[Measured, Verdict]],
+    verdicts: Mapping[object, tuple[MeasuredRuns, ConvergenceVerdict]],
 ) -> None:
     measured, verdict = verdicts[("sampler_epoch",)]
     checked = check_of(measured.summaries[2].case)
@@ -95,7 +95,7 @@ def test_a_forgotten_epoch_shows_when_the_first_has_ended(
     assert verdict.parted_at == verdict.causes[0].step == checked.epoch_steps
 
 
-def test_nothing_of_a_check_counts_as_speed(verdicts: Mapping[object, tuple[Measured, Verdict]]) -> None:
+def test_nothing_of_a_check_counts_as_speed(verdicts: Mapping[object, tuple[MeasuredRuns, ConvergenceVerdict]]) -> None:
     for measured, _ in verdicts.values():
         assert {(summary.trials_done, summary.estimates) for summary in measured.summaries} == {(0, ())}
 
@@ -139,24 +139,24 @@ def test_the_batch_is_normalised_where_no_second_communicator_is_in_use(
 @pytest.mark.parametrize(
     ("case", "mistakes", "reason"),
     [
-        (checked_case(ranks=1), (), "--check-convergence compares several ranks with one; ranks is 1"),
-        (checked_case(precision="bf16"), (), "precision is bf16; how far losses may be apart was measured in fp32"),
+        (checked_case(ranks=1), (), "--check-convergence compares several ranks with one, but ranks is 1"),
+        (checked_case(precision="bf16"), (), "precision is bf16, but the tolerance of losses was measured in fp32"),
         (
             make_case("ddp"),
             ("learning_rate",),
-            r"cause learning_rate leaves the rule out, and lr_rule=base over 2 data rank\(s\) changes nothing",
+            r"cause learning_rate omits the rule, but lr_rule=base over 2 data rank\(s\) changes nothing",
         ),
-        (checked_case(steps=2), ("sampler_epoch",), "shows after an epoch of 2 steps, and steps is 2; take --steps 3"),
+        (checked_case(steps=2), ("sampler_epoch",), "shows after an epoch of 2 steps, but steps is 2; use --steps 3"),
         (checked_case("parameter_server", 3), ("batch_statistics",), "parameter_server has server"),
         (
             checked_case("parameter_server", 3, "mode=asynchronous"),
             (),
-            "parameter_server is not comparable with one rank: mode=asynchronous updates .*; take mode=synchronous",
+            "parameter_server cannot be compared with one rank: mode=asynchronous updates .*; take mode=synchronous",
         ),
         (
             checked_case("ddp", 2, *LOSSLESS, device="cuda", backend="nccl"),
             ("batch_statistics",),
-            "cause batch_statistics needs averages .* ddp with these options uses a communicator of its own",
+            "cause batch_statistics needs averages .* ddp with these options uses a second communicator",
         ),
         (checked_case("ddp", 2, "compress=bf16"), (), "compress=bf16 loses a part of each gradient .* compress=none"),
         (checked_case("fsdp", 2, "reduce_dtype=bf16"), (), "rounds each gradient; take reduce_dtype=fp32"),
@@ -175,7 +175,7 @@ def test_what_cannot_be_checked_is_refused_with_the_reason(
         ("run matmul --check-convergence", "matmul is a probe and trains no model: --check-convergence cannot be set"),
         (
             "run ddp --check-convergence --trials 2 --with-baseline weak",
-            "compares losses and measures no speed: --trials, --with-baseline cannot be set with it",
+            "compares losses and measures no speed; leave out --trials, --with-baseline",
         ),
         ("run ddp --inject-cause sampler_epoch", "--inject-cause is for a check; add --check-convergence"),
     ],
@@ -201,7 +201,7 @@ def test_the_command_prints_the_verdict_keeps_the_runs_and_ends_with_a_failed_ca
     assert (record["outcome"], record["parted_at"]) == ("disagrees", 0)
     assert [cause["cause"] for cause in record["causes"]] == ["batch_statistics"]
     assert [row["step"] for row in record["losses"]] == [0, 1, 2, 3]
-    assert "ddp on 2: failed: does not train as one rank does: losses part in step 0; batch_statistics" in err
+    assert "ddp on 2: failed: does not train as one rank does: losses diverge in step 0; cause: batch_statistics" in err
     assert main.run(["show", "--format", "json"]) == main.FINE
     shown = json.loads(capsys.readouterr().out)
     assert [(run["case"]["strategy"], run["outcome"]) for run in shown] == [

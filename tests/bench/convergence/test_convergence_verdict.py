@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, Verdict, evaluate, tolerance
+from bench.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, ConvergenceVerdict, evaluate, tolerance
 from tests.bench.convergence.evidence import CLIP, RATE, Change, evidence_of, steps_of, unchanged
 
 
@@ -23,7 +23,7 @@ def losses(values: Mapping[int, float | None], **others: Any) -> Change:
     return change
 
 
-def verdict_of(*changes: Change, reference: Change = unchanged, rounding: Change = unchanged) -> Verdict:
+def verdict_of(*changes: Change, reference: Change = unchanged, rounding: Change = unchanged) -> ConvergenceVerdict:
     return evaluate(evidence_of(changes or (unchanged, unchanged), reference, backwards=steps_of(None, rounding)))
 
 

@@ -50,7 +50,7 @@ def test_a_rate_that_the_rule_does_not_say_is_named_with_both_rates() -> None:
     found = evidence_of((slow_rate, slow_rate))
     assert named(found) == [("learning_rate", 3)]
     assert text_of(found) == (
-        "rank 0 and rank 1 used learning rate 0.0005, where lr_rule=linear over 2 data rank(s) says 0.001"
+        "rank 0 and rank 1 used learning rate 0.0005, but lr_rule=linear over 2 data rank(s) gives 0.001"
     )
 
 
@@ -68,7 +68,9 @@ def test_one_of_several_groups_with_another_rate_is_enough() -> None:
 def test_an_epoch_that_repeats_the_first_is_named_by_the_repetition() -> None:
     found = evidence_of((first_epoch_again(0), first_epoch_again(1)))
     assert named(found) == [("sampler_epoch", 2)]
-    assert text_of(found) == "rank 0 and rank 1 read those of step 0 again: each epoch has the order of the first"
+    assert (
+        text_of(found) == "rank 0 and rank 1 read the sequences of step 0 again: every epoch has the order of the first"
+    )
 
 
 def test_epochs_of_the_one_rank_that_are_all_alike_are_no_mistake_of_the_ranks() -> None:
@@ -81,13 +83,13 @@ def test_epochs_of_the_one_rank_that_are_all_alike_are_no_mistake_of_the_ranks()
 def test_ranks_that_read_the_same_share_are_told_from_a_repeated_epoch() -> None:
     found = evidence_of((unchanged, lambda step: {"sequences": sequences(step, 0)}))
     assert named(found) == [("data_shares", 0)]
-    assert text_of(found) == "1 sequence(s) were read by several ranks, where one rank reads each once"
+    assert text_of(found) == "several ranks read the same 1 sequence(s), but one rank reads each only once"
 
 
 def test_sequences_that_nobody_should_read_are_counted() -> None:
     found = evidence_of((unchanged, lambda step: {"sequences": ["another"]} if step == 4 else {}))
     assert named(found) == [("data_shares", 4)]
-    assert text_of(found) == "1 of 2 sequences are not those that one rank reads"
+    assert text_of(found) == "1 of 2 sequences differ from those that one rank reads"
 
 
 def test_ranks_that_share_a_place_count_once() -> None:
@@ -104,19 +106,19 @@ def test_statistics_that_differ_between_ranks_are_named_with_the_channel() -> No
     found = evidence_of((unchanged, own_statistics))
     assert named(found) == [("batch_statistics", 0)]
     assert text_of(found) == (
-        "ranks normalise by statistics of their own: the mean of channel 0 is 0.5 on rank 0 and 0.6 on rank 1"
+        "each rank normalises by its own statistics: the mean of channel 0 is 0.5 on rank 0 and 0.6 on rank 1"
     )
 
 
 def test_statistics_that_are_alike_on_ranks_and_not_those_of_one_rank_are_named() -> None:
     found = evidence_of((own_statistics, own_statistics))
-    assert text_of(found) == "the mean of channel 0 is 0.6 on all ranks and 0.5 on one rank, of the same sequences"
+    assert text_of(found) == "the mean of channel 0 is 0.6 on all ranks and 0.5 on one rank, for the same sequences"
 
 
 def test_weights_that_begin_otherwise_are_named() -> None:
     found = evidence_of((unchanged, lambda step: {"weights": "other"}))
     assert named(found) == [("initial_weights", 0)]
-    assert text_of(found) == "rank 1 began with other weights than one rank"
+    assert text_of(found) == "rank 1 began with different weights from one rank"
 
 
 def test_replicas_that_drift_apart_are_named_with_the_first_step() -> None:
@@ -124,7 +126,9 @@ def test_replicas_that_drift_apart_are_named_with_the_first_step() -> None:
     assert named(found) == [("replicas", 4)]
 
 
-@pytest.mark.parametrize(("norm", "projection"), [(4.0, 1.0), (2.0, -0.5)], ids=["a sum for a mean", "another sign"])
+@pytest.mark.parametrize(
+    ("norm", "projection"), [(4.0, 1.0), (2.0, -0.5)], ids=["a sum instead of a mean", "another sign"]
+)
 def test_gradients_of_step_0_that_differ_where_all_before_them_is_alike_are_named(
     norm: float, projection: float
 ) -> None:

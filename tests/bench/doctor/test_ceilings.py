@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.doctor.page import Ceiling, measured_ceilings
+from bench.doctor.page import ReachedCeiling, measured_ceilings
 from bench.machine.gpus import Gpu
 from bench.machine.machine import Machine
 from bench.runs.history import History
@@ -24,13 +24,13 @@ def history(tmp_path: Path) -> Iterator[History]:
         yield opened
 
 
-def _ceilings(history: History, *summaries: Summary, machine: Machine | None = None) -> list[Ceiling]:
+def _ceilings(history: History, *summaries: Summary, machine: Machine | None = None) -> list[ReachedCeiling]:
     for summary in summaries:
         history.add(summary, make_machine())
     return list(measured_ceilings(history, machine or make_machine()))
 
 
-def _known(found: list[Ceiling]) -> list[tuple[str, float, str | None]]:
+def _known(found: list[ReachedCeiling]) -> list[tuple[str, float, str | None]]:
     return [(ceiling.what, ceiling.best.median, ceiling.run) for ceiling in found if ceiling.best is not None]
 
 
@@ -102,7 +102,7 @@ def test_where_only_small_copies_were_measured_the_size_that_is_wanted_is_said(h
     found = _ceilings(history, probe("run-b", "copies", copy("memory_copy", 9e10, 4096)))[1]
     assert found.best is None
     assert found.reason is not None
-    assert "in buffers of 268,435,456 B or more; `observatory run copies` measures it" in found.reason
+    assert "with buffers of 268,435,456 B or more; `observatory run copies` measures it" in found.reason
 
 
 def test_the_best_algorithm_of_all_reduce_counts(history: History) -> None:
@@ -143,7 +143,7 @@ def test_gpus_come_first_and_only_their_lack_is_said(history: History) -> None:
         ("memory_copy", "run-a"),
     ]
     assert found[1].reason == (
-        "it was not measured on 1 x NVIDIA H200 in buffers of 1,073,741,824 B or more; `observatory run copies`"
+        "it was not measured on 1 x NVIDIA H200 with buffers of 1,073,741,824 B or more; `observatory run copies`"
         " measures it"
     )
-    assert found[2].reason == "it needs 2 ranks with a GPU each, and there is one GPU"
+    assert found[2].reason == "it needs 2 ranks with a GPU each, but there is one GPU"

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from bench.cli.doctor import command
-from bench.doctor.page import Ceiling, Comparison, Entry, GpuFields, Page, Section
+from bench.doctor.page import Entry, GpuFields, MachineComparison, Page, ReachedCeiling, Section
 from bench.errors import Misuse
-from bench.machine.machine_diff import Difference
+from bench.machine.machine_diff import MachineDifference
 from bench.reports.doctor import print_page
 from collectors.nvml.library import FieldSupport
 from tests.bench.doctor.runs import product
@@ -41,17 +41,20 @@ PAGE = Page(
         left_out=("GPU 1: it is lost",),
     ),
     ceilings=(
-        Ceiling(
+        ReachedCeiling(
             what="matmul fp32",
             best=product(256, 3e9),
             setting="256 x 256 x 256, 1 rank, cpu",
             run="run-a",
             started_ns=0,
         ),
-        Ceiling(what="copies", reason="it was not measured"),
+        ReachedCeiling(what="copies", reason="it was not measured"),
     ),
-    comparison=Comparison(
-        run="run-b", strategy="ddp", started_ns=0, differences=(Difference(field="kernel", before="5.0", now="6.1"),)
+    comparison=MachineComparison(
+        run="run-b",
+        strategy="ddp",
+        started_ns=0,
+        differences=(MachineDifference(field="kernel", before="5.0", now="6.1"),),
     ),
 )
 
@@ -98,7 +101,7 @@ def test_differences_are_a_table_of_then_and_now() -> None:
 
 
 def test_a_machine_that_is_as_it_was_is_said_to_be() -> None:
-    same = replace(PAGE, comparison=Comparison(run="run-b", strategy="ddp", started_ns=0, differences=()))
+    same = replace(PAGE, comparison=MachineComparison(run="run-b", strategy="ddp", started_ns=0, differences=()))
     assert ["nothing", "differs", "from", "run-b", "(ddp,"] in [line[:5] for line in _printed(same)]
 
 

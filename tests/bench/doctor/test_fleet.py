@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bench.doctor import fleet
-from bench.doctor.fleet import Finding, Fleet, FleetNode, PairRate, Rate, judge, last_good
+from bench.doctor.fleet import Fleet, FleetNode, NodeFinding, PairRate, Rate, judge, last_good
 from bench.engines.agent_link import NodeCheck
 from bench.errors import InfrastructureFailed
 from bench.machine.gpus import Gpu
-from bench.machine.machine_diff import Difference
+from bench.machine.machine_diff import MachineDifference
 from bench.machine.node_now import GpuNow, NodeNow
 from tests.bench.made.examples import make_machine
 
@@ -53,40 +53,40 @@ def test_nodes_that_are_alike_have_no_finding() -> None:
 @pytest.mark.parametrize(
     ("machine", "text", "is_fatal"),
     [
-        ({"torch_version": "2.12.0"}, "its torch is 2.12.0, and 2.13.0 on 3 other node(s)", True),
-        ({"own_version": "0.0.9"}, "its parallel-observatory is 0.0.9, and 0.1.0 on 3 other node(s)", True),
-        ({"own_version": None}, "its parallel-observatory is not known, and 0.1.0 on 3 other node(s)", True),
-        ({"kernel": "5.15"}, "its kernel is 5.15, and 6.1 on 3 other node(s)", False),
-        ({"cpu": "Intel"}, "its CPU is Intel, and AMD EPYC on 3 other node(s)", False),
+        ({"torch_version": "2.12.0"}, "its torch is 2.12.0, but 2.13.0 on 3 other node(s)", True),
+        ({"own_version": "0.0.9"}, "its parallel-observatory is 0.0.9, but 0.1.0 on 3 other node(s)", True),
+        ({"own_version": None}, "its parallel-observatory is unknown, but 0.1.0 on 3 other node(s)", True),
+        ({"kernel": "5.15"}, "its kernel is 5.15, but 6.1 on 3 other node(s)", False),
+        ({"cpu": "Intel"}, "its CPU is Intel, but AMD EPYC on 3 other node(s)", False),
     ],
 )
 @pytest.mark.parametrize("number", [0, 2])
 def test_the_one_that_differs_from_most_is_named(
     machine: dict[str, Any], text: str, is_fatal: bool, number: int
 ) -> None:
-    assert judge(_four(_node(number, **machine))) == (Finding(node=number, text=text, is_fatal=is_fatal),)
+    assert judge(_four(_node(number, **machine))) == (NodeFinding(node=number, text=text, is_fatal=is_fatal),)
 
 
 def test_of_two_that_differ_the_second_is_named() -> None:
     (found,) = judge(_fleet(_node(0, driver_version="580"), _node(1, driver_version="570")))
-    assert found == Finding(node=1, text="its driver is 570, and 580 on 1 other node(s)")
+    assert found == NodeFinding(node=1, text="its driver is 570, but 580 on 1 other node(s)")
 
 
 @pytest.mark.parametrize(
     ("now", "text", "is_fatal"),
     [
-        ({"disk_bytes": 100 << 20}, "its disk has 0.1 GiB left where runs are written; make room", True),
-        ({"memory_bytes": 40 << 30}, "40.0 GiB of its memory is available, and 100.0 GiB on others", False),
-        ({"cpu_governor": "powersave"}, "its CPU governor is powersave, and performance on 3 other node(s)", False),
+        ({"disk_bytes": 100 << 20}, "its disk has only 0.1 GiB free for runs; make room", True),
+        ({"memory_bytes": 40 << 30}, "40.0 GiB of its memory is available, but 100.0 GiB on others", False),
+        ({"cpu_governor": "powersave"}, "its CPU governor is powersave, but performance on 3 other node(s)", False),
         ({"gpus": (replace(NOW.gpus[0], uncorrected_errors=2),)}, "GPU 0 has 2 uncorrected ECC errors", False),
         (
             {"gpus": (replace(NOW.gpus[0], pending_rows=1),)},
-            "GPU 0 waits for a reset to replace rows of its memory (ECC)",
+            "GPU 0 needs a reset to replace rows of its memory (ECC)",
             False,
         ),
         (
             {"gpus": (replace(NOW.gpus[0], has_failed_rows=True),)},
-            "rows of GPU 0's memory could not be replaced (ECC); have the GPU replaced",
+            "GPU 0 has memory rows that could not be replaced (ECC); replace the GPU",
             False,
         ),
         (
@@ -96,19 +96,19 @@ def test_of_two_that_differ_the_second_is_named() -> None:
         ),
         (
             {"gpus": (replace(NOW.gpus[0], clock_limit_hertz=1_500_000_000),)},
-            "its clock limit of GPUs is 1500 MHz, and 1980 MHz on 3 other node(s)",
+            "its clock limit of GPUs is 1500 MHz, but 1980 MHz on 3 other node(s)",
             False,
         ),
         (
             {"gpus": (replace(NOW.gpus[0], power_limit_watts=500.0),)},
-            "its power limit of GPUs is 500 W, and 700 W on 3 other node(s)",
+            "its power limit of GPUs is 500 W, but 700 W on 3 other node(s)",
             False,
         ),
         ({"absent": {"gpus": "NVML: Unknown Error"}}, "its GPUs do not answer: NVML: Unknown Error", True),
     ],
 )
 def test_a_sick_node_is_named(now: dict[str, Any], text: str, is_fatal: bool) -> None:
-    assert judge(_four(_node(1, now))) == (Finding(node=1, text=text, is_fatal=is_fatal),)
+    assert judge(_four(_node(1, now))) == (NodeFinding(node=1, text=text, is_fatal=is_fatal),)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_sick_node_is_named(now: dict[str, Any], text: str, is_fatal: bool) ->
     [(-5.0, "5.0 s behind", False), (300.0, "5.0 min ahead of", True)],
 )
 def test_a_clock_that_is_off_is_told_and_minutes_are_fatal(offset_s: float, words: str, is_fatal: bool) -> None:
-    text = f"its clock is {words} the others'; have its time synchronised (NTP)"
-    assert judge(_four(_node(3, offset_s=offset_s))) == (Finding(node=3, text=text, is_fatal=is_fatal),)
+    text = f"its clock is {words} the others'; synchronise its time (NTP)"
+    assert judge(_four(_node(3, offset_s=offset_s))) == (NodeFinding(node=3, text=text, is_fatal=is_fatal),)
 
 
 def test_less_than_a_second_is_no_finding() -> None:
@@ -135,10 +135,10 @@ def _two(offset_s: float) -> Fleet:
 def test_of_two_clocks_the_one_that_is_further_from_the_runner_s_is_told_with_the_whole_difference(
     offset_s: float, words: str, is_fatal: bool
 ) -> None:
-    text = f"its clock is {words} the others'; have its time synchronised (NTP)"
-    assert judge(_two(offset_s)) == (Finding(node=1, text=text, is_fatal=is_fatal),)
+    text = f"its clock is {words} the others'; synchronise its time (NTP)"
+    assert judge(_two(offset_s)) == (NodeFinding(node=1, text=text, is_fatal=is_fatal),)
     (found,) = judge(_fleet(_node(0, offset_s=offset_s), _node(1)))
-    assert found == Finding(node=0, text=text, is_fatal=is_fatal)
+    assert found == NodeFinding(node=0, text=text, is_fatal=is_fatal)
 
 
 def test_of_three_clocks_the_two_that_agree_are_right() -> None:
@@ -161,7 +161,7 @@ def _rates(*trials: tuple[float, ...]) -> tuple[Rate, ...]:
 def test_a_node_that_is_slow_in_each_trial_is_named_with_its_share() -> None:
     usual = (99e9, 100e9, 101e9)
     found = judge(_four(_node(0), rates=_rates(usual, usual, (79e9, 80e9, 81e9), usual)))
-    assert found == (Finding(node=2, text="matmul: 80 GFLOP/s, 80 % of its peers' median 100 GFLOP/s"),)
+    assert found == (NodeFinding(node=2, text="matmul: 80 GFLOP/s, 80 % of its peers' median 100 GFLOP/s"),)
 
 
 @pytest.mark.parametrize("trials", [(60e9, 80e9, 100e9), (93e9, 94e9, 95e9)])
@@ -188,7 +188,7 @@ def _pairs(**rates: float) -> tuple[PairRate, ...]:
 def test_a_node_all_of_whose_pairs_are_slow_is_named() -> None:
     found = judge(_four(_node(0), pairs=_pairs(p01=100, p12=50, p23=40, p03=100)))
     assert found == (
-        Finding(node=2, text="its network: 50 MB/s with n1 and 40 MB/s with n3; other pairs reach 100 MB/s"),
+        NodeFinding(node=2, text="its network: 50 MB/s with n1 and 40 MB/s with n3; other pairs reach 100 MB/s"),
     )
 
 
@@ -200,7 +200,7 @@ def test_of_three_nodes_the_slow_one_is_named() -> None:
 
 def test_one_slow_pair_is_a_link_s_and_no_node_s() -> None:
     found = judge(_four(_node(0), pairs=_pairs(p01=100, p12=50, p23=100, p03=100)))
-    assert found == (Finding(node=None, text="between n1 and n2: 50 MB/s; other pairs reach 100 MB/s"),)
+    assert found == (NodeFinding(node=None, text="between n1 and n2: 50 MB/s; other pairs reach 100 MB/s"),)
     assert _four(_node(0), findings=found).bad == ()
 
 
@@ -213,7 +213,7 @@ def test_what_was_found_is_kept_and_the_last_good_machine_of_each_host_found_aga
     for folder in (older, newer, none):
         folder.mkdir()
     first = _fleet(_node(0, kernel="6.0"), _node(1, kernel="6.0"))
-    bad = Finding(node=1, text="its disk is full", is_fatal=True)
+    bad = NodeFinding(node=1, text="its disk is full", is_fatal=True)
     second = _fleet(_node(0), _node(1), findings=(bad,), pairs=_pairs(p01=3), absent=("copies is absent: it failed",))
     fleet.save(first, older)
     fleet.save(second, newer)
@@ -235,13 +235,13 @@ def test_a_record_that_cannot_be_written_is_the_infrastructure_s(tmp_path: Path)
 
 
 def test_each_line_names_its_node() -> None:
-    changed = replace(_node(1), changed=(Difference(field="driver", before="570", now="580"),))
-    found = _fleet(_node(0), changed, findings=(Finding(node=0, text="its disk is full"),))
+    changed = replace(_node(1), changed=(MachineDifference(field="driver", before="570", now="580"),))
+    found = _fleet(_node(0), changed, findings=(NodeFinding(node=0, text="its disk is full"),))
     assert fleet.lines_of(found) == [
         "n0 is bad: its disk is full",
-        "n1 has changed since its last good check: driver was 570, and is 580",
+        "n1 has changed since its last good check: driver was 570 and is now 580",
     ]
-    assert fleet.lines_of(_fleet(_node(0))) == ["1 node(s), and nothing is wrong with any"]
+    assert fleet.lines_of(_fleet(_node(0))) == ["1 node(s), no problems"]
 
 
 def test_where_something_was_not_measured_nothing_is_called_well() -> None:

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from bench.doctor.collect import gather
-from bench.doctor.page import Comparison, Entry, GpuFields, Page
+from bench.doctor.page import Entry, GpuFields, MachineComparison, Page
 from bench.machine.gpus import Gpu, GpuLink, read_gpus
 from bench.machine.machine import Machine
-from bench.machine.machine_diff import Difference
+from bench.machine.machine_diff import MachineDifference
 from bench.runs.history import History
 from collectors.nvml.library import FieldSupport
 from tests.bench.doctor.recorded_state import RecordedState
@@ -111,7 +111,7 @@ def test_a_driver_is_held_against_torchs_cuda() -> None:
     machine = replace(make_machine(), torch_cuda_version="13.0", driver_version="535.1", cuda_driver_version="12.2")
     versions = _section(_page(machine), "versions")
     assert str(versions["CUDA of driver"].value).startswith(
-        "12.2, too old: driver 535.1 runs CUDA up to 12.2, and torch"
+        "12.2, too old: driver 535.1 supports CUDA up to 12.2, but torch"
     )
     newer = replace(machine, cuda_driver_version="13.0")
     assert _section(_page(newer), "versions")["CUDA of driver"].value == "13.0"
@@ -154,7 +154,7 @@ def test_what_gpus_answer_is_on_the_page_and_decides_what_is_said_of_their_monit
 def test_the_environment_is_among_the_settings() -> None:
     assert _section(_page(make_machine()), "settings")["OMP_NUM_THREADS"].value == "1"
     bare = _section(_page(replace(make_machine(), environment={})), "settings")
-    assert bare["environment"].value == "no variable is set that can change a measurement"
+    assert bare["environment"].value == "no variable that can change a measurement is set"
 
 
 def test_a_history_that_cannot_be_read_leaves_the_rest_of_the_page() -> None:
@@ -182,7 +182,7 @@ def test_a_run_that_a_newer_version_wrote_leaves_the_rest_of_the_page(history: H
 
 def test_an_unchanged_machine_has_no_difference(history: History) -> None:
     history.add(make_summary(), make_machine())
-    assert _page(make_machine(), history).comparison == Comparison(
+    assert _page(make_machine(), history).comparison == MachineComparison(
         run="run-a", strategy="ddp", started_ns=make_summary().started_ns, differences=()
     )
 
@@ -194,13 +194,11 @@ def test_the_newest_good_run_of_this_host_is_compared(history: History) -> None:
     history.add(make_summary("run-failed", started_ns=3, outcome="failed"), make_machine())
     history.add(make_summary("run-elsewhere", started_ns=4), replace(make_machine(), hostname="node9"))
     comparison = _page(make_machine(), history).comparison
-    assert isinstance(comparison, Comparison)
+    assert isinstance(comparison, MachineComparison)
     assert comparison.run == "run-good"
-    assert comparison.differences == (Difference(field="kernel", before="5.0", now="6.1"),)
+    assert comparison.differences == (MachineDifference(field="kernel", before="5.0", now="6.1"),)
 
 
 def test_a_host_without_a_good_run_says_how_to_make_one(history: History) -> None:
     comparison = _page(make_machine(), history).comparison
-    assert comparison == Absent(
-        reason="no run that ended well on node0 is in the history; `observatory run ddp` makes one"
-    )
+    assert comparison == Absent(reason="the history has no successful run on node0; `observatory run ddp` makes one")

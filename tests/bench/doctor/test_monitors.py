@@ -12,7 +12,7 @@ from bench.doctor.page import Entry
 from collectors.nvml.library import Answer, FieldSupport, NVMLError
 
 IN_USE = str(NVMLError(pynvml.NVML_ERROR_IN_USE))
-RELEASE = "`dcgmi profile --pause` frees them, `dcgmi profile --resume` gives them back"
+RELEASE = "`dcgmi profile --pause` releases them, `dcgmi profile --resume` returns them to DCGM"
 
 
 @pytest.fixture
@@ -56,13 +56,15 @@ def test_held_monitors_name_the_dcgm_and_the_way_out(with_dcgm: Path) -> None:
 
 def test_held_monitors_without_a_dcgm_in_sight_say_so(tmp_path: Path) -> None:
     said = _said(monitors(_monitored("not always", "not always", reason=IN_USE), tmp_path))
-    assert said.startswith("GPUs 0, 1: held by a client that is not visible here, such as a DCGM in another container")
+    assert said.startswith(
+        "GPUs 0, 1: held by a client that is not visible here, for example DCGM in another container"
+    )
 
 
 def test_gpus_without_gpm_lose_their_monitors_to_a_dcgm_that_profiles(with_dcgm: Path) -> None:
     assert _said(monitors(_monitored("not supported"), with_dcgm)) == (
-        "GPU 0: no GPM, so DCGM holds them exclusively while it watches fields 1001 and up, and profilers get no"
-        f" counters; {RELEASE}"
+        "GPU 0: no GPM, so DCGM holds the monitors exclusively while it watches fields 1001 and up, and profilers get"
+        f" no counters; {RELEASE}"
     )
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
-from bench.doctor.fleet import Finding, Fleet, FleetNode
+from bench.doctor.fleet import Fleet, FleetNode, NodeFinding
 from bench.doctor.fleet_check import check_fleet
 from bench.doctor.preflight import Preflight
 from bench.engines.agent_link import NodeCheck
-from bench.engines.cluster import ClusterEngine, Request
+from bench.engines.cluster import ClusterEngine, NodeRequest
 from bench.engines.local import LocalAllocation, LocalNodes
-from bench.engines.trial_parts import Node
+from bench.engines.trial_parts import ReadyNode
 from bench.errors import InfrastructureFailed
-from bench.rank.messages import Cause, Progress, TrialEnded, TrialOrder
+from bench.rank.messages import FailureCause, TrialEnded, TrialOrder, TrialProgress
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -35,14 +35,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterEngine]:
 def test_nodes_are_measured_and_nothing_is_left_of_it(engine: ClusterEngine) -> None:
     told: list[str] = []
     fleet = check_fleet(engine, tell=told.append)
-    assert told == ["pre-flight: 2 node(s) are asked for their state, and measured"]
+    assert told == ["pre-flight: checking and measuring 2 node(s)"]
     assert {(rate.node, rate.what) for rate in fleet.rates} == {
         (node, what) for node in (0, 1) for what in ("matmul", "memory copy", "memory triad")
     }
     trials = [rate.trials for rate in fleet.rates] + [pair.trials for pair in fleet.pairs]
     assert all(len(one) == 3 and min(one) > 0 for one in trials)
     assert [pair.nodes for pair in fleet.pairs] == [(0, 1)]
-    assert fleet.absent == ("speeds are not judged: nodes share a machine, and each gets what the others leave",)
+    assert fleet.absent == ("speeds are not judged: nodes share a machine and take capacity from each other",)
     assert fleet.findings == ()
     assert list(engine.runs.iterdir()) == []
 
@@ -51,18 +51,20 @@ def test_nodes_are_measured_and_nothing_is_left_of_it(engine: ClusterEngine) -> 
 def test_a_measurement_that_fails_is_found_against_the_node_of_its_rank(
     rank: int | None, node: int | None, engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+    def run(order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
         if order.case.strategy != "copies":
             return ClusterEngine.run(engine, order, progress)
         where = f"its last lines are in {engine.runs}/{order.run}/rank{rank}.err"
         text = f"rank {rank} was killed by SIGSEGV in step 2; {where}"
-        cause = Cause(kind="killed", rank=rank, step=2, text=text, last_lines=("one", "Bus error"))
+        cause = FailureCause(kind="killed", rank=rank, step=2, text=text, last_lines=("one", "Bus error"))
         return TrialEnded(run=order.run, trial=order.trial, outcome="failed", cause=cause)
 
     monkeypatch.setattr(engine, "run", run)
     fleet = check_fleet(engine, tell=lambda line: None)
     assert fleet.findings == (
-        Finding(node=node, text=f"copies failed: rank {rank} was killed by SIGSEGV in step 2; it said: Bus error"),
+        NodeFinding(
+            node=node, text=f"copies failed: rank {rank} was killed by SIGSEGV in step 2; it printed: Bus error"
+        ),
     )
     assert fleet.bad == (() if node is None else (node,))
     assert {rate.what for rate in fleet.rates} == {"matmul"}
@@ -91,7 +93,7 @@ class TwoNodes(LocalAllocation):
     """Hands out engines that are there already, so that no test waits for another."""
 
     def __init__(self, *engines: ClusterEngine) -> None:
-        super().__init__(Request(nodes=2))
+        super().__init__(NodeRequest(nodes=2))
         self._engines = list(engines)
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
@@ -101,7 +103,7 @@ class TwoNodes(LocalAllocation):
 class FakeCheck:
     """In place of `check_fleet`: finds what it was told."""
 
-    def __init__(self, *findings: Finding) -> None:
+    def __init__(self, *findings: NodeFinding) -> None:
         self._findings = findings
 
     def __call__(self, engine: ClusterEngine, **more: object) -> Fleet:
@@ -122,8 +124,8 @@ def _preflight(engine: ClusterEngine, told: list[str]) -> Preflight:
     return Preflight(TwoNodes(engine, engine), engine.runs, ranks_per_node=None, tell=told.append)
 
 
-FATAL = Finding(node=1, text="its torch is 2.0, and 2.13.0 on 1 other node(s)", is_fatal=True)
-SLOW = Finding(node=1, text="matmul: 8 GFLOP/s, 80 % of its peers' median 10 GFLOP/s")
+FATAL = NodeFinding(node=1, text="its torch is 2.0, but 2.13.0 on 1 other node(s)", is_fatal=True)
+SLOW = NodeFinding(node=1, text="matmul: 8 GFLOP/s, 80 % of its peers' median 10 GFLOP/s")
 
 
 def test_a_bad_node_is_told_and_stays_unless_it_is_to_be_left_out(
@@ -143,7 +145,7 @@ def test_what_makes_all_figures_worthless_ends_the_suite(
     engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL))
-    with pytest.raises(InfrastructureFailed, match=r"^pre-flight: node 1: nothing can be measured .* --drop-bad$"):
+    with pytest.raises(InfrastructureFailed, match=r"^pre-flight: node 1: no measurement is possible .* --drop-bad$"):
         _preflight(engine, []).check({}, is_dropping=False)
 
 
@@ -151,9 +153,9 @@ def test_what_makes_all_figures_worthless_ends_the_suite(
 def test_a_node_that_is_left_out_is_so_in_each_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL))
     told: list[str] = []
-    preflight = Preflight(LocalAllocation(Request(nodes=2)), tmp_path, ranks_per_node=None, tell=told.append)
+    preflight = Preflight(LocalAllocation(NodeRequest(nodes=2)), tmp_path, ranks_per_node=None, tell=told.append)
     preflight.check({}, is_dropping=True)
-    assert told[-1] == "pre-flight: goes on without node 1"
+    assert told[-1] == "pre-flight: continuing without node 1"
     assert preflight.dropped == 1
     for _ in range(2):
         with preflight.open() as engine:
@@ -168,14 +170,14 @@ class FakeEngine(ClusterEngine):
         self._engine, self.runs = engine, engine.runs
         self.dropped: list[str] = []
 
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[ReadyNode, ...]:
         return self._engine.nodes()
 
     def check(self) -> tuple[NodeCheck, ...]:
         return self._engine.check()
 
     def drop_missing(self) -> dict[str, str]:
-        return {"node 2": "its agent has not come: another version"}
+        return {"node 2": "its agent has not connected: another version"}
 
     def drop(self, names: Iterable[str]) -> None:
         self.dropped += names
@@ -188,7 +190,7 @@ class Handing(LocalAllocation):
     """Hands out one engine again and again, and keeps which nodes it was to leave out."""
 
     def __init__(self, engine: ClusterEngine) -> None:
-        super().__init__(Request(nodes=3))
+        super().__init__(NodeRequest(nodes=3))
         self.engine = engine
         self.dropped: list[Collection[str]] = []
 
@@ -206,8 +208,8 @@ def test_a_node_without_an_agent_is_left_out_by_its_name_like_a_bad_one(
     fleet = preflight.check({}, is_dropping=True)
     assert told == [
         f"pre-flight: node 1 is bad: {SLOW.text}",
-        "pre-flight: node 2 is bad: its agent has not come: another version",
-        "pre-flight: goes on without node 2, node 1",
+        "pre-flight: node 2 is bad: its agent has not connected: another version",
+        "pre-flight: continuing without node 2, node 1",
     ]
     assert fleet is not None
     assert [found.is_fatal for found in fleet.findings] == [False, True]
@@ -219,7 +221,7 @@ def test_a_node_without_an_agent_is_left_out_by_its_name_like_a_bad_one(
 
 def test_where_all_are_bad_none_is_left(engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL, replace(FATAL, node=0)))
-    with pytest.raises(InfrastructureFailed, match=r"all 2 node\(s\) are bad, and none is left"):
+    with pytest.raises(InfrastructureFailed, match=r"all 2 node\(s\) are bad; none is left"):
         _preflight(engine, []).check({}, is_dropping=True)
 
 
@@ -233,7 +235,7 @@ def test_the_command_prints_each_node_and_each_pair(
     fleet = json.loads(captured.out)
     assert [node["name"] for node in fleet["nodes"]] == ["node 0", "node 1"]
     assert len(fleet["pairs"]) == 1
-    assert captured.err.splitlines() == ["pre-flight: 2 node(s) are asked for their state, and measured"]
+    assert captured.err.splitlines() == ["pre-flight: checking and measuring 2 node(s)"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -251,7 +253,7 @@ def test_a_suite_tells_of_its_check_again_where_something_was_wrong(
     code = main.run(["suite", "run", str(suite), "--nodes", "2", "--drop-bad", "--port", "0", *places])
     captured = capfd.readouterr()
     assert code == 0, captured.err
-    assert "pre-flight: goes on without node 1" in captured.err
+    assert "pre-flight: continuing without node 1" in captured.err
     (found,) = re.findall(r"suite one, ([\w-]+): done", captured.out)
     assert main.run(["suite", "show", found, *places]) == 0
     assert f"pre-flight: node 1 is bad: {SLOW.text}" in capfd.readouterr().out

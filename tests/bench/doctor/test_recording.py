@@ -45,7 +45,9 @@ def test_a_recording_is_a_file_that_can_be_replayed(tmp_path: Path) -> None:
     assert (len(recording.gpus), recording.duration_s) == (2, 5)
     assert recording.note.startswith("5 s of a real machine, by `observatory doctor --record` ")
     assert said[0] == "recording NVML for 5 s"
-    assert said[1].startswith(f"{path}: 2 GPUs, {path.stat().st_size:,} B; UUIDs and serial numbers are left out")
+    assert said[1].startswith(
+        f"{path}: 2 GPUs, {path.stat().st_size:,} B; it contains process IDs, but no UUIDs or serial numbers"
+    )
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bench.engines.root_cause import RankEnd, encoded, joint_cause, root_cause
-from bench.rank.messages import Cause, TrialEnded
+from bench.rank.messages import FailureCause, TrialEnded
 from collectors.rank.flight_recorder import reached
 from collectors.rank.reached import Reached
 from collectors.sample_log import Ended
@@ -17,7 +17,7 @@ from tests.collectors.made_nccl_record import MadeRecord
 FOLDER = "/runs/r"
 
 
-def _root_cause(ends: tuple[RankEnd, ...], folder: str) -> Cause | None:
+def _root_cause(ends: tuple[RankEnd, ...], folder: str) -> FailureCause | None:
     return root_cause(ends, folder, limit_s=60)
 
 
@@ -196,7 +196,7 @@ def test_a_trial_that_was_only_slow_is_no_hang_and_blames_nobody() -> None:
     cause = _root_cause((_hung(0, step=7, is_moving=True), _hung(1, step=6, is_moving=True)), FOLDER)
     assert cause is not None
     assert (cause.kind, cause.rank, cause.step) == ("limit", None, 6)
-    assert "its limit of 60 s was over, and no rank hung; raise --limit" in cause.text
+    assert "its limit of 60 s ended, and no rank hung; increase --limit" in cause.text
 
 
 def test_a_rank_that_stands_still_is_blamed_though_its_peer_moved_on() -> None:
@@ -266,7 +266,7 @@ def test_where_torch_times_no_collectives_the_setting_that_would_tell_is_named()
     assert cause is not None
     assert cause.rank is None
     assert "all ranks hung in step 4, all at the same collective" in cause.text
-    assert cause.text.endswith("; TORCH_NCCL_ENABLE_TIMING=1 lets torch record whose device has begun it")
+    assert cause.text.endswith("; with TORCH_NCCL_ENABLE_TIMING=1 torch records which devices have begun it")
 
 
 def test_devices_that_all_began_the_same_are_told_from_each_other_by_nothing() -> None:
@@ -305,7 +305,7 @@ def test_several_that_others_wait_for_are_all_named() -> None:
     cause = _root_cause((_stopped(0, ahead), _stopped(1, behind), _stopped(2, behind)), FOLDER)
     assert cause is not None
     assert cause.rank is None
-    assert "ranks 1, 2 hung in step 4, and others wait for them" in cause.text
+    assert "ranks 1, 2 hung in step 4 while others waited for them" in cause.text
 
 
 def test_a_rank_that_raised_is_blamed_and_not_those_that_we_ended_with_a_record_or_without() -> None:
@@ -325,10 +325,10 @@ def test_a_rank_that_was_killed_is_blamed_and_not_peers_whose_watchdog_saw_it() 
 
 
 def test_a_rank_without_its_gpu_is_the_nodes_failure_in_one_line() -> None:
-    ends = (_lost_peer(0, at_s=0.5), _end(1, error="NoDevice: CUDA shows it no GPU", said="a traceback", step=0))
+    ends = (_lost_peer(0, at_s=0.5), _end(1, error="NoDevice: CUDA shows the rank no GPU", said="a traceback", step=0))
     cause = _root_cause(ends, FOLDER)
-    text = "rank 1 cannot use its GPU: CUDA shows it no GPU; see /runs/r/rank1.err"
-    assert cause == Cause(kind="agent", rank=1, step=None, text=text)
+    text = "rank 1 cannot use its GPU: CUDA shows the rank no GPU; see /runs/r/rank1.err"
+    assert cause == FailureCause(kind="agent", rank=1, step=None, text=text)
 
 
 def test_of_ranks_that_all_gave_up_waiting_the_one_that_the_others_wait_for_hung() -> None:

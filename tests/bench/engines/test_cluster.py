@@ -14,12 +14,12 @@ import pytest
 from bench.analysis.trials import read_trials
 from bench.case import Case
 from bench.engines.agent_link import StartLimit
-from bench.engines.cluster import ClusterEngine, Meeting, Request
+from bench.engines.cluster import ClusterEngine, Meeting, NodeRequest
 from bench.engines.local import LocalAllocation, LocalNodes
 from bench.engines.trial_parts import spread
 from bench.errors import InfrastructureFailed, Misuse
 from bench.rank.fault_injection import Fault
-from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 from tests.bench.made.examples import small_case
 
 pytestmark = pytest.mark.timeout(300)
@@ -58,7 +58,7 @@ def _run(engine: ClusterEngine, run: str, case: Case, fault: Fault | None = None
     (engine.runs / run).mkdir()
     steps: list[int] = []
 
-    def see(progress: Progress) -> None:
+    def see(progress: TrialProgress) -> None:
         steps.append(progress.steps)
 
     return engine.run(TrialOrder(run=run, trial=0, case=case, limit_s=60.0, fault=fault), see), steps
@@ -95,13 +95,13 @@ def test_agents_that_do_not_come_are_given_up_after_what_starts_usually_take(tmp
 
     with (
         ClusterEngine(LocalNodes(2), tmp_path, start_limit=FakeStarts()) as engine,
-        pytest.raises(InfrastructureFailed, match="has not come: nothing was heard of it for 0 s"),
+        pytest.raises(InfrastructureFailed, match="has not connected: no contact for 0 s"),
     ):
         engine.machine()
 
 
 def test_engines_of_one_allocation_have_one_start_limit(tmp_path: Path) -> None:
-    with LocalAllocation(Request(nodes=2)) as allocation:
+    with LocalAllocation(NodeRequest(nodes=2)) as allocation:
         limits = []
         for _ in range(2):
             with allocation.open(tmp_path) as engine:
@@ -146,7 +146,7 @@ def test_a_node_that_is_dropped_gets_no_rank_and_its_agent_ends(tmp_path: Path) 
         assert _run(engine, "alone", small_case(ranks=2))[0].outcome == "done"
         assert engine.collect("alone") == ()
         assert {path.name for path in (tmp_path / "alone").glob("node*.jsonl")} == {"node1.jsonl"}
-        with pytest.raises(Misuse, match="wants more nodes than the 1 of this engine"):
+        with pytest.raises(Misuse, match=r"needs more nodes than this engine has \(1\)"):
             _run(engine, "both", small_case(ranks=2, nodes=2))
 
 
@@ -159,7 +159,7 @@ def test_a_node_whose_agent_dies_is_named_and_leaves_no_process(tmp_path: Path) 
         agents = [one for one in family if "bench.engines.node.agent" in one.cmdline()]
         (last,) = (one for one in agents if one.cmdline()[-1] == "1")
 
-        def strike(progress: Progress) -> None:
+        def strike(progress: TrialProgress) -> None:
             if progress.steps > 2 and last.is_running():
                 last.kill()
 
@@ -172,7 +172,7 @@ def test_a_node_whose_agent_dies_is_named_and_leaves_no_process(tmp_path: Path) 
 
 
 def test_a_case_of_more_nodes_than_there_are_is_refused(engine: ClusterEngine) -> None:
-    with pytest.raises(Misuse, match="ddp on 4 over 3 nodes wants more nodes than the 2 of this engine"):
+    with pytest.raises(Misuse, match=r"ddp on 4 over 3 nodes needs more nodes than this engine has \(2\)"):
         _run(engine, "three", small_case(ranks=4, nodes=3))
 
 
@@ -192,7 +192,7 @@ def test_each_further_node_has_a_file_on_its_machine_and_a_line_on_what_differs(
     mine = first.ready.machine
     assert engine.collect("unlike") == (
         "ranks were 0 on node 0, 1 on node 1",
-        f"node 1 differs from node 0: torch 2.0, there {mine.torch_version}; CPU old, there {mine.cpu}",
+        f"node 1 differs from node 0: torch is 2.0 instead of {mine.torch_version}; CPU is old instead of {mine.cpu}",
     )
     assert json.loads((engine.runs / "unlike/machine1.json").read_bytes())["torch_version"] == "2.0"
 
@@ -200,8 +200,8 @@ def test_each_further_node_has_a_file_on_its_machine_and_a_line_on_what_differs(
 @pytest.mark.parametrize(
     ("left_s", "said"),
     [
-        (62.0, "the nodes are ours for 62 s more, too few"),
-        (67.0, "the nodes were ours for 7 s more, and the trial did"),
+        (62.0, "the allocation ends in 62 s, too soon for another trial"),
+        (67.0, "the allocation had 7 s left for the trial, which did"),
     ],
 )
 def test_a_trial_ends_before_the_nodes_are_taken_back(
@@ -233,7 +233,7 @@ class Elsewhere(Meeting):
 def test_an_agent_of_a_node_that_the_engine_has_not_is_refused(tmp_path: Path) -> None:
     with (
         ClusterEngine(Foreign(1), tmp_path) as engine,
-        pytest.raises(InfrastructureFailed, match="an agent says that it is of node 5, which is none of the engine's"),
+        pytest.raises(InfrastructureFailed, match="an agent claims to run on node 5, which this engine does not have"),
     ):
         engine.machine()
 
@@ -280,7 +280,7 @@ def test_a_node_whose_agent_does_not_come_is_left_out_where_that_is_asked_for(
         placement.is_time = lambda: 0 in engine._links
         missing = engine.drop_missing()
         assert set(missing) == {"node 1"}
-        assert missing["node 1"].startswith("its agent has not come: it ended with code 2; it said: ")
+        assert missing["node 1"].startswith("its agent has not connected: it ended with code 2; its last line: ")
         assert "--of-a-newer-version" in missing["node 1"]
         assert [node.name for node in engine.nodes()] == ["node 0"]
     with ClusterEngine(OneIsAnother(2), tmp_path, dropped=["node 1"]) as engine:
@@ -290,6 +290,8 @@ def test_a_node_whose_agent_does_not_come_is_left_out_where_that_is_asked_for(
 def test_an_agent_that_does_not_come_is_told_with_the_reason(tmp_path: Path) -> None:
     with (
         ClusterEngine(Absent(2), tmp_path) as engine,
-        pytest.raises(InfrastructureFailed, match="the agent of node 0, node 1 has not come: the partition is down"),
+        pytest.raises(
+            InfrastructureFailed, match="the agent of node 0, node 1 has not connected: the partition is down"
+        ),
     ):
         engine.machine()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.engines.cluster import Meeting, Request
+from bench.engines.cluster import Meeting, NodeRequest
 from bench.engines.ray.engine import RayAllocation, RayPlacement
 from bench.engines.ray.orders import Done, StartAgents
 from bench.engines.registry import ENGINES
@@ -55,7 +55,7 @@ def _of_slurm(folder: Path, text: str, meeting: Meeting, monkeypatch: pytest.Mon
     (folder / "srun").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{folder}/words\ncat >/dev/null\n")
     (folder / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    allocation = SlurmAllocation(Request(nodes=2, file=_file(folder, f'address = "127.0.0.1"\n{text}')))
+    allocation = SlurmAllocation(NodeRequest(nodes=2, file=_file(folder, f'address = "127.0.0.1"\n{text}')))
     allocation.job = "7"
     placement = SlurmPlacement(allocation, ["a", "b"])
     placement.start(meeting)
@@ -65,7 +65,7 @@ def _of_slurm(folder: Path, text: str, meeting: Meeting, monkeypatch: pytest.Mon
 
 def _of_ray(folder: Path, text: str, meeting: Meeting) -> list[str]:
     """The words of an agent that an actor would start."""
-    allocation: Any = FakeRayAllocation(RayAllocation(Request(file=_file(folder, text))))
+    allocation: Any = FakeRayAllocation(RayAllocation(NodeRequest(file=_file(folder, text))))
     RayPlacement(allocation, ("a",)).start(meeting)
     (order,) = allocation.driver.orders
     assert isinstance(order, StartAgents)
@@ -100,6 +100,6 @@ def test_an_exporter_that_nobody_would_find_is_refused(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(Misuse) as refused:
-        ENGINES[engine](Request(file=_file(tmp_path, text)))
+        ENGINES[engine](NodeRequest(file=_file(tmp_path, text)))
     assert str(refused.value).startswith(f"{tmp_path}/engine.toml: ")
     assert said in str(refused.value)

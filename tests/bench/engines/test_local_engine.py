@@ -17,7 +17,7 @@ from bench.engines.environment import environment
 from bench.engines.local import LocalEngine
 from bench.errors import InfrastructureFailed
 from bench.rank.fault_injection import Fault, FaultKind
-from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 from collectors.sample_log import Ended, Opened, Reading, read
 from tests.bench.made.examples import SMALL, small_case
 from tests.bench.made.small_disk import on_a_full_disk
@@ -56,7 +56,7 @@ def test_an_agent_that_does_not_start_is_given_up_after_what_starts_usually_take
 
     with (
         LocalEngine(tmp_path, start_limit=FakeStarts()) as engine,
-        pytest.raises(InfrastructureFailed, match="has not answered in time, and was ended"),
+        pytest.raises(InfrastructureFailed, match="did not answer in time and was ended"),
     ):
         engine.machine()
 
@@ -68,7 +68,7 @@ def _run(
     *,
     fault: Fault | None = None,
     limit_s: float = 60.0,
-    progress: list[Progress] | None = None,
+    progress: list[TrialProgress] | None = None,
 ) -> TrialEnded:
     order = TrialOrder(run=folder.name, trial=0, case=case, limit_s=limit_s, fault=fault)
     ended = engine.run(order, (progress if progress is not None else []).append)
@@ -76,7 +76,7 @@ def _run(
     return ended
 
 
-class SessionsMeanwhile(list[Progress]):
+class SessionsMeanwhile(list[TrialProgress]):
     """Progress of a run, and the sessions that its ranks and their loaders were in when there was some."""
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +84,7 @@ class SessionsMeanwhile(list[Progress]):
         self.leaders: set[int] = set()
         self._folder = folder
 
-    def append(self, message: Progress) -> None:
+    def append(self, message: TrialProgress) -> None:
         """Look around."""
         super().append(message)
         self.leaders |= {os.getsid(int(process.split()[0])) for process in _ranks_left(self._folder)}
@@ -105,7 +105,7 @@ def _ranks_left(folder: Path) -> list[str]:
 
 def test_each_rank_writes_its_steps_and_a_good_end(engine: LocalEngine, tmp_path: Path) -> None:
     case = small_case(ranks=2, warm_up=2, steps=4, trace_steps=2)
-    progress: list[Progress] = []
+    progress: list[TrialProgress] = []
     ended = _run(engine, tmp_path, case, progress=progress)
     assert (ended.outcome, ended.cause) == ("done", None)
     for rank in range(2):
@@ -254,8 +254,8 @@ def test_a_torch_that_lacks_a_library_ends_the_agent_in_one_line_that_names_it(
     with LocalEngine(tmp_path) as engine, pytest.raises(InfrastructureFailed) as caught:
         engine.machine()
     said = str(caught.value)
-    assert said.startswith(f"the agent of this machine failed: the library {library} is not found, which torch")
-    assert "install torch again with all that it depends on" in said
+    assert said.startswith(f"the agent of this machine failed: the library {library}, which torch")
+    assert "reinstall torch with all its dependencies" in said
     assert "\n" not in said
 
 
@@ -276,6 +276,6 @@ def test_an_agent_that_is_stopped_is_ended_when_its_time_is_over(tmp_path: Path)
         engine.machine()
         agent.suspend()
         order = TrialOrder(run="r", trial=0, case=small_case(), limit_s=0.5)
-        with pytest.raises(InfrastructureFailed, match=rf"\(process {agent.pid}\) has not answered in time"):
+        with pytest.raises(InfrastructureFailed, match=rf"\(process {agent.pid}\) did not answer in time"):
             engine.run(order, lambda _: None)
     assert not agent.is_running()

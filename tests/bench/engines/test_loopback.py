@@ -37,7 +37,7 @@ def test_a_run_says_at_once_why_its_ranks_cannot_reach_each_other(setup: str, sa
     done = _run(setup, "-m", "bench", "run", "ddp", "--device", "cpu", "--ranks", "2", *places)
     assert done.returncode == 4, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "cannot reach each other" in line]
-    assert f"ranks cannot reach each other at 127.0.0.1 of this machine: {said}" in line
+    assert f"ranks cannot reach each other at 127.0.0.1 on this machine: {said}" in line
 
 
 def test_nodes_as_if_on_this_machine_are_refused_alike() -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.engines.cluster import Meeting, Request
+from bench.engines.cluster import Meeting, NodeRequest
 from bench.engines.ray.driver import NodeActor
 from bench.engines.ray.engine import RayAllocation, RayPlacement, RaySettings, capacity_of, cluster_address
 from bench.engines.ray.orders import (
-    Answer,
     Connect,
     Done,
     Listed,
-    Order,
+    RayAnswer,
     RayNode,
+    RayOrder,
     Reserve,
     StartAgents,
     alive_nodes,
@@ -63,9 +63,9 @@ def test_all_that_so_many_nodes_have_is_reserved_unless_it_is_said(order: Reserv
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (_order(5), "--nodes is 5, and Ray's cluster has 4 that are alive; take fewer"),
-        (_order(3, gpus=4), "--nodes is 3, and Ray's cluster has 4 that are alive, and 2 of them have 4 GPU; take"),
-        (_order(2, cpus=32, ssd=1), "and 1 of them has 1 ssd, 32 CPU; take fewer"),
+        (_order(5), "--nodes is 5, but Ray's cluster has 4 live node(s); use fewer"),
+        (_order(3, gpus=4), "--nodes is 3, but Ray's cluster has 4 live node(s), and 2 of them have 4 GPU; use"),
+        (_order(2, cpus=32, ssd=1), "and 1 of them has 1 ssd, 32 CPU; use fewer"),
         (_order(1, cpus=0, gpus=0), "nothing would be reserved on 1 node(s)"),
     ],
 )
@@ -105,19 +105,19 @@ def test_cases_are_planned_by_the_least_of_the_nodes_that_ray_may_give(
 
 def test_what_ray_would_be_asked_for_is_told_and_what_it_has_not_is_refused_before() -> None:
     assert capacity_of(_order(2), CLUSTER).asks == "Ray would be asked for 2 node(s) with 16 CPU, 8 GPU on each"
-    with pytest.raises(Misuse, match="--nodes is 5, and Ray's cluster has 4 that are alive; take fewer"):
+    with pytest.raises(Misuse, match=r"--nodes is 5, but Ray's cluster has 4 live node\(s\); use fewer"):
         capacity_of(_order(5), CLUSTER)
 
 
 def test_a_ray_that_would_be_started_here_is_planned_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert CAPACITIES["ray"](Request()) is None
+    assert CAPACITIES["ray"](NodeRequest()) is None
     assert read_node(engine="ray").cluster is None
 
 
 def test_nodes_come_from_the_driver_as_it_lists_them() -> None:
     listed = Listed(nodes=(A100, HEAD))
-    assert msgspec.json.decode(msgspec.json.encode(listed), type=Answer) == listed
+    assert msgspec.json.decode(msgspec.json.encode(listed), type=RayAnswer) == listed
 
 
 def test_nodes_that_are_alive_have_names_that_differ() -> None:
@@ -169,7 +169,7 @@ def test_the_cluster_is_the_file_s_or_the_user_s_or_one_that_is_started(
 
 @pytest.mark.parametrize("address", ["ray://node0:10001", "http://127.0.0.1:8265", "node0", "node0:port", ":1", "a:0"])
 def test_an_address_of_another_kind_is_refused(address: str) -> None:
-    with pytest.raises(Misuse, match="give that of the cluster itself"):
+    with pytest.raises(Misuse, match="use the address of the cluster itself"):
         cluster_address(RaySettings(), {"RAY_ADDRESS": address})
 
 
@@ -192,8 +192,8 @@ def test_settings_that_cannot_be_are_refused(text: str, said: str, tmp_path: Pat
 
 def test_a_cluster_that_would_be_started_here_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(Misuse, match="--nodes is 2, and without a cluster's address Ray is started on this machine"):
-        RayAllocation(Request(nodes=2))
+    with pytest.raises(Misuse, match="--nodes is 2, but without a cluster's address Ray starts on this machine"):
+        RayAllocation(NodeRequest(nodes=2))
 
 
 def test_without_the_package_it_is_said_how_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_without_the_package_it_is_said_how_it_comes(monkeypatch: pytest.MonkeyP
         pytest.raises(
             InfrastructureFailed, match=r"needs the package ray, .*pip install 'parallel-observatory\[ray\]'"
         ),
-        RayAllocation(Request()),
+        RayAllocation(NodeRequest()),
     ):
         pass
 
@@ -211,7 +211,7 @@ def test_without_the_package_it_is_said_how_it_comes(monkeypatch: pytest.MonkeyP
 def test_orders_come_to_the_driver_as_they_are_given() -> None:
     start = StartAgents(words=("sh",), key=b"\x00\xffkey\n", environment={"A": "b"})
     for order in (Connect(address=None, folder="/tmp/ray"), _order(2, night=1), start):
-        assert msgspec.json.decode(msgspec.json.encode(order), type=Order) == order
+        assert msgspec.json.decode(msgspec.json.encode(order), type=RayOrder) == order
 
 
 def test_an_actor_s_agent_gets_the_key_and_nothing_of_ray_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_an_actor_s_agent_gets_the_key_and_nothing_of_ray_s_environment(monkeypa
         "sys.exit(3)"
     )
     actor.start([sys.executable, "-c", program], b"secret", {"OURS": "1"})
-    assert actor.stop(60) == "it ended with code 3; it said: secret [] 2,3 1"
+    assert actor.stop(60) == "it ended with code 3; its last line: secret [] 2,3 1"
 
 
 class FakeDriver:
@@ -257,7 +257,7 @@ def test_a_setup_that_fails_is_told_with_what_it_printed(tmp_path: Path) -> None
     (order,) = allocation.driver.orders
     actor = NodeActor()
     actor.start([*order.words, "--node", "0"], order.key, order.environment)
-    assert actor.stop(60) == "it ended with code 1; it said: setup failed with code 3: no such module"
+    assert actor.stop(60) == "it ended with code 1; its last line: setup failed with code 3: no such module"
 
 
 def test_an_actor_ends_an_agent_that_does_not_end_by_itself() -> None:

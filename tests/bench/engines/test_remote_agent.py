@@ -27,7 +27,7 @@ from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed
 from bench.rank.fault_injection import Fault
-from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 from bench.runs.active_runs import stage_of
 from tests.bench.made.examples import small_case
 
@@ -52,7 +52,7 @@ class Remote:
         order = TrialOrder(run=run, trial=0, case=case, limit_s=limit_s, fault=fault)
         return self.link.run(order, self._see)
 
-    def _see(self, _: Progress) -> None:
+    def _see(self, _: TrialProgress) -> None:
         """Nobody watches."""
 
 
@@ -149,13 +149,13 @@ def test_an_agent_that_is_killed_or_stopped_is_found_and_leaves_no_process(
         remote.link.machine()
         family: list[psutil.Process] = []
 
-        def strike(progress: Progress) -> None:
+        def strike(progress: TrialProgress) -> None:
             if not family and progress.steps > 2:
                 family.extend(_family(remote.agent))
                 remote.agent.send_signal(number)
 
         order = TrialOrder(run=RUN, trial=0, case=small_case(ranks=2, steps=10_000_000), limit_s=200.0)
-        reason = {signal.SIGKILL: "the agent of node 0 ended: ", signal.SIGSTOP: "nothing was heard for 7 s"}[number]
+        reason = {signal.SIGKILL: "the agent of node 0 ended: ", signal.SIGSTOP: "no message for 7 s"}[number]
         with pytest.raises(InfrastructureFailed, match=reason):
             remote.link.run(order, strike)
         assert _left(family) == []
@@ -280,7 +280,7 @@ def test_a_port_that_is_served_gets_no_second_exporter(tmp_path: Path, capfd: py
         port: int = served.getsockname()[1]
         NodeExporter("127.0.0.1", port, tmp_path).close()
     assert capfd.readouterr().err == (
-        f"no exporter is started: port {port} of 127.0.0.1 is taken by another program of yours\n"
+        f"no exporter is started: another program of yours already uses port {port} of 127.0.0.1\n"
     )
 
 
@@ -306,7 +306,7 @@ def test_what_an_exporter_cannot_do_is_told_to_who_runs_the_suite(
             assert time.monotonic() < until_s, said
             time.sleep(0.1)
             said += capfd.readouterr().err
-    assert "the agent of node 0: its exporter says: " in said
+    assert "the agent of node 0: its exporter reports: " in said
     assert "serving" not in said
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.engines.cluster import Capacity, Meeting, Request
+from bench.engines.cluster import Capacity, Meeting, NodeRequest
 from bench.engines.slurm.allocation import SlurmAllocation, SlurmPlacement, read_capacity
 from bench.engines.slurm.nodes import capacity_of_job, capacity_of_partition, gpus_of
 from bench.errors import InfrastructureFailed, Misuse
@@ -102,9 +102,9 @@ def test_without_a_name_it_is_slurms_own_partition() -> None:
 def test_of_several_partitions_the_least_of_all_nodes_counts_and_the_largest_limits_the_job() -> None:
     found = _capacity("cpu,gpu", nodes=3)
     assert (found.cores, found.gpus, found.whose) == (32, (), "a node of the partition cpu or gpu")
-    with pytest.raises(Misuse, match="--nodes is 4, and the partition cpu or gpu has 3; take fewer"):
+    with pytest.raises(Misuse, match="--nodes is 4, but the partition cpu or gpu has only 3; use fewer"):
         _capacity("cpu,gpu", nodes=4)
-    with pytest.raises(Misuse, match=r'partition "night" is unknown; name one .* may be all, gpu, cpu'):
+    with pytest.raises(Misuse, match=r'partition "night" is unknown; set partition = .* to one of all, gpu, cpu'):
         _capacity("gpu,night")
 
 
@@ -124,7 +124,7 @@ def test_the_partition_is_the_one_that_salloc_takes(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("SALLOC_PARTITION", variable)
-    found = read_capacity(Request(file=_file(tmp_path, text)))
+    found = read_capacity(NodeRequest(file=_file(tmp_path, text)))
     assert found.whose == f"a node of the partition {whose}"
 
 
@@ -185,7 +185,7 @@ def test_a_job_is_read_from_json_where_slurm_has_it(slurm: Recorded) -> None:
     slurm.configure("gpu", job_json=_described_job({"a0": 4_294_967_294}, memory=99_999_999))
     found = capacity_of_job("7", nodes=1, asks="")
     assert (found.cores, found.implausible) == (96, {"CPU_IDs": 1, "Mem": 1})
-    with pytest.raises(Misuse, match="--nodes is 2, and job 7 has 1; take fewer"):
+    with pytest.raises(Misuse, match="--nodes is 2, but job 7 has only 1; use fewer"):
         capacity_of_job("7", nodes=2, asks="")
 
 
@@ -200,9 +200,9 @@ def test_a_job_is_read_from_text_where_json_counts_no_cpus(slurm: Recorded) -> N
 
 
 def test_more_nodes_than_there_are_is_refused() -> None:
-    with pytest.raises(Misuse, match="--nodes is 4, and the partition gpu has 3; take fewer"):
+    with pytest.raises(Misuse, match="--nodes is 4, but the partition gpu has only 3; use fewer"):
         _capacity("gpu", nodes=4)
-    with pytest.raises(Misuse, match="--nodes is 3, and job 7 has 2; take fewer"):
+    with pytest.raises(Misuse, match="--nodes is 3, but job 7 has only 2; use fewer"):
         capacity_of_job("7", nodes=3, asks="")
 
 
@@ -276,7 +276,7 @@ def _job_of(slurm: Recorded, *names: str, down: Collection[str] = ()) -> None:
 
 
 def _allocation(nodes: int) -> SlurmAllocation:
-    allocation = SlurmAllocation(Request(nodes=nodes))
+    allocation = SlurmAllocation(NodeRequest(nodes=nodes))
     allocation.job = "7"
     return allocation
 
@@ -345,8 +345,8 @@ def test_a_dry_run_says_what_slurm_would_be_asked_for(slurm: Recorded, capsys: p
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('environment = {"C=D" = "x"}', 'environment has "C=D", which is no name of a variable'),
-        ('environment = {"" = "x"}', 'environment has "", which is no name of a variable'),
+        ('environment = {"C=D" = "x"}', 'environment has "C=D", which is not the name of a variable'),
+        ('environment = {"" = "x"}', 'environment has "", which is not the name of a variable'),
         ('environment = {C = "x\\u0000"}', "environment has a NUL character"),
         ('setup = "echo \\u0000"', "setup has a NUL character"),
         ('salloc = ["--mem=0", "\\u0000"]', "salloc has a NUL character"),
@@ -355,14 +355,14 @@ def test_a_dry_run_says_what_slurm_would_be_asked_for(slurm: Recorded, capsys: p
 )
 def test_settings_with_which_no_process_can_be_started_are_refused(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(Misuse) as refused:
-        SlurmAllocation(Request(file=_file(tmp_path, text)))
+        SlurmAllocation(NodeRequest(file=_file(tmp_path, text)))
     assert f"{tmp_path}/slurm.toml: {said}" in str(refused.value)
 
 
 def test_a_job_whose_number_of_nodes_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "abc")
-    with pytest.raises(Misuse, match='SLURM_JOB_NUM_NODES is "abc", and no number'), SlurmAllocation(Request()):
+    with pytest.raises(Misuse, match='SLURM_JOB_NUM_NODES is "abc", not a number'), SlurmAllocation(NodeRequest()):
         pass
 
 
@@ -375,10 +375,10 @@ SRUN = """while [ "$1" != sh ]; do shift; done
 def test_a_setup_that_fails_is_told_with_what_it_printed(slurm: Recorded, tmp_path: Path) -> None:
     _job_of(slurm, "n0", "n1")
     slurm.write("srun", SRUN, is_script=True)
-    allocation = SlurmAllocation(Request(nodes=2, file=_file(tmp_path, "setup = 'echo no such module; false'")))
+    allocation = SlurmAllocation(NodeRequest(nodes=2, file=_file(tmp_path, "setup = 'echo no such module; false'")))
     allocation.job = "7"
     assert _agent_said(allocation, tmp_path) == (
-        "its step ended with code 1; n1 said: setup failed with code 1: no such module"
+        "its step ended with code 1; last line from n1: setup failed with code 1: no such module"
     )
 
 
@@ -387,10 +387,12 @@ def test_a_setup_that_ends_well_is_followed_by_the_agent_which_has_the_input(slu
     slurm.write("srun", SRUN, is_script=True)
     slurm.write("agent", 'echo "$OURS, $*, $(cat)"; exit 3', is_script=True)
     text = f"setup = 'read line; export OURS=set'\npython = '{tmp_path}/agent'"
-    allocation = SlurmAllocation(Request(nodes=2, file=_file(tmp_path, text)))
+    allocation = SlurmAllocation(NodeRequest(nodes=2, file=_file(tmp_path, text)))
     allocation.job = "7"
     said = _agent_said(allocation, tmp_path)
-    assert said.startswith("its step ended with code 3; n1 said: set, -P -m bench.engines.node.agent --connect h:1 ")
+    assert said.startswith(
+        "its step ended with code 3; last line from n1: set, -P -m bench.engines.node.agent --connect h:1 "
+    )
     assert said.endswith(", the key")
 
 
@@ -401,7 +403,7 @@ def test_agents_of_a_job_without_an_environment_get_that_of_the_command(
     monkeypatch.setenv("OURS", "set")
     _job_of(slurm, "n0", "n1")
     slurm.write("srun", f'echo "1: $* export=$SLURM_EXPORT_ENV ours=$OURS" > {tmp_path}/said; exit 1', is_script=True)
-    allocation = SlurmAllocation(Request(nodes=2, file=_file(tmp_path, "")))
+    allocation = SlurmAllocation(NodeRequest(nodes=2, file=_file(tmp_path, "")))
     allocation.job = "7"
     _agent_said(allocation, tmp_path)
     said = (tmp_path / "said").read_text()
@@ -444,7 +446,7 @@ def _agent_said(allocation: SlurmAllocation, folder: Path) -> str:
 
 
 def test_a_job_that_slurm_has_forgotten_is_told_as_accounting_knows_it(slurm: Recorded) -> None:
-    allocation = SlurmAllocation(Request(nodes=2))
+    allocation = SlurmAllocation(NodeRequest(nodes=2))
     allocation.job = "7"
     slurm.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", is_script=True)
     slurm.write("sacct", "PREEMPTED\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.engines.implausible import Implausible
+from bench.engines.implausible import ImplausibleAnswers
 from bench.engines.slurm.node_list import SlurmNode, read_nodes
 
 BASES = ("DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "UNKNOWN")
@@ -112,7 +112,7 @@ def test_every_state_with_every_two_flags_is_judged_alike_in_each_form(form: str
     else:
         nodes = [_json(f"n{i}", state=[base, *flags]) for i, (base, flags) in enumerate(CASES)]
         slurm.says(scontrol_json=json.dumps({"nodes": nodes, "last_update": {}, "meta": {}}))
-    doubts = Implausible("Slurm")
+    doubts = ImplausibleAnswers("Slurm")
     found = read_nodes(implausible=doubts)
     assert len(found) == len(CASES)
     assert _names(found) == right
@@ -126,7 +126,7 @@ def test_states_as_older_versions_shorten_them_are_judged(slurm: Slurm) -> None:
 
 def test_a_state_of_a_later_version_counts_as_away_and_is_said(slurm: Slurm) -> None:
     slurm.says(scontrol_json=json.dumps({"nodes": [_json("n0", state=["IDLE", "QUANTUM"])]}))
-    doubts = Implausible("Slurm")
+    doubts = ImplausibleAnswers("Slurm")
     assert _names(read_nodes(implausible=doubts)) == set()
     assert doubts.lines() == ['Slurm: State "QUANTUM" of node n0 (unknown here, so that it counts as away) is left out']
 

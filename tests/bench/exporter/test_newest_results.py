@@ -11,7 +11,7 @@ from bench.analysis.estimate import Estimate, estimate, estimate_share
 from bench.case import ONE_RUN, Case, Purpose, SuiteMember
 from bench.exporter.history_source import HistorySource
 from bench.exporter.latest_results import NewestResults
-from bench.rank.messages import Outcome
+from bench.rank.messages import TrialOutcome
 from bench.runs.history import History
 from bench.runs.summary import Summary, series_of
 from collectors.metrics.agent import (
@@ -351,7 +351,7 @@ def test_a_result_of_a_newer_version_is_named_and_the_others_are_shown(
 
 @pytest.mark.parametrize("outcome", ["failed", "timed_out", "interrupted"])
 def test_a_series_whose_newest_run_has_no_result_says_so_until_one_ends_well(
-    outcome: Outcome, url: str, newest: HistorySource
+    outcome: TrialOutcome, url: str, newest: HistorySource
 ) -> None:
     _add(url, _summary("a", 10), _summary("b", 20, outcome=outcome, ended_ns=25 * SECOND_NS))
     newest.ask()

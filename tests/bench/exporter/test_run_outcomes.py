@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.exporter.history_source import AGAIN_S, HistorySource, RunOutcomes
-from bench.rank.messages import Outcome
+from bench.rank.messages import TrialOutcome
 from bench.runs.history import History
 from collectors.metrics.run_counts import RUNS
 from tests.bench.made.examples import make_case, make_machine, make_summary
@@ -30,8 +30,8 @@ def store(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def keep(store: str) -> Callable[[str, str, Outcome], None]:
-    def keep(run: str, strategy: str, outcome: Outcome) -> None:
+def keep(store: str) -> Callable[[str, str, TrialOutcome], None]:
+    def keep(run: str, strategy: str, outcome: TrialOutcome) -> None:
         with History(store) as history:
             history.add(make_summary(run=run, case=make_case(strategy=strategy), outcome=outcome), make_machine())
 
@@ -49,7 +49,7 @@ def _some(counts: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
 
 
 def test_runs_of_each_strategy_are_counted_by_outcome_with_zeros(
-    store: str, keep: Callable[[str, str, Outcome], None]
+    store: str, keep: Callable[[str, str, TrialOutcome], None]
 ) -> None:
     for number, outcome in enumerate(("done", "done", "failed", "timed_out", "interrupted")):
         keep(f"r{number}", "ddp", outcome)  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_runs_of_each_strategy_are_counted_by_outcome_with_zeros(
 
 
 def test_a_new_run_is_counted_at_once_and_a_changed_outcome_after_a_while(
-    store: str, keep: Callable[[str, str, Outcome], None]
+    store: str, keep: Callable[[str, str, TrialOutcome], None]
 ) -> None:
     clock = Clock()
     keep("r0", "ddp", "interrupted")
@@ -81,14 +81,16 @@ def test_a_new_run_is_counted_at_once_and_a_changed_outcome_after_a_while(
     assert _some(_counts(outcomes)) == {("ddp", "done"): 2}
 
 
-def test_an_exporter_that_starts_anew_counts_the_same(store: str, keep: Callable[[str, str, Outcome], None]) -> None:
+def test_an_exporter_that_starts_anew_counts_the_same(
+    store: str, keep: Callable[[str, str, TrialOutcome], None]
+) -> None:
     keep("r0", "ddp", "failed")
     assert _counts(HistorySource(store, [RunOutcomes()], on_notice=pytest.fail)) == _counts(
         HistorySource(store, [RunOutcomes()], on_notice=pytest.fail)
     )
 
 
-def test_a_run_that_is_forgotten_counts_no_more(store: str, keep: Callable[[str, str, Outcome], None]) -> None:
+def test_a_run_that_is_forgotten_counts_no_more(store: str, keep: Callable[[str, str, TrialOutcome], None]) -> None:
     keep("r0", "ddp", "done")
     keep("r1", "ddp", "done")
     outcomes = HistorySource(store, [RunOutcomes()], on_notice=pytest.fail)
@@ -99,7 +101,7 @@ def test_a_run_that_is_forgotten_counts_no_more(store: str, keep: Callable[[str,
 
 
 def test_without_a_store_nothing_is_shown_and_what_was_counted_stays_when_it_goes(
-    store: str, tmp_path: Path, keep: Callable[[str, str, Outcome], None]
+    store: str, tmp_path: Path, keep: Callable[[str, str, TrialOutcome], None]
 ) -> None:
     notices: list[str] = []
     outcomes = HistorySource(store, [RunOutcomes()], on_notice=notices.append)

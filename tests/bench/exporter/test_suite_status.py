@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from bench.case import Purpose, SuiteMember
 from bench.exporter.history_source import HistorySource
 from bench.exporter.suite_status import ALL_READ_S, LEFT_OUT_S, NEWEST_READ, SuiteStatus
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 from bench.runs.summary import Summary
@@ -114,7 +114,7 @@ def test_each_case_that_failed_is_shown_with_its_run_its_rank_and_its_cause(url:
         member = SuiteMember(suite="nightly", id="a", case=case)
         return make_summary(name, purpose=Purpose(member=member), **changes)
 
-    killed = Cause(
+    killed = FailureCause(
         kind="killed", rank=1, step=3, text="rank 1 was killed\nby SIGKILL; its last lines are in /r/rank1.err"
     )
     with History(url) as history:

@@ -6,10 +6,10 @@ from tests.bench.hostile.line import Line
 
 LONG = "a" * 300
 HUGE = "99999999999999999999999"
-_FAULT = "is not KIND@RANK:STEP, such as hang@1:3; KIND is one of raise, kill, stop, hang, wait, memory, exit,"
-_HERE = "and available memory is"
+_FAULT = "does not have the form KIND@RANK:STEP, for example hang@1:3; KIND is one of raise, kill, stop, hang, wait,"
+_HERE = "but available memory is only"
 _WHOLE = "it may be a whole number of at least"
-_SHAPES = "it may be tiny, 125m, 1b, 8b, 70b"
+_SHAPES = "use one of tiny, 125m, 1b, 8b, 70b"
 _NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
 _NO_LIST = "is not a valid integer, and no list of such as 1,2,4"
 _NOT_IN_A_CURVE = "cannot be set with it; take one number of ranks"
@@ -21,7 +21,7 @@ LINES = (
     Line("run dpp", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
     Line("run nope", 2, 'strategy "nope" is unknown (`observatory list` shows all)'),
     Line("run ring", 2, 'strategy "ring" is unknown; did you mean "ring_attention"?'),
-    Line(f"run {'a' * 100_000}", 2, "... (100,002 letters) ...aaa"),
+    Line(f"run {'a' * 100_000}", 2, "... (100,002 characters) ...aaa"),
     Line("run DDP", 2, 'strategy "DDP" is unknown'),
     Line("run \x1b[31mddp", 2, "\\x1b[31mddp"),
     Line("run \udcff", 2, 'strategy "\\udcff" is unknown'),
@@ -45,7 +45,7 @@ LINES = (
     Line("run tensor_parallel --ranks 3", 2, "cannot be shared equally by 3 ranks"),
     Line("run ring_attention --ranks 3", 2, "sequence 128 cannot be cut into 6 equal chunks"),
     Line("run ulysses --ranks 3 --batch 3", 2, "sequence 128 cannot be cut into 3 equal chunks"),
-    Line("run copies --ranks 4096", 2, _HERE),
+    Line("run copies --ranks 4096", 2, "of memory is available; use fewer"),
     # on several numbers of ranks, as a curve
     Line("run ddp --ranks 1,", 2, f"'1,' {_NO_LIST}"),
     Line("run ddp --ranks ,2", 2, f"',2' {_NO_LIST}"),
@@ -83,7 +83,7 @@ LINES = (
     Line("run ulysses --sequence 100000000000", 2, _HERE),
     Line("run ring_attention --sequence 100000000000", 2, _HERE),
     Line("run single --layers 0", 2, "layers is 0; it must be 1 or more"),
-    Line("run single --layers 1000000000", 2, "take a smaller shape, or fewer ranks here"),
+    Line("run single --layers 1000000000", 2, "use a smaller shape, or fewer ranks"),
     Line("run single --width 100000000000", 2, _HERE),
     Line("run single --width 0", 2, "width is 0; it must be 1 or more"),
     Line("run single --vocabulary 100000000000", 2, _HERE),
@@ -112,13 +112,15 @@ LINES = (
     # on what
     Line("run single --threads 0", 2, "threads is 0; it must be 1 or more"),
     Line("run single --threads -1", 2, "threads is -1; it must be 1 or more"),
-    Line("run single --threads 100000", 2, "core(s) that can be used; take --threads"),
+    Line("run single --threads 100000", 2, "usable core(s); use --threads"),
     Line("run single --precision fp8", 2, "'fp8' is not one of"),
     Line("run single --device tpu", 2, "'tpu' is not one of"),
     Line("run single --backend mpi", 2, "'mpi' is not one of"),
     Line("run single --device cpu --backend nccl", 2, "backend nccl needs --device cuda"),
     Line(
-        "run single --device cpu --engine kubernetes", 2, "works within the pods of a JobSet; `observatory suite render"
+        "run single --device cpu --engine kubernetes",
+        2,
+        "works only inside the pods of a JobSet; `observatory suite render",
     ),
     Line("run single --engine mpi", 2, "'mpi' is not one of 'local', 'ray', 'slurm'"),
     Line("run single --port 99999", 2, "99999 is not in the range 0<=x<=65535"),
@@ -142,14 +144,14 @@ LINES = (
     Line("run single --option learning_rate=nan", 2, 'option learning_rate is "nan"'),
     Line("run single --option learning_rate=inf", 2, 'option learning_rate is "inf"'),
     Line("run single --option learning_rate=-1", 2, 'option learning_rate is "-1"'),
-    Line("run single --option learning_rate=1 --option learning_rate=2", 2, "is given twice; give it once"),
+    Line("run single --option learning_rate=1 --option learning_rate=2", 2, "is set twice; set it once"),
     Line("run single --option accumulate=0", 2, f'option accumulate is "0"; {_WHOLE} 1'),
     Line("run single --option accumulate=1e9", 2, f'option accumulate is "1e9"; {_WHOLE} 1'),
     Line("run single --option accumulate=3", 2, "batch 8 cannot be shared equally"),
     Line(f"run single --option accumulate={HUGE}", 2, f'option accumulate is "{HUGE}"; {_WHOLE} 1'),
     Line(f"run single --option lr_warm_up={HUGE}", 2, f'option lr_warm_up is "{HUGE}"; {_WHOLE} 0'),
     Line("run single --option workers=-1", 2, f'option workers is "-1"; {_WHOLE} 0'),
-    Line("run single --option workers=10000000", 2, "1 rank(s) with 10000000 worker(s) each take 160,000.0 GB"),
+    Line("run single --option workers=10000000", 2, "1 rank(s) with 10000000 worker(s) each need 160,000.0 GB"),
     Line("run single --option compile=foo", 2, 'option compile is "foo"; it may be none, default'),
     Line("run ddp --option overlap=maybe", 2, 'option overlap is "maybe"; it may be true or false'),
     Line("run gpipe --option microbatches=0", 2, f'option microbatches is "0"; {_WHOLE} 1'),
@@ -157,11 +159,11 @@ LINES = (
     Line("run deepspeed --option stage=9", 2, "option stage is 9; ZeRO has the stages 0, 1, 2 and 3"),
     Line("run collectives --option collectives=x", 2, 'collective "x" is unknown; it may be of all_reduce'),
     Line("run collectives --option collectives=", 2, 'collective "" is unknown; it may be of all_reduce'),
-    Line("run collectives --option max_bytes=1000000000000000", 2, "take smaller sizes"),
+    Line("run collectives --option max_bytes=1000000000000000", 2, "use smaller sizes"),
     Line("run matmul --batch 8", 2, "matmul is a probe and trains no model: --batch cannot be set"),
     Line("run matmul --check-convergence", 2, "matmul is a probe and trains no model: --check-convergence"),
     # beside what, and with what fault
-    Line("run single --with-baseline weak", 2, "--with-baseline compares several ranks with one; ranks is 1"),
+    Line("run single --with-baseline weak", 2, "--with-baseline compares several ranks with one, but ranks is 1"),
     Line("run ddp --with-baseline x", 2, "'x' is not one of 'weak', 'strong'"),
     Line("run ddp --baseline nothing", 2, f'run "nothing" {_NO_RUN}'),
     Line("run ddp --baseline ''", 2, "it is empty; leave it out, or name one"),
@@ -173,21 +175,21 @@ LINES = (
     Line("run single --inject explode@0:1", 2, _FAULT),
     Line("run single --inject kill@9:1", 2, "is for rank 9; ranks are 0 to 0"),
     Line("run single --inject kill@0:99999", 2, "is for step 99999; steps are 0 to 24"),
-    Line("run ddp --check-convergence --with-baseline weak", 2, "--with-baseline cannot be set with it"),
+    Line("run ddp --check-convergence --with-baseline weak", 2, "leave out --with-baseline"),
     Line("run ddp --inject-cause x", 2, "'x' is not one of"),
     Line("run ddp --inject-cause learning_rate", 2, "--inject-cause is for a check; add --check-convergence"),
-    Line("run ddp --timeline", 2, "--timeline draws pipeline stages, and ddp has none"),
-    Line("run gpipe --timeline --trace-steps 0", 2, "take --trace-steps 1 or more"),
+    Line("run ddp --timeline", 2, "--timeline draws pipeline stages, but ddp has none"),
+    Line("run gpipe --timeline --trace-steps 0", 2, "use --trace-steps 1 or more"),
     # without a start
     Line("run dpp --dry-run", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
     Line("run ddp --dry-run=yes", 2, "Option '--dry-run' does not take a value"),
     Line("run ddp --dry-run --ranks 3", 2, "batch 8 cannot be shared equally by 3 data ranks"),
     Line("run ddp --dry-run --batch 1000000000", 2, _HERE),
-    Line("run ddp --dry-run --threads 100000", 2, "core(s) that can be used; take --threads"),
-    Line("run ddp --dry-run --option workers=10000000", 2, "with 10000000 worker(s) each take"),
+    Line("run ddp --dry-run --threads 100000", 2, "usable core(s); use --threads"),
+    Line("run ddp --dry-run --option workers=10000000", 2, "with 10000000 worker(s) each need"),
     Line("run ddp --dry-run --baseline nothing", 2, f'run "nothing" {_NO_RUN}'),
     Line("run ddp --dry-run --inject-cause learning_rate", 2, "add --check-convergence"),
-    Line("run ddp --dry-run --note x --nightly", 2, "leave one of them out"),
+    Line("run ddp --dry-run --note x --nightly", 2, "leave one of the two out"),
     Line("run ddp --dry-run --store notaurl", 2, "the store's URL cannot be read"),
     Line("run ddp --dry-run --store sqlite:///garbage.sqlite", 4, "file is not a database; choose another file"),
     Line("run ddp --dry-run --store sqlite:///other.sqlite", 4, "the store is another program's database"),
@@ -200,9 +202,9 @@ LINES = (
     Line("run ddp --dry-run --runs garbage.json/x", 4, "no run can be written in garbage.json/x: Not a directory"),
     Line("run ddp --dry-run --format xml", 2, "'xml' is not one of"),
     # what is said of it
-    Line("run ddp --note ''", 2, "note is empty; say what the run is for, or leave --note out"),
-    Line("run ddp --note \x1b[31m", 2, "note has a letter that cannot be printed"),
-    Line("run ddp --nightly --note x", 2, "leave one of them out"),
+    Line("run ddp --note ''", 2, "note is empty; describe the run's purpose, or leave --note out"),
+    Line("run ddp --note \x1b[31m", 2, "note has a character that cannot be printed"),
+    Line("run ddp --nightly --note x", 2, "leave one of the two out"),
     Line("run ddp -q -v", 2, "--quiet and --verbose cannot be together; take one of them"),
     Line("run ddp --quiet --verbose --dry-run", 2, "--quiet and --verbose cannot be together"),
     Line("run ddp -q --option x=1", 2, 'ddp has no option "x"'),
@@ -228,9 +230,9 @@ LINES = (
     Line("run single --store sqlite:///garbage.sqlite", 4, "file is not a database", before=1),
     Line("run single --store 'postgresql://127.0.0.1:1/x?sslmode=bogus'", 4, "check that the server runs", before=1),
     Line("run single --runs /dev/null/x", 4, "no run can be written in /dev/null/x: Not a directory"),
-    Line("run matmul --option max_size=99999999999", 2, "take smaller sizes"),
+    Line("run matmul --option max_size=99999999999", 2, "use smaller sizes"),
     Line("run matmul --option min_size=0", 2, f'option min_size is "0"; {_WHOLE} 1'),
-    Line("run all_reduce --option max_bytes=99999999999999", 2, "take smaller sizes"),
+    Line("run all_reduce --option max_bytes=99999999999999", 2, "use smaller sizes"),
     Line("run copies --option size_bytes=-1", 2, f'option size_bytes is "-1"; {_WHOLE} 0'),
     Line("run fsdp --option wrap=x", 2, 'option wrap is "x"; it may be block, layer'),
     Line("run parameter_server --ranks 3 --option staleness=-1", 2, f'option staleness is "-1"; {_WHOLE} 0'),

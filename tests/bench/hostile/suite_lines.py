@@ -57,7 +57,7 @@ LINES = (
     Line("suite plan weak.toml --set case.ddp.gate=0.1", 2, "case.ddp.gate is 0.1; it may be"),
     Line("suite plan weak-list.toml", 2, "[defaults] batch is a list; set batch in the cases"),
     Line(f"suite plan ./{MANY}", 2, "File name too long; name another file or folder"),
-    Line(f"{_PLAN} --set defaults.{MANY}=1", 2, "letters) ..."),
+    Line(f"{_PLAN} --set defaults.{MANY}=1", 2, "characters) ..."),
     Line(f"{_PLAN} --set {MANY}", 2, "is not KEY=VALUE, such as defaults.trials=5"),
     Line(f"{_PLAN} --only {MANY}", 2, "--only takes extra, all"),
     Line(f"{_PLAN} --only '{WORDS}'", 2, "--only takes extra, all"),

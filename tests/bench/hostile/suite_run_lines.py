@@ -57,7 +57,7 @@ LINES = (
     Line("suite run smoke --dry-run --store sqlite:///missing/x", 4, "missing does not exist; make it, or choose"),
     Line("suite run smoke --store nonsense", 2, "the store's URL cannot be read"),
     Line("suite run smoke --engine mpi", 2, "'mpi' is not one of 'local', 'ray', 'slurm'"),
-    Line("suite run smoke --engine-file garbage.json", 2, "--engine-file is of a cluster, and the engine is local"),
+    Line("suite run smoke --engine-file garbage.json", 2, "--engine-file is for a cluster, but the engine is local"),
     Line(
         "suite run smoke --engine slurm --engine-file garbage.json",
         2,

@@ -41,7 +41,7 @@ def _with_nodes(root: Path) -> Path:
 def test_a_machine_without_a_driver_is_misuse(tmp_path: Path) -> None:
     error = refuse_no_gpu(NO_LIBRARY, CUDA, tmp_path)
     assert isinstance(error, Misuse)
-    assert str(error).startswith("device is cuda and this machine has no NVIDIA driver; take --device cpu")
+    assert str(error).startswith("device is cuda, but this machine has no NVIDIA driver; use --device cpu")
 
 
 def test_a_driver_without_nvml_is_named_with_what_the_container_lacks(tmp_path: Path) -> None:
@@ -54,13 +54,13 @@ def test_a_driver_without_nvml_is_named_with_what_the_container_lacks(tmp_path: 
 def test_device_files_tell_of_a_driver_where_proc_does_not(tmp_path: Path) -> None:
     error = refuse_no_gpu(NO_LIBRARY, CUDA, _with_nodes(tmp_path))
     assert isinstance(error, InfrastructureFailed)
-    assert "a device of NVIDIA's driver is loaded without its library NVML" in str(error)
+    assert "an NVIDIA driver is loaded without its library NVML" in str(error)
 
 
 def test_a_container_without_device_files_is_named(tmp_path: Path) -> None:
     error = refuse_no_gpu(_not_started(NVML_ERROR_DRIVER_NOT_LOADED), CUDA, tmp_path)
     assert isinstance(error, InfrastructureFailed)
-    assert "NVML finds no driver: /dev has no nvidia0 or other; start the container with GPUs" in str(error)
+    assert "NVML finds no driver: /dev has no nvidia0 or similar; start the container with GPUs" in str(error)
 
 
 def test_a_driver_that_shows_no_gpu_is_named_with_what_dev_has(tmp_path: Path) -> None:
@@ -72,20 +72,22 @@ def test_a_driver_that_shows_no_gpu_is_named_with_what_dev_has(tmp_path: Path) -
 def test_any_other_refusal_of_nvml_is_said_in_its_words(tmp_path: Path) -> None:
     error = refuse_no_gpu(_not_started(NVML_ERROR_UNKNOWN), CUDA, tmp_path)
     assert isinstance(error, InfrastructureFailed)
-    assert str(error) == "device is cuda and NVML: Unknown Error; look at `nvidia-smi`, or take --device cpu"
+    assert str(error) == "device is cuda, but NVML: Unknown Error; check `nvidia-smi`, or use --device cpu"
 
 
 def test_a_driver_of_another_version_than_its_library_is_told_with_what_mends_it(tmp_path: Path) -> None:
     error = refuse_no_gpu(_not_started(NVML_ERROR_LIB_RM_VERSION_MISMATCH), CUDA, tmp_path)
     assert isinstance(error, InfrastructureFailed)
-    assert "has another version than its library NVML, as after an upgrade: load the kernel module anew" in str(error)
+    assert "its library NVML have different versions, for example after an upgrade: reload the kernel module" in str(
+        error
+    )
 
 
 def test_gpus_that_a_variable_hides_are_misuse(tmp_path: Path) -> None:
     hidden = read_gpus(RecordedNvml(names=("A", "B")), {"CUDA_VISIBLE_DEVICES": ""})
     error = refuse_no_gpu(hidden, CUDA, tmp_path)
     assert isinstance(error, Misuse)
-    assert 'no GPU can be used: CUDA_VISIBLE_DEVICES is "" and hides all 2 GPU(s); set it right' in str(error)
+    assert 'no GPU can be used: CUDA_VISIBLE_DEVICES is "" and hides all 2 GPU(s); correct it' in str(error)
 
 
 @pytest.mark.parametrize("gpus", [NO_LIBRARY, read_gpus(RecordedNvml(names=("A",)), {"CUDA_VISIBLE_DEVICES": ""})])
@@ -93,8 +95,8 @@ def test_rocm_is_refused_as_rocm_and_never_as_a_missing_nvidia_gpu(gpus: Gpus, t
     error = refuse_no_gpu(gpus, ROCM, tmp_path)
     assert isinstance(error, Misuse)
     assert str(error) == (
-        "torch 2.13.0+rocm7.1 is built for ROCm 7.1.5, and `run` measures NVIDIA GPUs only; take --device cpu"
-        " (`observatory analyse` reads traces of ROCm)"
+        "torch 2.13.0+rocm7.1 is built for ROCm 7.1.5, but `run` measures only NVIDIA GPUs; use --device cpu"
+        " (`observatory analyse` reads ROCm traces)"
     )
 
 
@@ -104,7 +106,7 @@ def test_a_run_that_names_no_device_says_why_it_takes_the_cpu(tmp_path: Path) ->
     assert why_no_gpu(NO_LIBRARY, CUDA, _with_nodes(tmp_path)).endswith("is loaded without its library NVML")
     assert why_no_gpu(read_gpus(RecordedNvml(), {}), CUDA) == "driver 580.82.07 shows no GPU"
     assert why_no_gpu(hidden, CUDA) == 'CUDA_VISIBLE_DEVICES is "-1" and hides all 1 GPU(s)'
-    assert why_no_gpu(NO_LIBRARY, ROCM) == "torch is built for ROCm 7.1.5, and `run` measures NVIDIA GPUs only"
+    assert why_no_gpu(NO_LIBRARY, ROCM) == "torch is built for ROCm 7.1.5, but `run` measures only NVIDIA GPUs"
     assert why_no_gpu(_not_started(NVML_ERROR_DRIVER_NOT_LOADED), CUDA) == "NVML: Driver Not Loaded"
 
 
@@ -126,8 +128,8 @@ def test_a_driver_too_old_is_said_in_one_line_with_the_next_moves() -> None:
     with pytest.raises(InfrastructureFailed) as caught:
         check_torch(ON_GPUS, _machine(cuda_driver_version="12.2"))
     assert str(caught.value) == (
-        "driver 535.54.03 runs CUDA up to 12.2, and torch 2.13.0+cu130 is built for CUDA 13.0: install a newer driver"
-        " (580 or newer), a torch for CUDA 12, or take --device cpu"
+        "driver 535.54.03 supports CUDA up to 12.2, but torch 2.13.0+cu130 is built for CUDA 13.0: install a newer"
+        " driver (580 or newer), or a torch for CUDA 12, or use --device cpu"
     )
 
 
@@ -137,14 +139,14 @@ def test_a_torch_without_cuda_cannot_use_the_gpus_that_nvml_shows() -> None:
 
 
 def test_a_torch_of_rocm_is_refused_beside_nvidias_gpus_too() -> None:
-    with pytest.raises(Misuse, match=r"is built for ROCm 7\.1, and `run` measures NVIDIA GPUs only"):
+    with pytest.raises(Misuse, match=r"is built for ROCm 7\.1, but `run` measures only NVIDIA GPUs"):
         check_torch(ON_GPUS, _machine(torch_hip_version="7.1", torch_cuda_version=None))
 
 
 def test_nccl_wants_a_gpu_for_each_rank_of_a_node() -> None:
     machine = replace(_machine(cuda_driver_version="13.0"), gpus=(Gpu(index=0, name="A", uuid="a", memory_bytes=None),))
     check_torch(replace(ON_GPUS, backend="nccl", ranks=2, nodes=2), machine)
-    with pytest.raises(Misuse, match=r"has 2 rank\(s\) on a node and NCCL wants a GPU for each; .* has 1"):
+    with pytest.raises(Misuse, match=r"has 2 rank\(s\) per node and NCCL needs a GPU for each; .* has 1"):
         check_torch(replace(ON_GPUS, backend="nccl", ranks=4, nodes=2), machine)
 
 

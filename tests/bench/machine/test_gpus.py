@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from bench.machine.gpus import Gpu, GpuLink, GpuMemory, Hidden, Holder, read_gpus, read_memory
+from bench.machine.gpus import Gpu, GpuLink, GpuMemory, HiddenGpus, Holder, read_gpus, read_memory
 from tests.bench.made.recorded_nvml import RecordedNvml, RecordedProcess
 
 FOUR = RecordedNvml(names=("A", "B", "C", "D"))
@@ -48,7 +48,7 @@ def test_visible_devices_are_read_as_cuda_does(variable: str | None, names: tupl
     ],
 )
 def test_gpus_that_were_hidden_on_purpose_are_counted_and_no_mistake(variable: str, text: str) -> None:
-    assert read_gpus(FOUR, {"CUDA_VISIBLE_DEVICES": variable}).hidden == Hidden(text=text)
+    assert read_gpus(FOUR, {"CUDA_VISIBLE_DEVICES": variable}).hidden == HiddenGpus(text=text)
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,24 @@ def test_gpus_that_were_hidden_on_purpose_are_counted_and_no_mistake(variable: s
     [
         ("0,9,1", '"9" is no GPU here (they are 0 to 3), so CUDA shows 1 of 4 GPU(s)'),
         ("gpu0", '"gpu0" is neither a number nor a UUID of a GPU, so CUDA shows none of 4 GPU(s)'),
-        ("GPU-9", '"GPU-9" fits no GPU(s) here (`nvidia-smi -L` names them), so CUDA shows none of 4 GPU(s)'),
-        ("GPU-", '"GPU-" fits 4 GPU(s) here (`nvidia-smi -L` names them), so CUDA shows none of 4 GPU(s)'),
-        ("MIG-1", '"MIG-1" is no slice of a GPU here (`nvidia-smi -L` names them), so CUDA shows none of 4 GPU(s)'),
+        ("GPU-9", '"GPU-9" matches no GPU(s) here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPU(s)'),
+        ("GPU-", '"GPU-" matches 4 GPU(s) here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPU(s)'),
+        (
+            "MIG-1",
+            '"MIG-1" is no MIG instance of a GPU here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPU(s)',
+        ),
         ("0,,1", '"" is neither a number nor a UUID of a GPU, so CUDA shows 1 of 4 GPU(s)'),
     ],
 )
 def test_a_variable_that_names_what_is_not_there_is_a_mistake_and_the_entry_is_named(variable: str, text: str) -> None:
     hidden = read_gpus(FOUR, {"CUDA_VISIBLE_DEVICES": variable}).hidden
-    assert hidden == Hidden(text=f'CUDA_VISIBLE_DEVICES is "{variable}", and {text}', is_mistake=True)
+    assert hidden == HiddenGpus(text=f'CUDA_VISIBLE_DEVICES is "{variable}", and {text}', is_mistake=True)
 
 
 def test_a_gpu_that_is_named_twice_is_a_mistake() -> None:
     hidden = read_gpus(FOUR, {"CUDA_VISIBLE_DEVICES": "1,GPU-1abc"}).hidden
     text = 'CUDA_VISIBLE_DEVICES is "1,GPU-1abc" and names GPU 1 twice, so CUDA shows none'
-    assert hidden == Hidden(text=text, is_mistake=True)
+    assert hidden == HiddenGpus(text=text, is_mistake=True)
 
 
 def test_nothing_is_hidden_where_all_gpus_are_shown_or_none_is_there() -> None:
@@ -102,9 +105,9 @@ def test_a_slice_is_named_with_what_cuda_leaves_out() -> None:
     found = read_gpus(SPLIT, {})
     assert (found.gpus[0].index, found.gpus[0].name, found.on_node) == (1, "B MIG 1g.5gb", 3)
     assert found.hidden is not None
-    assert found.hidden.text.startswith("MIG splits GPU 1, and CUDA shows a process one slice and no other GPU")
+    assert found.hidden.text.startswith("MIG splits GPU 1, and CUDA shows a process one MIG instance and no other GPU")
     assert "here MIG-a, the first of 2" in found.hidden.text
-    assert "NCCL joins no slices" in found.hidden.text
+    assert "NCCL does not join MIG instances" in found.hidden.text
 
 
 def test_a_slice_that_was_named_alone_is_what_was_asked_for() -> None:
@@ -115,7 +118,7 @@ def test_a_slice_that_was_named_alone_is_what_was_asked_for() -> None:
 def test_a_gpu_with_mig_on_and_no_slice_is_said_to_be_hidden() -> None:
     hidden = read_gpus(SPLIT, {"CUDA_VISIBLE_DEVICES": "0,2"}).hidden
     assert hidden is not None
-    assert "GPU 2 has MIG on but no slice, so CUDA does not show it" in hidden.text
+    assert "GPU 2 has MIG enabled but no MIG instance, so CUDA does not show it" in hidden.text
 
 
 def test_the_driver_tells_the_newest_cuda_that_it_runs() -> None:

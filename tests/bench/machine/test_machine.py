@@ -53,7 +53,7 @@ def test_a_machine_without_gpu_git_or_nccl_says_why(root: Path) -> None:
     assert machine.absent["torch_cuda_version"] == "torch is built without CUDA"
     assert machine.absent["nccl_version"] == "torch is built without NCCL"
     assert machine.absent["gpus"] == "NVML: NVML Shared Library Not Found"
-    assert machine.absent["commit"] == f"{root} is no git tree, and was not built from one"
+    assert machine.absent["commit"] == f"{root} is not a git tree, and was not built from one"
 
 
 def test_every_none_has_its_reason() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.machine.gpus import Gpu, GpuLink, LinkKind
 from bench.machine.machine import Machine
-from bench.machine.machine_diff import Difference, differences, differences_of_nodes
+from bench.machine.machine_diff import MachineDifference, differences, differences_of_nodes
 from tests.bench.made.examples import make_machine
 
 CHANGES: dict[str, Any] = {
@@ -48,7 +48,7 @@ def _links(kind: LinkKind, *pairs: tuple[int, int]) -> tuple[GpuLink, ...]:
     return tuple(GpuLink(first=first, second=second, kind=kind) for first, second in pairs)
 
 
-def _only(before: Machine, now: Machine) -> Difference:
+def _only(before: Machine, now: Machine) -> MachineDifference:
     (found,) = differences(before, now)
     return found
 
@@ -75,10 +75,10 @@ def test_no_field_is_forgotten() -> None:
 
 
 def test_a_difference_is_in_words() -> None:
-    assert _only(make_machine(), replace(make_machine(), memory_bytes=1 << 35)) == Difference(
+    assert _only(make_machine(), replace(make_machine(), memory_bytes=1 << 35)) == MachineDifference(
         field="memory", before="16.0 GiB", now="32.0 GiB"
     )
-    assert _only(replace(make_machine(), is_dirty=False), replace(make_machine(), is_dirty=True)) == Difference(
+    assert _only(replace(make_machine(), is_dirty=False), replace(make_machine(), is_dirty=True)) == MachineDifference(
         field="source tree", before="without changes", now="with changes"
     )
 
@@ -89,7 +89,7 @@ def test_a_kernel_that_keeps_some_more_memory_is_no_difference() -> None:
 
 def test_what_is_unknown_says_why() -> None:
     now = replace(make_machine(), cpu=None, absent={**make_machine().absent, "cpu": "/proc/cpuinfo names no model"})
-    assert _only(make_machine(), now) == Difference(
+    assert _only(make_machine(), now) == MachineDifference(
         field="CPU", before="AMD EPYC", now="unknown (/proc/cpuinfo names no model)"
     )
 
@@ -105,7 +105,9 @@ def test_what_stays_unknown_differs_where_the_reason_does() -> None:
 
 def test_a_gpu_that_is_gone_is_one_difference() -> None:
     before, now = (replace(make_machine(), gpus=gpus) for gpus in (_gpus("a", "b"), _gpus("a")))
-    assert _only(before, now) == Difference(field="GPU 1", before="NVIDIA H200, 128.0 GiB, index 1, b", now="absent")
+    assert _only(before, now) == MachineDifference(
+        field="GPU 1", before="NVIDIA H200, 128.0 GiB, index 1, b", now="absent"
+    )
     assert _only(now, before).before == "absent"
 
 
@@ -118,8 +120,10 @@ def test_gpus_of_which_none_stayed_are_one_difference() -> None:
     before = replace(make_machine(), gpus=_gpus("a", "b"))
     other = replace(make_machine(), gpus=_gpus("c", "d", name="NVIDIA B200"))
     alike = replace(make_machine(), gpus=_gpus("c", "d"))
-    assert _only(before, other) == Difference(field="GPUs", before="2 x NVIDIA H200", now="2 x NVIDIA B200")
-    assert _only(before, alike) == Difference(field="GPUs", before="other GPUs of the same kind", now="2 x NVIDIA H200")
+    assert _only(before, other) == MachineDifference(field="GPUs", before="2 x NVIDIA H200", now="2 x NVIDIA B200")
+    assert _only(before, alike) == MachineDifference(
+        field="GPUs", before="other GPUs of the same kind", now="2 x NVIDIA H200"
+    )
 
 
 def test_gpus_that_can_no_more_be_seen_say_why() -> None:
@@ -131,7 +135,7 @@ def test_links_that_changed_alike_are_one_difference() -> None:
     gpus = _gpus("a", "b", "c")
     before = replace(make_machine(), gpus=gpus, links=_links("nvlink", (0, 1), (0, 2), (1, 2)))
     now = replace(make_machine(), gpus=gpus, links=(*_links("system", (0, 2), (1, 2)), *_links("nvlink", (0, 1))))
-    assert _only(before, now) == Difference(field="link of GPUs 0-2, 1-2", before="nvlink", now="system")
+    assert _only(before, now) == MachineDifference(field="link of GPUs 0-2, 1-2", before="nvlink", now="system")
 
 
 def test_links_follow_their_gpus_to_other_indices() -> None:
@@ -154,7 +158,9 @@ def test_links_of_a_gpu_that_is_gone_are_not_said_again() -> None:
 def test_links_that_can_no_more_be_read_say_why() -> None:
     before = replace(make_machine(), gpus=_gpus("a", "b"), links=_links("nvlink", (0, 1)))
     now = replace(before, links=(), absent={**before.absent, "links": "NVML: Not Supported"})
-    assert _only(before, now) == Difference(field="links of GPUs", before="known", now="unknown (NVML: Not Supported)")
+    assert _only(before, now) == MachineDifference(
+        field="links of GPUs", before="known", now="unknown (NVML: Not Supported)"
+    )
 
 
 def test_a_machine_without_gpus_is_not_said_to_have_lost_its_links() -> None:
@@ -180,7 +186,9 @@ def test_a_machine_without_gpus_is_not_said_to_have_lost_its_links() -> None:
 def test_what_changes_a_measurement_differs_between_nodes(changes: dict[str, Any], found: tuple[str, str, str]) -> None:
     field, before, now = found
     first = _node(python_version="3.11.7", torch_cuda_version="13.0", container_image="ours@sha256:1")
-    assert differences_of_nodes(first, replace(first, **changes)) == (Difference(field=field, before=before, now=now),)
+    assert differences_of_nodes(first, replace(first, **changes)) == (
+        MachineDifference(field=field, before=before, now=now),
+    )
 
 
 def test_what_any_two_nodes_differ_in_is_no_difference_of_nodes() -> None:
@@ -204,9 +212,9 @@ def test_variables_are_compared_one_by_one() -> None:
     before = replace(make_machine(), environment={"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"})
     now = replace(make_machine(), environment={"NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO"})
     assert differences(before, now) == (
-        Difference(field="NCCL_ALGO", before="Ring", now="Tree"),
-        Difference(field="NCCL_DEBUG", before="not set", now="INFO"),
-        Difference(field="OMP_NUM_THREADS", before="1", now="not set"),
+        MachineDifference(field="NCCL_ALGO", before="Ring", now="Tree"),
+        MachineDifference(field="NCCL_DEBUG", before="not set", now="INFO"),
+        MachineDifference(field="OMP_NUM_THREADS", before="1", now="not set"),
     )
 
 
@@ -215,7 +223,7 @@ def test_a_limit_that_changed_on_many_gpus_is_one_difference() -> None:
     now = replace(
         before, gpus=tuple(replace(gpu, power_limit_watts=500.0) for gpu in before.gpus[:2]) + before.gpus[2:]
     )
-    assert _only(before, now) == Difference(field="power limit of GPU 0, 1", before="700 W", now="500 W")
+    assert _only(before, now) == MachineDifference(field="power limit of GPU 0, 1", before="700 W", now="500 W")
 
 
 def test_a_limit_that_an_older_version_did_not_ask_for_is_no_difference() -> None:
@@ -228,4 +236,4 @@ def test_a_limit_that_an_older_version_did_not_ask_for_is_no_difference() -> Non
 
 def test_a_limit_that_was_not_there_is_none_and_not_unknown() -> None:
     limited = replace(make_machine(), cpu_limit_cores=7.5)
-    assert _only(make_machine(), limited) == Difference(field="CPU limit", before="none", now="7.5 cores")
+    assert _only(make_machine(), limited) == MachineDifference(field="CPU limit", before="none", now="7.5 cores")

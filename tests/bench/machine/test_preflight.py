@@ -44,9 +44,9 @@ def test_on_a_cpu_training_needs_what_the_law_of_the_peak_says() -> None:
 def test_a_batch_that_no_machine_holds_is_refused_whatever_shares_it(strategy: str, changes: dict[str, int]) -> None:
     case = make_case(strategy)
     case = replace(case, model=replace(case.shape, **changes))
-    with pytest.raises(Misuse, match=r"a batch of \d+ sequences of \d+ tokens takes at least .* GB and"):
+    with pytest.raises(Misuse, match=r"a batch of \d+ sequences of \d+ tokens takes at least .* GB, but"):
         check_memory(case, host_bytes=10**11, gpus=())
-    with pytest.raises(Misuse, match=r"tokens takes at least .* GB and 2 GPU\(s\) have 171\.8 GB"):
+    with pytest.raises(Misuse, match=r"tokens takes at least .* GB, but 2 GPU\(s\) have only 171\.8 GB"):
         check_memory(replace(case, device="cuda"), host_bytes=0, gpus=(gpu(0), gpu(1)))
 
 
@@ -56,7 +56,7 @@ def test_more_processes_than_memory_holds_are_refused() -> None:
     need = 16 * PROCESS_BYTES
     check_processes(case, host_bytes=need, cores=16)
     with pytest.raises(
-        Misuse, match=r"^ddp: 4 rank\(s\) with 3 worker\(s\) each take 0\.3 GB before they allocate anything"
+        Misuse, match=r"^ddp: 4 rank\(s\) with 3 worker\(s\) each need 0\.3 GB before they allocate anything"
     ):
         check_processes(case, host_bytes=need - 1, cores=16)
 
@@ -67,7 +67,7 @@ def test_more_processes_than_memory_holds_are_refused() -> None:
         (2, 1, 1, []),
         (1, 2, 2, []),
         (2, 1, 2, ["2 rank(s) with 2 worker(s) each load batches on 2 core(s)"]),
-        (64, 1, 1, ["64 ranks share 2 core(s) and wait for each other: speeds are not those of 64 cores"]),
+        (64, 1, 1, ["64 ranks share 2 core(s) (oversubscribed): speeds are not those of 64 cores"]),
         (2, 2, 0, ["2 ranks of 2 threads share 2 core(s)"]),
         (2, 1, 3, ["2 rank(s) with 3 worker(s) each load batches on 2 core(s)"]),
     ],
@@ -93,20 +93,20 @@ def test_all_ranks_of_a_cpu_share_its_memory() -> None:
     case = make_case(ranks=2)
     need = 2 * least_bytes(case, 0)
     check_memory(case, host_bytes=need, gpus=())
-    with pytest.raises(Misuse, match=r"^ddp: .* of 2 rank\(s\) takes? .* MB and available memory is"):
+    with pytest.raises(Misuse, match=r"^ddp: .* of 2 rank\(s\) takes? .* MB, but available memory is only"):
         check_memory(case, host_bytes=need - 1, gpus=())
 
 
 def test_a_shape_beyond_memory_is_refused_with_both_figures() -> None:
     case = make_case("single", ranks=1, model=PRESETS["70b"])
-    with pytest.raises(Misuse, match=r"take 1,128\.9 GB and available memory is 25\.8 GB; take a smaller shape"):
+    with pytest.raises(Misuse, match=r"take 1,128\.9 GB, but available memory is only 25\.8 GB; use a smaller shape"):
         check_memory(case, host_bytes=24 * GIB, gpus=())
 
 
 def test_a_sweep_beyond_memory_says_what_to_make_smaller() -> None:
     probe = make_probe("collectives")
     probe = replace(probe, options={**probe.options, "max_bytes": 1 << 40})
-    with pytest.raises(Misuse, match=r"collectives: buffers of 2 rank.* take smaller sizes"):
+    with pytest.raises(Misuse, match=r"collectives: buffers of 2 rank.* use smaller sizes"):
         check_memory(probe, host_bytes=24 * GIB, gpus=())
 
 
@@ -114,7 +114,7 @@ def test_each_gpu_holds_the_ranks_that_take_it() -> None:
     case = replace(make_case(ranks=3), device="cuda")
     need = least_bytes(case, 0)
     check_memory(case, host_bytes=0, gpus=(gpu(0, 2 * need), gpu(1, need)))
-    with pytest.raises(Misuse, match=r"of 2 rank\(s\) take .* and GPU 0 has"):
+    with pytest.raises(Misuse, match=r"of 2 rank\(s\) take .*, but GPU 0 has"):
         check_memory(case, host_bytes=0, gpus=(gpu(0, 2 * need - 1), gpu(1, need)))
 
 
@@ -133,13 +133,13 @@ def test_a_gpu_that_another_process_fills_is_refused_with_who_it_is() -> None:
     with pytest.raises(InfrastructureFailed) as caught:
         check_memory(case, host_bytes=0, gpus=(gpu(0),), memory=(_full(8 * GIB, *holders),), name_of=names.get)
     assert str(caught.value).endswith(
-        " and GPU 0 has 8.6 GB free of 85.9 GB: process 77 (python) holds 75.2 GB, process 7 holds 2.1 GB;"
-        " wait for them, end them, or hide the GPU by CUDA_VISIBLE_DEVICES"
+        ", but GPU 0 has only 8.6 GB free of 85.9 GB: process 77 (python) holds 75.2 GB, process 7 holds 2.1 GB;"
+        " wait for them, end them, or hide the GPU with CUDA_VISIBLE_DEVICES"
     )
 
 
 def test_a_gpu_that_is_full_by_nobody_that_nvml_names_says_so() -> None:
-    with pytest.raises(InfrastructureFailed, match="other processes hold the rest, and NVML names none"):
+    with pytest.raises(InfrastructureFailed, match="other processes hold the rest, but NVML names none"):
         check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(_full(0),))
 
 
@@ -151,7 +151,7 @@ def test_many_holders_are_counted_beyond_the_largest() -> None:
 
 def test_a_gpu_too_small_even_when_it_is_free_is_misuse() -> None:
     case = _on_gpus("single", model=PRESETS["70b"])
-    with pytest.raises(Misuse, match=r"GPU 0 has 85\.9 GB; take a smaller shape"):
+    with pytest.raises(Misuse, match=r"GPU 0 has only 85\.9 GB; use a smaller shape"):
         check_memory(case, host_bytes=0, gpus=(gpu(0),), memory=(_full(8 * GIB),))
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import get_args
 
 from bench.machine.machine import Machine
-from bench.rank.messages import Cause, Progress, TrialEnded, TrialOrder
+from bench.rank.messages import FailureCause, TrialEnded, TrialOrder, TrialProgress
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import (
     LIVE_TENSOR_BYTES,
@@ -21,7 +21,7 @@ from collectors.metrics.rank import (
     STEP_SECONDS,
 )
 from collectors.sample_log import Ended, Opened, Reading, SampleLog, TimedAction, TimedActions
-from collectors.traces.analyzers.summary import Breakdown
+from collectors.traces.breakdown import Breakdown
 from workloads.cost_models.schedules import ActionKind, Pipeline, actions
 from workloads.pipeline_parallel.simulator import simulate
 
@@ -40,7 +40,7 @@ class FakeEngine:
         self,
         machine: Machine,
         steps_s: Mapping[str, Sequence[Sequence[Sequence[float]]]],
-        breaks: Mapping[tuple[str, int], Cause | BaseException] | None = None,
+        breaks: Mapping[tuple[str, int], FailureCause | BaseException] | None = None,
         *,
         runs: Path | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class FakeEngine:
         """Nothing is elsewhere."""
         return ()
 
-    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+    def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
         """Write each rank's log."""
         self.orders.append((order.case.strategy, order.trial))
         broken = self._breaks.get((order.case.strategy, order.trial))
@@ -84,7 +84,7 @@ class FakeEngine:
             raise broken
         for rank, steps_s in enumerate(self._steps_s[order.case.strategy][order.trial]):
             _write(self.folder(order), order, rank, steps_s, is_good=broken is None)
-        progress(Progress(run=order.run, trial=order.trial, steps=order.case.steps))
+        progress(TrialProgress(run=order.run, trial=order.trial, steps=order.case.steps))
         outcome = "done" if broken is None else "interrupted" if broken.kind == "interrupted" else "failed"
         return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=broken)  # type: ignore[arg-type]
 

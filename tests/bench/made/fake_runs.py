@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bench.analysis.estimate import Estimate
 from bench.case import ONE_RUN, Purpose
-from bench.rank.messages import Cause
-from bench.runner.measure import Measured, TrialSettings, alike, measure
+from bench.rank.messages import FailureCause
+from bench.runner.measure import MeasuredRuns, TrialSettings, alike, measure
 from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric
 from tests.bench.made.examples import SMALL, make_machine, small_case
@@ -21,12 +21,12 @@ DDP_STEPS_S = [
     [[0.10, 0.12, 0.11], [0.21, 0.21, 0.21]],
 ]
 SINGLE_STEPS_S = [[[0.15, 0.15, 0.15]], [[0.16, 0.16, 0.16]], [[0.17, 0.17, 0.17]]]
-CAUSE = Cause(kind="killed", rank=1, step=2, text="rank 1 was killed by SIGKILL in step 2")
+CAUSE = FailureCause(kind="killed", rank=1, step=2, text="rank 1 was killed by SIGKILL in step 2")
 DDP = small_case("ddp", ranks=2, trials=3)
 SINGLE = small_case("single", ranks=1, trials=3, model=replace(SMALL, batch=2))
 
 
-def measure_fake(folder: Path, engine: FakeEngine, *cases: object, purpose: Purpose = ONE_RUN) -> Measured:
+def measure_fake(folder: Path, engine: FakeEngine, *cases: object, purpose: Purpose = ONE_RUN) -> MeasuredRuns:
     """All trials of the cases, by an engine without processes."""
     engine.runs = folder
     measured = measure(

@@ -11,7 +11,7 @@ from typing import Any
 from bench.case import Case
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runner.case_args import CaseArgs
 from bench.runner.patient_store import PatientStore
 from bench.runs.history import History
@@ -28,7 +28,7 @@ from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import DDP_STEPS_S, SINGLE_STEPS_S
 
 STEPS_S = {"ddp": DDP_STEPS_S, "fsdp": DDP_STEPS_S, "zero1": DDP_STEPS_S, "single": SINGLE_STEPS_S}
-Breaks = Mapping[tuple[str, int], Cause | BaseException]
+Breaks = Mapping[tuple[str, int], FailureCause | BaseException]
 
 TINY_SHAPE = """
 layers = 1
@@ -42,8 +42,8 @@ sequence = 8
 """Keys of a suite file for a model that takes no time."""
 
 LOST_AGENT = InfrastructureFailed("the agent of this machine ended with code -9")
-UNHEARD = Cause(kind="interrupted", rank=None, step=None, text="the agent ended it: nothing was heard for 7 s")
-FULL_DISK = Cause(kind="disk", rank=0, step=1, text="rank 0 could not write its log: No space left on device")
+UNHEARD = FailureCause(kind="interrupted", rank=None, step=None, text="the agent ended it: no message for 7 s")
+FULL_DISK = FailureCause(kind="disk", rank=0, step=1, text="rank 0 could not write its log: No space left on device")
 
 
 def planned(

@@ -70,7 +70,7 @@ def test_a_rank_works_on_its_own_gpu_and_leaves_when_all_devices_are_done(tmp_pa
 def test_a_rank_that_does_not_see_where_the_others_meet_says_so_at_once(tmp_path: Path) -> None:
     order = structs.replace(make_order(tmp_path, device="cpu", backend="gloo"), store=str(tmp_path / "gone" / "trial0"))
     with (
-        pytest.raises(RuntimeError, match=r"does not see .*gone, where ranks of one machine meet"),
+        pytest.raises(RuntimeError, match=r"does not see .*gone, where the ranks of one machine meet"),
         joined(order, log(tmp_path)),
     ):
         pass
@@ -105,7 +105,7 @@ def test_a_rank_leaves_though_its_communicators_do_not_end(
     ):
         pass
     hangs.set()
-    assert "rank 1: its communicators were not taken down within 0.05 s" in capfd.readouterr().out
+    assert "rank 1: its communicators were not destroyed within 0.05 s" in capfd.readouterr().out
 
 
 def test_ranks_that_share_a_gpu_by_gloo_wait_for_each_other_and_keep_their_group(
@@ -139,7 +139,7 @@ def test_the_gpu_is_the_current_one_before_it_is_asked_for_its_number(tmp_path: 
 
 
 def test_a_rank_that_sees_no_gpu_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NoDevice, match="CUDA shows rank 1 no GPU, though NVML showed some"):
+    with pytest.raises(NoDevice, match="CUDA shows rank 1 no GPU, although NVML showed GPUs"):
         take_device(make_order(tmp_path), FakeCuda(count=0))
     assert gpu_uuid(make_order(tmp_path), FakeCuda(count=0)) is None
 
@@ -151,7 +151,7 @@ def test_cuda_that_shows_no_gpu_because_it_does_not_start_says_why(tmp_path: Pat
 
 
 def test_ranks_do_not_share_a_gpu_on_nccl_where_cuda_shows_fewer_than_the_runner_saw(tmp_path: Path) -> None:
-    with pytest.raises(NoDevice, match=r"CUDA shows rank 1 1 GPU\(s\) and NCCL wants one for each rank"):
+    with pytest.raises(NoDevice, match=r"CUDA shows rank 1 1 GPU\(s\), but NCCL needs one for each rank"):
         take_device(make_order(tmp_path), FakeCuda(count=1))
     assert take_device(make_order(tmp_path, backend="gloo"), FakeCuda(count=1)).index == 0
 

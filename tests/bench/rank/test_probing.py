@@ -40,4 +40,4 @@ def test_a_call_on_a_cpu_has_the_one_that_it_always_had() -> None:
 def test_a_time_that_has_the_host_in_it_is_said_to() -> None:
     figures: Figures = {"copy_s": Elapsed(elapsed_s=3e-5, with_host_s=3e-5, why_with_host="it waits")}
     labels = {"kind": "host_to_device_pageable", "size": "1024"}
-    assert why_with_host(figures, labels) == ["the time of host_to_device_pageable 1024 has the host in it: it waits"]
+    assert why_with_host(figures, labels) == ["the time of host_to_device_pageable 1024 includes the host: it waits"]

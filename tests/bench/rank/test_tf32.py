@@ -32,7 +32,7 @@ print(json.dumps({
         pytest.param(None, None, id="as torch comes"),
         pytest.param(
             "1",
-            "TF32 was on by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 and was switched off: products of fp32 are computed in"
+            "TF32 was on by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 and was switched off: fp32 products are computed in"
             " fp32",
             id="as NVIDIA's containers have it",
         ),

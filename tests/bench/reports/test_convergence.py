@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from bench.convergence.check import Losses, Verdict
+from bench.convergence.check import ConvergenceVerdict, Losses
 from bench.convergence.evidence import RootCause
 from bench.reports.convergence import STEPS_SHOWN, lines, print_verdict
 from tests.bench.made.examples import make_case
@@ -21,7 +21,7 @@ CAUSE = RootCause(cause="sampler_epoch", step=7, text="rank 0 read those of step
 
 def make_verdict(
     steps: int = 3, parted_at: int | None = None, *causes: RootCause, is_explained: bool = True
-) -> Verdict:
+) -> ConvergenceVerdict:
     losses = tuple(
         Losses(
             step=step,
@@ -31,7 +31,7 @@ def make_verdict(
         )
         for step in range(steps)
     )
-    return Verdict(
+    return ConvergenceVerdict(
         outcome="agrees" if parted_at is None and not causes else "disagrees",
         parted_at=parted_at,
         losses=losses,
@@ -44,7 +44,7 @@ def make_verdict(
     )
 
 
-def printed(verdict: Verdict) -> list[str]:
+def printed(verdict: ConvergenceVerdict) -> list[str]:
     console = Console(file=io.StringIO(), width=120)
     print_verdict(verdict, CASE, "table", console)
     assert isinstance(console.file, io.StringIO)

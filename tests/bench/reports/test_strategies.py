@@ -23,7 +23,7 @@ from bench.reports.strategies import (
     tried_refusals,
 )
 from bench.reports.table import print_page
-from bench.runner.case_args import CaseArgs, Node, case_of_args
+from bench.runner.case_args import CaseArgs, NodeResources, case_of_args
 from workloads.registry import SPECS, spec_of
 from workloads.spec import StrategySpec
 
@@ -65,7 +65,7 @@ def test_the_example_of_a_strategy_is_no_misuse(spec: StrategySpec) -> None:
     options = [word for before, word in pairwise(words) if before == "--option"]
     parse_options(spec, options)
     case = default_case(spec)
-    node = Node(cores=2, host_bytes=1 << 40, gpus=Gpus(), torch=TorchBuild(version="2.13.0"))
+    node = NodeResources(cores=2, host_bytes=1 << 40, gpus=Gpus(), torch=TorchBuild(version="2.13.0"))
     args = CaseArgs(strategy=spec.name, device="cpu", options=options)
     assert case_of_args(args, case.ranks, node).ranks == case.ranks
 

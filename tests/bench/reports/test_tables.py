@@ -65,7 +65,7 @@ def test_people_see_titles_readable_units_and_notes() -> None:
 def test_people_see_what_is_missing_below_the_tables() -> None:
     text, said = _written(_found(STEPS), "table")
     assert _lines(text)[-2] == "a.json: left out: the last event"
-    assert _lines(text)[-1].startswith("no trace is here of 1 of 2 ranks (1)")
+    assert _lines(text)[-1].startswith("1 of 2 ranks have no trace (1)")
     assert said == []
 
 

@@ -34,7 +34,7 @@ def test_a_strategy_like_no_other_is_answered_with_where_to_look() -> None:
         (["overlap"], 'option "overlap" has no value; write overlap=VALUE'),
         (["overlpa=true"], 'ddp has no option "overlpa"; did you mean "overlap"? (`observatory list ddp` shows all)'),
         (["overlap=maybe"], 'ddp: option overlap is "maybe"; it may be true or false'),
-        (["clip=1", "clip=2"], "option clip is given twice; give it once"),
+        (["clip=1", "clip=2"], "option clip is set twice; set it once"),
     ],
 )
 def test_a_bad_option_is_refused_with_what_it_may_be(texts: list[str], message: str) -> None:
@@ -60,7 +60,7 @@ def test_options_that_are_not_given_have_their_default() -> None:
             {"options": {"accumulate": 4}},
             "ddp: batch 4 cannot be shared equally by 2 data ranks x accumulate 4; --batch 8 would fit",
         ),
-        ({"backend": "nccl"}, "backend nccl needs --device cuda; on the CPU it is gloo"),
+        ({"backend": "nccl"}, "backend nccl needs --device cuda; use --backend gloo on the CPU"),
         (
             {"options": {"compile": "default", "bucket_mb": 0.5}},
             "ddp: option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB:"
@@ -130,7 +130,7 @@ def test_a_fault_is_read_from_its_text() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("hang", "is not KIND@RANK:STEP"),
+        ("hang", "does not have the form KIND@RANK:STEP"),
         ("sing@0:1", "KIND is one of raise"),
         ("kill@2:0", "ranks are 0 to 1"),
         ("kill@1:4", "steps are 0 to 3, warm-up included"),

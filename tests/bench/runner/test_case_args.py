@@ -11,7 +11,7 @@ from bench.engines.cluster import Capacity
 from bench.errors import Misuse
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpu, Gpus, read_gpus
-from bench.runner.case_args import CaseArgs, Node, case_of_args, check_room
+from bench.runner.case_args import CaseArgs, NodeResources, case_of_args, check_room
 from tests.bench.made.recorded_nvml import RecordedNvml
 
 FOUR = RecordedNvml(names=("A", "B", "C", "D"))
@@ -30,7 +30,7 @@ def _case(
     ranks_per_node: int | None = None,
     **said: Any,
 ) -> Case:
-    node = Node(
+    node = NodeResources(
         cores=2,
         host_bytes=1 << 40,
         gpus=gpus,
@@ -67,10 +67,10 @@ def test_ranks_are_spread_over_the_nodes(said: dict[str, Any], ranks: int, nodes
     [
         ("three_d", 8, 2, 2, None),
         ("three_d", 8, 2, 4, None),
-        ("three_d", 8, 4, 4, "three_d on 8 over 4 nodes: its axis tensor has 4 ranks, and a node has 2, so that"),
-        ("three_d", 8, 3, 2, "three_d on 8 over 3 nodes: its axis tensor has 2 ranks, and a node has 2 or 3, so that"),
+        ("three_d", 8, 4, 4, "three_d on 8 over 4 nodes: the tensor axis has 4 ranks and a node has 2, so"),
+        ("three_d", 8, 3, 2, "three_d on 8 over 3 nodes: the tensor axis has 2 ranks and a node has 2 or 3, so"),
         ("tensor_parallel", 4, 1, None, None),
-        ("tensor_parallel", 4, 2, None, "tensor_parallel on 4 over 2 nodes: its axis tensor has 4 ranks, and a node"),
+        ("tensor_parallel", 4, 2, None, "tensor_parallel on 4 over 2 nodes: the tensor axis has 4 ranks and a node"),
         ("ddp", 4, 2, None, None),
         ("collectives", 4, 2, None, None),
     ],
@@ -81,7 +81,7 @@ def test_a_tensor_axis_that_crosses_nodes_is_said(
     """Ranks are spread in their order, so that 8 over 3 nodes are 0-2, 3-5 and 6-7."""
     options = () if tensor_ranks is None else (f"tensor_ranks={tensor_ranks}", "pipeline_ranks=2")
     case = _case(_gpus(), strategy, ranks=ranks, nodes=nodes, options=options, device="cpu")
-    node = Node(cores=64, host_bytes=1 << 40, gpus=_gpus(), torch=TorchBuild(), nodes=nodes)
+    node = NodeResources(cores=64, host_bytes=1 << 40, gpus=_gpus(), torch=TorchBuild(), nodes=nodes)
     found = check_room(case, node)
     assert len(found) == (said is not None)
     assert said is None or found[0].startswith(said)
@@ -89,13 +89,15 @@ def test_a_tensor_axis_that_crosses_nodes_is_said(
 
 def test_more_ranks_than_the_gpus_of_all_nodes_is_refused() -> None:
     with pytest.raises(
-        Misuse, match=r"ranks is 9 over 2 node\(s\), 5 on one, and NCCL wants a GPU for each; a node has 4"
+        Misuse, match=r"ranks is 9 over 2 node\(s\), up to 5 per node, and NCCL needs a GPU for each rank; a node has 4"
     ):
         _case(_gpus(), ranks=9, nodes=2)
 
 
 def test_more_ranks_than_fill_the_nodes_is_refused() -> None:
-    with pytest.raises(Misuse, match=r"ranks is 8, and 2 node\(s\) of 3 rank\(s\) have 6; take more --nodes"):
+    with pytest.raises(
+        Misuse, match=r"ranks is 8, but 2 node\(s\) with 3 rank\(s\) each hold only 6; increase --nodes"
+    ):
         _case(_gpus(), ranks=8, nodes=2, ranks_per_node=3)
 
 
@@ -119,7 +121,7 @@ def test_a_variable_that_names_what_is_not_there_is_refused_where_gpus_may_be_me
     with pytest.raises(Misuse) as caught:
         _case(_gpus(visible), device=device)
     assert str(caught.value).startswith(f'CUDA_VISIBLE_DEVICES is "{visible}"')
-    assert str(caught.value).endswith("; set it right, or take --device cpu")
+    assert str(caught.value).endswith("; correct it, or use --device cpu")
 
 
 @pytest.mark.parametrize("visible", ["9", "", "1,1"])
@@ -137,8 +139,9 @@ def test_more_ranks_than_gpus_is_refused_on_nccl_with_what_hides_the_others() ->
     with pytest.raises(Misuse) as caught:
         _case(_gpus("2"), ranks=2)
     assert str(caught.value) == (
-        'ranks is 2 and NCCL wants a GPU for each; 1 can be used: CUDA_VISIBLE_DEVICES is "2" and shows 1 of 4 GPU(s);'
-        " take --ranks 1, or --backend gloo, which shares where no messages are sent"
+        "ranks is 2 and NCCL needs a GPU for each rank, but 1 can be used:"
+        ' CUDA_VISIBLE_DEVICES is "2" and shows 1 of 4 GPU(s);'
+        " use --ranks 1, or --backend gloo, on which ranks may share a GPU unless they send messages"
     )
 
 
@@ -149,12 +152,12 @@ def test_ranks_share_a_gpu_on_gloo() -> None:
 def test_slices_of_one_gpu_are_one_gpu_to_nccl() -> None:
     split = RecordedNvml(names=("A",), slices={0: ("MIG-a", "MIG-b")})
     assert _case(_gpus(nvml=split), "single").ranks == 1
-    with pytest.raises(Misuse, match=r"1 can be used: MIG splits GPU 0.*NCCL joins no slices"):
+    with pytest.raises(Misuse, match=r"1 can be used: MIG splits GPU 0.*NCCL does not join MIG instances"):
         _case(_gpus("MIG-a,MIG-b", split), ranks=2)
 
 
 def _on_cluster(gpus: tuple[str, ...] | None, **said: Any) -> Case:
-    node = Node(
+    node = NodeResources(
         cores=8,
         host_bytes=1 << 40,
         gpus=Gpus(gpus=tuple(Gpu(index=i, name=name, uuid="", memory_bytes=None) for i, name in enumerate(gpus or ()))),
@@ -177,7 +180,7 @@ def test_gpus_that_a_cluster_does_not_tell_of_are_taken_where_they_are_asked_for
 
 
 def test_a_cluster_without_gpus_is_named_with_the_next_move() -> None:
-    with pytest.raises(Misuse, match="a node of the partition night has no GPU for it; ask for other nodes or"):
+    with pytest.raises(Misuse, match="a node of the partition night has no GPU; request other nodes or"):
         _on_cluster((), device="cuda")
-    with pytest.raises(Misuse, match=r"and a node of the partition night has 8 core\(s\)"):
+    with pytest.raises(Misuse, match=r"but a node of the partition night has only 8 usable core\(s\)"):
         _on_cluster((), threads=9)

@@ -27,7 +27,7 @@ def test_windows_without_steps_between_them_are_refused_with_the_bound() -> None
 
 
 def test_windows_without_steps_in_them_are_refused_with_the_next_move() -> None:
-    with pytest.raises(Misuse, match="trace-steps is 0; take --trace-steps 1 or more"):
+    with pytest.raises(Misuse, match="trace-steps is 0; use --trace-steps 1 or more"):
         check_instrumentation(InstrumentationOptions(trace_every=5), make_case(trace_steps=0))
 
 

@@ -277,7 +277,7 @@ def test_a_known_run_whose_folder_was_moved_has_its_new_place_and_nothing_else_c
     run_dir.save(replace(kept, folder=str(moved), outcome="failed"))  # What the history says of a run stays.
     adopted = recover_runs(tmp_path / "moved", history, "sqlite:///another.sqlite")
     assert (adopted.runs, adopted.moved) == ((), (moved,))
-    assert adopted.notices() == ("1 run(s) were found at another place",)
+    assert adopted.notices() == ("1 run(s) were found in another folder",)
     assert history.find(kept.run) == replace(kept, folder=str(moved))
     assert history.folders() == {kept.run: str(moved)}
     assert recover_runs(tmp_path / "moved", history, None).notices() == ()
@@ -324,7 +324,7 @@ def test_a_baseline_that_cannot_serve_is_refused_before_anything_is_measured(tmp
     (good,) = measure_fake(tmp_path, FakeEngine(make_machine(), {"single": SINGLE_STEPS_S}), SINGLE).summaries
     check_baseline(DDP, good)
     check_hardware(DDP, make_machine(), good)
-    with pytest.raises(Misuse, match="choose one of this hardware"):
+    with pytest.raises(Misuse, match="choose a run on this hardware"):
         check_hardware(DDP, replace(make_machine(), cpu="another CPU"), good)
 
 

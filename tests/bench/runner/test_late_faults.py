@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from bench.case import Case, check, find_spec, parse_options
-from bench.convergence.check import Verdict, check_cases, evaluate, gather_evidence
+from bench.convergence.check import ConvergenceVerdict, check_cases, evaluate, gather_evidence
 from bench.rank.convergence import steps_with_evidence
 from bench.rank.evidence import StepEvidence
 from bench.rank.faulty_training import add_batch_norm, check_batches
@@ -109,7 +109,7 @@ def train(case: Case, fault: Fault) -> list[StepEvidence]:
         return list(steps_with_evidence(case, workload, batches, torch.device("cpu")))
 
 
-Check = Callable[[str, Fault], Verdict]
+Check = Callable[[str, Fault], ConvergenceVerdict]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def verdict_on(on_ranks: OnRanks) -> Check:
     """The verdict on a strategy with a fault; the one rank trains once for all of them."""
     alone: dict[str, list[StepEvidence]] = {}
 
-    def run(strategy: str, fault: Fault) -> Verdict:
+    def run(strategy: str, fault: Fault) -> ConvergenceVerdict:
         spec = find_spec(strategy)
         known = {option.name for option in spec.options}
         options = parse_options(spec, [text for text in OPTIONS if text.partition("=")[0] in known])
@@ -137,7 +137,7 @@ def verdict_on(on_ranks: OnRanks) -> Check:
     return run
 
 
-def causes(verdict: Verdict) -> list[tuple[str, int]]:
+def causes(verdict: ConvergenceVerdict) -> list[tuple[str, int]]:
     return [(culprit.cause, culprit.step) for culprit in verdict.causes]
 
 
@@ -170,5 +170,5 @@ def test_honest_stages_are_examined_to_the_last_step_and_clip_in_each(verdict_on
     verdict = verdict_on("pipeline_naive", nothing)
     assert (verdict.outcome, causes(verdict)) == ("agrees", [])
     assert (verdict.clip, verdict.clipped_steps) == (0.1, STEPS)
-    assert any(text.startswith(f"gradients of all {STEPS} steps: the same") for text in verdict.ruled_out)
-    assert any(text.startswith("updates: each changed weights as the one rank's did") for text in verdict.ruled_out)
+    assert any(text.startswith(f"gradients of all {STEPS} steps: equal") for text in verdict.ruled_out)
+    assert any(text.startswith("updates: equal to the one rank's") for text in verdict.ruled_out)

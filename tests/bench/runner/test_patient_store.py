@@ -69,7 +69,7 @@ def test_a_store_that_does_not_answer_is_waited_for_and_then_left_alone(
     begun_s = clock.now_s
     assert store.ready() is None
     assert clock.now_s - begun_s == PATIENCE_S
-    assert said == [f"{GONE}; the suite goes on, and its results stay in the folders of their runs"]
+    assert said == [f"{GONE}; the suite continues, and its results stay in the run folders"]
 
 
 def test_a_store_that_is_back_takes_in_what_was_measured_meanwhile(tmp_path: Path, history: FakeGoneHistory) -> None:
@@ -80,7 +80,7 @@ def test_a_store_that_is_back_takes_in_what_was_measured_meanwhile(tmp_path: Pat
     history.is_gone = False
     assert store.ready(is_last=True) is history
     assert history.known() == {summary.run}
-    assert said[1:] == ["the store answers again; it took in 1 run(s)"]
+    assert said[1:] == ["the store answers again; 1 run(s) were added"]
     assert store.failure is None
 
 
@@ -146,7 +146,7 @@ def test_a_server_that_is_down_at_the_beginning_is_done_without_and_taken_in_lat
     with patient(History(server.url("postgres")), tmp_path / "runs", clock, said) as store:
         assert (store.history, clock.now_s) == (None, PATIENCE_S)
         assert "Connection refused" in said[0]
-        assert said[0].endswith("; the suite goes on, and its results stay in the folders of their runs")
+        assert said[0].endswith("; the suite continues, and its results stay in the run folders")
         assert server.password not in said[0]
         store.save(RECORD)
         summary = ddp_summary(tmp_path / "runs")
@@ -154,7 +154,7 @@ def test_a_server_that_is_down_at_the_beginning_is_done_without_and_taken_in_lat
         history = store.ready(is_last=True)
         assert history is not None
         assert history.known() == {summary.run}
-        assert said[1:] == ["the store answers again; it took in 1 run(s)"]
+        assert said[1:] == ["the store answers again; 1 run(s) were added"]
 
 
 @pytest.mark.stack
@@ -212,7 +212,7 @@ def test_a_suite_and_a_run_that_begin_without_their_store_lose_nothing(tmp_path:
     small = [*case, "--vocabulary=32", "--sequence=8", "--batch=2", "--trials=1", "--steps=3", "--port=0"]
     run = observatory("run", "single", *small)
     assert run.returncode == 4
-    assert "the run goes on, and its results stay in the folders of their runs" in run.stderr
+    assert "the run continues, and its results stay in the run folders" in run.stderr
     assert "tokens/s" in run.stdout
     suite = observatory("suite", "run", str(tmp_path / "night.toml"), "--port=0")
     assert suite.returncode == 4

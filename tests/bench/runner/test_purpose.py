@@ -25,12 +25,12 @@ AS_USUAL = replace(
     ("changes", "reasons"),
     [
         ({}, ()),
-        ({"trials": 2}, ("trials 2, usual are 3",)),
-        ({"steps": 19}, ("steps 19, usual are 20",)),
-        ({"warm_up": 0}, ("warm-up 0, usual are 5",)),
-        ({"trace_steps": 0}, ("trace-steps 0, usual are 3",)),
-        ({"seed": 7}, ("seed 7, usual is 0",)),
-        ({"trials": 1, "steps": 1}, ("trials 1, usual are 3", "steps 1, usual are 20")),
+        ({"trials": 2}, ("trials is 2 (default 3)",)),
+        ({"steps": 19}, ("steps is 19 (default 20)",)),
+        ({"warm_up": 0}, ("warm-up is 0 (default 5)",)),
+        ({"trace_steps": 0}, ("trace-steps is 0 (default 3)",)),
+        ({"seed": 7}, ("seed is 7 (default 0)",)),
+        ({"trials": 1, "steps": 1}, ("trials is 1 (default 3)", "steps is 1 (default 20)")),
     ],
 )
 def test_a_run_that_measures_less_or_with_another_seed_is_ad_hoc(
@@ -67,10 +67,10 @@ def test_a_note_makes_a_run_ad_hoc_and_what_is_nightly_never_is() -> None:
     [
         (Purpose(note=""), "note is empty"),
         (Purpose(note="  "), "note is empty"),
-        (Purpose(note="x" * 201), "note has 201 letters; it may have 200"),
+        (Purpose(note="x" * 201), "note has 201 characters; at most 200 are allowed"),
         (Purpose(note="two\nlines"), "cannot be printed"),
         (Purpose(note="\x1b[31mred"), "cannot be printed"),
-        (Purpose(note="a new cable", origin="nightly"), "leave one of them out"),
+        (Purpose(note="a new cable", origin="nightly"), "leave one of the two out"),
     ],
 )
 def test_a_note_that_is_none_is_refused(purpose: Purpose, message: str) -> None:

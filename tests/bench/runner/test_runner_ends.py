@@ -145,7 +145,7 @@ def test_no_rank_outlives_a_forkserver_that_was_killed_and_none_is_blamed(tmp_pa
         _, left = psutil.wait_procs(family, timeout=10)
         assert left == []
         assert runner.returncode == 4
-        assert "the forkserver, which all ranks are forked from, is gone" in errors
+        assert "the forkserver, from which all ranks are forked, is gone" in errors
 
 
 @pytest.mark.slow

@@ -87,13 +87,13 @@ def test_a_case_is_read_from_the_folder_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is no case file"),
-        (b"{}", "is no case file"),
-        (b"[{}]", "is no case file"),
-        (b'{"schema_version": 1, "case": {"strategy": "ddp"}}', "is no case file"),
-        (b"\xff\xfe", "is no case file"),
-        (b"[" * 100_000, "is no case file"),
-        (b"[]", "holds 0 cases and torchrun runs one"),
+        (b"", "is not a case file"),
+        (b"{}", "is not a case file"),
+        (b"[{}]", "is not a case file"),
+        (b'{"schema_version": 1, "case": {"strategy": "ddp"}}', "is not a case file"),
+        (b"\xff\xfe", "is not a case file"),
+        (b"[" * 100_000, "is not a case file"),
+        (b"[]", "holds 0 cases, but torchrun runs one"),
         (b'{"schema_version": 99}', "schema version 99 is newer than 1"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_case_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> Non
     ("changes", "said"),
     [
         ({"strategy": "dpp"}, 'strategy "dpp" is unknown; did you mean "ddp"'),
-        ({"version": 99}, "is of version 99 of ddp, and this program has"),
+        ({"version": 99}, "has version 99 of ddp, this program has"),
         ({"options": {}}, "option [a-z_]+ of ddp is missing or unknown"),
         ({"threads": 0}, "threads is 0; it must be 1 or more"),
     ],
@@ -126,7 +126,7 @@ def test_a_case_that_cannot_be_run_here_is_refused(changes: dict[str, object], s
 
 
 def test_a_file_of_two_cases_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match=r"holds 2 cases and torchrun runs one; leave out --with-baseline"):
+    with pytest.raises(Misuse, match=r"holds 2 cases, but torchrun runs one; leave out --with-baseline"):
         read_case(written(tmp_path, document(make_case()), document(make_case("single", 1))))
 
 
@@ -142,7 +142,7 @@ def test_another_number_of_ranks_than_the_case_s_is_refused_in_one_line(
     case = written(tmp_path, document(make_case(ranks=2)))
     assert _refused(tmp_path / "run", case, monkeypatch, WORLD_SIZE="4") == 2
     assert capfd.readouterr().err == (
-        f"WORLD_SIZE is 4 and {case} is of 2 rank(s); torchrun --nproc-per-node 2 -m bench.runner.torchrun CASE.json"
+        f"WORLD_SIZE is 4, but {case} has 2 rank(s); torchrun --nproc-per-node 2 -m bench.runner.torchrun CASE.json"
         " --folder FOLDER\n"
     )
     assert not (tmp_path / "run").exists()
@@ -157,7 +157,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_as_it_is(
     (folder / made).write_text("earlier\n")
     assert _refused(folder, written(tmp_path, document(make_case())), monkeypatch, RANK=rank) == 2
     assert (
-        capfd.readouterr().err == f"{folder}/{made} exists already, and a folder holds one run; name a new --folder\n"
+        capfd.readouterr().err == f"{folder}/{made} exists already, and a folder holds one run; choose a new --folder\n"
     )
     assert [path.name for path in folder.iterdir()] == [made]
     assert (folder / made).read_text() == "earlier\n"

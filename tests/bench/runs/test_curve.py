@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench.cli import main
 from bench.reports.summary import all_notes, print_curve, print_curve_json, print_summaries
-from bench.runner.persist import Kept, persist
+from bench.runner.persist import PersistedRuns, persist
 from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
 from tests.bench.made.examples import SMALL as SMALL_MODEL
@@ -73,7 +73,7 @@ def test_a_number_of_ranks_that_fails_does_not_lose_the_others(
     assert documents[2]["curve"]["efficiency"]["value"] == 1.0
 
 
-def _kept(folder: Path, *counts: int, failing: int | None = None) -> Kept:
+def _kept(folder: Path, *counts: int, failing: int | None = None) -> PersistedRuns:
     """A curve of ddp as it is kept by a history that has a strong baseline that fits and a weak one that does not."""
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S, "single": SINGLE_STEPS_S})
     broken = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}, {("ddp", 0): CAUSE})

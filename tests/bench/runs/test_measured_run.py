@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 
 from bench.errors import InfrastructureFailed
-from bench.rank.messages import Cause, Progress, TrialEnded, TrialOrder
-from bench.runner.measure import CaseOrder, Place, TrialSettings, measure
+from bench.rank.messages import FailureCause, TrialEnded, TrialOrder, TrialProgress
+from bench.runner.measure import CaseOrder, CasePlace, TrialSettings, measure
 from bench.runs.run_dir import summarise
 from collectors.metrics import results
 from tests.bench.made.examples import SMALL, make_machine
@@ -126,12 +126,12 @@ def test_turns_can_be_counterbalanced_each_side_at_a_place_of_its_own(tmp_path: 
     orders: list[str] = []
 
     class NamedEngine(FakeEngine):
-        def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+        def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
             orders.append(f"{self.machine().commit}{order.trial}")
             return super().run(order, progress)
 
     places = [
-        Place(engine=NamedEngine(machine, {"single": SINGLE_STEPS_S}, runs=tmp_path), machine=machine)
+        CasePlace(engine=NamedEngine(machine, {"single": SINGLE_STEPS_S}, runs=tmp_path), machine=machine)
         for machine in (replace(make_machine(), commit=commit) for commit in "ab")
     ]
     settings = TrialSettings(limit_s=60)
@@ -168,7 +168,7 @@ def test_a_lost_agent_is_the_cause_and_what_was_measured_is_kept(tmp_path: Path)
     engine = FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}, {("ddp", 1): InfrastructureFailed("the agent is gone")})
     (summary,) = measure_fake(tmp_path, engine, DDP).summaries
     assert (summary.outcome, summary.trials_done) == ("failed", 1)
-    assert summary.cause == Cause(kind="agent", rank=None, step=None, text="the agent is gone")
+    assert summary.cause == FailureCause(kind="agent", rank=None, step=None, text="the agent is gone")
 
 
 def test_a_cut_last_line_of_a_log_costs_that_trial_and_is_noted(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bench.analysis.diagnosis.observed import AllocatorTrouble
 from bench.analysis.diagnosis.rule import diagnose
 from bench.errors import Misuse
-from bench.machine.placement import Place, write_placement
+from bench.machine.placement import NodePlace, write_placement
 from bench.runs.observing import observe
 from bench.runs.run_dir import begin
 from bench.runs.summary import Summary
@@ -89,7 +89,7 @@ def test_retries_of_the_allocator_are_summed_over_trials_of_the_worst_rank(summa
 def test_ranks_of_several_nodes_have_their_hosts(summary: Summary) -> None:
     assert observe(summary, NO_HISTORY).rank_hosts == {}
     nodes = [
-        Place(number=number, name=f"n{number}", host=f"host{number}", switch=None, first_rank=number, ranks=1)
+        NodePlace(number=number, name=f"n{number}", host=f"host{number}", switch=None, first_rank=number, ranks=1)
         for number in (0, 1)
     ]
     write_placement(Path(summary.folder), "slurm", nodes)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runner.measure import CaseOrder, TrialSettings, measure
 from bench.runs.resume import resume
 from bench.runs.run_dir import Run, case_file
@@ -25,7 +25,7 @@ from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import DDP, DDP_STEPS_S, find
 
 SETTINGS = TrialSettings(limit_s=60)
-BROKEN = Cause(kind="agent", rank=None, step=None, text="the GPU fell off the bus")
+BROKEN = FailureCause(kind="agent", rank=None, step=None, text="the GPU fell off the bus")
 
 
 def _measure(engine: FakeEngine, folder: Path, resumes: Path | None = None) -> Summary:
@@ -42,7 +42,7 @@ def _measure(engine: FakeEngine, folder: Path, resumes: Path | None = None) -> S
     return summary
 
 
-def _engine(breaks: dict[tuple[str, int], Cause | BaseException] | None = None) -> FakeEngine:
+def _engine(breaks: dict[tuple[str, int], FailureCause | BaseException] | None = None) -> FakeEngine:
     return FakeEngine(make_machine(), {"ddp": DDP_STEPS_S}, breaks)
 
 

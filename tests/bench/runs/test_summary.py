@@ -6,7 +6,7 @@ import pytest
 
 from bench.analysis.mfu import Peak, peak_of
 from bench.errors import Misuse
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runs.summary import SCHEMA_VERSION, decode, encode
 from tests.bench.made.examples import make_summary
 
@@ -23,7 +23,7 @@ def test_a_summary_keeps_the_peak_behind_its_mfu() -> None:
 
 
 def test_a_failed_summary_survives_json_with_its_cause() -> None:
-    cause = Cause(kind="killed", rank=1, step=3, text="ended by signal 9", last_lines=("Traceback",))
+    cause = FailureCause(kind="killed", rank=1, step=3, text="ended by signal 9", last_lines=("Traceback",))
     summary = make_summary(outcome="failed", cause=cause, estimates=(), scaling=(), step_spread_ratio=None)
     assert decode(encode(summary)) == summary
 

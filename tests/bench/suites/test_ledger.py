@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.suites.ledger import (
     LEDGER,
     Begun,
@@ -29,7 +29,7 @@ from bench.suites.ledger import (
 
 NAMES = ("ddp", "fsdp", "single")
 BEGUN = Begun(suite="smoke", suite_run="20261123-010203-smoke-abc123", digest="d" * 64, time_ns=1)
-CAUSE = Cause(kind="killed", rank=1, step=2, text="rank 1 was killed by SIGKILL in step 2")
+CAUSE = FailureCause(kind="killed", rank=1, step=2, text="rank 1 was killed by SIGKILL in step 2")
 
 
 def begin(case: str, run: str, attempt: int = 0) -> CaseBegun:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.analysis.estimate import Estimate, Ratio, estimate, estimate_share
+from bench.analysis.estimate import Estimate, EstimatedRatio, estimate, estimate_share
 from bench.runs.summary import Summary
 from bench.suites.form.tables import Claim
 from bench.suites.levers import Judgement, judge_levers, judge_ratio
@@ -30,8 +30,8 @@ class FakeCase:
     summary: Summary | None = None
 
 
-def _ratio(value: float, low: float | None, high: float | None, trials: int = 5) -> Ratio:
-    return Ratio(value=value, low=low, high=high, numerator_trials=trials, denominator_trials=trials)
+def _ratio(value: float, low: float | None, high: float | None, trials: int = 5) -> EstimatedRatio:
+    return EstimatedRatio(value=value, low=low, high=high, numerator_trials=trials, denominator_trials=trials)
 
 
 @pytest.mark.parametrize(

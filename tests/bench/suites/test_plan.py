@@ -18,7 +18,7 @@ from bench.errors import Misuse
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import read_gpus
 from bench.machine.machine import hardware_here, read
-from bench.runner.case_args import Node
+from bench.runner.case_args import NodeResources
 from bench.runs.summary import Summary
 from bench.suites.plan import PlannedCase, SuitePlan, chosen, left_out, plan_suite, within_budget
 from bench.suites.suite_file import Suite, read_suite
@@ -28,7 +28,7 @@ from tests.bench.made.recorded_nvml import RecordedNvml
 from workloads.cost_models.absent import Absent
 
 BUILD = TorchBuild(version="2.13.0+cu130", cuda="13.0")
-HERE = Node(
+HERE = NodeResources(
     cores=2,
     host_bytes=8 << 30,
     gpus=read_gpus(RecordedNvml(is_without_library=True), {}),
@@ -59,11 +59,11 @@ class FakeHistory:
         return self._runs[:limit]
 
 
-def _plan(folder: Path, text: str, node: Node = HERE, *runs: Summary) -> SuitePlan:
+def _plan(folder: Path, text: str, node: NodeResources = HERE, *runs: Summary) -> SuitePlan:
     return plan_suite(_suite(folder, text), node, FakeHistory(*runs))
 
 
-def _one(folder: Path, text: str, node: Node = HERE, *runs: Summary) -> PlannedCase:
+def _one(folder: Path, text: str, node: NodeResources = HERE, *runs: Summary) -> PlannedCase:
     (planned,) = _plan(folder, text, node, *runs).cases
     return planned
 
@@ -87,13 +87,17 @@ def test_a_case_that_can_run_is_resolved_for_the_machine(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "node", "said"),
     [
-        ('device = "cuda"', HERE, "device is cuda and this machine has no NVIDIA driver; take device cpu"),
+        ('device = "cuda"', HERE, "device is cuda, but this machine has no NVIDIA driver; use device cpu"),
         (
             "ranks = 8",
             FOUR_GPUS,
-            "ranks is 8 and NCCL wants a GPU for each; 4 can be used; take ranks 4, or backend gloo",
+            "ranks is 8 and NCCL needs a GPU for each rank, but 4 can be used; use ranks 4, or backend gloo",
         ),
-        ("ranks = 4", replace(FOUR_GPUS, ranks_per_node=2), "ranks is 4, and 1 node(s) of 2 rank(s) have 2"),
+        (
+            "ranks = 4",
+            replace(FOUR_GPUS, ranks_per_node=2),
+            "ranks is 4, but 1 node(s) with 2 rank(s) each hold only 2",
+        ),
         ("needs = { gpus = 8 }", FOUR_GPUS, "it needs 8 GPU(s), and 4 can be used here"),
         ("needs = { gpus = 1 }", HERE, "it needs 1 GPU(s), and 0 can be used here (no NVIDIA GPU found)"),
         ("ranks = 16\nbatch = 16\nneeds = { nodes = 2, gpus = 8 }", FOUR_GPUS, "it needs 2 nodes, and this is one"),
@@ -105,12 +109,12 @@ def test_a_case_that_can_run_is_resolved_for_the_machine(folder: Path) -> None:
         ("needs = { memory_bytes = 9e9 }", HERE, "it needs 9.0 GB, and this machine has available 8.6 GB"),
         ("needs = { memory_bytes = 9e9 }", FOUR_GPUS, "it needs 9.0 GB, and a GPU has 1.1 GB"),
         ('shape = "8b"\nranks = 2', HERE, "ddp: parameters, gradients and optimizer state of 2 rank(s) take"),
-        ("threads = 3", HERE, "threads is 3, and this machine has 2 core(s) that can be used; take threads 2 or fewer"),
-        ('backend = "nccl"', HERE, "backend nccl needs device cuda; on the CPU it is gloo"),
+        ("threads = 3", HERE, "threads is 3, but this machine has only 2 usable core(s); use threads 2 or fewer"),
+        ('backend = "nccl"', HERE, "backend nccl needs device cuda; use backend gloo on the CPU"),
     ],
 )
 def test_what_only_this_machine_cannot_run_is_said_and_the_others_go_on(
-    folder: Path, table: str, node: Node, said: str
+    folder: Path, table: str, node: NodeResources, said: str
 ) -> None:
     first, second = _plan(folder, f"[case.ddp]\n{table}\n[case.single]", node).cases
     assert first.refusal is not None
@@ -130,7 +134,7 @@ def test_a_default_number_of_ranks_that_fits_other_machines_only_is_no_mistake_o
 def test_more_ranks_than_cores_are_said_and_run_all_the_same(folder: Path) -> None:
     planned = _one(folder, "[case.ddp]\nranks = 4")
     assert planned.refusal is None
-    assert planned.crowds == ("4 ranks share 2 core(s) and wait for each other: speeds are not those of 4 cores",)
+    assert planned.crowds == ("4 ranks share 2 core(s) (oversubscribed): speeds are not those of 4 cores",)
 
 
 # What no machine can run.
@@ -143,13 +147,16 @@ def test_more_ranks_than_cores_are_said_and_run_all_the_same(folder: Path) -> No
         ("[case.ddp]\nranks = 3", "[case.ddp] batch: ddp: batch 8 cannot be shared equally by 3 data ranks"),
         ("[case.ddp]\nranks = [2, 3]", "[case.ddp] batch of ddp[ranks=3]: ddp: batch 8 cannot"),
         ("[case.hsdp]\nranks = 2", "[case.hsdp] ranks: hsdp: ranks is 2; it needs 4 or more ranks; cpu or cuda"),
-        ('[case.ddp]\ndevice = "cpu"\nbackend = "nccl"', "[case.ddp] backend: backend nccl needs device cuda; on the"),
+        ('[case.ddp]\ndevice = "cpu"\nbackend = "nccl"', "[case.ddp] backend: backend nccl needs device cuda; use"),
         (
             "[case.one_f_one_b]\nranks = 2\noptions = { high_priority_stream = true }\ndevice = 'cpu'",
             "[case.one_f_one_b] high_priority_stream: one_f_one_b: option high_priority_stream is true on gloo",
         ),
-        ("[case.ddp]\ntrace_every = 2\ntrace_steps = 0", "[case.ddp] trace_every: trace_every repeats the profiler's"),
-        ('[case.ddp]\nranks = 2\ninject = "kill"', '[case.ddp] inject: fault "kill" is not KIND@RANK:STEP, such as'),
+        ("[case.ddp]\ntrace_every = 2\ntrace_steps = 0", "[case.ddp] trace_every: trace_every repeats the profiler"),
+        (
+            '[case.ddp]\nranks = 2\ninject = "kill"',
+            '[case.ddp] inject: fault "kill" does not have the form KIND@RANK:STEP, for example',
+        ),
         (
             '[case.ddp]\nranks = 2\ninject = "kill@2:1"',
             '[case.ddp] inject: fault "kill@2:1" is for rank 2; ranks are 0',
@@ -160,7 +167,9 @@ def test_more_ranks_than_cores_are_said_and_run_all_the_same(folder: Path) -> No
         ),
     ],
 )
-def test_what_no_machine_can_run_is_refused_with_table_and_key(folder: Path, node: Node, text: str, said: str) -> None:
+def test_what_no_machine_can_run_is_refused_with_table_and_key(
+    folder: Path, node: NodeResources, text: str, said: str
+) -> None:
     if "batch" in said:
         text += "\nbatch = 8"
     with pytest.raises(Misuse) as caught:
@@ -316,7 +325,7 @@ def test_the_memory_of_all_nodes_of_a_cluster_is_the_cases(folder: Path) -> None
     node = replace(HERE, nodes=4, host_bytes=4 << 30)
     refusal = _one(folder, text, node).refusal
     assert refusal is not None
-    assert "available memory is" in refusal
+    assert "available memory is only" in refusal
     cluster = Capacity(whose="a node of the partition night", asks="")
     assert _one(folder, text, replace(node, cluster=cluster)).refusal is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.case import why_ad_hoc
 from bench.engines.cluster import ClusterEngine
-from bench.engines.trial_parts import Node
+from bench.engines.trial_parts import ReadyNode
 from bench.errors import InfrastructureFailed
 from bench.runs.history import History
 from bench.runs.summary import Summary
@@ -80,7 +80,7 @@ def test_a_rerun_is_never_the_newest_result_of_its_series(tmp_path: Path) -> Non
     night = _night(tmp_path, {"ddp": False})
     night.run(plan_of(planned("ddp")))
     (again,) = _reruns(night)
-    assert why_ad_hoc(again.case, again.purpose) == ("the gate asked for it, to tell a change from chance",)
+    assert why_ad_hoc(again.case, again.purpose) == ("the gate ordered it, to tell a change from chance",)
 
 
 def test_the_baseline_of_a_suspected_efficiency_is_measured_again_beside_it(tmp_path: Path) -> None:
@@ -147,9 +147,12 @@ class FakeCluster(ClusterEngine):
         self.dropped: list[str] = []
         self.is_stopped = False
         self._failure = failure
-        self._nodes = tuple(Node(number=number, name=f"n{number}", link=None, ready=None) for number in range(count))  # type: ignore[arg-type]
+        self._nodes = tuple(
+            ReadyNode(number=number, name=f"n{number}", link=None, ready=None)  # type: ignore[arg-type]
+            for number in range(count)
+        )
 
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[ReadyNode, ...]:
         """All nodes, unless their agents do not come."""
         if self._failure is not None:
             raise self._failure
@@ -173,8 +176,8 @@ def test_a_rerun_takes_other_nodes_where_there_are_enough(tmp_path: Path, nodes:
 
 
 def test_an_engine_whose_agents_do_not_come_is_stopped_before_another_attempt(tmp_path: Path) -> None:
-    engine = FakeCluster(2, InfrastructureFailed("the agent of n1 has not come: nothing was heard of it for 60 s"))
-    with _reruns_on(tmp_path, engine) as reruns, pytest.raises(InfrastructureFailed, match="n1 has not come"):
+    engine = FakeCluster(2, InfrastructureFailed("the agent of n1 has not connected: no contact for 60 s"))
+    with _reruns_on(tmp_path, engine) as reruns, pytest.raises(InfrastructureFailed, match="n1 has not connected"):
         reruns._apart(None, nodes=1)
     assert engine.is_stopped
 

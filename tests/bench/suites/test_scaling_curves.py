@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.analysis.scaling.laws import Fit, NoFit
+from bench.analysis.scaling.laws import NoScalingFit, ScalingFit
 from bench.analysis.scaling.loss import Loss
 from bench.runs.scaling_curves import ScalingCurve, curves_of, not_measured
 from bench.runs.summary import Summary
@@ -38,10 +38,10 @@ def test_strong_efficiency_counts_the_ranks() -> None:
 
 def test_the_law_of_a_made_curve_is_found_again() -> None:
     amdahl, usl = _one(*strong_runs()).fits
-    assert isinstance(amdahl, Fit)
+    assert isinstance(amdahl, ScalingFit)
     assert amdahl.parameters["serial_fraction"].value == pytest.approx(0.1, rel=1e-3)
     assert amdahl.most_speed_up.value == pytest.approx(10.0, rel=1e-3)
-    assert isinstance(usl, Fit)
+    assert isinstance(usl, ScalingFit)
     assert [one.law for one in _one(*weak_runs()).fits] == ["gustafson", "usl"]
 
 
@@ -142,7 +142,7 @@ def test_a_case_that_failed_is_named_and_the_others_stay() -> None:
     (curve,) = curves_of([*ended(one), failed, *ended(four)])
     assert [point.ranks for point in curve.points] == [1, 4]
     assert curve.left_out == ("weak[ranks=2]: failed: rank 1 was killed",)
-    assert isinstance(curve.fits[1], NoFit)
+    assert isinstance(curve.fits[1], NoScalingFit)
 
 
 def test_a_case_that_never_ran_is_named_where_its_table_makes_a_curve() -> None:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from bench.machine.preflight import least_bytes
-from bench.runner.case_args import Node
+from bench.runner.case_args import NodeResources
 from bench.suites.form.document import SHIPPED, find_suite, shipped_suites
 from bench.suites.form.tables import CaseTable, LeverTable, SuiteTable, json_schema
 from bench.suites.plan import EXTRA, SuitePlan, plan_suite
@@ -28,7 +28,7 @@ def _suite(name: str) -> Suite:
     return read_suite(find_suite(name))
 
 
-def _plan(name: str, node: Node) -> SuitePlan:
+def _plan(name: str, node: NodeResources) -> SuitePlan:
     return plan_suite(_suite(name), node, "no history")
 
 

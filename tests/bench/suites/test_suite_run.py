@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runner.patient_store import PatientStore
 from bench.runs.active_runs import lock_folder
 from bench.runs.history import History
@@ -169,7 +169,7 @@ def test_a_baseline_of_the_same_block_that_was_finished_before_was_not_measured_
 
 
 def test_without_its_baseline_a_case_has_no_efficiency_and_the_reason(night: FakeNight) -> None:
-    night.breaks = [{("single", 0): Cause(kind="error", rank=0, step=1, text="rank 0 failed")}]
+    night.breaks = [{("single", 0): FailureCause(kind="error", rank=0, step=1, text="rank 0 failed")}]
     night.run(plan_of(planned("ddp", baseline="one"), planned("one", "single")))
     ddp = night.display.summaries["ddp"]
     assert ddp is not None

@@ -70,7 +70,7 @@ def test_ranks_are_read_from_the_names_of_files(tmp_path: Path, names: tuple[str
 )
 def test_where_names_tell_no_rank_each_may_be_given(tmp_path: Path, names: tuple[str, ...]) -> None:
     folder = _unranked(tmp_path, *names)
-    with pytest.raises(Misuse, match=rf"^{len(names)} traces tell no rank.*--rank 0 --rank 1") as refused:
+    with pytest.raises(Misuse, match=rf"^{len(names)} traces contain no rank.*--rank 0 --rank 1") as refused:
         _read(folder)
     assert "rename" not in str(refused.value)
     side = _read(folder, ranks=tuple(range(5, 5 + len(names))))
@@ -89,7 +89,7 @@ def test_the_names_that_three_tools_give_can_be_read(tool: str) -> None:
 
 def test_a_local_rank_is_said_to_be_no_rank(tmp_path: Path) -> None:
     folder = _unranked(tmp_path, "node0_local_rank0.json", "node1_local_rank0.json")
-    with pytest.raises(Misuse, match=r"nor do the names of their files \(a local rank occurs on each node\); give"):
+    with pytest.raises(Misuse, match=r"nor do their file names \(a local rank occurs on each node\); give"):
         _read(folder)
 
 
@@ -164,7 +164,7 @@ def test_two_ranks_and_two_sides_may_come_through_pipes(packed: Path) -> None:
 def test_a_pipe_that_is_named_twice_is_refused(packed: Path) -> None:
     refused = _shell(f"zcat rank0.json.gz | {SUMMARY} diff - -", packed)
     assert refused.returncode == 2
-    assert "can be read once, and is named twice" in refused.stderr
+    assert "can be read only once, but is named twice" in refused.stderr
 
 
 def test_a_pipe_without_a_trace_is_refused(packed: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_pipe_without_a_trace_is_refused(packed: Path) -> None:
 
 def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank0.json")
-    with pytest.raises(Misuse, match=r"rank0\.json is a named pipe, which may have no writer"):
+    with pytest.raises(Misuse, match=r"rank0\.json is a named pipe and may have no writer"):
         find_files([str(tmp_path / "rank0.json")], tmp_path, None)
 
 

@@ -64,16 +64,18 @@ def test_a_folder_that_cannot_be_written_is_the_infrastructures_failure(tmp_path
 
 
 def test_a_run_that_timed_no_step_is_told_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="has no timed step of all ranks to draw; `observatory run gpipe` makes some"):
+    with pytest.raises(
+        Misuse, match="has no step that was timed on all ranks; `observatory run gpipe` times new steps"
+    ):
         timed_steps(PIPELINE, tmp_path)
 
 
 def test_what_has_no_stages_is_refused() -> None:
     for case in (make_case("ddp"), make_probe("collectives")):
-        with pytest.raises(Misuse, match=f"{case.strategy} has none; leave it out, or take a pipeline"):
+        with pytest.raises(Misuse, match=f"{case.strategy} has none; leave it out, or choose a pipeline"):
             require_stages(case)
 
 
 def test_a_pipeline_that_times_no_step_is_refused() -> None:
-    with pytest.raises(Misuse, match="trace-steps is 0; take --trace-steps 1 or more"):
+    with pytest.raises(Misuse, match="trace-steps is 0; use --trace-steps 1 or more"):
         require_stages(make_case("gpipe"))

@@ -21,7 +21,7 @@ def test_each_action_of_a_pipeline_is_a_box_below_its_rank(tmp_path: Path) -> No
     assert said == []
     assert len(spans) == 2 * 2 * int(PIPELINE.options["microbatches"])
     assert {span.track.group for span in spans} == {"rank 0", "rank 1"}
-    assert {span.track.name for span in spans} == {f"stage {stage}, in steps of their own" for stage in (0, 1)}
+    assert {span.track.name for span in spans} == {f"stage {stage}, in extra steps" for stage in (0, 1)}
     assert all(span.start_ns < span.end_ns for span in spans)
 
 

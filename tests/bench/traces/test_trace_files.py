@@ -63,7 +63,7 @@ def test_a_folder_means_the_traces_in_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match=r"holds no trace; one ends with \.timeline\.npz, \.json or \.json\.gz"):
+    with pytest.raises(Misuse, match=r"holds no trace; a trace's name ends in \.timeline\.npz, \.json or \.json\.gz"):
         find_files([str(tmp_path)], tmp_path, None)
 
 
@@ -73,12 +73,12 @@ def test_a_drawing_of_ours_is_skipped_in_a_folder_and_said(name: str, tmp_path: 
     drawing = _drawn(tmp_path / name)
     found = find_files([str(tmp_path)], tmp_path, None)
     assert found.paths == (trace,)
-    assert found.notices == (f"{drawing}: skipped: it is a drawing of ours and no trace",)
+    assert found.notices == (f"{drawing}: skipped: it is a drawing by this program, not a trace",)
 
 
 def test_a_drawing_of_ours_is_refused_where_a_trace_is_named(tmp_path: Path) -> None:
     drawing = _drawn(tmp_path / "merged.json.gz")
-    with pytest.raises(Misuse, match=rf"{drawing} is a drawing of ours and no trace"):
+    with pytest.raises(Misuse, match=rf"{drawing} is a drawing by this program, not a trace"):
         find_files([str(drawing)], tmp_path, None)
 
 
@@ -139,7 +139,7 @@ def test_a_run_whose_folder_is_gone_is_refused(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'history.sqlite'}"
     with History(store) as history:
         history.add(make_summary("run-abc", folder=str(tmp_path / "gone")), make_machine())
-    with pytest.raises(Misuse, match=r"gone is gone, and the traces of run run-abc with it; .*--runs"):
+    with pytest.raises(Misuse, match=r"gone no longer exists, so the traces of run run-abc are gone; .*--runs"):
         find_files(["run-abc"], tmp_path, store)
 
 
@@ -155,17 +155,21 @@ def test_an_unknown_run_is_refused_with_those_that_there_are(tmp_path: Path) -> 
     store = f"sqlite:///{tmp_path / 'history.sqlite'}"
     with History(store) as history:
         history.add(make_summary("run-abc"), make_machine())
-    with pytest.raises(Misuse, match=r'"nothing" is no file and no folder.* run-abc'):
+    with pytest.raises(Misuse, match=r'"nothing" is neither a file nor a folder.* run-abc'):
         find_files(["nothing"], tmp_path, store)
 
 
 def test_without_a_history_no_run_can_be_looked_up(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'no.sqlite'}"
-    with pytest.raises(Misuse, match=r'"nothing" is no file and no folder, and run "nothing" is unknown; no run is in'):
+    with pytest.raises(
+        Misuse, match=r'"nothing" is neither a file nor a folder, and run "nothing" is unknown; no run is in'
+    ):
         find_files(["nothing"], tmp_path, store)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "no.sqlite").write_text("no database")
-    with pytest.raises(InfrastructureFailed, match=r'"nothing" is no file and no folder, and no run can be looked up'):
+    with pytest.raises(
+        InfrastructureFailed, match=r'"nothing" is neither a file nor a folder, and no run can be looked up'
+    ):
         find_files(["nothing"], tmp_path, store)
 
 
@@ -183,7 +187,7 @@ def test_a_run_without_timelines_says_how_to_get_them(run_folder: Path) -> None:
 def test_a_run_that_still_runs_is_refused(tmp_path: Path) -> None:
     run = begin(replace(make_case("ddp"), trace_steps=3), make_machine(), tmp_path)
     try:
-        with pytest.raises(Misuse, match="is still running; look again when it is done"):
+        with pytest.raises(Misuse, match="is still active; try again when the run is done"):
             find_files([run.id], tmp_path, None)
     finally:
         run.close()

@@ -24,23 +24,25 @@ def test_traces_are_in_the_order_of_their_ranks() -> None:
 
 
 def test_two_files_of_one_rank_are_refused_by_name() -> None:
-    with pytest.raises(Misuse, match=r"trace0\.json and trace1\.json are both of rank 1; name one file of each rank"):
+    with pytest.raises(
+        Misuse, match=r"trace0\.json and trace1\.json both belong to rank 1; name one file for each rank"
+    ):
         side_of("trace", _paths(2), [small_timeline(1), small_timeline(1)])
 
 
 def test_ranks_without_a_trace_are_named() -> None:
     (line,) = side_of("trace", _paths(1), [small_timeline(1, ranks=4)]).notices
-    assert line.startswith("no trace is here of 3 of 4 ranks (0, 2, 3): ")
+    assert line.startswith("3 of 4 ranks have no trace (0, 2, 3): ")
 
 
 def test_of_many_missing_ranks_the_first_are_named() -> None:
     (line,) = side_of("trace", _paths(1), [small_timeline(0, ranks=1024)]).notices
-    assert line.startswith("no trace is here of 1023 of 1024 ranks (1, 2, 3, 4, 5, 6, 7, 8, ...): ")
+    assert line.startswith("1023 of 1024 ranks have no trace (1, 2, 3, 4, 5, 6, 7, 8, ...): ")
 
 
 def test_a_run_knows_its_ranks_where_its_traces_do_not() -> None:
     (line,) = side_of("trace", _paths(1), [small_timeline(0, about=About())], ranks=2).notices
-    assert line.startswith("no trace is here of 1 of 2 ranks (1): ")
+    assert line.startswith("1 of 2 ranks have no trace (1): ")
 
 
 def test_traces_that_do_not_tell_how_many_ranks_there_were_miss_none() -> None:
@@ -49,14 +51,14 @@ def test_traces_that_do_not_tell_how_many_ranks_there_were_miss_none() -> None:
 
 def test_traces_of_worlds_of_unlike_sizes_are_suspected() -> None:
     (line,) = side_of("trace", _paths(2), [small_timeline(0, ranks=2), small_timeline(1, ranks=4)]).notices
-    assert line == "the traces are of worlds of 2 and 4 ranks; are they of one run?"
+    assert line == "the traces report world sizes of 2 and 4; they may belong to different runs"
 
 
 def test_ranks_of_a_world_that_nobody_would_list_are_counted() -> None:
     size = 2**31 - 1
     world = About(world_size=size)
     (line,) = side_of("trace", _paths(2), [small_timeline(rank, about=world) for rank in (0, 2)]).notices
-    assert line.startswith(f"no trace is here of {size - 2} of {size} ranks (1, 3, 4, 5, 6, 7, 8, 9, ...)")
+    assert line.startswith(f"{size - 2} of {size} ranks have no trace (1, 3, 4, 5, 6, 7, 8, 9, ...)")
 
 
 def test_what_was_left_out_of_a_trace_is_told_with_its_file() -> None:
@@ -88,7 +90,7 @@ def test_the_rank_of_a_lone_trace_may_be_told(tmp_path: Path) -> None:
 def test_one_rank_for_several_traces_is_refused(tmp_path: Path) -> None:
     write_timelines(tmp_path, 0, 1)
     with pytest.raises(
-        Misuse, match=r"--rank is given once for 2 traces \(rank0.*, rank1.*\); give one for each, in this order"
+        Misuse, match=r"--rank is given once for 2 traces \(rank0.*, rank1.*\); give it once for each, in this order"
     ):
         read_sides({"trace": [str(tmp_path)]}, ranks=(5,), runs_folder=tmp_path, store_url=None)
 

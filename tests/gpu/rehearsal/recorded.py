@@ -26,7 +26,7 @@ from bench.doctor.node_state import gpu_clocks, pcie_links
 from bench.doctor.page import GpuFields, Page, Section
 from bench.errors import Misuse
 from bench.machine.gpus import Gpu
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runs.summary import Summary
 from collectors.metrics import agent, gpu, results
 from collectors.metrics import probes as probes_metrics
@@ -214,7 +214,7 @@ def _ran(said: Mapping[str, Any], folder: Path) -> tuple[int, str, str]:
     if said["fault_text"] is not None:
         fault, _, place = said["fault_text"].partition("@")
         rank = int(place.partition(":")[0])
-        cause = Cause(kind=FAULTS[fault], rank=rank, step=7, text=f"rank {rank} ...")  # type: ignore[arg-type]
+        cause = FailureCause(kind=FAULTS[fault], rank=rank, step=7, text=f"rank {rank} ...")  # type: ignore[arg-type]
     run = Path(folder, "runs", f"{len(list(Path(folder, 'runs').glob('*')))}-{case.strategy}")
     _write_folder(run, case, said)
     summary = Summary(

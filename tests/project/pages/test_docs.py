@@ -25,7 +25,7 @@ from bench.analysis.comparison import OUTCOMES
 from bench.analysis.diagnosis.observed import KINDS
 from bench.analysis.regressions import detector
 from bench.cli import main
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.reports.gate.check import WORDS
 from bench.suites import levers
 from bench.suites.suite_file import read_suite
@@ -219,7 +219,7 @@ def test_each_board_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", [DOCS / "diagnosis.md", *RUNBOOKS], ids=_id)
 def test_each_panel_exists(page: Path) -> None:
     titles = set().union(*_boards().values())
-    said = {"as the law expects", "beyond what the law expects", "missing", "likely", "host bound", "launch gap"}
+    said = {"as the model predicts", "more than the model predicts", "missing", "likely", "host bound", "launch gap"}
     named = set(re.findall(r"(?<![*\w])\*([^*]+)\*(?!\*)", _prose(page)))
     assert {name for name in named if name.lower() not in said} <= titles
 
@@ -278,10 +278,10 @@ def test_the_table_of_alerts_has_them_all() -> None:
     ("page", "head", "words"),
     [
         ("gate.md", "| verdict | meaning | code |", set(WORDS.values())),
-        ("detector.md", "| verdict | meaning |", set(get_args(detector.Verdict))),
+        ("detector.md", "| verdict | meaning |", set(get_args(detector.NightVerdict))),
         ("levers.md", "| verdict | where |", set(get_args(levers.Verdict))),
         ("compare.md", "| outcome | when |", {outcome.replace("_", " ") for outcome in OUTCOMES}),
-        ("faults.md", "| the cause is |", set(get_args(get_type_hints(Cause)["kind"]))),
+        ("faults.md", "| the cause is |", set(get_args(get_type_hints(FailureCause)["kind"]))),
         ("diagnosis.md", "| kind | what it is |", {kind.replace("_", " ") for kind in KINDS} - {"unknown"}),
     ],
 )

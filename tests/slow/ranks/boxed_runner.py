@@ -20,7 +20,7 @@ from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
-from bench.rank.messages import Progress, TrialEnded, TrialOrder
+from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 from bench.runner.measure import CaseOrder, Listener, TrialSettings, measure
 from bench.runs.run_dir import Run
 from tests.bench.made.examples import small_case
@@ -72,7 +72,7 @@ class BoxedEngine(Listener):
             self.problems = (str(error),)
         return self.problems
 
-    def run(self, order: TrialOrder, progress: Callable[[Progress], None]) -> TrialEnded:
+    def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
         """Measure a case once."""
         return self.link.run(order, progress)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from collectors.rank.profiler import Window, warm
-from collectors.traces.analyzers.summary import breakdowns
+from collectors.traces.breakdown import breakdowns
 from tests.slow.ranks.boxed_ranks import Order, serve_rank
 from tests.slow.ranks.priority import go_first
 from workloads.context_parallel.ring_attention import Ring, RingAttention

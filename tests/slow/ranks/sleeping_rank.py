@@ -21,7 +21,7 @@ from torch.profiler import record_function
 
 from collectors.rank.profiler import Window, warm
 from collectors.rank.step_clock import HostClock, StepTimes
-from collectors.traces.analyzers.summary import breakdowns
+from collectors.traces.breakdown import breakdowns
 from tests.slow.ranks.boxed_ranks import Order, serve_rank
 from tests.slow.ranks.priority import go_first
 from tests.workloads.training.setups import SmallSetup, small_setup

@@ -30,6 +30,11 @@ class SmallProbe:
         """There is none."""
         raise AssertionError("a probe asked for the model's shape")
 
+    @property
+    def data_ranks(self) -> int:
+        """There is no batch."""
+        raise AssertionError("a probe asked for the shares of a batch")
+
 
 def small_probe(
     spec: StrategySpec,

@@ -26,6 +26,10 @@ class SmallSetup:
     backend: Backend = "gloo"
     seed: int = 7
 
+    @property
+    def data_ranks(self) -> int:
+        return spec_of(self.strategy).data_ranks(self)
+
 
 def small_setup(
     strategy: str = "single",

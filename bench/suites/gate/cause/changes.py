@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from bench.machine.fingerprint import OF_A_JOB
 from bench.machine.machine import Machine
-from bench.machine.machine_diff import Difference, differences
+from bench.machine.machine_diff import MachineDifference, differences
 
 Kind = Literal[
     "hardware",
@@ -194,7 +194,7 @@ def _topic(field: str) -> tuple[Kind, str]:
     return "environment", field
 
 
-def _of_all_nodes(good: Reading, bad: Reading) -> Iterator[tuple[str | None, Difference]]:
+def _of_all_nodes(good: Reading, bad: Reading) -> Iterator[tuple[str | None, MachineDifference]]:
     """Yield the differences of all nodes, each with its host; None for what is of the run."""
     host = None if bad.machine is None else bad.machine.hostname
     for one in _of_first_node(good, bad):
@@ -210,18 +210,18 @@ def _of_all_nodes(good: Reading, bad: Reading) -> Iterator[tuple[str | None, Dif
                 yield now.hostname, one
 
 
-def _of_first_node(before: Reading, now: Reading) -> Iterator[Difference]:
+def _of_first_node(before: Reading, now: Reading) -> Iterator[MachineDifference]:
     if before.hosts and now.hosts and before.hosts != now.hosts:
         gone = [host for host in before.hosts if host not in now.hosts]
         new = [host for host in now.hosts if host not in before.hosts]
         is_order = not gone and not new
-        yield Difference(
+        yield MachineDifference(
             field="hosts",
             before=" ".join(before.hosts) if is_order else " ".join(gone) or "none",
             now="the same in another order" if is_order else " ".join(new) or "none",
         )
     if before.commit is not None and now.commit is not None and before.commit != now.commit:
-        yield Difference(field="commit", before=before.commit[:12], now=now.commit[:12])
+        yield MachineDifference(field="commit", before=before.commit[:12], now=now.commit[:12])
     if before.machine is None or now.machine is None:
         return
     for one in _of_machines(before.machine, now.machine):
@@ -232,9 +232,9 @@ def _of_first_node(before: Reading, now: Reading) -> Iterator[Difference]:
             yield one
 
 
-def _of_machines(before: Machine, now: Machine) -> Iterator[Difference]:
+def _of_machines(before: Machine, now: Machine) -> Iterator[MachineDifference]:
     """Yield the differences, without variables that each job has anew; a GPU in place of another one is one."""
-    replaced: dict[str, Difference] = {}
+    replaced: dict[str, MachineDifference] = {}
     for one in differences(before, now):
         if one.field in OF_A_JOB:
             continue
@@ -244,6 +244,6 @@ def _of_machines(before: Machine, now: Machine) -> Iterator[Difference]:
                 replaced[one.field] = one
                 continue
             gone, new = (other, one) if other.now == "absent" else (one, other)
-            one = Difference(field=one.field, before=gone.before, now=new.now)
+            one = MachineDifference(field=one.field, before=gone.before, now=new.now)
         yield one
     yield from replaced.values()

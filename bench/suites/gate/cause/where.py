@@ -10,7 +10,7 @@ from statistics import median
 
 from bench.analysis.estimate import Estimate, of_metric
 from bench.analysis.scaling.loss import loss_of, welch
-from bench.analysis.step_parts import Measured, PartName
+from bench.analysis.step_parts import MeasuredStep, PartName
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.summary import Summary
 from collectors.metrics import results
@@ -73,7 +73,7 @@ def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange |
     if one.case.model is None or other.case.model is None:
         return "a probe has no steps"
     theirs, ours = _pooled(good), _pooled(bad)
-    found = loss_of(Measured(case=other.case, estimates=ours), Measured(case=one.case, estimates=theirs))
+    found = loss_of(MeasuredStep(case=other.case, estimates=ours), MeasuredStep(case=one.case, estimates=theirs))
     if isinstance(found, str):
         return found
     before, now = (of_metric(side, results.RUN_MEAN_STEP_SECONDS)[0].trials for side in (theirs, ours))

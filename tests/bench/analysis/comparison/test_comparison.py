@@ -10,9 +10,9 @@ import pytest
 import scipy  # Whose statistics take a second to load, and do when they are first asked.
 
 from bench.analysis.comparison import (
-    Change,
-    Judged,
-    Outcome,
+    ChangeOutcome,
+    FigureChange,
+    JudgedChange,
     change,
     changes,
     counted,
@@ -40,13 +40,13 @@ EXPERIMENTS = 1000
 
 def _change(
     a: Sequence[float], b: Sequence[float], metric: Metric = RUN_STEP_SECONDS, *, is_paired: bool = False
-) -> Change:
+) -> FigureChange:
     return change(metric, estimate(metric, a), estimate(metric, b), is_paired=is_paired)
 
 
 def _judged(
     a: Sequence[float], b: Sequence[float], metric: Metric = RUN_STEP_SECONDS, *, is_paired: bool = False
-) -> Judged:
+) -> JudgedChange:
     (found,) = judge([_change(a, b, metric, is_paired=is_paired)])
     return found
 
@@ -129,7 +129,7 @@ def test_the_interval_holds_the_true_change_in_95_of_100_experiments(is_paired: 
         (RUN_TOKENS_PER_SECOND, 0.8, "worse"),
     ],
 )
-def test_the_metric_says_which_direction_is_better(metric: Metric, factor: float, outcome: Outcome) -> None:
+def test_the_metric_says_which_direction_is_better(metric: Metric, factor: float, outcome: ChangeOutcome) -> None:
     a = (1.0, 1.01, 0.99, 1.005)
     assert _judged(a, [factor * value for value in a], metric).outcome == outcome
 
@@ -158,7 +158,7 @@ def test_one_trial_is_too_little(a: tuple[float, ...], b: tuple[float, ...], sid
 
 @pytest.mark.parametrize(("size", "outcome"), [(1000.0, "same"), (1001.0, "worse"), (999.0, "better")])
 @pytest.mark.parametrize("is_paired", [False, True])
-def test_equal_trials_are_compared_exactly(size: float, outcome: Outcome, is_paired: bool) -> None:
+def test_equal_trials_are_compared_exactly(size: float, outcome: ChangeOutcome, is_paired: bool) -> None:
     sides = [estimate(RUN_PEAK_MEMORY_BYTES, [value] * 3, account="live_tensors") for value in (1000.0, size)]
     (found,) = judge([change(RUN_PEAK_MEMORY_BYTES, *sides, is_paired=is_paired)])
     assert (found.outcome, found.change.is_exact) == (outcome, True)

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from bench.analysis.noise import (
-    Noise,
+    TrialNoise,
     deviation_of,
     nights_needed,
     noise_of,
@@ -34,7 +34,7 @@ def _series(
 
 def _noise(nights: list[list[float]]) -> tuple[float, float]:
     found = noise_of(nights)
-    assert isinstance(found, Noise)
+    assert isinstance(found, TrialNoise)
     assert isinstance(found.night, float)
     return found.trial, found.night
 
@@ -69,7 +69,7 @@ def test_the_deviation_of_differences_is_that_of_the_values() -> None:
 
 def test_runs_beside_tell_of_trials_and_not_of_nights() -> None:
     found = noise_of([[1.0, 1.02], [1.5, 1.53]], [[0.9, 0.918], [0.7, 0.714]])
-    assert isinstance(found, Noise)
+    assert isinstance(found, TrialNoise)
     assert found.trial == pytest.approx(deviation_of([math.log(1.02)]))
     assert (found.trials, found.nights) == (8, 2)
     assert found.night == Absent(reason="2 night(s) in the history, of 3 that are needed")
@@ -82,7 +82,7 @@ def test_single_trials_tell_nothing() -> None:
 
 # What is promised of the gate, held by its own detector.
 
-TRUE = Noise(trial=0.01, night=0.004, trials=300, nights=100)
+TRUE = TrialNoise(trial=0.01, night=0.004, trials=300, nights=100)
 SERIES, FIRST_NIGHTS, CHANGED = 40, 20, 3
 
 
@@ -144,7 +144,7 @@ def test_after_as_many_nights_as_are_told_a_change_is_confirmed(settled: list[Se
 
 
 def test_as_many_trials_a_night_are_told_as_show_the_change() -> None:
-    noise = Noise(trial=0.02, night=0.005, trials=100, nights=50)
+    noise = TrialNoise(trial=0.02, night=0.005, trials=100, nights=50)
     needed = trials_a_night(noise, 0.03)
     assert isinstance(needed, int)
     shown = [smallest_of_night(noise, count) for count in (needed - 1, needed)]
@@ -154,7 +154,7 @@ def test_as_many_trials_a_night_are_told_as_show_the_change() -> None:
 
 
 def test_where_nights_differ_too_much_no_number_of_trials_is_told_but_nights_are() -> None:
-    noise = Noise(trial=0.01, night=0.02, trials=100, nights=50)
+    noise = TrialNoise(trial=0.01, night=0.02, trials=100, nights=50)
     found = trials_a_night(noise, 0.03)
     assert isinstance(found, Absent)
     assert found.reason == (
@@ -164,6 +164,6 @@ def test_where_nights_differ_too_much_no_number_of_trials_is_told_but_nights_are
 
 
 def test_where_one_night_is_too_few_the_nights_are_told_after_which_the_gate_confirms_it() -> None:
-    found = trials_a_night(Noise(trial=0.01, night=0.01, trials=100, nights=50), 0.03)
+    found = trials_a_night(TrialNoise(trial=0.01, night=0.01, trials=100, nights=50), 0.03)
     assert isinstance(found, Absent)
     assert found.reason == "nights differ by 1.0 %, so that no number of trials shows 3 % in one night; 5 nights do"

@@ -36,7 +36,7 @@ def test_a_run_that_computes_fast_is_bound_by_computing() -> None:
     found = diagnose(observed_of(case_of(), GOOD, _mfu(0.6), link=FAST))  # type: ignore[arg-type]
     assert (found.limit.kind, found.is_sure) == ("compute", True)
     assert "reaches 62% of the measured ceiling" in _evidence(found)
-    assert likely_limit(found) == "compute 97 % of the step, law expects 60 %"
+    assert likely_limit(found) == "compute 97 % of the step, model predicts 60 %"
 
 
 def test_computing_is_no_limit_by_default() -> None:
@@ -61,7 +61,7 @@ def test_transfers_that_could_be_hidden_are_exposed_communication() -> None:
     assert found.limit.levers[0].expected is not None
     assert found.limit.expected is not None
     assert found.limit.levers[0].expected < found.limit.expected
-    assert "% of the step beyond what the law expects" in found.reason
+    assert "% of the step more than the model predicts" in found.reason
 
 
 def test_a_slow_link_is_told_from_the_probed_one_with_its_pair() -> None:
@@ -71,8 +71,8 @@ def test_a_slow_link_is_told_from_the_probed_one_with_its_pair() -> None:
         observed_of(case_of(), made, speed, link=FAST, pair_bandwidths={"0-1": 9e9, "1-2": 1e7, "2-3": 9e9})
     )
     assert found.limit.kind == "exposed_communication"
-    assert "slow link: all_reduce moves 24 MB/s on the bus" in _evidence(found)
-    assert "the slowest pair is ranks 1-2: 10 MB/s, the median pair has 9 GB/s" in _evidence(found)
+    assert "slow link: all_reduce reaches a bus bandwidth of 24 MB/s" in _evidence(found)
+    assert "the slowest pair is ranks 1-2 with 10 MB/s; the median pair has 9 GB/s" in _evidence(found)
     assert found.command == "observatory run pairs --ranks 4 --device cpu"
 
 
@@ -105,7 +105,7 @@ def _gpipe(layers: int, balance: str = "layers") -> Case:
 def test_an_unequal_stage_is_imbalance_and_is_named() -> None:
     found = diagnose(pipelined(_gpipe(layers=16), [1.0, 1.0, 5.0, 1.0]))
     assert (found.limit.kind, found.is_sure) == ("imbalance", True)
-    assert "stage 2 on pipeline rank 2 is the slowest: 5,000 ms for a microbatch, a mean stage 2,000 ms" in _evidence(
+    assert "stage 2 on pipeline rank 2 is the slowest: 5,000 ms per microbatch, 2,000 ms for a mean stage" in _evidence(
         found
     )
     assert _tries(found)[0] == {"balance": "measured"}
@@ -118,7 +118,7 @@ def test_an_unequal_stage_is_imbalance_and_is_named() -> None:
 def test_a_head_that_cannot_be_cut_is_no_reason_to_cut_otherwise() -> None:
     found = diagnose(pipelined(_gpipe(layers=4), [1.0, 1.0, 1.0, 5.0]))
     assert found.limit.kind == "imbalance"
-    assert "no other cut of its blocks, now 1, 1, 1 and 1, makes them clearly faster" in _evidence(found)
+    assert "no other cut of its blocks (now 1, 1, 1 and 1) is clearly faster" in _evidence(found)
     assert not any(_tries(found))
     assert "balance" not in found.command
 
@@ -127,7 +127,7 @@ def test_after_stages_were_cut_by_measured_time_no_coarser_cut_is_advised() -> N
     note = "balance=measured gave the stages, in the order of the model, 3, 3, 3 and 1 blocks"
     run = replace(pipelined(_gpipe(layers=10, balance="measured"), [1.5, 1.5, 1.5, 3.5]), notes=(note,))
     found = diagnose(run)
-    assert "no other cut of its blocks, now 3, 3, 3 and 1, makes them clearly faster" in _evidence(found)
+    assert "no other cut of its blocks (now 3, 3, 3 and 1) is clearly faster" in _evidence(found)
     assert not any(_tries(found))
     # A block of 0.5, and a head of 2: by layers it would be cut into longer stages, and a cut by hand is.
     cut = replace(run, notes=(note.replace("3, 3, 3 and 1", "2, 2, 2 and 4"),), case=_gpipe(layers=10, balance="flops"))
@@ -142,7 +142,7 @@ def test_a_rank_that_stands_out_is_a_straggler_with_its_host() -> None:
     found = diagnose(observed_of(case_of(), made, *late, link=FAST, rank_hosts=dict(enumerate("aabb"))))
     assert (found.limit.kind, found.is_sure) == ("straggler", True)
     assert "rank 2 on b holds the others up, by compute: 38.0% of the traced time" in _evidence(found)
-    assert likely_limit(found) == "straggler 38 % of the step [37, 39], law expects 0 %"
+    assert likely_limit(found) == "straggler 38 % of the step [37, 39], model predicts 0 %"
 
 
 def test_a_rank_that_may_be_late_by_chance_is_only_likely_a_straggler() -> None:
@@ -169,14 +169,17 @@ def test_a_gpu_that_idles_waits_for_its_host() -> None:
     node = NodeLoad(host="node0", busy_ratio=0.97, load_tasks=70.0, cpu_pressure_ratio=0.4)
     found = diagnose(observed_of(case, made, nodes=(node,)))
     assert (found.limit.kind, found.is_sure) == ("host", True)
-    assert "the CPUs of node0 are busy 97% of the time, with 70.0 tasks that run or would" in _evidence(found)
+    assert "the CPUs of node0 are busy 97% of the time, with 70.0 tasks running or waiting" in _evidence(found)
     assert {"compile": "reduce-overhead"} in _tries(found)
 
 
 def test_more_threads_than_cores_are_the_hosts() -> None:
     found = diagnose(observed_of(case_of(), GOOD, link=FAST, cores=2))
     assert (found.limit.kind, found.is_sure) == ("host", True)
-    assert "4 ranks of 1 thread(s) share 2 core(s): of what they compute at least 50% is waiting" in _evidence(found)
+    assert (
+        "4 ranks with 1 thread(s) each share 2 core(s) (oversubscribed): at least 50% of their computing time is"
+        in _evidence(found)
+    )
     assert found.limit.levers[0].words == "no more threads than cores: --ranks 2 a node, or more nodes"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.analysis.diagnosis.laws import exposed_ratio
 from bench.analysis.diagnosis.levers import changed, run_command, try_command, with_levers
-from bench.analysis.diagnosis.observed import KINDS, Finding, Kind, Lever, Observed
+from bench.analysis.diagnosis.observed import KINDS, CostFinding, CostKind, Observed, Remedy
 from bench.case import Case
 from bench.cli.main import run
 from tests.bench.made.diagnosed import FAST, case_of, observed_of
@@ -22,9 +22,9 @@ from workloads.registry import SPECS
 TRAINING = [spec.name for spec in SPECS if spec.kind == "training" and spec.name not in ("single", "deepspeed")]
 
 
-def _offered(case: Case, kind: Kind) -> Finding:
+def _offered(case: Case, kind: CostKind) -> CostFinding:
     made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.04)
-    return with_levers(Finding(kind=kind, share=None), observed_of(case, made))
+    return with_levers(CostFinding(kind=kind, share=None), observed_of(case, made))
 
 
 @pytest.mark.parametrize("strategy", TRAINING)
@@ -58,7 +58,7 @@ def test_what_the_law_says_changes_nothing_is_left_out() -> None:
     observed = observed_of(case_of(), made, link=Link(bandwidth_bytes_per_second=1e12, latency_s=1e-2))
     expected = exposed_ratio(observed)
     assert expected == pytest.approx(6 * 1e-2 / 0.4, rel=0.01)
-    found = with_levers(Finding(kind="exposed_communication", share=None, expected=expected), observed)
+    found = with_levers(CostFinding(kind="exposed_communication", share=None, expected=expected), observed)
     assert [dict(lever.settings) for lever in found.levers] == [{}]
 
 
@@ -88,7 +88,7 @@ def test_a_command_names_the_backend_where_it_is_not_the_devices_usual_one() -> 
 
 
 def test_a_comparison_has_the_setting_on_one_side_alone() -> None:
-    command = try_command(CASES[0], Lever(words="", settings={"overlap": "true"}))
+    command = try_command(CASES[0], Remedy(words="", settings={"overlap": "true"}))
     assert command == (
         "observatory compare --ab ddp --ranks 2 --device cpu --batch 16 --option bucket_mb=1.5"
         " --a overlap=false --b overlap=true"
@@ -97,7 +97,7 @@ def test_a_comparison_has_the_setting_on_one_side_alone() -> None:
 
 def test_on_several_nodes_the_setting_is_tried_by_a_run() -> None:
     case = case_of("ddp", 4, nodes=2, options={"overlap": False})
-    command = try_command(case, Lever(words="", settings={"overlap": "true"}))
+    command = try_command(case, Remedy(words="", settings={"overlap": "true"}))
     assert (
         command
         == "observatory run ddp --ranks 4 --nodes 2 --engine ENGINE --device cpu --batch 16 --option overlap=true"
@@ -106,5 +106,5 @@ def test_on_several_nodes_the_setting_is_tried_by_a_run() -> None:
 
 def test_a_run_of_one_node_has_no_more_ranks_than_cores_to_try() -> None:
     observed: Observed = observed_of(case_of(), Made(step_s=0.1, compute_s=0.1), link=FAST, cores=2)
-    found = with_levers(Finding(kind="host", share=None), observed)
+    found = with_levers(CostFinding(kind="host", share=None), observed)
     assert found.levers[0].words == "no more threads than cores: --ranks 2 a node, or more nodes"

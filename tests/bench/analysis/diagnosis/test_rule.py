@@ -33,7 +33,7 @@ def test_of_two_costs_that_take_turns_neither_is_sure() -> None:
     )
     found = diagnose(run)
     assert not found.is_sure
-    assert "more trials would tell" in found.reason
+    assert "more trials would decide" in found.reason
     assert found.command.endswith("--trials 6")
     assert likely_limit(found).startswith("likely ")
 
@@ -67,7 +67,7 @@ def test_one_trial_is_not_sure_below_half_of_the_step() -> None:
 def test_what_no_trace_tells_may_be_larger() -> None:
     found = diagnose(observed_of(case_of(), Made(step_s=0.1, compute_s=0.04, exposed_s=0.02), link=FAST))
     assert (found.limit.kind, found.is_sure) == ("exposed_communication", False)
-    assert "40 % of the step is told by no trace" in found.reason
+    assert "40 % of the step is unattributed" in found.reason
 
 
 def test_computing_on_a_node_whose_cores_others_take_is_doubted() -> None:

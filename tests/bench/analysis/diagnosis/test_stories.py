@@ -36,7 +36,7 @@ def test_four_ranks_that_are_slower_than_two_are_bound_by_communication() -> Non
     assert predicted(four, 0.1, link).step_s > 2 * predicted(two, 0.2, link).step_s
     found = diagnose(_by_the_law(four, 0.1, link, two, 0.2))
     assert (found.limit.kind, found.is_sure) == ("exposed_communication", True)
-    assert "as the law expects of this setup" in found.reason
+    assert "as the model predicts for this setup" in found.reason
     (speed_up,) = [line for line in found.facts if line.startswith("speed-up")]
     assert speed_up.startswith("speed-up 0.5 of 2 against 2 ranks (strong scaling, the-base): slower than with fewer")
     # Larger buckets pay the latency less often.
@@ -81,4 +81,4 @@ def test_gpus_whose_use_is_a_saw_tooth_wait_for_data() -> None:
     found = diagnose(observed_of(case, made, waits, link=Link(bandwidth_bytes_per_second=1e11)))
     assert (found.limit.kind, found.is_sure) == ("input", True)
     assert "the host waits 190 ms for a batch, 95% of a step" in found.limit.evidence
-    assert likely_limit(found) == "input 55 % of the step, law expects 0 %"
+    assert likely_limit(found) == "input 55 % of the step, model predicts 0 %"

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.analysis.regressions.detector import Judged, confirm_by_rerun, judge
+from bench.analysis.regressions.detector import JudgedNight, confirm_by_rerun, judge
 from bench.analysis.regressions.night import Night, TrialSample
 from bench.analysis.regressions.state import SeriesState
 
@@ -53,7 +53,7 @@ def trials_of(nights: Sequence[Night]) -> Reruns:
     return lambda night: nights[night.number].trials
 
 
-def judged(nights: Sequence[Night], reruns: Reruns | None = same_again) -> list[Judged]:
+def judged(nights: Sequence[Night], reruns: Reruns | None = same_again) -> list[JudgedNight]:
     """Return the last verdict on each night, after its reruns where they were asked for and can be had."""
     state: SeriesState | None = None
     found = []
@@ -66,7 +66,7 @@ def judged(nights: Sequence[Night], reruns: Reruns | None = same_again) -> list[
     return found
 
 
-def pages(found: Sequence[Judged]) -> list[tuple[int, int, int]]:
+def pages(found: Sequence[JudgedNight]) -> list[tuple[int, int, int]]:
     """Return onset, direction and night of each page."""
     return [
         (one.alert.onset, one.alert.direction, one.alert.raised)
@@ -75,7 +75,7 @@ def pages(found: Sequence[Judged]) -> list[tuple[int, int, int]]:
     ]
 
 
-def alerts(found: Sequence[Judged]) -> list[tuple[int, int]]:
+def alerts(found: Sequence[JudgedNight]) -> list[tuple[int, int]]:
     """Return onset and direction of each new alert of tier 1."""
     return [
         (one.alert.onset, one.alert.direction)

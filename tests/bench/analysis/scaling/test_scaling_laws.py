@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from bench.analysis.scaling.laws import PARAMETERS, Bounded, Fit, Law, NoFit, WorldSize, fit
+from bench.analysis.scaling.laws import PARAMETERS, Bounded, Law, NoScalingFit, ScalingFit, WorldSize, fit
 
 
 def _throughput(law: Law, parameters: Sequence[float], ranks: int) -> float:
@@ -45,9 +45,9 @@ def _points(
     ]
 
 
-def _fitted(law: Law, points: Sequence[WorldSize], base_ranks: int | None = None) -> Fit:
+def _fitted(law: Law, points: Sequence[WorldSize], base_ranks: int | None = None) -> ScalingFit:
     found = fit(law, points, base_ranks=base_ranks)
-    assert isinstance(found, Fit), found
+    assert isinstance(found, ScalingFit), found
     return found
 
 
@@ -112,7 +112,7 @@ NOISE = 0.02
 
 
 @cache
-def _experiments(law: Law, parameters: tuple[float, ...], count: int) -> list[Fit]:
+def _experiments(law: Law, parameters: tuple[float, ...], count: int) -> list[ScalingFit]:
     ranks = (1, 2, 4, 8, 16) if law == "usl" else (1, 2, 4, 8)
     return [
         _fitted(law, _points(law, parameters, ranks, trials=3, noise=NOISE, seed=1000 + seed)) for seed in range(count)
@@ -161,7 +161,7 @@ def test_more_trials_make_intervals_narrower() -> None:
         _fitted("amdahl", _points("amdahl", [0.05], [1, 2, 4, 8], trials=trials, noise=NOISE)) for trials in (2, 20)
     )
 
-    def width(found: Fit) -> float:
+    def width(found: ScalingFit) -> float:
         one = found.parameters["serial_fraction"]
         assert one.low is not None
         assert one.high is not None
@@ -175,7 +175,7 @@ def test_more_trials_make_intervals_narrower() -> None:
 
 def test_two_numbers_of_ranks_are_too_few_for_the_universal_law() -> None:
     found = fit("usl", _points("usl", [0.1, 0.0], [1, 2], trials=3, noise=NOISE))
-    assert isinstance(found, NoFit)
+    assert isinstance(found, NoScalingFit)
     assert found.reason == "3 numbers of ranks are needed for its 3 parameters, and there are 2"
 
 

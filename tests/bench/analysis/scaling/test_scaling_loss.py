@@ -12,7 +12,7 @@ import pytest
 from bench.analysis.estimate import estimate, estimate_share
 from bench.analysis.scaling.efficiency import scaling_efficiency
 from bench.analysis.scaling.loss import Loss, loss_of
-from bench.analysis.step_parts import PARTS, Measured
+from bench.analysis.step_parts import PARTS, MeasuredStep
 from bench.case import Case
 from collectors.metrics import results
 from tests.bench.made.examples import make_case
@@ -26,8 +26,8 @@ TWO_STRONG = make_case(ranks=2, batch=4)
 
 def _loss(case: Case, made: Made, *, base: Made = BASE, base_case: Case = ONE, **changes: Any) -> Loss:
     found = loss_of(
-        Measured(case=case, estimates=made_estimates(case, made, **changes)),
-        Measured(case=base_case, estimates=made_estimates(base_case, base, **changes)),
+        MeasuredStep(case=case, estimates=made_estimates(case, made, **changes)),
+        MeasuredStep(case=base_case, estimates=made_estimates(base_case, base, **changes)),
     )
     assert isinstance(found, Loss), found
     return found
@@ -119,7 +119,9 @@ def test_waiting_for_data_counts_once() -> None:
         replace(one, median=0.045, trials=(0.045,) * 3) if one.labels == {"phase": "data"} else one
         for one in made_estimates(TWO, made)
     ]
-    found = loss_of(Measured(case=TWO, estimates=estimates), Measured(case=ONE, estimates=made_estimates(ONE, BASE)))
+    found = loss_of(
+        MeasuredStep(case=TWO, estimates=estimates), MeasuredStep(case=ONE, estimates=made_estimates(ONE, BASE))
+    )
     assert isinstance(found, Loss)
     # 35 ms of idle time are all for data; 20 ms of the others' waiting, too, stay with waiting.
     _only(found, {"data": 0.030, "idle": -0.010, "waiting": 0.020})
@@ -128,7 +130,7 @@ def test_waiting_for_data_counts_once() -> None:
 # Pipelines
 
 
-def _pipelined(ranks: int, ratio: float, made: Made, stage_s: float) -> Measured:
+def _pipelined(ranks: int, ratio: float, made: Made, stage_s: float) -> MeasuredStep:
     case = make_case("one_f_one_b", ranks=ranks, batch=8)
     pipeline = case.spec().pipeline(case)
     assert pipeline is not None
@@ -138,7 +140,7 @@ def _pipelined(ranks: int, ratio: float, made: Made, stage_s: float) -> Measured
         for action in ("forward", "backward")
     ]
     bubble = estimate_share(results.RUN_BUBBLE_RATIO, [ratio] * 3, account="measured")
-    return Measured(case=case, estimates=[*made_estimates(case, made), *stages, bubble])
+    return MeasuredStep(case=case, estimates=[*made_estimates(case, made), *stages, bubble])
 
 
 def test_a_bubble_is_taken_out_of_communication_and_idle_time() -> None:
@@ -179,7 +181,9 @@ def test_without_a_trace_all_but_data_is_unexplained() -> None:
 def test_waiting_that_is_unknown_stays_in_communication() -> None:
     made = _more(0.020, exposed_s=0.005, waiting_s=0.015)
     estimates = [one for one in made_estimates(TWO, made) if one.metric != results.RUN_WAITING_RATIO.name]
-    found = loss_of(Measured(case=TWO, estimates=estimates), Measured(case=ONE, estimates=made_estimates(ONE, BASE)))
+    found = loss_of(
+        MeasuredStep(case=TWO, estimates=estimates), MeasuredStep(case=ONE, estimates=made_estimates(ONE, BASE))
+    )
     assert isinstance(found, Loss)
     _only(found, {"exposed_communication": 0.020})
     assert "so that it is in exposed communication" in found.absent["waiting"]
@@ -187,8 +191,8 @@ def test_waiting_that_is_unknown_stays_in_communication() -> None:
 
 def test_a_part_that_the_base_does_not_tell_is_absent() -> None:
     found = loss_of(
-        Measured(case=TWO, estimates=made_estimates(TWO, _more(0.020, data_s=0.020))),
-        Measured(case=ONE, estimates=made_estimates(ONE, replace(BASE, data_s=0.0, idle_s=0.015))),
+        MeasuredStep(case=TWO, estimates=made_estimates(TWO, _more(0.020, data_s=0.020))),
+        MeasuredStep(case=ONE, estimates=made_estimates(ONE, replace(BASE, data_s=0.0, idle_s=0.015))),
     )
     assert isinstance(found, Loss)
     _only(found, {"idle": 0.020})
@@ -196,7 +200,7 @@ def test_a_part_that_the_base_does_not_tell_is_absent() -> None:
 
 
 def test_a_run_without_throughput_has_no_loss() -> None:
-    found = loss_of(Measured(case=TWO, estimates=()), Measured(case=ONE, estimates=made_estimates(ONE, BASE)))
+    found = loss_of(MeasuredStep(case=TWO, estimates=()), MeasuredStep(case=ONE, estimates=made_estimates(ONE, BASE)))
     assert found == "ddp on 2 has no throughput"
 
 
@@ -221,8 +225,10 @@ def test_each_part_with_noise_has_an_interval_that_holds_it() -> None:
 def test_a_straggler_is_named_with_what_waiting_it_causes() -> None:
     straggler = estimate_share(results.RUN_STRAGGLER_RATIO, [0.1, 0.11, 0.12], rank="1", cause="compute")
     estimates = [*made_estimates(TWO, _more(0.02, waiting_s=0.02)), straggler]
-    found = loss_of(Measured(case=TWO, estimates=estimates), Measured(case=ONE, estimates=made_estimates(ONE, BASE)))
+    found = loss_of(
+        MeasuredStep(case=TWO, estimates=estimates), MeasuredStep(case=ONE, estimates=made_estimates(ONE, BASE))
+    )
     assert isinstance(found, Loss)
     assert found.notes == (
-        "ddp on 2: rank 1 holds the others up for 11.0% of the traced time, by compute: that is in waiting",
+        "ddp on 2: rank 1 holds the others up for 11.0% of the traced time by compute, which counts as waiting",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.analysis.scaling.loss import Loss, loss_of
-from bench.analysis.step_parts import Measured
+from bench.analysis.step_parts import MeasuredStep
 from bench.cli import main
 from bench.runs.history import History
 
@@ -24,7 +24,7 @@ def test_a_slow_loader_is_found_in_data(tmp_path: Path, monkeypatch: pytest.Monk
         assert main.run(["run", "ddp", *SMALL, *QUICK, f"--option=loader_delay_ms={delay}"]) == main.FINE
     with History() as history:
         slow, base = history.runs(limit=2)
-    found = loss_of(*(Measured(case=one.case, estimates=one.estimates) for one in (slow, base)))
+    found = loss_of(*(MeasuredStep(case=one.case, estimates=one.estimates) for one in (slow, base)))
     assert isinstance(found, Loss)
     by_name = {part.name: part.lost_s for part in found.parts}
     assert math.fsum(by_name.values()) == pytest.approx(found.step_s - found.ideal_s)

@@ -11,7 +11,7 @@ from bench.analysis.estimate import Estimate
 from bench.analysis.stragglers import joined_estimates
 from bench.analysis.timelines import save_timeline, window_path
 from bench.case import Case
-from bench.machine.placement import Place, write_placement
+from bench.machine.placement import NodePlace, write_placement
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import (
@@ -76,7 +76,7 @@ def test_a_straggler_is_named_with_its_node(
     for names in filter(None, (hosts, later)):
         each = CASE.ranks // len(names)
         places = [
-            Place(number=number, name=name, host=name, switch=None, first_rank=number * each, ranks=each)
+            NodePlace(number=number, name=name, host=name, switch=None, first_rank=number * each, ranks=each)
             for number, name in enumerate(names)
         ]
         write_placement(tmp_path, "slurm", places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.analysis.trials import Traced, join_traced
 from collectors.metrics.rank import ATTENTION_PAIRS
 from collectors.sample_log import Reading
-from collectors.traces.analyzers.summary import Breakdown
+from collectors.traces.breakdown import Breakdown
 
 
 def _reading(*, overlap_ns: int, collectives_ns: dict[str, tuple[int, int]], pairs: int | None = None) -> Reading:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.analysis.estimate import Estimate, estimate
 from bench.case import Case, Purpose, SuiteMember
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 from bench.runs.summary import Summary
@@ -50,7 +50,7 @@ def run_of(
 
 def failed(summary: Summary) -> Summary:
     """The run without a complete trial."""
-    cause = Cause(kind="killed", rank=1, step=2, text="rank 1 was killed")
+    cause = FailureCause(kind="killed", rank=1, step=2, text="rank 1 was killed")
     return replace(summary, outcome="failed", cause=cause, trials_done=0, estimates=())
 
 

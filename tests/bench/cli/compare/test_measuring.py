@@ -124,7 +124,7 @@ def test_sides_are_measured_without_a_store_that_is_down_and_stay_in_their_folde
     words = ("--ab=ddp", "--ranks=2", "--trials=2", "--a=bucket_mb=1", "--b=bucket_mb=25", "--format=json")
     code, out, err = _compare(tmp_path, *words, *SMALL, "--store=postgresql://127.0.0.1:1/nowhere")
     assert code == main.INFRASTRUCTURE
-    assert "the comparison goes on, and its results stay in the folders of their runs" in err
+    assert "the comparison continues, and its results stay in the run folders" in err
     assert len(_step(json.loads(out))["a"]["trials"]) == 2
     assert len(list((tmp_path / "parallel-observatory" / "runs").glob("*/summary.json"))) == 2
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench.analysis.noise import Noise
+from bench.analysis.noise import TrialNoise
 from bench.case import Purpose
 from bench.cli.compare.aa import Measured, report_of
 from bench.reports.comparison import NoiseReport, false_differences, print_noise
@@ -51,7 +51,7 @@ def test_runs_of_one_day_are_one_night_and_ad_hoc_ones_none() -> None:
 def test_the_noise_of_a_series_is_found_in_its_nights() -> None:
     runs = _nights(80)
     noise = noise_of_series(runs[0].case, runs[::-1], RUN_STEP_SECONDS)
-    assert isinstance(noise, Noise)
+    assert isinstance(noise, TrialNoise)
     assert noise.trial == pytest.approx(TRIAL, rel=0.2)
     assert noise.night == pytest.approx(NIGHT, rel=0.35)
     assert noise.nights == 80
@@ -119,7 +119,7 @@ def test_exact_figures_that_differ_between_two_of_the_same_are_told(tmp_path: Pa
     assert false_differences(found.judged)["exact"] == 1
 
 
-def _plan_lines(noise: Noise | None) -> list[str]:
+def _plan_lines(noise: TrialNoise | None) -> list[str]:
     plan = plan_of(replace(planned("ddp", estimate_s=3.0), noise=noise), planned("fsdp", estimate_s=3.0))
     file = io.StringIO()
     print_plan(plan, {}, "table", console=Console(file=file, width=160))
@@ -127,7 +127,7 @@ def _plan_lines(noise: Noise | None) -> list[str]:
 
 
 def test_a_plan_tells_what_a_night_shows_and_which_case_needs_more_trials() -> None:
-    lines = _plan_lines(Noise(trial=0.03, night=0.002, trials=90, nights=30))
+    lines = _plan_lines(TrialNoise(trial=0.03, night=0.002, trials=90, nights=30))
     (row,) = [line for line in lines if line.startswith("ddp ")]
     assert row.endswith("6.6 %")
     assert any(line.startswith("a night shows: smallest change of the step time") for line in lines)
@@ -135,10 +135,10 @@ def test_a_plan_tells_what_a_night_shows_and_which_case_needs_more_trials() -> N
 
 
 def test_a_plan_tells_where_no_number_of_trials_would_do() -> None:
-    lines = _plan_lines(Noise(trial=0.01, night=0.05, trials=90, nights=30))
+    lines = _plan_lines(TrialNoise(trial=0.01, night=0.05, trials=90, nights=30))
     assert "nights differ too much to detect 3 % in one: ddp" in lines
 
 
 def test_a_plan_without_nights_has_no_such_column() -> None:
-    for noise in (None, Noise(trial=0.01, night=Absent(reason="few"), trials=6, nights=2)):
+    for noise in (None, TrialNoise(trial=0.01, night=Absent(reason="few"), trials=6, nights=2)):
         assert not any("a night" in line for line in _plan_lines(noise))

@@ -91,9 +91,12 @@ def test_a_source_tree_that_means_the_same_by_the_case_is_taken(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"protocol": 1}, f"checkout old speaks protocol 1 between runner and agent, and this program {PROTOCOL}; "),
-        ({"version": 99}, f"has version 99 of the definition of ddp, and this program {CASE.version}: that is a new"),
-        ({"options": f"{NAMES} turbo"}, "ddp has the option turbo there, which this program lacks"),
+        ({"protocol": 1}, f"checkout old speaks protocol 1 between runner and agent, this program {PROTOCOL}; "),
+        (
+            {"version": 99},
+            f"has version 99 of the definition of ddp, this program has version {CASE.version}: different versions",
+        ),
+        ({"options": f"{NAMES} turbo"}, "its ddp has an option turbo that this program lacks"),
     ],
 )
 def test_a_source_tree_that_means_something_else_is_refused(
@@ -108,7 +111,7 @@ def test_a_source_tree_that_means_something_else_is_refused(
 def test_a_source_tree_may_lack_an_option_that_is_left_at_its_default(tmp_path: Path) -> None:
     tree = _tree(tmp_path, version=CASE.version, options=NAMES.replace("bucket_mb", ""))
     check_checkout(tree, CASE)
-    with pytest.raises(Misuse, match="ddp has no option bucket_mb there; leave it at its default"):
+    with pytest.raises(Misuse, match="its ddp has no option bucket_mb; leave it at its default"):
         check_checkout(tree, make_case(options={**CASE.options, "bucket_mb": 1.0}))
 
 
@@ -128,7 +131,7 @@ def test_a_folder_is_taken_as_it_is_and_must_hold_the_program(tmp_path: Path) ->
     with check_out(str(tmp_path / "tree")) as found:
         assert (found.folder, found.commit) == (tmp_path / "tree", None)
     with (
-        pytest.raises(Misuse, match=r"is no source tree of this program: bench/__init__.py is missing"),
+        pytest.raises(Misuse, match=r"is not a source tree of this program: bench/__init__.py is missing"),
         check_out(str(tmp_path)),
     ):
         pass
@@ -166,7 +169,7 @@ def test_a_commit_is_checked_out_beside_and_removed_afterwards(tmp_path: Path) -
 
 def test_without_a_repository_there_are_no_commits(tmp_path: Path) -> None:
     with (
-        pytest.raises(Misuse, match="does not run from a git tree, so it knows no commits"),
+        pytest.raises(Misuse, match="does not run from a git tree; name a folder"),
         check_out("abc", tmp_path),
     ):
         pass

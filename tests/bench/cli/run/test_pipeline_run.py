@@ -132,8 +132,11 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("run ddp --timeline", "--timeline draws pipeline stages, and ddp has none; leave it out, or take a pipeline"),
-        ("run gpipe --trace-steps 0 --timeline", "trace-steps is 0; take --trace-steps 1 or more"),
+        (
+            "run ddp --timeline",
+            "--timeline draws pipeline stages, but ddp has none; leave it out, or choose a pipeline",
+        ),
+        ("run gpipe --trace-steps 0 --timeline", "trace-steps is 0; use --trace-steps 1 or more"),
         ("run matmul --timeline", "matmul is a probe and trains no model: --timeline cannot be set"),
         ("run gpipe --check-convergence --timeline", "--timeline cannot be set with it"),
         ("show --timeline", "--timeline needs a run; `observatory show RUN --timeline`"),

@@ -7,12 +7,12 @@ import pytest
 from bench.case import Case
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import read_gpus
-from bench.runner.case_args import CaseArgs, Node, case_of_args
+from bench.runner.case_args import CaseArgs, NodeResources, case_of_args
 from tests.bench.made.recorded_nvml import RecordedNvml
 
 
 def ask(probe: str, *options: str, gpus: int = 0) -> Case:
-    node = Node(
+    node = NodeResources(
         cores=2,
         host_bytes=1 << 40,
         gpus=read_gpus(RecordedNvml(names=("A", "B")[:gpus])),

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.engines.cluster import Request
+from bench.engines.cluster import NodeRequest
 from bench.engines.kubernetes.engine import INDEX, PodAllocation
 from bench.engines.kubernetes.pod import FINE, attend, own_key, suite_run_to_resume
 from bench.engines.node.agent import UNREACHED
@@ -31,11 +31,11 @@ def test_a_suite_runs_over_two_pods_which_both_end_well(short_path: Path) -> Non
     with ended(first, others):
         out, said = first.communicate(timeout=WITHIN_S)
         assert first.returncode == FINE, said
-        assert "waits for the agents of 2 pods" in said
+        assert "waiting for the agents of 2 pods" in said
         assert "done: 1 done" in out
         _, last = others.communicate(timeout=WITHIN_S)
         assert others.returncode == FINE, last
-        assert last.splitlines()[-1] == "the runner listens no more: the suite has ended, or the first pod has"
+        assert last.splitlines()[-1] == "the runner no longer listens: the suite or the first pod has ended"
     (ddp,) = (pods.results / "runs").glob("*-ddp-*")
     assert {path.name for path in ddp.glob("node*.jsonl")} == {"node0.jsonl", "node1.jsonl"}
     assert (pods.results / "history.sqlite").is_file()
@@ -127,7 +127,11 @@ def test_a_secret_without_a_key_ends_the_pod_in_one_line(content: str | None, sh
     _, said = pod.communicate(timeout=WITHIN_S)
     assert pod.returncode == 2
     (line,) = said.splitlines()
-    what = f"the suite's key is not at {pods.secret}/key" if content is None else "holds no key, which is a line of 64"
+    what = (
+        f"the suite's key cannot be read from {pods.secret}/key"
+        if content is None
+        else "holds no key, which is a line of 64"
+    )
     assert line.startswith("pod 0: ")
     assert what in line
 
@@ -147,7 +151,7 @@ def test_the_key_becomes_a_file_of_this_user_alone(tmp_path: Path) -> None:
 
 def test_an_agent_that_never_meets_its_runner_ends_the_pod_as_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
     assert attend(["sh", "-c", f"exit {UNREACHED}"], within_s=0.0) == 4
-    assert capfd.readouterr().err == "the first pod has not come within 0 s; does it wait for a node?\n"
+    assert capfd.readouterr().err == "the first pod did not answer within 0 s; it may be waiting for a node\n"
 
 
 def test_a_job_set_goes_on_only_with_what_it_began_itself(tmp_path: Path) -> None:
@@ -170,8 +174,8 @@ def test_a_job_set_goes_on_only_with_what_it_began_itself(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("index", "said"),
     [
-        (None, "works within the pods of a JobSet; `observatory suite render SUITE --engine kubernetes"),
-        ("3", "this pod has index 3, and a suite runs in the pod of index 0"),
+        (None, "works only inside the pods of a JobSet; `observatory suite render SUITE --engine kubernetes"),
+        ("3", "this pod has index 3, but a suite runs only in the pod with index 0"),
     ],
 )
 def test_outside_of_the_first_pod_the_engine_says_so(
@@ -181,7 +185,7 @@ def test_outside_of_the_first_pod_the_engine_says_so(
     if index is not None:
         monkeypatch.setenv(INDEX, index)
     with pytest.raises(Misuse, match=said):
-        PodAllocation(Request(nodes=2))
+        PodAllocation(NodeRequest(nodes=2))
 
 
 @pytest.mark.parametrize(
@@ -196,4 +200,4 @@ def test_a_key_file_that_cannot_be_used_is_refused(
         (tmp_path / "key").chmod(mode)
     (tmp_path / "pod.toml").write_text(f'key_file = "{tmp_path}/key"\naddress = "127.0.0.1"\n')
     with pytest.raises(Misuse, match=said):
-        PodAllocation(Request(nodes=2, file=tmp_path / "pod.toml"))
+        PodAllocation(NodeRequest(nodes=2, file=tmp_path / "pod.toml"))

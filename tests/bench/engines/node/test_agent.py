@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bench.engines.node.agent import check
 from bench.engines.wire.channel import Heartbeat
-from bench.engines.wire.frames import PipeStream, Refused, StreamEnded, Wire, key_line, meet, new_key, write_key
+from bench.engines.wire.frames import PipeStream, Refused, SignedWire, StreamEnded, key_line, meet, new_key, write_key
 from bench.rank.messages import AgentFailed, FromAgent, ToAgent, TrialOrder
 from tests.bench.made.examples import small_case
 
@@ -145,7 +145,7 @@ def _agent(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]
             agent.kill()
 
 
-def _met(agent: subprocess.Popen[bytes]) -> Wire:
+def _met(agent: subprocess.Popen[bytes]) -> SignedWire:
     assert agent.stdin is not None
     assert agent.stdout is not None
     key = new_key()
@@ -161,7 +161,7 @@ def _said(agent: subprocess.Popen[bytes]) -> str:
     return "".join(line for line in lines if not line.startswith("USDT:"))
 
 
-def _last_answer(wire: Wire) -> FromAgent | Heartbeat:
+def _last_answer(wire: SignedWire) -> FromAgent | Heartbeat:
     answers: list[FromAgent | Heartbeat] = []
     with suppress(StreamEnded):
         while True:
@@ -175,9 +175,9 @@ def test_a_refused_order_ends_the_agent_which_says_why_to_its_runner_and_its_log
         wire.send(msgspec.json.encode(msgspec.structs.replace(ORDER, run="../elsewhere")))
         answer = _last_answer(wire)
         assert isinstance(answer, AgentFailed)
-        assert answer.text.startswith("it refused what came: a message is malformed: Expected `str` matching regex")
+        assert answer.text.startswith("it refused a message: a message is malformed: Expected `str` matching regex")
         (line,) = _said(agent).splitlines()
-        assert line.startswith("agent: refused what came from the runner: a message is malformed: ")
+        assert line.startswith("agent: refused a message from the runner: a message is malformed: ")
         assert agent.returncode == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -189,7 +189,7 @@ def test_an_unsigned_order_ends_the_agent(tmp_path: Path) -> None:
         wire.stream.write(len(body).to_bytes(4, "big") + (1).to_bytes(8, "big") + bytes(32) + body)
         answer = _last_answer(wire)
         assert answer == AgentFailed(
-            text="it refused what came: a frame is not signed with the key for this connection"
+            text="it refused a message: a frame is not signed with the key for this connection"
         )
         assert len(_said(agent).splitlines()) == 1
 
@@ -199,7 +199,9 @@ def test_an_agent_whose_key_file_others_can_read_does_not_start(tmp_path: Path) 
     write_key(path, new_key())
     path.chmod(0o644)
     with _agent(tmp_path, "--key-file", str(path)) as agent:
-        assert _said(agent) == f"agent: others can read or write the key file {path} (mode 644); chmod it 600\n"
+        assert (
+            _said(agent) == f"agent: others can read or write the key file {path} (mode 644); run `chmod 600` on it\n"
+        )
         assert agent.returncode == 1
 
 
@@ -207,4 +209,4 @@ def test_an_agent_without_a_key_does_not_start(tmp_path: Path) -> None:
     with _agent(tmp_path) as agent:
         assert agent.stdin is not None
         agent.stdin.close()
-        assert _said(agent) == "agent: the runner hung up before it gave a key\n"
+        assert _said(agent) == "agent: the runner hung up before it sent a key\n"

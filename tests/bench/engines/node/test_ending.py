@@ -127,7 +127,7 @@ def test_on_a_cpu_nobody_waits_so_long_and_who_is_left_is_named(ranks: list[Fake
     notes = end(ranks, ON_CPU, clock=clock)
     assert clock.now_s < 7
     assert notes == tuple(
-        f"rank {rank} was still there 5 s after it was killed; what it holds is not free for the next trial"
+        f"rank {rank} still existed 5 s after it was killed; the next trial cannot use what it holds"
         for rank in range(2)
     )
 
@@ -135,7 +135,7 @@ def test_on_a_cpu_nobody_waits_so_long_and_who_is_left_is_named(ranks: list[Fake
 def test_a_rank_that_never_goes_hangs_nothing(clock: FakeClock) -> None:
     rank = FakeRank(3, clock)
     (note,) = end([rank], ON_CUDA, clock=clock)
-    assert note.startswith("rank 3 was still there 30 s after it was killed")
+    assert note.startswith("rank 3 still existed 30 s after it was killed")
     assert clock.now_s < 40
     rank.close()
 
@@ -149,7 +149,7 @@ def test_the_next_trial_waits_until_the_driver_has_let_go(ranks: list[FakeRank],
 def test_a_driver_that_never_lets_go_is_named_and_waited_for_no_longer(ranks: list[FakeRank], clock: FakeClock) -> None:
     gpus = FakeGpus(clock, [1001, 4711], until_s=1e9)
     assert wait_until_freed(ranks, gpus, ON_CUDA, is_named=True, clock=clock, sleep=clock.sleep) == (
-        "the driver lists rank 1 as computing 10 s after its end; the next trial may find less memory",
+        "the driver still listed rank 1 as computing 10 s after its end; the next trial may find less memory",
     )
     assert clock.now_s < 12
 
@@ -166,7 +166,7 @@ def test_where_the_driver_does_not_name_our_processes_that_is_told(ranks: list[F
     gpus = FakeGpus(clock, [1001], until_s=1e9)
     before_s = clock.now_s
     (note,) = wait_until_freed(ranks, gpus, ON_CUDA, is_named=False, clock=clock, sleep=clock.sleep)
-    assert note.startswith("whether the GPUs' memory is free again is not known: the driver does not name this")
+    assert note.startswith("whether the GPUs' memory is free again is unknown: the driver does not name this")
     assert wait_until_freed(ranks, gpus, ON_CPU, is_named=False, clock=clock, sleep=clock.sleep) == ()
     assert clock.now_s == before_s
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from bench.engines.wire.channel import BEAT_S, SILENT_S, TICK_S, Channel, Heartbeat, Silence
-from bench.engines.wire.frames import Side, SocketStream, Wire, meet
-from bench.rank.messages import AgentFailed, EndTrial, FromAgent, Progress, ToAgent
+from bench.engines.wire.frames import SignedWire, SocketStream, WireSide, meet
+from bench.rank.messages import AgentFailed, EndTrial, FromAgent, ToAgent, TrialProgress
 
 KEY = bytes(32)
 WITHIN_S = 60.0
@@ -86,7 +86,7 @@ class Received:
 
 @contextmanager
 def _channel(
-    stream: SocketStream, side: Side, received: Received, *, beat_s: float = 0.02, silent_s: float = SILENT_S
+    stream: SocketStream, side: WireSide, received: Received, *, beat_s: float = 0.02, silent_s: float = SILENT_S
 ) -> Iterator[Channel[ToAgent] | Channel[FromAgent]]:
     channel: Channel[object] = Channel(
         stream,
@@ -117,9 +117,9 @@ def streams() -> Iterator[tuple[SocketStream, SocketStream]]:
 def test_messages_pass_in_both_directions(streams: tuple[SocketStream, SocketStream]) -> None:
     agent, runner = Received(), Received()
     with _channel(streams[0], "agent", agent) as one, _channel(streams[1], "runner", runner) as other:
-        assert one.send(Progress(run="r", trial=0, steps=1))
+        assert one.send(TrialProgress(run="r", trial=0, steps=1))
         assert other.send(EndTrial(run="r", trial=0))
-        assert runner.message() == Progress(run="r", trial=0, steps=1)
+        assert runner.message() == TrialProgress(run="r", trial=0, steps=1)
         assert agent.message() == EndTrial(run="r", trial=0)
 
 
@@ -139,7 +139,7 @@ def test_a_side_that_neither_beats_nor_hangs_up_is_given_up(streams: tuple[Socke
         _channel(streams[0], "agent", agent, silent_s=0.2),
         _channel(streams[1], "runner", Received(), beat_s=3600.0),
     ):
-        assert agent.reason() == "nothing was heard for 0.2 s"
+        assert agent.reason() == "no message for 0.2 s"
 
 
 def test_who_does_not_read_keeps_nobody_from_ending(streams: tuple[SocketStream, SocketStream]) -> None:
@@ -149,10 +149,10 @@ def test_who_does_not_read_keeps_nobody_from_ending(streams: tuple[SocketStream,
         meet(streams[1], KEY, "runner")
         while one.send(AgentFailed(text="x" * 1_000_000)):
             pass
-        assert agent.reason() == "nothing was heard for 0.5 s"
+        assert agent.reason() == "no message for 0.5 s"
 
 
-def _runner_sends(stream: SocketStream, body: bytes) -> Wire:
+def _runner_sends(stream: SocketStream, body: bytes) -> SignedWire:
     wire = meet(stream, KEY, "runner")
     wire.send(body)
     return wire

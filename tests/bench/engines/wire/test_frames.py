@@ -18,10 +18,10 @@ from bench.engines.wire import frames as wires
 from bench.engines.wire.frames import (
     MOST_BYTES,
     Refused,
-    Side,
+    SignedWire,
     SocketStream,
     StreamEnded,
-    Wire,
+    WireSide,
     key_line,
     meet,
     new_key,
@@ -62,15 +62,15 @@ class RecordedStream:
         """Nothing is open."""
 
 
-def _wire(stream: RecordedStream, side: Side, key: bytes = KEY) -> Wire:
+def _wire(stream: RecordedStream, side: WireSide, key: bytes = KEY) -> SignedWire:
     """An end of a connection whose sides have met, with nonces that are known."""
-    wire = Wire(stream, key, side)
+    wire = SignedWire(stream, key, side)
     wire.bind("agent", b"a" * 32)
     wire.bind("runner", b"r" * 32)
     return wire
 
 
-def _frames(*bodies: bytes, side: Side = "agent", key: bytes = KEY) -> list[bytes]:
+def _frames(*bodies: bytes, side: WireSide = "agent", key: bytes = KEY) -> list[bytes]:
     wire = _wire(stream := RecordedStream(), side, key)
     frames = []
     for body in bodies:
@@ -80,7 +80,7 @@ def _frames(*bodies: bytes, side: Side = "agent", key: bytes = KEY) -> list[byte
     return frames
 
 
-def _received(data: bytes, side: Side = "runner") -> tuple[list[bytes], Exception]:
+def _received(data: bytes, side: WireSide = "runner") -> tuple[list[bytes], Exception]:
     """What was taken of these bytes, and what ended it."""
     wire, taken = _wire(RecordedStream(data), side), []
     while True:
@@ -181,8 +181,8 @@ def test_the_reason_of_a_refusal_is_said(data: bytes, reason: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["runner", "agent"])
-def test_a_frame_that_is_too_long_is_refused_before_it_is_read(side: Side) -> None:
-    sender: Side = "agent" if side == "runner" else "runner"
+def test_a_frame_that_is_too_long_is_refused_before_it_is_read(side: WireSide) -> None:
+    sender: WireSide = "agent" if side == "runner" else "runner"
     header = (MOST_BYTES[sender] + 1).to_bytes(4, "big") + bytes(40)
     stream = RecordedStream(header + bytes(10_000))
     with pytest.raises(Refused, match=f"is longer than {MOST_BYTES[sender]}"):
@@ -217,8 +217,8 @@ def _met(agent: Callable[[SocketStream], object], runner: Callable[[SocketStream
 
 def test_two_sides_with_one_key_meet_and_the_agent_says_its_node() -> None:
     agent, runner = _met(lambda it: meet(it, KEY, "agent", node=3), lambda it: meet(it, KEY, "runner"))
-    assert isinstance(agent, Wire)
-    assert isinstance(runner, Wire)
+    assert isinstance(agent, SignedWire)
+    assert isinstance(runner, SignedWire)
     assert runner.peer is not None
     assert runner.peer.node == 3
 
@@ -233,10 +233,10 @@ def test_sides_of_different_versions_refuse_each_other_and_both_name_both() -> N
         lambda it: meet(it, KEY, "agent", program="0.1.0"), lambda it: meet(it, KEY, "runner", program="0.2.0")
     )
     assert str(agent).startswith(
-        f"this agent has version 0.1.0 (protocol {wires.PROTOCOL}), and the runner has version 0.2.0"
+        f"this agent has version 0.1.0 (protocol {wires.PROTOCOL}), but the runner has version 0.2.0"
     )
     assert str(runner).startswith(
-        f"this runner has version 0.2.0 (protocol {wires.PROTOCOL}), and the agent has version 0.1.0"
+        f"this runner has version 0.2.0 (protocol {wires.PROTOCOL}), but the agent has version 0.1.0"
     )
 
 
@@ -246,7 +246,7 @@ def test_an_agent_of_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch
         patched.setattr(wires, "PROTOCOL", 7)
         with pytest.raises(StreamEnded):
             meet(hello, KEY, "agent", program="0.1.0")
-    with pytest.raises(Refused, match=r"and the agent has version 0\.1\.0 \(protocol 7\)"):
+    with pytest.raises(Refused, match=r"but the agent has version 0\.1\.0 \(protocol 7\)"):
         meet(RecordedStream(bytes(hello.gone)), KEY, "runner", program="0.1.0")
 
 

@@ -155,7 +155,7 @@ def test_the_folder_of_a_run_is_as_a_runner_makes_it_until_its_files_are_sent(no
 def test_an_agent_that_is_given_the_runners_own_folder_says_so(node: Node) -> None:
     run = run_dir.begin(ORDER.case, make_machine(), node.runs, name=RUN)
     try:
-        with pytest.raises(InfrastructureFailed, match="is in use: it is the runner's own, or another agent's"):
+        with pytest.raises(InfrastructureFailed, match="is in use by the runner or another agent"):
             node.begin()
     finally:
         run.close()
@@ -163,7 +163,7 @@ def test_an_agent_that_is_given_the_runners_own_folder_says_so(node: Node) -> No
 
 def test_files_of_a_run_that_the_agent_never_ran_are_not_there(node: Node) -> None:
     node.receiver.expect(RUN)
-    assert node.collect() == (f"this agent has run nothing of {RUN}",)
+    assert node.collect() == (f"this agent ran no trial of {RUN}",)
 
 
 # What arrives damaged, or where it must not.
@@ -180,9 +180,9 @@ SENT = FileSent(run=RUN, name="rank0.jsonl", size=2, sha256="0" * 64)
 @pytest.mark.parametrize(
     ("pieces", "problem"),
     [
-        ([_piece(), SENT], "rank0.jsonl came damaged: 2 of 2 bytes, or others than were sent"),
-        ([_piece(), _piece(start=7), SENT], "rank0.jsonl came damaged: 2 of 2 bytes"),
-        ([_piece(data=b"no zlib"), SENT], "rank0.jsonl cannot be kept: a piece of it is damaged (Error -3"),
+        ([_piece(), SENT], "rank0.jsonl arrived damaged: 2 of 2 bytes, or with a wrong checksum"),
+        ([_piece(), _piece(start=7), SENT], "rank0.jsonl arrived damaged: 2 of 2 bytes"),
+        ([_piece(data=b"no zlib"), SENT], "rank0.jsonl cannot be stored: a piece of it is damaged (Error -3"),
         ([_piece(bytes(PIECE_BYTES + 1)), SENT], "(it is cut off, or longer than a piece may be)"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_file_that_finds_no_place_is_named_with_the_reason(node: Node) -> None
     node.receiver.expect(RUN)
     for piece in (_piece(), SENT):
         node.receiver.take(piece)
-    assert node.receiver.problems(RUN) == ("rank0.jsonl cannot be kept: Is a directory",)
+    assert node.receiver.problems(RUN) == ("rank0.jsonl cannot be stored: Is a directory",)
 
 
 def test_a_tail_behind_one_that_was_lost_is_left_to_the_end(node: Node) -> None:
@@ -221,7 +221,7 @@ def test_a_draft_is_removed_when_the_agent_is_gone(node: Node) -> None:
 
 
 def test_a_file_of_a_run_that_was_not_ordered_is_refused(node: Node) -> None:
-    with pytest.raises(Refused, match=f"run {RUN} came, of which this agent was ordered nothing"):
+    with pytest.raises(Refused, match=f"run {RUN}, which it was not ordered to run"):
         node.receiver.take(_piece())
 
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from bench.engines.wire.frames import StreamEnded, Wire, meet, new_key
+from bench.engines.wire.frames import SignedWire, StreamEnded, meet, new_key
 from bench.engines.wire.tcp import MOST_UNKNOWN, AgentListener, Unreached, address_of, connect, listen
 from bench.errors import InfrastructureFailed
 
@@ -39,7 +39,7 @@ def listener(log: Log) -> Iterator[AgentListener]:
 
 
 @contextmanager
-def _agent(listener: AgentListener, *, key: bytes = KEY, node: int = 0) -> Iterator[Wire]:
+def _agent(listener: AgentListener, *, key: bytes = KEY, node: int = 0) -> Iterator[SignedWire]:
     stream = connect("127.0.0.1", listener.port)
     try:
         yield meet(stream, key, "agent", node=node)
@@ -47,7 +47,7 @@ def _agent(listener: AgentListener, *, key: bytes = KEY, node: int = 0) -> Itera
         stream.close()
 
 
-def _next(listener: AgentListener) -> Wire:
+def _next(listener: AgentListener) -> SignedWire:
     wire = listener.accept(WITHIN_S)
     assert wire is not None
     return wire
@@ -59,7 +59,7 @@ def test_each_node_is_taken_once(listener: AgentListener, log: Log) -> None:
         assert sorted(wire.peer.node for wire in wires if wire.peer is not None) == [0, 1]
         with pytest.raises(StreamEnded):
             twin.receive()
-        assert log.line().endswith(": node 1 has an agent already")
+        assert log.line().endswith(": node 1 already has an agent")
         for wire in wires:
             wire.stream.close()
 
@@ -88,7 +88,7 @@ def test_more_strangers_than_allowed_are_sent_away_at_once(listener: AgentListen
     try:
         with socket.create_connection(address, timeout=WITHIN_S) as one_more:
             assert one_more.recv(1) == b""
-            assert log.line().endswith(": too many others have not proved yet that they have the key")
+            assert log.line().endswith(": too many connections have not yet proved that they have the key")
     finally:
         for stranger in strangers:
             stranger.close()
@@ -103,7 +103,7 @@ def test_an_agent_waits_for_a_runner_that_is_still_starting() -> None:
         with socket.create_server(("127.0.0.1", port)) as late:
             found.append(late.accept()[0])
 
-    with pytest.raises(OSError, match=rf"the runner at 127\.0\.0\.1:{port} is not reached: Connection refused"):
+    with pytest.raises(OSError, match=rf"the runner at 127\.0\.0\.1:{port} cannot be reached: Connection refused"):
         connect("127.0.0.1", port, within_s=0.1)
     timer = threading.Timer(0.2, listen)
     timer.start()
@@ -139,7 +139,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 def test_an_address_of_another_machine_cannot_be_listened_at() -> None:
     with pytest.raises(
-        InfrastructureFailed, match=r"agents cannot be awaited: 192\.0\.2\.1 cannot be listened at: Cannot assign"
+        InfrastructureFailed, match=r"cannot listen for agents: 192\.0\.2\.1 cannot be listened at: Cannot assign"
     ):
         AgentListener("192.0.2.1", KEY)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.analysis.estimate import Ratio, estimate
+from bench.analysis.estimate import EstimatedRatio, estimate
 from bench.reports.format import WIDE_RATIOS, figure, percent, wide_interval_notes
 from bench.reports.summary import print_summaries
 from collectors.metrics import results
@@ -42,8 +42,8 @@ def test_bytes_are_counted_in_powers_of_two() -> None:
     assert figure(estimate(results.RUN_PEAK_MEMORY_BYTES, [1.5 * 2**30], account="resident")) == "1.50 GiB"
 
 
-def _ratio(low: float | None, high: float | None, trials: int = 3) -> Ratio:
-    return Ratio(value=0.5, low=low, high=high, numerator_trials=trials, denominator_trials=3)
+def _ratio(low: float | None, high: float | None, trials: int = 3) -> EstimatedRatio:
+    return EstimatedRatio(value=0.5, low=low, high=high, numerator_trials=trials, denominator_trials=3)
 
 
 def test_a_ratio_is_shown_in_percent_with_its_interval() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.rank.messages import Cause
+from bench.rank.messages import FailureCause
 from bench.runs.history import History
 from bench.runs.suite_record import CaseOutcome
 from bench.runs.summary import Summary
@@ -61,7 +61,7 @@ def test_a_case_that_a_budget_left_out_is_told_and_no_alert(history: History) ->
 def test_a_case_that_failed_is_named_with_its_cause(history: History) -> None:
     nights = FakeNights(history)
     fill(nights, 5)
-    cause = Cause(kind="killed", rank=1, step=3, text="rank 1 was killed by SIGKILL")
+    cause = FailureCause(kind="killed", rank=1, step=3, text="rank 1 was killed by SIGKILL")
     nights.add_run(5, "ddp", (STEP_S,), outcome="failed", cause=cause)
     nights.add_record(5, done=0, outcome="failed", cases={"failed": 1})
     (missing,) = _check(history, 5).missing

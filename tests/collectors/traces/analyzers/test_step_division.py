@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.traces.analyzers.step_division import PARTS, UNTIL_THE_END, Amount, Item, Part, amounts_of
-from collectors.traces.analyzers.summary import divide
+from collectors.traces.breakdown import divide
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.steps import StepInterval
 from collectors.traces.timeline import Call, Kind, Timeline

@@ -10,7 +10,7 @@ import pytest
 
 from collectors.traces.analyzers.diff import Change, Difference, NothingToCompare, difference
 from collectors.traces.analyzers.step_division import Item
-from collectors.traces.analyzers.summary import breakdowns
+from collectors.traces.breakdown import breakdowns
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import Call, Kind, Timeline
 from tests.support.timelines import Span, timeline_of

@@ -3,7 +3,7 @@
 import pytest
 
 from collectors.metrics import rank as rank_metrics
-from collectors.traces.analyzers.summary import Breakdown, breakdowns, why_no_communication
+from collectors.traces.breakdown import Breakdown, breakdowns, why_no_communication
 from collectors.traces.timeline import Call, Kind, Timeline
 from tests.support.timelines import Span, timeline_of
 

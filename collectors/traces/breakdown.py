@@ -1,0 +1,131 @@
+"""How the time of a rank's steps divides into computation, communication, copies and idle time.
+
+Time is a union: spans that overlap count once. It is exact, in integer nanoseconds.
+Source: HolisticTraceAnalysis, temporal breakdown and communication-computation overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collectors.metrics import rank as rank_metrics
+from collectors.metrics.metric import Sample
+from collectors.traces.event_names import collective_of
+from collectors.traces.intervals import Times, clip, intersection, length_ns, union, union_of
+from collectors.traces.steps import StepInterval, steps
+from collectors.traces.timeline import ABSENT, KINDS, Timeline
+
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """The time of one step, or other stretch, of one rank.
+
+    step: its number, from 0. step_ns: its length.
+    communication_ns, overlap_ns, exposed_communication_ns: None where the whole trace holds no communication.
+    exposed_copy_ns: copies with nothing else beside them; None without a device, where they are operators like others.
+    idle_ns: the time in which none of these ran.
+    collectives_ns: by collective, the time in which it ran, and how much of that computation ran too.
+    """
+
+    step: int
+    step_ns: int
+    compute_ns: int
+    communication_ns: int | None
+    overlap_ns: int | None
+    exposed_communication_ns: int | None
+    exposed_copy_ns: int | None
+    idle_ns: int
+    collectives_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def samples(self) -> list[Sample]:
+        """Return the known figures as metrics, in seconds and as ratios."""
+        known = {
+            rank_metrics.TRACED_STEP_SECONDS: self.step_ns,
+            rank_metrics.COMPUTE_SECONDS: self.compute_ns,
+            rank_metrics.COMMUNICATION_SECONDS: self.communication_ns,
+            rank_metrics.OVERLAP_SECONDS: self.overlap_ns,
+            rank_metrics.EXPOSED_COMMUNICATION_SECONDS: self.exposed_communication_ns,
+            rank_metrics.EXPOSED_COPY_SECONDS: self.exposed_copy_ns,
+            rank_metrics.IDLE_SECONDS: self.idle_ns,
+        }
+        samples = [metric.at(value / 1e9) for metric, value in known.items() if value is not None]
+        if self.communication_ns and self.overlap_ns is not None:
+            samples.append(rank_metrics.OVERLAP_RATIO.at(self.overlap_ns / self.communication_ns))
+        if self.step_ns and self.exposed_communication_ns is not None:
+            samples.append(rank_metrics.EXPOSED_COMMUNICATION_RATIO.at(self.exposed_communication_ns / self.step_ns))
+        for name, (run_ns, overlap_ns) in self.collectives_ns.items():
+            samples.append(rank_metrics.COLLECTIVE_SECONDS.at(run_ns / 1e9, collective=name))
+            samples.append(rank_metrics.COLLECTIVE_OVERLAP_RATIO.at(overlap_ns / run_ns, collective=name))
+        return samples
+
+
+def breakdowns(timeline: Timeline) -> list[Breakdown]:
+    """Return one for each whole step, over its time on the device; numbered among all marked steps."""
+    marked = steps(timeline)
+    return [found for found, step in zip(divide(timeline, marked), marked, strict=True) if step.part == "step"]
+
+
+def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]:
+    """Return one for each of these step intervals, numbered in order."""
+    compute, communication, copies = (timeline.intervals(kind) for kind in ("compute", "communication", "copy"))
+    collectives = _intervals_of_collectives(timeline)
+    has_communication = communication.size > 0
+    breakdowns = []
+    for number, part in enumerate(parts):
+        bounds_ns = part.start_ns, part.end_ns
+        computing, communicating = clip(compute, *bounds_ns), clip(communication, *bounds_ns)
+        busy = union_of([computing, communicating])
+        # Without a device, copies are operators like others, and count as computation.
+        everything = union_of([busy, clip(copies, *bounds_ns)]) if timeline.is_device else busy
+        communication_ns, overlap_ns = length_ns(communicating), length_ns(intersection(computing, communicating))
+        of_collectives = {name: clip(intervals, *bounds_ns) for name, intervals in collectives.items()}
+        breakdowns.append(
+            Breakdown(
+                step=number,
+                step_ns=part.end_ns - part.start_ns,
+                compute_ns=length_ns(computing),
+                communication_ns=communication_ns if has_communication else None,
+                overlap_ns=overlap_ns if has_communication else None,
+                exposed_communication_ns=communication_ns - overlap_ns if has_communication else None,
+                exposed_copy_ns=length_ns(everything) - length_ns(busy) if timeline.is_device else None,
+                idle_ns=part.end_ns - part.start_ns - length_ns(everything),
+                collectives_ns={
+                    name: (length_ns(intervals), length_ns(intersection(computing, intervals)))
+                    for name, intervals in of_collectives.items()
+                    if intervals.size
+                },
+            )
+        )
+    return breakdowns
+
+
+def why_no_communication(timeline: Timeline) -> str | None:
+    """Return why communication is absent, with the names seen instead; None where there is some."""
+    if timeline.intervals("communication").size:
+        return None
+    chosen = timeline.kind == KINDS.index("compute")
+    numbers, counts = np.unique(timeline.name[chosen], return_counts=True)
+    often = [timeline.names[numbers[index]] for index in np.argsort(-counts, kind="stable")[:NAMES_SHOWN]]
+    return f"no communication kernels found; names seen: {', '.join(often) if often else 'none'}"
+
+
+def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:
+    """Return when each collective ran, sorted by name."""
+    rows = np.flatnonzero(timeline.of_kind("communication"))
+    # The collective of each distinct pair of call and name; `which` is the pair of each row.
+    called, which = np.unique(np.stack((timeline.call[rows], timeline.name[rows])), axis=1, return_inverse=True)
+    collectives = [
+        collective_of(timeline.names[name]) if call == ABSENT else timeline.calls[call].collective
+        for call, name in called.T.tolist()
+    ]
+    intervals = {}
+    for collective in sorted(set(collectives)):
+        is_this = np.array([name == collective for name in collectives], dtype=np.bool_)
+        chosen = rows[is_this[which.ravel()]]
+        intervals[collective] = union(timeline.start_ns[chosen], timeline.end_ns[chosen])
+    return intervals
