@@ -21,7 +21,7 @@ from collectors.metrics import probes as metrics
 from collectors.metrics.metric import Metric
 from collectors.sample_log import Reading
 from workloads.cost_models.communication import Link, bus_factor, collective_time_s, wire_bytes, wire_messages
-from workloads.cost_models.link_fit import Interval, NoFit, Point, fit
+from workloads.cost_models.link_fit import Interval, NoLinkFit, TimedSize, fit
 from workloads.cost_models.terms import Collective, Transfer
 from workloads.probes import cost_model as probes
 from workloads.probes.cost_model import ALGORITHMS, matmul_flops, moved_bytes
@@ -49,7 +49,7 @@ def fit_links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], li
     for collective, trials in _sweeps(case, found, metrics.RUN_COLLECTIVE_SECONDS).items():
         try:
             fitted = fit(trials)
-        except NoFit as error:
+        except NoLinkFit as error:
             reasons.append(f"the link by {collective} is absent: {error}")
             continue
         if fitted.largest_error_ratio > POOR_FIT_RATIO:
@@ -64,7 +64,7 @@ def fit_links(case: Case, found: Sequence[Estimate]) -> tuple[list[Estimate], li
             try:
                 latency = fit(with_host[collective]).latency_s
                 estimates.append(_fitted(metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, latency))
-            except NoFit as error:
+            except NoLinkFit as error:
                 reasons.append(f"the latency by {collective} with the host is absent: {error}")
     if estimates and case.backend == "nccl":
         sizes = [int(one.labels["size"]) for one in of_metric(found, metrics.RUN_COLLECTIVE_SECONDS)]
@@ -120,14 +120,14 @@ def expectations(case: Case, found: Sequence[Estimate]) -> Iterator[Estimate]:
         yield estimate(metrics.RUN_COLLECTIVE_EXPECTED_SECONDS, [expected_s], **labels)
 
 
-def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
+def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, list[list[TimedSize]]]:
     """Return the points of each trial's sweep, by the library's collective.
 
     times: the metric to read, on the device alone or with the host.
     """
     if case.ranks == 1:
         return {}
-    sweeps: dict[str, list[list[Point]]] = defaultdict(list)
+    sweeps: dict[str, list[list[TimedSize]]] = defaultdict(list)
     for measured in of_metric(found, times):
         if measured.labels["algorithm"] != LIBRARY:
             continue
@@ -137,7 +137,7 @@ def _sweeps(case: Case, found: Sequence[Estimate], times: Metric) -> dict[str, l
         trials = sweeps[name] = sweeps[name] or [[] for _ in measured.trials]
         for points, time_s in zip(trials, measured.trials, strict=True):
             points.append(
-                Point(
+                TimedSize(
                     messages=wire_messages(collective, case.ranks, case.backend),
                     wire_bytes=wire_bytes(transfer, case.ranks, case.backend),
                     elapsed_s=time_s,
