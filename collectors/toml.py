@@ -1,4 +1,4 @@
-"""Reading TOML that somebody else may have written: Python's parser behind limits on what it can take.
+"""Reads TOML from unknown authors: Python's parser behind limits on its input.
 
 Within the limits a file of a megabyte takes up to 3 s of one core and 100 MB, as measured on a virtual machine. Without
 them 24,000 dotted keys in deep tables take 8 s and 400 MB, a dotted key of 120 kB takes gigabytes, lists nested a
@@ -52,7 +52,7 @@ def read_toml(data: bytes) -> dict[str, Any]:
 
     Raises:
         TomlLimit: it is beyond a limit.
-        NoText: it is no text in UTF-8; a byte order mark, which some editors put in front, is left out.
+        NoText: it is not text in UTF-8; a byte order mark, which some editors put in front, is left out.
         BadToml: it is against TOML's grammar, or has a value that Python cannot hold.
     """
     if len(data) > MOST_BYTES:
@@ -74,18 +74,20 @@ def read_toml(data: bytes) -> dict[str, Any]:
 
 def _check(text: str) -> None:
     """Refuse what the parser could not take, by what is left of the text without its texts and comments."""
-    left = _without_texts(text)
-    if (found := _LONG_KEY.search(left)) is not None:
-        raise TomlLimit(f"a key has more than {MOST_PARTS} parts (at line {left.count(chr(10), 0, found.start()) + 1})")
+    markup = _without_texts(text)
+    if (long_key := _LONG_KEY.search(markup)) is not None:
+        raise TomlLimit(
+            f"a key has more than {MOST_PARTS} parts (at line {markup.count(chr(10), 0, long_key.start()) + 1})"
+        )
     depth = tables = 0
-    for mark in _MARK.finditer(left):
+    for mark in _MARK.finditer(markup):
         bracket = mark["bracket"]
         # Within a list, a bracket that is the first of its line begins no table.
         tables += bracket is None or (depth == 0 and mark["first"] is not None)
         if bracket is not None:
             depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
         if tables > MOST_TABLES or depth > MOST_DEPTH:
-            line = left.count("\n", 0, mark.start()) + 1
+            line = markup.count("\n", 0, mark.start()) + 1
             if tables > MOST_TABLES:
                 raise TomlLimit(f"it has more than {MOST_TABLES:,} tables and dotted keys (at line {line})")
             raise TomlLimit(f"lists and tables are nested more than {MOST_DEPTH} deep (at line {line})")

@@ -16,7 +16,7 @@ from pynvml import NVML_ERROR_TIMEOUT
 from collectors.background import BackgroundTask
 from collectors.nvml import library
 from collectors.nvml.mig import find_instances
-from collectors.nvml.plausible import CheckedNvml, Implausible
+from collectors.nvml.plausible import CheckedNvml, ImplausibleAnswer
 from collectors.nvml.queries import memory_of
 
 Answer = TypeVar("Answer")
@@ -376,5 +376,5 @@ def _link(nvml: Nvml, handle: Any, other: Any) -> LinkKind:
             return "nvlink"
     level = nvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
     if level not in _LEVELS:
-        raise Implausible(f"topology level {level} is implausible: {', '.join(map(str, _LEVELS))}")
+        raise ImplausibleAnswer(f"topology level {level} is implausible: {', '.join(map(str, _LEVELS))}")
     return _LEVELS[level]

@@ -110,7 +110,7 @@ def _difference(before: Side, after: Side) -> Tabled:
 def _merge(side: Side, beside: Sequence[TraceSpan]) -> Merged:
     from collectors.traces.analyzers.merge import merge
 
-    return merge(side, beside=beside)
+    return merge(side, added=beside)
 
 
 ANALYSES: tuple[Analysis, ...] = (

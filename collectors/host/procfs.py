@@ -84,17 +84,17 @@ def _named(error: OSError, path: str) -> OSError:
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class NotProvided:
     """Something that this host does not provide now. reason: names it, and says why."""
 
     reason: str
 
 
-Found = Sample | Absent
+HostAnswer = Sample | NotProvided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class HostPart:
     """One part of the host.
 
     read: returns the kernel's figures of now; raises OSError where there are none, LookupError or ValueError where
@@ -102,5 +102,5 @@ class Part:
     """
 
     name: str
-    read: Callable[[KernelFiles], Iterable[Found]]
+    read: Callable[[KernelFiles], Iterable[HostAnswer]]
     pause_s: float = 0.0

@@ -23,7 +23,7 @@ from bench.reports.format import (
     table_of,
     wide_interval_notes,
 )
-from collectors.nvml.library import Answer, FieldSupport
+from collectors.nvml.library import FieldSupport, SupportState
 
 _INDENT = (0, 0, 0, 2)
 
@@ -33,7 +33,7 @@ HEADING = "fields: what the last answer of each GPU took, by the driver or by ou
 LEGEND = (
     "no: not reported by this driver for this GPU; denied: not permitted to this process; fails: at times no answer"
 )
-_WORDS: dict[Answer, str] = {"not supported": "no", "not permitted": "denied", "not always": "fails"}
+_WORDS: dict[SupportState, str] = {"not supported": "no", "not permitted": "denied", "not always": "fails"}
 
 
 def print_fields(fields: GpuFields, console: Console) -> None:

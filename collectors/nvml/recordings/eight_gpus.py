@@ -22,11 +22,11 @@ from pynvml import NVML_ERROR_NOT_SUPPORTED
 from collectors.nvml.fields import ALL_LINKS
 from collectors.nvml.recorder import (
     EIGHT_GPUS,
-    Event,
+    AnswerTrack,
+    DriverEvent,
     Hang,
+    NodeRecording,
     RecordedGpu,
-    Recording,
-    Track,
     field_question,
     question_of,
     save,
@@ -38,19 +38,19 @@ Course = list[tuple[float, float]]
 """(time in seconds, share of the full load); between two points the load changes linearly."""
 
 
-def fields(values: dict[int, int]) -> dict[str, Track]:
+def fields(values: dict[int, int]) -> dict[str, AnswerTrack]:
     """Return tracks of fields with constant values, by field number."""
     return {field_question(number, 0): always(value) for number, value in values.items()}
 
 
-def always(value: Any) -> Track:
+def always(value: Any) -> AnswerTrack:
     """Return the track of one constant value."""
-    return Track(at_s=[0.0], values=[value])
+    return AnswerTrack(at_s=[0.0], values=[value])
 
 
-def at(*points: tuple[float, Any], is_line: bool = False, is_counter: bool = False) -> Track:
+def at(*points: tuple[float, Any], is_line: bool = False, is_counter: bool = False) -> AnswerTrack:
     """Return a track of (time in seconds, value) points."""
-    return Track(
+    return AnswerTrack(
         at_s=[float(at_s) for at_s, _ in points],
         values=[value for _, value in points],
         is_line=is_line,
@@ -63,19 +63,19 @@ def times(full: float) -> Callable[[float], float]:
     return lambda load: round(full * load, 2)
 
 
-def straight(course: Course, value: Callable[[float], Any]) -> Track:
+def straight(course: Course, value: Callable[[float], Any]) -> AnswerTrack:
     """Return a track that interpolates between the values at the course's points."""
     return at(*((at_s, value(load)) for at_s, load in course), is_line=True)
 
 
-def stepped(course: Course, value: Callable[[float], Any]) -> Track:
+def stepped(course: Course, value: Callable[[float], Any]) -> AnswerTrack:
     """Return a track whose values hold until the course's next point; repeated values are left out."""
     values = [(at_s, value(load)) for at_s, load in course]
     changes = [values[0], *(later for earlier, later in pairwise(values) if later[1] != earlier[1])]
     return at(*changes)
 
 
-def grown(course: Course, rate: Callable[[float], float], *, begun: int) -> Track:
+def grown(course: Course, rate: Callable[[float], float], *, begun: int) -> AnswerTrack:
     """Return a counter's track: the integral of a rate per second over the course, by the trapezoidal rule."""
     points: list[tuple[float, int]] = [(course[0][0], begun)]
     count = float(begun)
@@ -98,9 +98,9 @@ _HANG_S = (125.0, 515.0)
 """Long enough for an alert with a hold of five minutes to fire, after a scrape and an evaluation."""
 
 
-def eight_gpus() -> Recording:
+def eight_gpus() -> NodeRecording:
     """Return the recording, always the same."""
-    return Recording(
+    return NodeRecording(
         note="made by collectors/nvml/recordings/eight_gpus.py, not measured",
         duration_s=DURATION_S,
         system={
@@ -131,7 +131,7 @@ def _course(index: int) -> Course:
     return [*course, (585.0, 0.0), (DURATION_S, 0.0)]
 
 
-def _identity(index: int) -> dict[str, Track]:
+def _identity(index: int) -> dict[str, AnswerTrack]:
     return {
         "nvmlDeviceGetName": always("NVIDIA H200"),
         "nvmlDeviceGetUUID": always(f"GPU-00000000-0000-0000-0000-{index:012d}"),
@@ -156,7 +156,7 @@ def _identity(index: int) -> dict[str, Track]:
     }
 
 
-def _use(index: int, course: Course) -> dict[str, Track]:
+def _use(index: int, course: Course) -> dict[str, AnswerTrack]:
     idle_mw, full_mw = _POWER_MW
     return {
         "nvmlDeviceGetUtilizationRates": stepped(
@@ -184,7 +184,7 @@ def _use(index: int, course: Course) -> dict[str, Track]:
     }
 
 
-def _counters(course: Course) -> dict[str, Track]:
+def _counters(course: Course) -> dict[str, AnswerTrack]:
     idle_mw, full_mw = _POWER_MW
     tracks = {
         83: grown(course, lambda load: idle_mw + (full_mw - idle_mw) * load, begun=5_000_000_000_125),
@@ -201,13 +201,13 @@ def _counters(course: Course) -> dict[str, Track]:
     }
 
 
-def _nvlink(course: Course, links: int) -> Track:
+def _nvlink(course: Course, links: int) -> AnswerTrack:
     """Return the counter, in KiB, of what so many links have carried in one direction."""
     full = _NVLINK_BYTES_PER_SECOND / 1024 / _LINKS * links
     return grown(course, lambda load: full * load, begun=(1 << 36) // _LINKS * links)
 
 
-def _monitors(course: Course) -> dict[str, Track]:
+def _monitors(course: Course) -> dict[str, AnswerTrack]:
     shares = {1: 99.2, 2: 91.5, 3: 31.4, 4: 24.0, 5: 61.8, 6: 0.0, 7: 61.8, 9: 0.0, 10: 44.6, 11: 0.0, 12: 9.7, 13: 0.3}
     rates = {20: 1.1e9, 21: 2.3e9, 60: _NVLINK_BYTES_PER_SECOND, 61: _NVLINK_BYTES_PER_SECOND}
     return {
@@ -218,7 +218,7 @@ def _monitors(course: Course) -> dict[str, Track]:
     }
 
 
-def _health() -> dict[str, Track]:
+def _health() -> dict[str, AnswerTrack]:
     """Return the error counters, all 0."""
     numbers = (3, 4, 5, 6, 94, 173, 179, 180, 38, 45, 52, 59, 160, 142, 143, 144, 145, 230)
     return fields(dict.fromkeys(numbers, 0))
@@ -276,16 +276,16 @@ def _broken(gpu: RecordedGpu) -> RecordedGpu:
         field_question(82, 0): at((0, 31), (30, 40), (_BROKEN_S, 2**32 - 1), (_BROKEN_S + 120, 40), (585, 31)),
     }
     events = [
-        Event(at_s=_BROKEN_S, kind=0x2, data=0),
-        Event(at_s=_BROKEN_S, kind=0x8, data=63),
-        Event(at_s=_BROKEN_S + 1, kind=0x8, data=94),
+        DriverEvent(at_s=_BROKEN_S, kind=0x2, data=0),
+        DriverEvent(at_s=_BROKEN_S, kind=0x8, data=63),
+        DriverEvent(at_s=_BROKEN_S + 1, kind=0x8, data=94),
     ]
     return _with(gpu, tracks=broken, events=events)
 
 
 def _lost(gpu: RecordedGpu) -> RecordedGpu:
     """Let it fall off the bus."""
-    return _with(gpu, events=[Event(at_s=_LOST_S, kind=0x8, data=79)], lost_from_s=_LOST_S)
+    return _with(gpu, events=[DriverEvent(at_s=_LOST_S, kind=0x8, data=79)], lost_from_s=_LOST_S)
 
 
 def _split(gpu: RecordedGpu) -> RecordedGpu:
@@ -314,13 +314,13 @@ def _instance(place: int) -> RecordedGpu:
             "nvmlDeviceGetUUID": always(f"MIG-00000000-0000-0000-0000-{place:012d}"),
             "nvmlDeviceGetGpuInstanceId": always(place + 1),
             "nvmlDeviceGetComputeInstanceId": always(0),
-            "nvmlDeviceGetMemoryInfo": Track(at_s=used.at_s, values=memory),
-            "nvmlDeviceGetComputeRunningProcesses_v3": Track(at_s=used.at_s, values=[[], [process]]),
+            "nvmlDeviceGetMemoryInfo": AnswerTrack(at_s=used.at_s, values=memory),
+            "nvmlDeviceGetComputeRunningProcesses_v3": AnswerTrack(at_s=used.at_s, values=[[], [process]]),
         }
     )
 
 
-def _with(gpu: RecordedGpu, *, tracks: dict[str, Track] | None = None, **changes: Any) -> RecordedGpu:
+def _with(gpu: RecordedGpu, *, tracks: dict[str, AnswerTrack] | None = None, **changes: Any) -> RecordedGpu:
     return msgspec.structs.replace(gpu, tracks={**gpu.tracks, **(tracks or {})}, **changes)
 
 
