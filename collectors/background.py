@@ -1,4 +1,4 @@
-"""Background work: a fixed beat to wait on, a thread that ends when told, and one that runs a function on request.
+"""Background work: a fixed beat, a thread that ends on request, and a thread that runs a function on request.
 
 Whoever waits for a thread can give up. Knows neither NVML nor any GPU.
 """
@@ -16,7 +16,7 @@ class Beat:
 
     kept: moments that were waited for, the first included. missed: moments that were over before they were waited for.
     passed: all moments after the first. late_s: sum of the delays with which kept moments began.
-    clock_ns: a monotonic clock. wait: waits that many seconds or until told to stop, and returns whether told.
+    clock_ns: a monotonic clock. wait: waits that many seconds or until asked to stop, and returns whether asked.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Beat:
         self._begun_ns = clock_ns()
 
     def wait(self, stop_requested: threading.Event) -> bool:
-        """Wait for the next moment that is still to come. Return True if told to stop before it."""
+        """Wait for the next moment that is still to come. Return True if a stop is requested before it."""
         now_ns = self._clock_ns()
         # Beat of 1 s, 3.2 s after the start, moment 1 kept: the next one is 4; 2 and 3 are missed.
         following = max(self.passed, (now_ns - self._begun_ns) // self._beat_ns) + 1
@@ -51,10 +51,10 @@ class Beat:
 
 
 class BackgroundThread:
-    """A thread that runs until it is told to stop, or has no more to do.
+    """A thread that runs until a stop is requested or its work is finished.
 
     It is a daemon: a disk or a driver that does not answer must not keep the program from ending.
-    run: is handed the event that tells it to stop.
+    run: takes the event that requests the stop.
     """
 
     def __init__(self, name: str, run: Callable[[threading.Event], object]) -> None:
@@ -85,7 +85,7 @@ class BackgroundTask(Generic[Answer]):
         self.latest: Answer | None = None
         self._question = question
         self._error: Exception | None = None
-        self._asked = threading.Semaphore(0)
+        self._calls_due = threading.Semaphore(0)
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._is_ending = False
@@ -96,7 +96,7 @@ class BackgroundTask(Generic[Answer]):
         """Start a new call, unless the last one still runs."""
         if self._is_idle.is_set():
             self._is_idle.clear()
-            self._asked.release()
+            self._calls_due.release()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the current call, at most `timeout_s`; return whether it is done.
@@ -113,13 +113,13 @@ class BackgroundTask(Generic[Answer]):
     def close(self, timeout_s: float) -> bool:
         """Tell the thread to end and wait at most `timeout_s`; return whether it ended."""
         self._is_ending = True
-        self._asked.release()
+        self._calls_due.release()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
-            self._asked.acquire()
+            self._calls_due.acquire()
             if self._is_ending:
                 return
             try:

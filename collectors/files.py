@@ -40,16 +40,16 @@ def schema_version_of(document: bytes) -> int:
 
 
 class NotOurs(PermissionError):
-    """A file or folder of another user, or a link, stands where we would write."""
+    """The path to write belongs to another user or is a link."""
 
 
 def is_ours(path: Path) -> bool:
     """Whether this is a folder or file of this user's own, and no link."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+    return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
 
 
 def open_folder(path: Path) -> int:
@@ -88,7 +88,7 @@ def user_name(uid: int) -> str:
 
 
 # Who may read what we write. The commands run with PRIVATE, or with SHARED where --shared asks for it. A file in a
-# folder is as open as the folder, so that ranks and agents on other nodes need not be told.
+# folder is as open as the folder, so ranks and agents on other nodes need no setting.
 
 PRIVATE = 0o077
 SHARED = 0o027
@@ -116,11 +116,11 @@ def make_subfolder(path: Path) -> None:
     """
     parent = open_folder(path.parent)
     try:
-        wanted = stat.S_IMODE(os.fstat(parent).st_mode)
+        parent_mode = stat.S_IMODE(os.fstat(parent).st_mode)
         with suppress(FileExistsError):
-            os.mkdir(path.name, wanted, dir_fd=parent)
-            if os.stat(path.name, dir_fd=parent).st_mode & 0o777 != wanted & 0o777:  # Our own mask is another.
-                os.chmod(path.name, wanted, dir_fd=parent)
+            os.mkdir(path.name, parent_mode, dir_fd=parent)
+            if os.stat(path.name, dir_fd=parent).st_mode & 0o777 != parent_mode & 0o777:  # Our own mask is another.
+                os.chmod(path.name, parent_mode, dir_fd=parent)
         os.close(open_folder(path))
     finally:
         os.close(parent)
@@ -164,11 +164,11 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
     draft = f".{secrets.token_hex(8)}.part"
     try:
         with suppress(FileNotFoundError):  # Refused before the content is made: a name too long, or a folder's.
-            there = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISDIR(there.st_mode):
+            existing = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(existing.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            is_special = not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode)
-            if is_special and there.st_uid in (0, os.geteuid()):  # Another user's is replaced, as their link is.
+            is_special = not stat.S_ISREG(existing.st_mode) and not stat.S_ISLNK(existing.st_mode)
+            if is_special and existing.st_uid in (0, os.geteuid()):  # Another user's is replaced, as their link is.
                 raise OSError(errno.EINVAL, "a pipe, a socket or a device is there, and not a file", str(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(draft, flags, 0o600, dir_fd=folder)
@@ -201,17 +201,17 @@ def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
         OSError: it cannot be written, or nobody reads the pipe that stands there.
     """
     try:
-        found = path.lstat()
+        existing = path.lstat()
     except FileNotFoundError:
-        found = None
-    if found is None or stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
-        is_own = found is not None and found.st_uid == os.geteuid()
-        mode = found.st_mode & 0o777 if mode is None and found and is_own else mode
+        existing = None
+    if existing is None or stat.S_ISREG(existing.st_mode) or stat.S_ISDIR(existing.st_mode):
+        is_own = existing is not None and existing.st_uid == os.geteuid()
+        mode = existing.st_mode & 0o777 if mode is None and existing and is_own else mode
         with drafted(path, mode=mode, is_any_folder=True) as file:
             file.write(content)
         return
-    if found.st_uid not in (0, os.geteuid()) or is_open_to_others(path.parent.stat()):
-        raise NotOurs(errno.EPERM, f"a link or pipe of {user_name(found.st_uid)} may stand there", str(path))
+    if existing.st_uid not in (0, os.geteuid()) or is_open_to_others(path.parent.stat()):
+        raise NotOurs(errno.EPERM, f"a link or pipe of {user_name(existing.st_uid)} may stand there", str(path))
     try:  # To open a pipe waits for a reader, who may never come.
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -281,7 +281,7 @@ def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:
 
 
 def is_open_to_others(folder: os.stat_result) -> bool:
-    """Whether others may replace what is in a folder: they may write it, and it has no sticky bit as /tmp has."""
+    """Whether others may replace files of a folder: they may write to it, without the sticky bit that /tmp has."""
     return not folder.st_mode & stat.S_ISVTX and is_writable_by_others(folder)
 
 
@@ -302,22 +302,22 @@ def _is_own_group(folder: os.stat_result) -> bool:
 
 
 def exposed_by(path: Path) -> str | None:
-    """Return why another user may change what is in this folder, which need not be there yet; None where nobody may."""
+    """Return why another user may change entries of this folder, which need not exist yet; None if nobody may."""
     path = path.absolute()
     real = path.resolve()
     for folder in dict.fromkeys((path, *path.parents, real, *real.parents)):
         try:
-            found = folder.lstat()
-            if stat.S_ISLNK(found.st_mode) and found.st_uid in (0, os.geteuid()):
+            status = folder.lstat()
+            if stat.S_ISLNK(status.st_mode) and status.st_uid in (0, os.geteuid()):
                 continue  # Where it leads to is also looked at.
         except FileNotFoundError:
             continue
         except OSError as error:
             return f"{folder} cannot be read ({error.strerror})"
-        if found.st_uid not in (0, os.geteuid()):
+        if status.st_uid not in (0, os.geteuid()):
             return f"{folder} belongs to another user"
         # In a sticky folder nobody can replace what belongs to us, but whoever is first has a name in it.
-        if is_writable_by_others(found) and not (found.st_mode & stat.S_ISVTX and _has_next(path, real, folder)):
+        if is_writable_by_others(status) and not (status.st_mode & stat.S_ISVTX and _has_next(path, real, folder)):
             return f"other users may write to {folder}"
     return None
 
@@ -374,8 +374,8 @@ def holder_of(fd: int) -> str:
 
     Source: proc_locks(5); of a lock from another machine it has nothing that we could name.
     """
-    found = os.fstat(fd)
-    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    status = os.fstat(fd)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text().splitlines():
             words = line.split()  # 1: FLOCK ADVISORY WRITE 4242 fd:01:131 0 EOF; waiting ones have -> second.

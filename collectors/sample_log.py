@@ -242,9 +242,9 @@ class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newest:
-    """What was appended to a log: its newest records, and each step.
+    """New content of a log: its newest records, and each step.
 
-    is_anew: the log became shorter and was read from its beginning, so that all steps told before count no more.
+    is_anew: the log became shorter and was read from its beginning, so that the steps reported before no longer count.
     """
 
     records: list[Record]
@@ -253,7 +253,7 @@ class Newest:
 
 
 class Follower:
-    """Reads what was appended to a log since the last look. A file that is not there yet is empty."""
+    """Reads what was appended to a log since the last read. A file that does not exist yet is empty."""
 
     def __init__(self, path: Path) -> None:
         self.left_out: list[str] = []
@@ -302,17 +302,17 @@ class Follower:
         return Newest(records=records, steps=steps, is_anew=restarts != self._restarts)
 
     def _newest(self, lines: list[tuple[int, bytes]]) -> list[Record]:
-        seen: set[tuple[bytes, ...]] = set()
-        wanted: list[tuple[int, bytes]] = []
+        kinds: set[tuple[bytes, ...]] = set()
+        newest: list[tuple[int, bytes]] = []
         # From the newest line backwards: the first line of each kind is wanted, and changes only until a `polled`.
         for number, line in reversed(lines):
             kind = _kind(line)
-            if kind in seen or (kind == _CHANGED and _POLLED in seen):
+            if kind in kinds or (kind == _CHANGED and _POLLED in kinds):
                 continue
             if kind not in (None, _CHANGED):
-                seen.add(kind)
-            wanted.append((number, line))
-        return [record for number, line in reversed(wanted) if (record := self._decode(number, line)) is not None]
+                kinds.add(kind)
+            newest.append((number, line))
+        return [record for number, line in reversed(newest) if (record := self._decode(number, line)) is not None]
 
     def _lines(self) -> list[tuple[int, bytes]]:
         """Return the whole lines that were appended since the last call, with their numbers."""
@@ -377,11 +377,11 @@ _ACCOUNT = f'"{ALLOCATED_BYTES.name}"'.encode()
 
 def _kind(line: bytes) -> tuple[bytes, ...] | None:
     """Return the key that a later line must share to make this one old; None for a line that must be decoded."""
-    found = _REPLACED.match(line)
+    match = _REPLACED.match(line)
     # A whole line ends with its list of values and "]}" occurs nowhere inside it, so a line that was cut off shows.
-    if found is None or not line.endswith(b"]}"):
+    if match is None or not line.endswith(b"]}"):
         return None
-    kind = found.groups(b"")
+    kind = match.groups(b"")
     return (*kind, _ACCOUNT) if _ACCOUNT in line else kind
 
 
@@ -392,11 +392,11 @@ _STEP_SECONDS = re.compile(rb'\["' + STEP_SECONDS.name.encode() + rb'",(-?[0-9][
 
 
 def _step_of(line: bytes) -> LoggedStep | None:
-    """Return the step that a line is of; None for another line, and for one that was cut off."""
-    found = _STEP.match(line)
-    if found is None or not line.endswith(b"]}"):
+    """Return the step that a line belongs to; None for other lines and for a line that was cut off."""
+    match = _STEP.match(line)
+    if match is None or not line.endswith(b"]}"):
         return None
-    trial, time_ns, mark, step = found.groups()
-    timed = _STEP_SECONDS.search(line, found.end())
+    trial, time_ns, mark, step = match.groups()
+    timed = _STEP_SECONDS.search(line, match.end())
     step_s = None if timed is None else float(timed[1])
     return LoggedStep(mark=_STEP_MARKS[mark], trial=int(trial), step=int(step), time_ns=int(time_ns), step_s=step_s)

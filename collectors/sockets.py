@@ -86,7 +86,7 @@ def is_held_by_us(host: str, port: int) -> bool:
 
 
 def uids_at(host: str, port: int) -> set[int]:
-    """Return the users whose programs listen at the address or at all addresses; none where /proc does not show it.
+    """Return the users whose programs listen at the address or at all addresses; empty if /proc does not show it.
 
     Source: proc(5), /proc/net/tcp: local address and port in hexadecimal, state, user id.
     """
@@ -94,14 +94,14 @@ def uids_at(host: str, port: int) -> set[int]:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return set()
-    given = {ipaddress.ip_address(address[0]) for *_, address in resolved}
+    addresses = {ipaddress.ip_address(address[0]) for *_, address in resolved}
     uids = set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):  # No IPv6, or no /proc of Linux.
             for line in (_PROC_NET / name).read_text().splitlines()[1:]:
                 _, local, _, state, _, _, _, uid, *_ = line.split()
                 address, _, local_port = local.partition(":")
-                if state == _LISTEN and int(local_port, 16) == port and _is_reached(_address(address), given):
+                if state == _LISTEN and int(local_port, 16) == port and _is_reached(_address(address), addresses):
                     uids.add(int(uid))
     return uids
 
@@ -115,14 +115,14 @@ def _address(text: str) -> _Address:
     return _plain(b"".join(words))
 
 
-def _is_reached(listening: _Address, given: set[_Address]) -> bool:
-    return listening.is_unspecified or listening in given or any(address.is_unspecified for address in given)
+def _is_reached(listening: _Address, addresses: set[_Address]) -> bool:
+    return listening.is_unspecified or listening in addresses or any(address.is_unspecified for address in addresses)
 
 
 def network_of(client: tuple[Any, ...], own: tuple[Any, ...]) -> str:
-    """Return what counts as one client: a user of this machine, a /64 of IPv6, or one IPv4 address.
+    """Return the key of a client: a user of this machine, a /64 of IPv6, or one IPv4 address.
 
-    Where the kernel does not show whose a client of this machine is, all such clients count as one.
+    All clients of this machine whose user the kernel does not show count as a single client.
 
     client, own: address and port of both ends of the connection, as `getpeername` and `getsockname` give them.
     """

@@ -249,13 +249,13 @@ def bucketed_average(setup: Setup, axis: str) -> Transfer:
 
 # Learning rate: the rules that scale it with the number of data ranks.
 
-Rule = Literal["base", "linear", "sqrt"]
+RateRule = Literal["base", "linear", "sqrt"]
 """How the rate grows with the data ranks: not at all, with their number, or with its square root."""
 
-RULES: tuple[Rule, ...] = get_args(Rule)
+RULES: tuple[RateRule, ...] = get_args(RateRule)
 
 
-def scale(rule: Rule, data_ranks: int) -> float:
+def scale(rule: RateRule, data_ranks: int) -> float:
     """Return what the rule multiplies the rate by after warm-up.
 
     Source: linear: Goyal et al. 2017, Accurate, large minibatch SGD, section 2.1. sqrt: Krizhevsky 2014, One weird
@@ -270,7 +270,7 @@ def scale(rule: Rule, data_ranks: int) -> float:
             return math.sqrt(data_ranks)
 
 
-def factor(rule: Rule, *, data_ranks: int, warm_up: int, step: int) -> float:
+def factor(rule: RateRule, *, data_ranks: int, warm_up: int, step: int) -> float:
     """Return what the rate of a step, counted from 0, is multiplied by.
 
     It grows from 1 in equal increments to the rule's scale, which step `warm_up` is the first to have.
@@ -299,7 +299,7 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")
 COLLECTIVES_IN_GRAPHS = (
     "the graph would contain the block's collectives, and NCCL's Flight Recorder sees none in graphs"
 )
-GATHERED_IN_GRAPHS = "FSDP2 gathers weights at new addresses each time, so that the graph would be recorded anew"
+GATHERED_IN_GRAPHS = "FSDP2 gathers weights at new addresses each time, so the graph would be recorded again"
 
 TRAINING_OPTIONS: tuple[Option, ...] = (
     ACCUMULATE,
@@ -364,7 +364,7 @@ def local_batch(setup: Setup, data_ranks: int) -> int:
 
 def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
     """Return what the learning rate of a step, counted from 0, is multiplied by. data_ranks: those sharing a batch."""
-    rule: Rule = setup.options["lr_rule"]  # type: ignore[assignment]  # The option allows no other word.
+    rule: RateRule = setup.options["lr_rule"]  # type: ignore[assignment]  # The option allows no other word.
     return factor(rule, data_ranks=data_ranks, warm_up=int(setup.options["lr_warm_up"]), step=step)
 
 

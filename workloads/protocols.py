@@ -41,7 +41,7 @@ class Elapsed(Protocol):
 
     @property
     def elapsed_s(self) -> float:
-        """Time of the device alone, where that can be told; on a CPU the call does the work itself."""
+        """Time of the device alone, if it can be measured; on a CPU the call does the work itself."""
 
     @property
     def with_host_s(self) -> float | None:
@@ -84,7 +84,7 @@ Raises:
 """
 
 
-# Training: what a strategy builds, and what it may tell a rank besides.
+# Training: what a strategy builds, and what else it may report to a rank.
 
 Phase = Callable[[str], AbstractContextManager[None]]
 """Marks a part of the step: `with phase("forward"):`. Whoever passes it in decides what it measures."""
@@ -124,7 +124,7 @@ class Workload(Protocol):
 class CountsPayload(Protocol):
     """A workload that sends tensors by messages between ranks, or by other means than process groups.
 
-    The Flight Recorder tells of neither.
+    The Flight Recorder records neither.
     """
 
     def payload_bytes(self) -> Mapping[str, int]:

@@ -49,7 +49,7 @@ Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 Precision = Literal["fp32", "bf16", "fp16"]
 OptionValue = bool | int | float | str
-Kind = Literal["training", "probe"]
+WorkloadKind = Literal["training", "probe"]
 """training: optimizer steps of a model. probe: a measurement of the machine, which has no model."""
 
 
@@ -205,7 +205,7 @@ class StrategySpec(ABC):
 
     name: str
     entry: str
-    kind: Kind = "training"
+    kind: WorkloadKind = "training"
     summary: str
     version: int = 1
     cuda_version: int | None = None
@@ -218,7 +218,7 @@ class StrategySpec(ABC):
     def missing_packages(self) -> list[str]:
         """Return why ranks here could not import the strategy, with what would help; empty where they can.
 
-        `refusals` says the same; this tells what only this installation lacks from what runs nowhere.
+        `refusals` says the same; this separates what only this installation lacks from what runs nowhere.
         """
         return []
 

@@ -21,7 +21,7 @@ from collectors.metrics import probes as metrics
 from collectors.metrics.metric import Metric
 from collectors.sample_log import Reading
 from workloads.cost_models.communication import Link, bus_factor, collective_time_s, wire_bytes, wire_messages
-from workloads.cost_models.link_fit import Interval, NoFit, Point, fit
+from workloads.cost_models.link_fit import Interval, NoLinkFit, TimedSize, fit
 from workloads.cost_models.terms import Collective, Transfer
 from workloads.probes import cost_model as probes
 from workloads.probes.cost_model import ALGORITHMS, matmul_flops, moved_bytes
@@ -49,7 +49,7 @@ def fit_links(case: Case, measured: Sequence[Estimate]) -> tuple[list[Estimate],
     for collective, trials in _sweeps(case, measured, metrics.RUN_COLLECTIVE_SECONDS).items():
         try:
             fitted = fit(trials)
-        except NoFit as error:
+        except NoLinkFit as error:
             reasons.append(f"the link by {collective} is absent: {error}")
             continue
         if fitted.largest_error_ratio > POOR_FIT_RATIO:
@@ -64,7 +64,7 @@ def fit_links(case: Case, measured: Sequence[Estimate]) -> tuple[list[Estimate],
             try:
                 latency = fit(with_host[collective]).latency_s
                 estimates.append(_fitted(metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS, collective, latency))
-            except NoFit as error:
+            except NoLinkFit as error:
                 reasons.append(f"the latency by {collective} with the host is absent: {error}")
     if estimates and case.backend == "nccl":
         sizes = [int(estimate.labels["size"]) for estimate in of_metric(measured, metrics.RUN_COLLECTIVE_SECONDS)]
@@ -122,14 +122,14 @@ def expectations(case: Case, estimates: Sequence[Estimate]) -> Iterator[Estimate
         yield estimate(metrics.RUN_COLLECTIVE_EXPECTED_SECONDS, [expected_s], **labels)
 
 
-def _sweeps(case: Case, estimates: Sequence[Estimate], times: Metric) -> dict[str, list[list[Point]]]:
+def _sweeps(case: Case, estimates: Sequence[Estimate], times: Metric) -> dict[str, list[list[TimedSize]]]:
     """Return the points of each trial's sweep, by the library's collective.
 
     times: the metric to read, on the device alone or with the host.
     """
     if case.ranks == 1:
         return {}
-    sweeps: dict[str, list[list[Point]]] = defaultdict(list)
+    sweeps: dict[str, list[list[TimedSize]]] = defaultdict(list)
     for measured in of_metric(estimates, times):
         if measured.labels["algorithm"] != LIBRARY:
             continue
@@ -139,7 +139,7 @@ def _sweeps(case: Case, estimates: Sequence[Estimate], times: Metric) -> dict[st
         trials = sweeps[name] = sweeps[name] or [[] for _ in measured.trials]
         for points, time_s in zip(trials, measured.trials, strict=True):
             points.append(
-                Point(
+                TimedSize(
                     messages=wire_messages(collective, case.ranks, case.backend),
                     wire_bytes=wire_bytes(transfer, case.ranks, case.backend),
                     elapsed_s=time_s,

@@ -26,7 +26,7 @@ from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
 from collectors.node.node_log import NodeState
-from collectors.node.poller import HOLD_S, Part, State
+from collectors.node.poller import HOLD_S, CollectorPoll, CollectorState
 from collectors.node.watch import agent_samples
 from collectors.prometheus.exposition import Owned
 from collectors.sample_log import Follower, Mark, NewerSchema, Newest, Opened, Reading, Record
@@ -385,7 +385,7 @@ class LiveRuns:
         if self._begun_ns is None:
             return []
         found, last = self._newest(), self._last
-        looking = Part(
+        looking = CollectorPoll(
             name="runs",
             state=self._state(),
             samples=[],
@@ -411,7 +411,7 @@ class LiveRuns:
                 f"runs: their logs are not read within {self._late_s:g} s at times; what was read last is shown"
             )
 
-    def _state(self) -> State:
+    def _state(self) -> CollectorState:
         begun_ns = self._begun_ns
         is_in_time = begun_ns is None or self._clock_ns() - begun_ns <= round(self._late_s * 1e9)
         if not is_in_time and not self._task.wait(0.0):

@@ -16,7 +16,7 @@ from pynvml import NVML_ERROR_TIMEOUT
 from collectors.background import BackgroundTask
 from collectors.nvml import library
 from collectors.nvml.mig import find_instances
-from collectors.nvml.plausible import CheckedNvml, Implausible
+from collectors.nvml.plausible import CheckedNvml, ImplausibleAnswer
 from collectors.nvml.queries import memory_of
 
 NvmlAnswer = TypeVar("NvmlAnswer")
@@ -379,5 +379,5 @@ def _link(nvml: Nvml, handle: Any, peer_handle: Any) -> LinkKind:
             return "nvlink"
     level = nvml.nvmlDeviceGetTopologyCommonAncestor(handle, peer_handle)
     if level not in _LEVELS:
-        raise Implausible(f"topology level {level} is implausible: {', '.join(map(str, _LEVELS))}")
+        raise ImplausibleAnswer(f"topology level {level} is implausible: {', '.join(map(str, _LEVELS))}")
     return _LEVELS[level]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
 from bench.case import Case
-from workloads.core.data import Batches, NoBatches, Sampler, make_batches
+from workloads.core.data import Batches, NoBatches, RankSampler, make_batches
 from workloads.core.transformer import Transformer
 from workloads.options import Check, Mistake
 from workloads.spec import DataShare, Setup
@@ -30,7 +30,7 @@ def trained_case(case: Case, mistakes: Sequence[Mistake]) -> Case:
     return replace(case, options={**case.options, "lr_rule": "base"}) if "learning_rate" in mistakes else case
 
 
-class FirstEpochSampler(Sampler):
+class FirstEpochSampler(RankSampler):
     """The fault `sampler_epoch`: every epoch has the order of the first."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -39,7 +39,7 @@ class FirstEpochSampler(Sampler):
 
 def check_batches(setup: Setup, place: DataShare | None, check: Check) -> Batches | NoBatches:
     """Make a rank's batches: short epochs, with a faulty sampler if the check has that fault."""
-    sampler_type: type[Sampler] = FirstEpochSampler if "sampler_epoch" in check.mistakes else DistributedSampler
+    sampler_type: type[RankSampler] = FirstEpochSampler if "sampler_epoch" in check.mistakes else DistributedSampler
     return make_batches(setup, place, epoch_steps=check.epoch_steps, sampler_type=sampler_type)
 
 

@@ -37,7 +37,7 @@ from collectors.rank.memory import (
     states_of,
 )
 from collectors.rank.memory_snapshot import CannotSave, CudaRecorder, mark_phase, record_curve, save_history
-from collectors.rank.profiler import Window
+from collectors.rank.profiler import ProfiledSteps
 from collectors.rank.step_clock import StepClock
 from collectors.sample_log import TimedActions
 from collectors.traces.breakdown import breakdowns, why_no_communication
@@ -227,7 +227,7 @@ class Instrumentation:
                 self._run_step,
                 self.workload.model,
                 self.workload.optimizer,
-                held=self.workload.held_tensors() if isinstance(self.workload, HoldsTensors) else {},
+                tensors_of=self.workload.held_tensors() if isinstance(self.workload, HoldsTensors) else {},
                 buffers=self.workload.receive_buffers() if isinstance(self.workload, ReceivesMessages) else (),
                 on_tracking=self._follow_stages,
             )
@@ -305,7 +305,7 @@ class TracedWindow:
     has_figures: whether the Timeline shows the rank's device. notes: what is unknown about the window, and why.
     """
 
-    window: Window
+    window: ProfiledSteps
     timeline: Timeline
     before: bytes
     after: bytes
@@ -326,9 +326,9 @@ def trace(
 ) -> TracedWindow:
     """Run this many steps under the profiler; return the Timeline and the records around it.
 
-    warm_up: see `Window`; must end with a barrier of all ranks. folder: see `Window`.
+    warm_up: see `ProfiledSteps`; must end with a barrier of all ranks. folder: see `ProfiledSteps`.
     """
-    with Window(device, warm_up=warm_up, folder=folder) as window:
+    with ProfiledSteps(device, warm_up=warm_up, folder=folder) as window:
         before = flight_recorder.dump(backend)
         for _ in range(steps):
             with window.step():

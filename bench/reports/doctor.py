@@ -14,7 +14,7 @@ from bench.doctor.fleet import Fleet, in_units, lines_of
 from bench.doctor.page import RUNS_SEARCHED, Entry, GpuFields, MachineComparison, Page, ReachedCeiling
 from bench.reports.format import figure, wide_interval_notes
 from bench.reports.table import Block, Table, indented, write
-from collectors.nvml.library import Answer, FieldSupport
+from collectors.nvml.library import FieldSupport, SupportState
 from workloads.cost_models.absent import Absent
 
 # The page of this machine.
@@ -28,7 +28,7 @@ COMPARED = (
     "compared: versions, host, CPU, memory, GPUs, their links and the environment; not clocks, PCIe, network or the"
     " kernel's settings, which no run keeps"
 )
-_WORDS: dict[Answer, str] = {"not supported": "no", "not permitted": "denied", "not always": "fails"}
+_WORDS: dict[SupportState, str] = {"not supported": "no", "not permitted": "denied", "not always": "fails"}
 
 
 def print_page(page: Page, format_name: str, console: Console | None = None) -> None:

@@ -22,7 +22,7 @@ from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, 
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link, collective_time_s
-from workloads.cost_models.interconnect import Interconnect, Level, traffic_times_s
+from workloads.cost_models.interconnect import Interconnect, NetworkLevel, traffic_times_s
 from workloads.cost_models.step_time import compute_time, step_time
 from workloads.cost_models.terms import Transfer
 from workloads.probes.spec import MatmulSpec
@@ -244,7 +244,7 @@ def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
 def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], link: Link) -> float:
     """Return the time of all transfers of a step in turn, between ranks that are all joined by this link."""
     axes = summary.case.spec().mesh(summary.case)
-    node = Interconnect(levels=(Level(name="node", ranks=summary.case.ranks, link=link),))
+    node = Interconnect(levels=(NetworkLevel(name="node", ranks=summary.case.ranks, link=link),))
     return sum(traffic_times_s(transfers, axes, node, summary.case.backend).values())
 
 

@@ -110,7 +110,7 @@ def _difference(before: RankTimelines, after: RankTimelines) -> Tabled:
 def _merge(side: RankTimelines, spans: Sequence[TraceSpan]) -> Merged:
     from collectors.traces.analyzers.merge import merge
 
-    return merge(side, beside=spans)
+    return merge(side, added=spans)
 
 
 ANALYSES: tuple[Analysis, ...] = (

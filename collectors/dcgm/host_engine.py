@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pynvml import NVML_ERROR_IN_USE
 
-from collectors.nvml.library import Answer, FieldSupport, NVMLError
+from collectors.nvml.library import FieldSupport, NVMLError, SupportState
 
 # GPUs whose performance monitors another program holds, such as a profiling DCGM or a profiler.
 
@@ -22,9 +22,9 @@ def gpus_with_held_monitors(support: Iterable[FieldSupport]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(held))
 
 
-def gpus_by_monitors(support: Iterable[FieldSupport]) -> dict[Answer, tuple[str, ...]]:
+def gpus_by_monitors(support: Iterable[FieldSupport]) -> dict[SupportState, tuple[str, ...]]:
     """Return the GPUs by their answer to the GPM question; a GPU not yet asked, or asked only once, is left out."""
-    found: dict[Answer, list[str]] = {}
+    found: dict[SupportState, list[str]] = {}
     for one in support:
         if one.question == _MONITORS:
             found.setdefault(one.answer, []).append(one.gpu)

@@ -31,7 +31,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockState:
-    """What the kernel says of its clock. offset: in units that the status names; max_error_us: in microseconds."""
+    """The kernel's report on its clock. offset: in the units that the status names; max_error_us: in microseconds."""
 
     offset: int
     max_error_us: int

@@ -15,7 +15,7 @@ from pathlib import Path
 from collectors.errors import in_words
 from collectors.host import devices, infiniband, system
 from collectors.host.clock import read_clock
-from collectors.host.procfs import KernelFiles, Part
+from collectors.host.procfs import HostPart, KernelFiles
 from collectors.host.system import CpuTime
 from collectors.metrics.metric import Sample
 from workloads.cost_models.absent import Absent
@@ -29,22 +29,22 @@ SELDOM_S = 5.0
 ROOT = Path("/")
 
 
-def parts(folders: Sequence[Path]) -> tuple[Part, ...]:
+def parts(folders: Sequence[Path]) -> tuple[HostPart, ...]:
     """Return every part of the host in order, with nothing read yet. folders: whose file systems are watched."""
     return (
-        Part(name="identity", read=system.read_identity, pause_s=SELDOM_S),
-        Part(name="CPU time", read=CpuTime().read),
-        Part(name="load", read=system.read_load),
-        Part(name="pressure", read=system.read_pressure),
-        Part(name="memory", read=system.read_memory),
-        Part(name="paging", read=system.read_paging),
-        Part(name="disks", read=devices.read_disks, pause_s=MODERATE_S),
-        Part(name="file systems", read=devices.read_filesystems(folders), pause_s=SELDOM_S),
-        Part(name="network", read=devices.read_network),
-        Part(name="clock", read=lambda files: read_clock(files.clock), pause_s=MODERATE_S),
-        Part(name="NUMA", read=system.read_numa, pause_s=MODERATE_S),
-        Part(name="InfiniBand", read=infiniband.read_infiniband, pause_s=MODERATE_S),
-        Part(name="InfiniBand errors", read=infiniband.read_infiniband_errors, pause_s=SELDOM_S),
+        HostPart(name="identity", read=system.read_identity, pause_s=SELDOM_S),
+        HostPart(name="CPU time", read=CpuTime().read),
+        HostPart(name="load", read=system.read_load),
+        HostPart(name="pressure", read=system.read_pressure),
+        HostPart(name="memory", read=system.read_memory),
+        HostPart(name="paging", read=system.read_paging),
+        HostPart(name="disks", read=devices.read_disks, pause_s=MODERATE_S),
+        HostPart(name="file systems", read=devices.read_filesystems(folders), pause_s=SELDOM_S),
+        HostPart(name="network", read=devices.read_network),
+        HostPart(name="clock", read=lambda files: read_clock(files.clock), pause_s=MODERATE_S),
+        HostPart(name="NUMA", read=system.read_numa, pause_s=MODERATE_S),
+        HostPart(name="InfiniBand", read=infiniband.read_infiniband, pause_s=MODERATE_S),
+        HostPart(name="InfiniBand errors", read=infiniband.read_infiniband_errors, pause_s=SELDOM_S),
     )
 
 
@@ -54,7 +54,7 @@ _FOR_GOOD = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, e
 
 @dataclass(slots=True, kw_only=True)
 class _Watched:
-    part: Part
+    part: HostPart
     samples: list[Sample] = field(default_factory=list)
     read_ns: int | None = None
     is_given_up: bool = False
@@ -63,7 +63,7 @@ class _Watched:
 class HostCollector:
     """Reads the host's figures from its kernel; a part that the kernel withholds is absent, and no longer read.
 
-    folders: the file systems that they are on are watched beside that of the root folder. clock_ns: a monotonic clock.
+    folders: the collector watches their file systems and that of the root folder. clock_ns: a monotonic clock.
     """
 
     name = "host"
@@ -105,7 +105,7 @@ class HostCollector:
     def _ask(self, watched: _Watched) -> list[Sample]:
         name = watched.part.name
         try:
-            found = list(watched.part.read(self._files))
+            samples = list(watched.part.read(self._files))
         except OSError as error:
             watched.is_given_up = error.errno in _FOR_GOOD
             until = "left out from here on" if watched.is_given_up else "left out at times"
@@ -115,10 +115,10 @@ class HostCollector:
             watched.is_given_up = True
             self._say(f"{name}: its format is unknown ({in_words(error)}); left out from here on")
             return []
-        for one in found:
-            if isinstance(one, Absent):
-                self._say(one.reason)
-        return [one for one in found if isinstance(one, Sample)]
+        for sample in samples:
+            if isinstance(sample, Absent):
+                self._say(sample.reason)
+        return [sample for sample in samples if isinstance(sample, Sample)]
 
     def _say(self, reason: str) -> None:
         self._reasons.setdefault(f"host: {reason}")

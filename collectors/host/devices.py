@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from collectors.host.procfs import Found, KernelFiles
+from collectors.host.procfs import HostAnswer, KernelFiles
 from collectors.metrics import host
 from collectors.metrics.metric import Sample
 from workloads.cost_models.absent import Absent
@@ -21,7 +21,7 @@ _BUSY_MS = 12
 
 
 def read_disks(files: KernelFiles) -> Iterator[Sample]:
-    """Return bytes, requests and seconds of each disk that is a device of its own.
+    """Return bytes, requests and seconds of each disk that is a separate device.
 
     Disks made of other disks (loop, RAID, device mapper, an NVMe disk over all its paths) would count them twice.
     """
@@ -44,14 +44,14 @@ def read_disks(files: KernelFiles) -> Iterator[Sample]:
         yield host.HOST_DISK_BUSY_SECONDS.at(int(columns[_BUSY_MS]) / 1e3, device=device)
 
 
-def read_filesystems(folders: Sequence[Path]) -> Callable[[KernelFiles], Iterable[Found]]:
+def read_filesystems(folders: Sequence[Path]) -> Callable[[KernelFiles], Iterable[HostAnswer]]:
     """Return a reader of the room on the file systems of these folders; folders on one file system count once."""
 
-    def read(files: KernelFiles) -> Iterator[Found]:
+    def read(files: KernelFiles) -> Iterator[HostAnswer]:
         known = set()
         for folder in folders:
             # A folder that is not there yet will be where its parent is.
-            paths = (files.root / str(one).lstrip("/") for one in (folder, *folder.parents))
+            paths = (files.root / str(place).lstrip("/") for place in (folder, *folder.parents))
             try:
                 path = next(path for path in paths if path.exists())
                 device, room = path.stat().st_dev, os.statvfs(path)
@@ -76,13 +76,13 @@ _NETWORK_DIRECTIONS = {"received": 0, "sent": 8}
 def read_network(files: KernelFiles) -> Iterator[Sample]:
     """Return bytes, dropped packets and errors of each interface in the agent's network namespace.
 
-    An interface that is created anew starts at 0, which Prometheus sees as a counter reset.
+    An interface that is created again starts at 0, which Prometheus sees as a counter reset.
     """
     for line in files.text("proc/net/dev").splitlines()[_HEADINGS:]:
         name, _, columns = line.partition(":")
-        counted = [int(column) for column in columns.split()]
+        counters = [int(column) for column in columns.split()]
         for direction, first in _NETWORK_DIRECTIONS.items():
-            moved_bytes, _, errors, dropped = counted[first : first + 4]
+            moved_bytes, _, errors, dropped = counters[first : first + 4]
             labels = {"interface": name.strip(), "direction": direction}
             yield host.HOST_NETWORK_BYTES.at(moved_bytes, **labels)
             yield host.HOST_NETWORK_DROPPED.at(dropped, **labels)

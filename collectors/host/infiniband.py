@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collectors.host.procfs import Found, KernelFiles
+from collectors.host.procfs import HostAnswer, KernelFiles
 from collectors.metrics import host
 from workloads.cost_models.absent import Absent
 
@@ -31,21 +31,21 @@ class Port:
 
 
 def ports(files: KernelFiles) -> Iterator[Port]:
-    """Return every port that exists now, in order; none where there is no adapter."""
+    """Return all ports, in order; empty without an adapter."""
     for device in _names(files, CLASS):
         for number in _names(files, f"{CLASS}/{device}/ports"):
             yield Port(device=device, number=number, folder=f"{CLASS}/{device}/ports/{number}")
 
 
-def counters(files: KernelFiles, port: Port, folder: str, wanted: tuple[str, ...]) -> dict[str, int]:
+def counters(files: KernelFiles, port: Port, folder: str, names: tuple[str, ...]) -> dict[str, int]:
     """Return the wanted counters that the port has; adapters and drivers differ.
 
     Raises:
         OSError: the port does not answer.
         ValueError: an answer is not a number.
     """
-    there = set(_names(files, f"{port.folder}/{folder}"))
-    return {name: int(files.text(f"{port.folder}/{folder}/{name}")) for name in wanted if name in there}
+    existing = set(_names(files, f"{port.folder}/{folder}"))
+    return {name: int(files.text(f"{port.folder}/{folder}/{name}")) for name in names if name in existing}
 
 
 def _names(files: KernelFiles, folder: str) -> tuple[str, ...]:
@@ -61,12 +61,12 @@ _DIRECTIONS = {"received": "port_rcv_data", "sent": "port_xmit_data"}
 _WAIT = "port_xmit_wait"
 
 
-def read_infiniband(files: KernelFiles) -> Iterator[Found]:
+def read_infiniband(files: KernelFiles) -> Iterator[HostAnswer]:
     """Return state, speed and bytes of each port; one that does not answer has a reason, and the others are read."""
-    found = list(ports(files))
-    if not found:
+    active = list(ports(files))
+    if not active:
         yield Absent(f"no InfiniBand or RoCE port (none in /{CLASS})")
-    for port in found:
+    for port in active:
         try:
             yield from _port(files, port)
         except OSError as error:
@@ -75,7 +75,7 @@ def read_infiniband(files: KernelFiles) -> Iterator[Found]:
             yield Absent(f"{port}: {error}; its bytes are left out")
 
 
-def _port(files: KernelFiles, port: Port) -> Iterator[Found]:
+def _port(files: KernelFiles, port: Port) -> Iterator[HostAnswer]:
     words = {name: files.text(f"{port.folder}/{name}").strip() for name in ("state", "link_layer", "phys_state")}
     state, physical_state = (words[name].rpartition(": ")[2] for name in ("state", "phys_state"))  # Of "4: ACTIVE".
     yield host.HOST_INFINIBAND_INFO.at(
@@ -84,14 +84,14 @@ def _port(files: KernelFiles, port: Port) -> Iterator[Found]:
     if state == "ACTIVE":  # A port that is down reports the rate of a link that it does not have.
         gigabits = float(files.text(f"{port.folder}/rate").split()[0])  # Of "400 Gb/sec (4X NDR)".
         yield host.HOST_INFINIBAND_LINK.at(gigabits * 1e9 / 8, **port.labels)
-    counted = counters(files, port, "counters", (*_DIRECTIONS.values(), _WAIT))
-    if not counted.keys() >= set(_DIRECTIONS.values()):
-        yield Absent(f"{port}: has no counters of its data; its bytes are left out")
+    counts = counters(files, port, "counters", (*_DIRECTIONS.values(), _WAIT))
+    if not counts.keys() >= set(_DIRECTIONS.values()):
+        yield Absent(f"{port}: no data counters; its bytes are left out")
         return
     for direction, name in _DIRECTIONS.items():
-        yield host.HOST_INFINIBAND_BYTES.at(counted[name] * _WORD_BYTES, **port.labels, direction=direction)
-    if _WAIT in counted:
-        yield host.HOST_INFINIBAND_WAIT.at(counted[_WAIT], **port.labels)
+        yield host.HOST_INFINIBAND_BYTES.at(counts[name] * _WORD_BYTES, **port.labels, direction=direction)
+    if _WAIT in counts:
+        yield host.HOST_INFINIBAND_WAIT.at(counts[_WAIT], **port.labels)
 
 
 # Errors of ports.
@@ -121,15 +121,15 @@ _BY_FOLDER = {
     ),
 }
 """counters: of any port; hw_counters: of RDMA on Mellanox adapters. port_rcv_switch_relay_errors is left out, since
-healthy adapters count it, too."""
+healthy adapters also count it."""
 
 
-def read_infiniband_errors(files: KernelFiles) -> Iterator[Found]:
+def read_infiniband_errors(files: KernelFiles) -> Iterator[HostAnswer]:
     """Return errors of each port by kind; `read_infiniband` reports that there is no port."""
     for port in ports(files):
         try:
-            for folder, wanted in _BY_FOLDER.items():
-                for kind, count in counters(files, port, folder, wanted).items():
+            for folder, names in _BY_FOLDER.items():
+                for kind, count in counters(files, port, folder, names).items():
                     yield host.HOST_INFINIBAND_ERRORS.at(count, **port.labels, kind=kind)
         except OSError as error:
             yield Absent(f"{port}: {error.filename}: {error.strerror}; its errors are left out at times")

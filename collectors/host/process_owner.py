@@ -14,7 +14,7 @@ from collectors.regular_files import open_regular
 
 _PROC = Path("/proc")
 _MOST_BYTES = 1 << 16
-"""How much of a file is read; a process is in one cgroup of each hierarchy, of which there are at most a dozen."""
+"""Bytes read of a file; a process has one cgroup in each hierarchy, at most a dozen."""
 _MOST_CHARACTERS = 64
 """Longer names, which only kernel threads have, are cut."""
 
@@ -79,7 +79,7 @@ def by_cgroups(cgroups: str, *, process: str = "") -> ProcessOwner:
 
 def _last(pattern: re.Pattern[str], paths: list[str]) -> str:
     """Return the last match in the first path that has one."""
-    return next((found[-1] for path in paths if (found := pattern.findall(path))), "")
+    return next((matches[-1] for path in paths if (matches := pattern.findall(path))), "")
 
 
 def _text(path: Path) -> str:
@@ -91,8 +91,8 @@ def _text(path: Path) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name that its process chose on one line, cut, and with escapes for what a terminal would obey."""
+    """Return a name that its process chose, on one line, cut, with control characters escaped."""
     name = name.removesuffix("\n")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)[
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name)[
         :_MOST_CHARACTERS
     ]

@@ -84,11 +84,11 @@ def _named(error: OSError, path: str) -> OSError:
 # Parts of the host.
 
 
-Found = Sample | Absent
+HostAnswer = Sample | Absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class HostPart:
     """One part of the host.
 
     read: returns the kernel's figures of now; raises OSError where there are none, LookupError or ValueError where
@@ -96,5 +96,5 @@ class Part:
     """
 
     name: str
-    read: Callable[[KernelFiles], Iterable[Found]]
+    read: Callable[[KernelFiles], Iterable[HostAnswer]]
     pause_s: float = 0.0

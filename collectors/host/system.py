@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 from importlib import metadata
 
-from collectors.host.procfs import Found, KernelFiles
+from collectors.host.procfs import HostAnswer, KernelFiles
 from collectors.metrics import host
 from collectors.metrics.metric import Sample
 from workloads.cost_models.absent import Absent
@@ -30,8 +30,8 @@ class CpuTime:
         name, *ticks = files.text("proc/stat").partition("\n")[0].split()
         if name != "cpu":
             raise ValueError(f"/proc/stat begins with {name!r}")
-        for mode, counted in zip(_MODES, ticks, strict=False):
-            highest = self._highest[mode] = max(int(counted), self._highest.get(mode, 0))
+        for mode, count in zip(_MODES, ticks, strict=False):
+            highest = self._highest[mode] = max(int(count), self._highest.get(mode, 0))
             yield host.HOST_CPU_SECONDS.at(highest / files.ticks_per_s, mode=mode)
 
 
@@ -50,7 +50,7 @@ def read_identity(files: KernelFiles) -> Iterator[Sample]:
 
 
 def own_version() -> str | None:
-    """Return the version of this program; None where it is not installed, and runs from its source tree alone."""
+    """Return the version of this program; None if it is not installed but runs from its source tree."""
     try:
         return metadata.version("parallel-observatory")
     except metadata.PackageNotFoundError:
@@ -84,18 +84,18 @@ _FIELDS = {
 
 def read_memory(files: KernelFiles) -> Iterator[Sample]:
     """Return the bytes of memory and swap space, by kind."""
-    held = {}
+    sizes = {}
     for line in files.text("proc/meminfo").splitlines():
         name, _, amount = line.partition(":")
         number, *unit = amount.split()  # "MemFree: 512 kB", where kB means KiB; a few lines are plain numbers.
-        held[name] = int(number) * (1024 if unit else 1)
+        sizes[name] = int(number) * (1024 if unit else 1)
     for kind, field in _FIELDS.items():
-        yield host.HOST_MEMORY_BYTES.at(held[field], kind=kind)
-    yield host.HOST_MEMORY_BYTES.at(held["MemTotal"] - held["MemAvailable"], kind="used")
+        yield host.HOST_MEMORY_BYTES.at(sizes[field], kind=kind)
+    yield host.HOST_MEMORY_BYTES.at(sizes["MemTotal"] - sizes["MemAvailable"], kind="used")
     # Pages on their way to the disk no longer count as Dirty, but are not safe yet.
-    yield host.HOST_MEMORY_BYTES.at(held["Dirty"] + held["Writeback"], kind="dirty")
-    yield host.HOST_SWAP_BYTES.at(held["SwapTotal"], kind="total")
-    yield host.HOST_SWAP_BYTES.at(held["SwapTotal"] - held["SwapFree"], kind="used")
+    yield host.HOST_MEMORY_BYTES.at(sizes["Dirty"] + sizes["Writeback"], kind="dirty")
+    yield host.HOST_SWAP_BYTES.at(sizes["SwapTotal"], kind="total")
+    yield host.HOST_SWAP_BYTES.at(sizes["SwapTotal"] - sizes["SwapFree"], kind="used")
 
 
 _NUMA_FOLDER = "sys/devices/system/node"
@@ -105,7 +105,7 @@ _OUTCOMES = {"hit": "numa_hit", "miss": "numa_miss"}
 _CPUS = {"local": "local_node", "remote": "other_node"}
 
 
-def read_numa(files: KernelFiles) -> Iterator[Found]:
+def read_numa(files: KernelFiles) -> Iterator[HostAnswer]:
     """Return the bytes of each NUMA node, and its allocations by outcome and by the CPU that asked."""
     try:
         is_counting = files.text(_SWITCH).strip() != "0"
@@ -118,20 +118,20 @@ def read_numa(files: KernelFiles) -> Iterator[Found]:
         if not numa.isdecimal():
             continue
         try:
-            held = dict(line.split()[2:4] for line in files.text(f"{_NUMA_FOLDER}/{name}/meminfo").splitlines())
-            counted = dict(line.split() for line in files.text(f"{_NUMA_FOLDER}/{name}/numastat").splitlines())
+            sizes = dict(line.split()[2:4] for line in files.text(f"{_NUMA_FOLDER}/{name}/meminfo").splitlines())
+            counts = dict(line.split() for line in files.text(f"{_NUMA_FOLDER}/{name}/numastat").splitlines())
         except FileNotFoundError:
             if name in files.names(_NUMA_FOLDER):
                 raise
             continue  # The node went offline meanwhile.
         for kind, field in _KINDS.items():
-            yield host.HOST_NUMA_MEMORY_BYTES.at(int(held[field]) * 1024, numa=numa, kind=kind)
+            yield host.HOST_NUMA_MEMORY_BYTES.at(int(sizes[field]) * 1024, numa=numa, kind=kind)
         if not is_counting:
             continue
         for outcome, field in _OUTCOMES.items():
-            yield host.HOST_NUMA_ALLOCATIONS.at(int(counted[field]), numa=numa, outcome=outcome)
+            yield host.HOST_NUMA_ALLOCATIONS.at(int(counts[field]), numa=numa, outcome=outcome)
         for cpu, field in _CPUS.items():
-            yield host.HOST_NUMA_ALLOCATORS.at(int(counted[field]), numa=numa, cpu=cpu)
+            yield host.HOST_NUMA_ALLOCATORS.at(int(counts[field]), numa=numa, cpu=cpu)
 
 
 # Page faults and swapping.
@@ -139,21 +139,21 @@ def read_numa(files: KernelFiles) -> Iterator[Found]:
 _SWAPPED = {"in": "pswpin", "out": "pswpout"}
 
 
-def read_paging(files: KernelFiles) -> Iterator[Found]:
+def read_paging(files: KernelFiles) -> Iterator[HostAnswer]:
     """Return page faults and swapped bytes since the host's start.
 
     Minor faults are not derived: the kernel counts a major fault when its wait begins, and every fault at its end, so
     that the difference of the two falls while a disk is slow.
     """
     words = files.text("proc/vmstat").split()
-    counted = dict(zip(words[::2], words[1::2], strict=True))
-    yield host.HOST_PAGE_FAULTS.at(int(counted["pgfault"]))
-    yield host.HOST_MAJOR_PAGE_FAULTS.at(int(counted["pgmajfault"]))
-    if not counted.keys() >= set(_SWAPPED.values()):
+    counts = dict(zip(words[::2], words[1::2], strict=True))
+    yield host.HOST_PAGE_FAULTS.at(int(counts["pgfault"]))
+    yield host.HOST_MAJOR_PAGE_FAULTS.at(int(counts["pgmajfault"]))
+    if not counts.keys() >= set(_SWAPPED.values()):
         yield Absent("paging: the kernel was built without swap; bytes swapped are left out")
         return
     for direction, field in _SWAPPED.items():
-        yield host.HOST_SWAPPED_BYTES.at(int(counted[field]) * files.page_bytes, direction=direction)
+        yield host.HOST_SWAPPED_BYTES.at(int(counts[field]) * files.page_bytes, direction=direction)
 
 
 # Pressure stall information: how long tasks waited for CPU, memory, disks or interrupts.
@@ -164,7 +164,7 @@ _UNDEFINED = ("cpu", "full")
 
 
 def read_pressure(files: KernelFiles) -> Iterator[Sample]:
-    """Return the seconds in which some or all tasks were stalled, by resource, as far as this kernel has it."""
+    """Return the seconds in which some or all tasks were stalled, by resource, where this kernel reports them."""
     for resource in files.names(_PRESSURE_FOLDER):
         for line in files.text(f"{_PRESSURE_FOLDER}/{resource}").splitlines():
             stalled, *figures = line.split()

@@ -1,6 +1,6 @@
 """Metrics of the gate: what it says now of each figure of a suite, and what a suite's newest night lacks.
 
-A figure is told by what it measures: suite, case, ranks, hardware, series, and its name (`step`, `efficiency weak`).
+A figure is identified by what it measures: suite, case, ranks, hardware, series, and name (`step`, `efficiency weak`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-Kind = Literal["gauge", "counter", "info", "histogram"]
+MetricKind = Literal["gauge", "counter", "info", "histogram"]
 Scope = Literal["rank", "node", "run"]
 Better = Literal["lower", "higher"]
 Statistic = Literal["median", "low", "high"]
@@ -26,10 +26,10 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """A label with values that make no sum: each of these is a metric of its own where it is shown.
+class LabelSplit:
+    """A label some of whose values must not be summed: at /metrics each of them is a separate metric.
 
-    has_others: whether it has other values, too, which add up, and so keep the label.
+    has_others: whether it also has other values, which can be summed and so keep the label.
     """
 
     label: str
@@ -50,14 +50,14 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     scope: Scope
     help: str
     labels: tuple[str, ...] = ()
     better: Better | None = None
     of_each: str | None = None
-    splits: tuple[Split, ...] = ()
+    splits: tuple[LabelSplit, ...] = ()
 
     def at(self, value: float, **labels: str) -> Sample:
         """Return a sample of this metric.
@@ -102,29 +102,29 @@ class Metric:
         )
 
     def alone(self, **values: str) -> Metric:
-        """Return the metric that shows the series with these values of split labels: its name tells them.
+        """Return the metric that shows the series with these values of split labels: its name contains them.
 
         observatory_host_swap_bytes, kind total: observatory_host_swap_total_bytes.
 
         Raises:
             ValueError: a label is not split, or not at this value.
         """
-        told = [(split, values[split.label]) for split in self.splits if split.label in values]
-        if len(told) < len(values) or any(value not in split.values for split, value in told):
+        split_values = [(split, values[split.label]) for split in self.splits if split.label in values]
+        if len(split_values) < len(values) or any(value not in split.values for split, value in split_values):
             raise ValueError(f"{self.name} has no metric of its own for {values}")
-        if not told:
+        if not split_values:
             return self
-        words = ", ".join(f"{split.label} {value}" for split, value in told)
+        words = ", ".join(f"{split.label} {value}" for split, value in split_values)
         return replace(
             self,
-            name=self._named(*(value for _, value in told)),
+            name=self._named(*(value for _, value in split_values)),
             help=f"{self.help} This is {words}.",
             labels=tuple(label for label in self.labels if label not in values),
             splits=tuple(split for split in self.splits if split.label not in values),
         )
 
     def forms(self) -> Iterator[tuple[dict[str, str], Metric]]:
-        """Yield each metric that shows series of this one, with the values that its name tells; itself without any."""
+        """Yield each metric that shows series of this one, with the label values in its name; itself without splits."""
         forms: list[dict[str, str]] = [{}]
         for split in self.splits:
             alone = [{**form, split.label: value} for form in forms for value in split.values]
@@ -133,7 +133,7 @@ class Metric:
             yield form, self.alone(**form)
 
     def shown(self) -> tuple[Metric, ...]:
-        """Return the metrics by which /metrics shows this one: all its forms, and of a figure all their statistics."""
+        """Return the metrics by which /metrics shows this one: all its forms, and all statistics of a figure."""
         forms = [form for _, form in self.forms()]
         if self.scope != "run":
             return tuple(forms)
@@ -145,8 +145,8 @@ class Metric:
         suffix = f"_{self.unit}" + ("_total" if self.kind == "counter" else "")
         whole = self.name.removesuffix(suffix)
         if self.unit == "per_second":  # A rate of what the word before says.
-            whole, _, counted = whole.rpartition("_")
-            suffix = f"_{counted}{suffix}"
+            whole, _, total = whole.rpartition("_")
+            suffix = f"_{total}{suffix}"
         return "_".join((whole, *words)) + suffix
 
 
@@ -192,7 +192,7 @@ class Owner:
         return self._define("info", series, help, None)
 
     def _define(
-        self, kind: Kind, series: str, description: str, unit: str | None, better: Better | None = None
+        self, kind: MetricKind, series: str, description: str, unit: str | None, better: Better | None = None
     ) -> Metric:
         name, _, listed = series.removesuffix("}").partition("{")
         labels = [label.partition("=") for label in listed.split(", ")] if listed else []
@@ -210,9 +210,9 @@ class Owner:
         )
 
 
-def _split(label: str, values: list[str]) -> Split:
+def _split(label: str, values: list[str]) -> LabelSplit:
     has_others = values[-1] == "..."
-    return Split(label=label, values=tuple(values[:-1] if has_others else values), has_others=has_others)
+    return LabelSplit(label=label, values=tuple(values[:-1] if has_others else values), has_others=has_others)
 
 
 RANK, NODE, RUN = Owner("rank"), Owner("node"), Owner("run")

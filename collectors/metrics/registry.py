@@ -34,7 +34,7 @@ METRICS: tuple[Metric, ...] = (
     *gate.METRICS,
 )
 
-SHOWN: tuple[Metric, ...] = tuple(shown for metric in METRICS for shown in metric.shown())
+SHOWN: tuple[Metric, ...] = tuple(form for metric in METRICS for form in metric.shown())
 """The metrics of /metrics: of a run's figure one for each statistic, and one for each value that makes no sum."""
 
 _SPLIT = {metric.name: metric for metric in METRICS if metric.splits}
@@ -45,15 +45,15 @@ def form_of(metric: Metric, labels: Mapping[str, str]) -> tuple[Metric, dict[str
 
     A value of a split label that the definition does not list stays a label.
     """
-    told = tuple(
+    in_name = tuple(
         (split.label, labels[split.label]) for split in metric.splits if labels.get(split.label, "") in split.values
     )
-    return _form(metric, told), {label: value for label, value in labels.items() if (label, value) not in told}
+    return _form(metric, in_name), {label: value for label, value in labels.items() if (label, value) not in in_name}
 
 
 @cache  # A scrape asks for the same ones again.
-def _form(metric: Metric, told: tuple[tuple[str, str], ...]) -> Metric:
-    return metric.alone(**dict(told))
+def _form(metric: Metric, in_name: tuple[tuple[str, str], ...]) -> Metric:
+    return metric.alone(**dict(in_name))
 
 
 def as_shown(sample: Sample) -> Sample:

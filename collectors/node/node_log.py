@@ -46,7 +46,7 @@ class NodeLogWriter:
 
     def write(self, samples: list[Sample], *, time_ns: int) -> None:
         """Append a beat."""
-        series, last_series = ([(one.metric, one.labels) for one in beat] for beat in (samples, self._last))
+        series, last_series = ([(sample.metric, sample.labels) for sample in beat] for beat in (samples, self._last))
         if self._changes_left == 0 or series != last_series:
             self._log.write(Polled(time_ns=time_ns, samples=samples))
             self._whole_ns, self._changes_left = time_ns, WHOLE_EACH

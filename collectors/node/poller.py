@@ -1,4 +1,4 @@
-"""Polls a node's collectors, each in a thread of its own, so that one that hangs or fails affects no other."""
+"""Polls a node's collectors, each in its own thread, so that a collector that hangs or fails affects no other."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HOLD_S = 60.0
 """How long the last answer of a late collector is still shown."""
 _CLOSE_S = 1.0
 
-State = Literal["answering", "late", "failed"]
+CollectorState = Literal["answering", "late", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CollectorPoll:
     """A collector's state and samples after a poll.
 
     samples: of its last answer; empty where it failed, or is late for too long. at_ns: when that answer was complete,
@@ -33,7 +33,7 @@ class Part:
     """
 
     name: str
-    state: State
+    state: CollectorState
     samples: list[Sample]
     at_ns: int | None
     read_s: float
@@ -42,7 +42,7 @@ class Part:
 
 
 class Poller:
-    """Polls the collectors of a node, which the caller opened, until `close`, which closes them, too.
+    """Polls the collectors of a node, which the caller opened, until `close`, which also closes them.
 
     A late collector is not waited for again until it has answered. One that raises has failed, and is asked no more.
 
@@ -65,49 +65,49 @@ class Poller:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """What is not collected and why, each reason once."""
-        own = (reason for one in self._polled for reason in (one.task.latest or _Answer()).absent)
+        """The reasons why samples are missing, without repetition."""
+        own = (reason for polled in self._polled for reason in (polled.task.latest or _Answer()).absent)
         return tuple(dict.fromkeys((*own, *self._reasons)))
 
-    def poll(self) -> tuple[Part, ...]:
+    def poll(self) -> tuple[CollectorPoll, ...]:
         """Ask all collectors; return what each answered, or answered last."""
-        for one in self._polled:
-            if one.state == "late":
-                self._settle(one, 0.0)
-            if one.state != "failed":
-                one.task.ask()
+        for polled in self._polled:
+            if polled.state == "late":
+                self._settle(polled, 0.0)
+            if polled.state != "failed":
+                polled.task.ask()
         # All were asked at once and share one deadline; those late since an earlier beat get no time of it.
         until_ns = self._clock_ns() + round(self._deadline_s * 1e9)
-        for one in self._polled:
-            if one.state != "failed":
-                self._settle(one, 0.0 if one.state == "late" else (until_ns - self._clock_ns()) / 1e9)
-        return tuple(self._part(one) for one in self._polled)
+        for polled in self._polled:
+            if polled.state != "failed":
+                self._settle(polled, 0.0 if polled.state == "late" else (until_ns - self._clock_ns()) / 1e9)
+        return tuple(self._part(polled) for polled in self._polled)
 
     def close(self) -> None:
         """End the threads and close the collectors; a collector that hangs is left behind, unclosed."""
         with ExitStack() as stack:  # So that a collector that fails to close does not keep the others open.
-            for one in self._polled:
-                if one.task.close(_CLOSE_S):
-                    stack.callback(one.collector.close)
+            for polled in self._polled:
+                if polled.task.close(_CLOSE_S):
+                    stack.callback(polled.collector.close)
 
-    def _settle(self, one: _PolledCollector, left_s: float) -> None:
-        name = one.collector.name
+    def _settle(self, polled: _PolledCollector, left_s: float) -> None:
+        name = polled.collector.name
         try:
-            one.state = "answering" if one.task.wait(left_s) else "late"
+            polled.state = "answering" if polled.task.wait(left_s) else "late"
         except Exception as error:  # noqa: BLE001  # Whatever fails in one, the others go on.
-            one.state = "failed"
+            polled.state = "failed"
             self._reasons.setdefault(f"{name}: {in_words(error)}; its samples end here")
-        if one.state == "late":
+        if polled.state == "late":
             late = f"{name}: no answer within {self._deadline_s:g} s at times; its last answer is shown then"
             self._reasons.setdefault(late)
 
-    def _part(self, one: _PolledCollector) -> Part:
-        answer = one.task.latest or _Answer()
+    def _part(self, polled: _PolledCollector) -> CollectorPoll:
+        answer = polled.task.latest or _Answer()
         is_held = answer.at_ns is not None and self._clock_ns() - answer.at_ns <= round(self._hold_s * 1e9)
-        is_shown = one.state == "answering" or (one.state == "late" and is_held)
-        return Part(
-            name=one.collector.name,
-            state=one.state,
+        is_shown = polled.state == "answering" or (polled.state == "late" and is_held)
+        return CollectorPoll(
+            name=polled.collector.name,
+            state=polled.state,
             samples=answer.samples if is_shown else [],
             at_ns=answer.at_ns,
             read_s=answer.read_s,
@@ -136,7 +136,7 @@ class _PolledCollector:
 
     def __init__(self, collector: NodeCollector, clock_ns: Callable[[], int]) -> None:
         self.collector = collector
-        self.state: State = "answering"
+        self.state: CollectorState = "answering"
         self._clock_ns = clock_ns
         self.task: BackgroundTask[_Answer] = BackgroundTask(f"collector-{collector.name}", self._read)
 

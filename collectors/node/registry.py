@@ -24,7 +24,7 @@ _HOLD_BEATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingConfig:
-    """What is wanted of the collectors.
+    """Settings of the collectors.
 
     beat_s: time between two polls. per_nvlink: also the bytes of each NVLink. read_costs: also what each of
     NVML's functions and fields takes to read. per_process: also what each process uses of a GPU. folders: those that
@@ -62,10 +62,10 @@ class NodeCollector(Protocol):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """What it cannot give and why, each reason once; any read may add to it."""
+        """The reasons why samples are missing, without repetition; any read may add some."""
 
     def read(self) -> list[Sample]:
-        """Return the samples of now; none where there is nothing to collect."""
+        """Return the current samples; empty if there is nothing to collect."""
 
     def close(self) -> None:
         """Release all resources; nothing is read afterwards."""
@@ -81,7 +81,7 @@ class GpuCollector(Protocol):
 
 @runtime_checkable
 class CountingCollector(Protocol):
-    """A collector that counts what it asks for."""
+    """A collector that counts its requests."""
 
     @property
     def fields_asked(self) -> int:

@@ -14,7 +14,7 @@ from collectors.errors import in_words
 from collectors.metrics import agent
 from collectors.metrics.metric import Sample
 from collectors.node.node_log import NodeLogWriter, open_node_log
-from collectors.node.poller import DEADLINE_S, HOLD_S, Part, Poller
+from collectors.node.poller import DEADLINE_S, HOLD_S, CollectorPoll, Poller
 from collectors.node.registry import USUAL, GpuCollector, NodeCollector, PollingConfig, open_collectors
 from collectors.nvml.queries import GpuProcess
 from collectors.prometheus.exposition import Owned
@@ -39,7 +39,7 @@ def polling(
 ) -> Iterator[None]:
     """Poll the node into the log while the `with` body runs; no failure to poll or log interrupts the body.
 
-    on_problem: is told why the log ends early or is missing.
+    on_problem: takes the reason why the log ends early or is missing.
     """
     try:
         log: SampleLog | None = open_node_log(path, run=run, node=node)
@@ -56,15 +56,15 @@ def polling(
 
 
 class Sampler:
-    """Polls a node into its log at once, then on each beat, and once more at the end, so that counters span it all.
+    """Polls a node into its log at once, then on each beat, and again at the end, so that counters span the whole time.
 
-    Use it in a `with`. Its thread closes the log; the poller is left to the caller. What is absent is noted in the log
+    Use it in a `with`. Its thread closes the log; the caller closes the poller. What is absent is noted in the log
     once, with the trial.
 
     missed: beats skipped because a poll, the disk or the machine took too long. problem: why it ended early, None
     where it did not.
     clock_ns: a monotonic clock for the beat; now_ns: the time that records bear. wait: waits that many seconds or until
-    told to stop, and returns whether told.
+    asked to stop, and returns whether asked.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Sampler:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """What is not collected and why, each reason once."""
+        """The reasons why samples are missing, without repetition."""
         return tuple(self._reasons)
 
     def __enter__(self) -> Sampler:
@@ -163,9 +163,9 @@ class NodeWatch:
     Use it in a `with`. A scrape polls nothing: it gets the collectors' last answers, with their age. A collector that
     hangs when the watch ends is left behind.
 
-    on_notice: is told what is absent and why, after every poll; from the watch's thread.
+    on_notice: takes what is absent and why, after every poll; called by the watch's thread.
     on_beat: is called after each poll, in the watch's thread; it may be set until the watch is entered.
-    clock_ns: a monotonic clock. cpu_s: CPU time of this process. wait: waits that many seconds or until told to stop.
+    clock_ns: a monotonic clock. cpu_s: CPU time of this process. wait: waits that many seconds or until asked to stop.
     """
 
     def __init__(
@@ -180,12 +180,12 @@ class NodeWatch:
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self._opener = opener
-        self._wanted = PollingConfig(beat_s=beat_s)
+        self._config = PollingConfig(beat_s=beat_s)
         self.on_beat = on_beat
         self._on_notice = on_notice
         self._clock_ns, self._cpu_s, self._wait = clock_ns, cpu_s, wait
         self._collectors: Sequence[NodeCollector] = ()
-        self._parts: tuple[Part, ...] = ()
+        self._parts: tuple[CollectorPoll, ...] = ()
         self._beat: Beat | None = None
         self._thread = BackgroundThread("node-watch", self._run)
 
@@ -212,14 +212,14 @@ class NodeWatch:
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
         """Return the GPUs that each process computes on, by its pid, as last read."""
-        found: dict[int, tuple[GpuProcess, ...]] = {}
+        by_pid: dict[int, tuple[GpuProcess, ...]] = {}
         for collector in self._collectors:
             for pid, processes in collector.processes().items() if isinstance(collector, GpuCollector) else ():
-                found[pid] = (*found.get(pid, ()), *processes)
-        return found
+                by_pid[pid] = (*by_pid.get(pid, ()), *processes)
+        return by_pid
 
     def _own_samples(self) -> list[Sample]:
-        samples = [agent.AGENT_CPU_SECONDS.at(self._cpu_s()), agent.AGENT_BEAT_SECONDS.at(self._wanted.beat_s)]
+        samples = [agent.AGENT_CPU_SECONDS.at(self._cpu_s()), agent.AGENT_BEAT_SECONDS.at(self._config.beat_s)]
         if self._beat is not None:
             samples += [
                 agent.AGENT_BEATS.at(self._beat.kept),
@@ -233,11 +233,11 @@ class NodeWatch:
         self._collectors = self._opener()
         poller = Poller(
             self._collectors,
-            deadline_s=self._wanted.all_within_s(DEADLINE_S),
-            hold_s=self._wanted.held_s(HOLD_S),
+            deadline_s=self._config.all_within_s(DEADLINE_S),
+            hold_s=self._config.held_s(HOLD_S),
             clock_ns=self._clock_ns,
         )
-        beat = self._beat = Beat(self._wanted.beat_s, clock_ns=self._clock_ns, wait=self._wait)
+        beat = self._beat = Beat(self._config.beat_s, clock_ns=self._clock_ns, wait=self._wait)
         try:
             self._poll(poller)
             while not beat.wait(stop_requested):
@@ -255,7 +255,7 @@ class NodeWatch:
             self._on_notice(f"the work after a poll failed: {in_words(error)}")
 
 
-def agent_samples(part: Part, now_ns: int) -> list[Sample]:
+def agent_samples(part: CollectorPoll, now_ns: int) -> list[Sample]:
     """Return the agent's metrics of a collector: its state, its answer's age, and time, fields and samples read."""
     samples = [
         agent.AGENT_COLLECTOR.at(1, collector=part.name, state=part.state),

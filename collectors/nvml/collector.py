@@ -14,13 +14,13 @@ from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.metric import Sample
 from collectors.nvml.events import EventWatch
-from collectors.nvml.gpu import Gpu, WatchedGpu
+from collectors.nvml.gpu import PolledGpu, WatchedGpu
 from collectors.nvml.library import (
     RETRY_S,
-    Answer,
     FieldSupport,
     Nvml,
     NVMLError,
+    SupportState,
     Timed,
     installed_nvml,
     missing_driver,
@@ -30,7 +30,7 @@ from collectors.nvml.queries import GpuProcess, cuda_version, names_all_processe
 
 # Refused questions, summarised in few lines.
 
-_REFUSED: dict[Answer, str] = {
+_REFUSED: dict[SupportState, str] = {
     "not supported": "driver {driver} does not report {questions}; they are left out of this run",
     "not permitted": "this process is not permitted to read {questions}; they are left out of this run",
     "not always": "at times no answer for {questions}; they are left out then",
@@ -47,15 +47,15 @@ def refusals(support: Iterable[FieldSupport], *, driver: str) -> list[str]:
     """
     # GPUs 0 and 1 lack a and b: refused {(answer, "0"): [a, b], (answer, "1"): [a, b]},
     # then alike {(answer, (a, b)): ["0", "1"]}, which is one line.
-    refused: dict[tuple[Answer, str], list[str]] = {}
-    for one in support:
-        name = one.question
-        is_missed = one.answer != "not supported" or not any(word in name for word in _OF_SOME)
-        if one.answer in _REFUSED and is_missed:
-            if one.answer == "not always":
-                name += f" ({one.reason})"
-            refused.setdefault((one.answer, one.gpu), []).append(name)
-    alike: dict[tuple[Answer, tuple[str, ...]], list[str]] = {}
+    refused: dict[tuple[SupportState, str], list[str]] = {}
+    for row in support:
+        name = row.question
+        is_missed = row.answer != "not supported" or not any(word in name for word in _OF_SOME)
+        if row.answer in _REFUSED and is_missed:
+            if row.answer == "not always":
+                name += f" ({row.reason})"
+            refused.setdefault((row.answer, row.gpu), []).append(name)
+    alike: dict[tuple[SupportState, tuple[str, ...]], list[str]] = {}
     for (answer, gpu), questions in refused.items():
         alike.setdefault((answer, tuple(questions)), []).append(gpu)
     return [
@@ -137,8 +137,8 @@ class NvmlCollector:
             return (
                 f"NVML does not start: no answer within {self._open_s:g} s; samples of GPUs are left out until it does",
             )
-        events = [one.reason for one in opened.events if one.reason is not None]
-        gpus = [one.gpu for one in opened.watched if one.gpu is not None]
+        events = [events.reason for events in opened.events if events.reason is not None]
+        gpus = [watched.gpu for watched in opened.watched if watched.gpu is not None]
         split = [
             f"GPU {gpu.label}: split by MIG; NVML reports no utilization of the GPU, an instance or a process"
             for gpu in gpus
@@ -151,7 +151,7 @@ class NvmlCollector:
             if gpu.is_crowded
         ]
         refused = refusals(self.support(), driver=self._driver)
-        own = [reason for one in opened.watched for reason in one.reasons]
+        own = [reason for watched in opened.watched for reason in watched.reasons]
         return tuple(dict.fromkeys([*opened.reasons, *events, *split, *crowded, *refused, *own]))
 
     def read(self) -> list[Sample]:
@@ -179,22 +179,22 @@ class NvmlCollector:
 
     def processes(self) -> dict[int, tuple[GpuProcess, ...]]:
         """Return the GPUs or MIG instances that each process computes on, by its pid, as last read."""
-        found: dict[int, tuple[GpuProcess, ...]] = {}
+        by_pid: dict[int, tuple[GpuProcess, ...]] = {}
         for watched in self._watched():
             answer = watched.reading
             for process in () if answer is None else answer.processes:
-                found[process.pid] = (*found.get(process.pid, ()), process)
-        return found
+                by_pid[process.pid] = (*by_pid.get(process.pid, ()), process)
+        return by_pid
 
     @property
     def fields_asked(self) -> int:
         """Number of fields, GPM metrics, and calls for a single value that GPUs were asked for so far."""
-        return sum(one.gpu.timed.asked for one in self._watched() if one.gpu is not None)
+        return sum(watched.gpu.timed.asked for watched in self._watched() if watched.gpu is not None)
 
     def support(self) -> tuple[FieldSupport, ...]:
         """Return the support of each question that a GPU was asked."""
         gpus = [watched.gpu for watched in self._watched()]
-        return tuple(one for gpu in gpus if gpu is not None for one in gpu.support.all())
+        return tuple(row for gpu in gpus if gpu is not None for row in gpu.support.all())
 
     def close(self) -> None:
         """End the threads and shut NVML down; where a thread hangs, it is left behind and NVML stays open."""
@@ -238,8 +238,8 @@ class NvmlCollector:
             ]
         new = range(len(before.watched), count)
         events = [*before.events, *(EventWatch(self._nvml, index, clock_ns=self._clock_ns) for index in new)]
-        for one in events:
-            one.start()
+        for listener in events:
+            listener.start()
         return _Opened(
             at_ns=self._clock_ns(),
             watched=[
@@ -263,8 +263,8 @@ class NvmlCollector:
         self._driver, self._cuda = nvml.nvmlSystemGetDriverVersion(), cuda_version(nvml)
         return nvml.nvmlDeviceGetCount()
 
-    def _find(self, index: int) -> Gpu:
-        return Gpu(
+    def _find(self, index: int) -> PolledGpu:
+        return PolledGpu(
             self._nvml,
             index,
             driver=self._driver,
@@ -277,9 +277,9 @@ class NvmlCollector:
 
     def _implausible(self, opened: _Opened) -> list[Sample]:
         counts = Counter[str]()
-        for one in opened.watched:
-            if one.gpu is not None:
-                counts.update(one.gpu.support.implausible)
+        for watched in opened.watched:
+            if watched.gpu is not None:
+                counts.update(watched.gpu.support.implausible)
         counts["XID"] += sum(events.implausible for events in opened.events)
         return [
             IMPLAUSIBLE.at(count, source=self.name, question=name) for name, count in sorted(counts.items()) if count
@@ -288,15 +288,15 @@ class NvmlCollector:
     def _costs(self, opened: _Opened) -> list[Sample]:
         seconds: dict[str, float] = {}
         calls: dict[str, int] = {}
-        of_gpus = [one.gpu.timed for one in opened.watched if one.gpu is not None]
-        for timed in (self._timed, *of_gpus, *(one.timed for one in opened.events)):
+        of_gpus = [watched.gpu.timed for watched in opened.watched if watched.gpu is not None]
+        for timed in (self._timed, *of_gpus, *(listener.timed for listener in opened.events)):
             for function, spent_s in dict(timed.seconds).items():
                 seconds[function] = seconds.get(function, 0.0) + spent_s
                 calls[function] = calls.get(function, 0) + timed.calls[function]
         slowest: dict[str, float] = {}
-        for one in self.support():
-            if one.cost_s is not None:
-                slowest[one.question] = max(slowest.get(one.question, 0.0), one.cost_s)
+        for row in self.support():
+            if row.cost_s is not None:
+                slowest[row.question] = max(slowest.get(row.question, 0.0), row.cost_s)
         return [
             *(
                 gpu_health_metrics.GPU_CALL_SECONDS.at(spent_s, function=function)
@@ -309,6 +309,6 @@ class NvmlCollector:
 
 def _ended(events: list[EventWatch]) -> list[bool]:
     """Tell all to end, then wait for each; return whether each ended."""
-    for one in events:
-        one.end()
-    return [one.close() for one in events]
+    for listener in events:
+        listener.end()
+    return [listener.close() for listener in events]

@@ -53,7 +53,7 @@ class EventWatch:
 
     index: NVML's. reason: why nothing is counted, None where all is well. implausible: XIDs whose number cannot be, and
     which count as events only. doubt: the first of them. timed: cost of its calls, without the waits.
-    now_s: the time that a sample bears, in seconds since 1970. pause: waits that many seconds or until told to end.
+    now_s: the time of a sample, in seconds since 1970. pause: waits that many seconds or until asked to end.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class EventWatch:
         return events
 
     def _listen(self, events: Any) -> bool:
-        """Count events until told to end or the GPU is lost; return True if the driver will never deliver any.
+        """Count events until asked to end or the GPU is lost; return True if the driver will never deliver any.
 
-        The event set of a lost GPU is of no further use.
+        The event set of a lost GPU is useless.
         """
         while not self._ending.is_set():
             try:

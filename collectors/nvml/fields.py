@@ -19,7 +19,7 @@ from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.nvml.gpm import MONITORS, pcie_rate
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError
-from collectors.nvml.plausible import MOST_STATES, Growth, Implausible, check_value
+from collectors.nvml.plausible import MOST_STATES, Growth, ImplausibleAnswer, check_value
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope that asks an NVLink counter for its sum over all links. Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
@@ -34,7 +34,7 @@ class Field:
     """One field of a GPU.
 
     name: as it is called in messages. scale: factor from NVML's unit to the metric's.
-    scope: the part of the GPU, such as a link, where the field has parts. is_slow: it changes rarely; see `Gpu`.
+    scope: the part of the GPU, such as a link, where the field has parts. is_slow: it changes rarely; see `PolledGpu`.
     is_wrapping: it is a 32-bit counter that wraps and is extended before it becomes a sample.
     states: words for values that are codes; the word becomes the metric's label `action`.
     """
@@ -287,7 +287,7 @@ class WholeCounter:
 
     A link of 63 GB/s wraps it 15 times a second, one of 16 GB/s 4 times. The number of wraps between two readings
     follows from an expected growth that is right to within half a wrap (2 GiB). Without one the growth is known only
-    where the link cannot have carried a whole wrap; else it is unknown, and the count begins anew at 0.
+    where the link cannot have carried a whole wrap; else it is unknown, and the count restarts at 0.
     A value above 32 bits shows that this driver's counter does not wrap.
     Source: nvml.h, NVML_FI_DEV_PCIE_COUNT_TX_BYTES ("PCIe transmit bytes. Value can be wrapped"); the driver's own
     counter is an NvU32 (ctrl2080bus.h, NV2080_CTRL_BUS_GET_PEX_UTIL_COUNTERS_PARAMS).
@@ -299,7 +299,7 @@ class WholeCounter:
         self._bytes = 0
 
     def advance(self, raw: int, *, expected: float | None, most: float | None) -> int | None:
-        """Return the growth since the first reading, or since the last unknown one; None where this one is unknown.
+        """Return the growth since the first reading, or the last unknown reading; None if this one is unknown.
 
         expected: the growth since the last reading. most: its upper limit. Each None where it is not known.
         """
@@ -311,7 +311,7 @@ class WholeCounter:
 
     def _growth(self, before: int, raw: int, expected: float | None, most: float | None) -> int | None:
         if self._is_wide:
-            return raw - before if raw >= before else raw  # Smaller: the driver was loaded anew.
+            return raw - before if raw >= before else raw  # Smaller: the driver was reloaded.
         growth = (raw - before) % _WRAP
         # Growth of 1 GiB modulo the wrap of 4 GiB and 12.5 GiB expected: round(11.5 / 4) = 3 wraps, so 13 GiB.
         if expected is not None:
@@ -350,7 +350,7 @@ class FieldBatch:
     def read(
         self, *, is_slow: bool, rates: Mapping[str, float], link: float | None
     ) -> tuple[list[Sample], list[Sample]]:
-        """Return the samples of fields that change often, and those of slow fields, which are empty unless `is_slow`.
+        """Return the samples of quick fields and the samples of slow fields, which are empty unless `is_slow`.
 
         rates: bytes per second in each direction of PCIe since the last call, where known. link: what PCIe can carry
         in one direction, in bytes per second.
@@ -378,10 +378,10 @@ class FieldBatch:
         most = None if link is None else link * (self._clock_ns() - since_ns) / 1e9
         quick: list[Sample] = []
         slow: list[Sample] = []
-        for one, value in zip(fields, values, strict=True):
-            sample = self._sample(one, value, expected, most)
+        for answered, value in zip(fields, values, strict=True):
+            sample = self._sample(answered, value, expected, most)
             if sample is not None:
-                (slow if one.is_slow else quick).append(sample)
+                (slow if answered.is_slow else quick).append(sample)
         return quick, slow
 
     def _sample(self, field: Field, value: Any, expected: Mapping[str, float], most: float | None) -> Sample | None:
@@ -400,10 +400,10 @@ class FieldBatch:
             if field.states is None:
                 check_value(field.metric, raw * field.scale)
             elif not 0 <= raw <= MOST_STATES:
-                raise Implausible(f"state {raw:.10g} is implausible: 0 to {MOST_STATES}")
+                raise ImplausibleAnswer(f"state {raw:.10g} is implausible: 0 to {MOST_STATES}")
             if field in self._growths:
                 self._growths[field].check(raw * field.scale, self._clock_ns())
-        except Implausible as error:
+        except ImplausibleAnswer as error:
             self._support.refused(field.name, error)
             if field in self._counters:
                 self._counters[field] = WholeCounter()

@@ -14,7 +14,7 @@ from pynvml import NVML_ERROR_NOT_SUPPORTED, NVML_GPM_METRICS_GET_VERSION, NVML_
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError
-from collectors.nvml.plausible import Implausible, check_value
+from collectors.nvml.plausible import ImplausibleAnswer, check_value
 
 _APART_NS = 150_000_000
 """Two samples must be more than 100 ms apart, the period of the monitors. Source: NVML's page of GPM functions."""
@@ -91,7 +91,7 @@ class Profile:
         self._support = support
         self._clock_ns = clock_ns
         self._monitored = list(_MONITORED)
-        self._wanted = pynvml.c_nvmlGpmMetricsGet_t()
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._pair: list[Any] = []
         self._filled = 0
         self._sampled_ns: int | None = None
@@ -135,19 +135,19 @@ class Profile:
         return self._difference() if self._filled == 2 else self._latest
 
     def _difference(self) -> GpmReading:
-        wanted = self._wanted
-        wanted.version = NVML_GPM_METRICS_GET_VERSION
-        wanted.sample1, wanted.sample2 = self._pair
-        wanted.numMetrics = len(self._monitored)
+        request = self._request
+        request.version = NVML_GPM_METRICS_GET_VERSION
+        request.sample1, request.sample2 = self._pair
+        request.numMetrics = len(self._monitored)
         for place, monitored in enumerate(self._monitored):
-            wanted.metrics[place].metricId = monitored.number
+            request.metrics[place].metricId = monitored.number
         begun_ns = self._clock_ns()
-        self._nvml.nvmlGpmMetricsGet(wanted)
+        self._nvml.nvmlGpmMetricsGet(request)
         self._support.answered(MONITORS, (self._clock_ns() - begun_ns) / 1e9)
         samples: list[Sample] = []
         rates: dict[str, float] = {}
         for place, monitored in enumerate(tuple(self._monitored)):
-            answer = wanted.metrics[place]
+            answer = request.metrics[place]
             if answer.nvmlReturn != NVML_SUCCESS:
                 if not self._support.refused(monitored.name, NVMLError(answer.nvmlReturn)):
                     self._monitored.remove(monitored)
@@ -155,7 +155,7 @@ class Profile:
                 value = answer.value * monitored.scale
                 try:
                     check_value(monitored.metric, value)
-                except Implausible as error:
+                except ImplausibleAnswer as error:
                     self._support.refused(monitored.name, error)
                     continue
                 samples.append(monitored.metric.at(value, gpu=self._gpu, **monitored.labels))

@@ -36,13 +36,11 @@ from collectors.nvml.queries import QUESTIONS, UNKNOWN, GpuProcess, Identity, nv
 SLOW_S = 10.0
 """How old an answer that rarely changes may be: limits, links, counts of errors, MIG instances."""
 _PROCESSES = "list of processes"
-_UNNAMED = (
-    "in a container with PIDs of its own the driver does not name all processes, so they are neither counted nor shown"
-)
+_UNNAMED = "in a container with its own PIDs the driver does not name all processes, so they are left out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class GpuAnswer:
     """A GPU's answer. at_ns: when it was complete, on the monotonic clock. lost: NVML's message if the GPU is gone."""
 
     at_ns: int
@@ -51,13 +49,13 @@ class Reading:
     lost: str | None = None
 
 
-class Gpu:
-    """Asks one GPU all questions that it has not refused for good; `support` tells which, and what answers cost.
+class PolledGpu:
+    """Asks one GPU all questions that it has not refused for good; `support` lists them with their answers' cost.
 
     Slow questions are asked every SLOW_S; readings in between repeat their answers.
     names_processes: whether the driver names all computing processes to this one. owner_of: see `OwnerOf`; None where
     no process is to have series of its own.
-    is_changed: MIG was switched on or off, or its instances changed, so that the GPU should be found anew.
+    is_changed: MIG was switched on or off, or its instances changed, so that the GPU should be looked up again.
     timed: the functions that were called, with their time.
 
     Raises:
@@ -105,17 +103,17 @@ class Gpu:
         self._slow_due_ns = clock_ns()
         self._link: float | None = None
 
-    def read(self) -> Reading:
+    def read(self) -> GpuAnswer:
         """Return a complete reading of the GPU, or one that says that it is lost."""
         try:
             samples, processes = self._read()
         except GpuLost as error:
-            return Reading(at_ns=self._clock_ns(), samples=[], lost=str(error))
+            return GpuAnswer(at_ns=self._clock_ns(), samples=[], lost=str(error))
         except NVMLError as error:
             if not says_lost(error):
                 raise
-            return Reading(at_ns=self._clock_ns(), samples=[], lost=str(error))
-        return Reading(at_ns=self._clock_ns(), samples=samples, processes=processes)
+            return GpuAnswer(at_ns=self._clock_ns(), samples=[], lost=str(error))
+        return GpuAnswer(at_ns=self._clock_ns(), samples=samples, processes=processes)
 
     @property
     def is_split(self) -> bool:
@@ -141,13 +139,15 @@ class Gpu:
                 ask = partial(question.read, self._nvml, self.handle, self.label)
                 (slow if question.is_slow else quick).extend(self.support.ask(question.name, ask) or ())
         # The link is among the slow answers, so it is kept in between.
-        links = (one for one in slow if one.metric == GPU_PCIE_LINK.name and one.labels["link"] == "maximum")
-        self._link = next((one.value for one in links), None) or self._link
+        links = (
+            sample for sample in slow if sample.metric == GPU_PCIE_LINK.name and sample.labels["link"] == "maximum"
+        )
+        self._link = next((sample.value for sample in links), None) or self._link
         gpm = self._profile.read()
         quick_fields, slow_fields = self._batch.read(is_slow=is_slow, rates=gpm.pcie_bytes_per_second, link=self._link)
         if is_slow:
-            found = self.support.ask("MIG instances", partial(find_instances, self._nvml, self.handle))
-            self._instances = self._instances if found is None else found
+            instances = self.support.ask("MIG instances", partial(find_instances, self._nvml, self.handle))
+            self._instances = self._instances if instances is None else instances
             info = self._identity.read()
             self._slow = related([info, *slow, *slow_fields], (), self.support.refused)
             mig = (info.labels["mig"], frozenset(instance.uuid for instance in self._instances))
@@ -175,39 +175,39 @@ class Gpu:
         if not self._instances:
             ask = partial(processes_on, self._nvml, self.handle, gpu=self.label, uuid=self.uuid)
             lists.append(self.support.ask(_PROCESSES, ask))
-        found = tuple(process for processes in lists for process in processes or ())
+        on_gpu = tuple(process for processes in lists for process in processes or ())
         if not self._names_processes:
             self.support.doubted(_PROCESSES, _UNNAMED)
         elif None not in lists:
-            samples.append(gpu_metrics.GPU_TASKS.at(len({process.pid for process in found}), gpu=self.label))
+            samples.append(gpu_metrics.GPU_TASKS.at(len({process.pid for process in on_gpu}), gpu=self.label))
         if self._uses is not None:
-            samples += self._uses.read(found, is_split=self.is_split)
-        return samples, found
+            samples += self._uses.read(on_gpu, is_split=self.is_split)
+        return samples, on_gpu
 
 
-# A watched GPU: found, asked, lost and found again, in a thread of its own.
+# A watched GPU: found, polled, lost and found again, in its own thread.
 
-State = Literal["answering", "late", "lost", "failed", "forbidden"]
+GpuState = Literal["answering", "late", "lost", "failed", "forbidden"]
 """failed: by a bug of ours. forbidden: this process may not look for the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Missed:
-    """The GPU was not found or gave no complete answer; it is tried again at the next beat."""
+    """The GPU was not found or gave no complete answer; the next beat tries again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GivenUp:
-    """The GPU is left alone for RETRY_S, then looked for anew."""
+    """The GPU is left alone for RETRY_S, then looked up again."""
 
     state: Literal["lost", "failed", "forbidden"]
     reason: str
 
 
-_Outcome = Gpu | Reading | _Missed | _GivenUp
-"""What one turn of the thread gives; a `Gpu` was just found, and is asked at the next beat."""
+_Outcome = PolledGpu | GpuAnswer | _Missed | _GivenUp
+"""The result of a turn of the thread; a `PolledGpu` was just found and is polled at the next beat."""
 
 
 class WatchedGpu:
@@ -224,24 +224,24 @@ class WatchedGpu:
     def __init__(
         self,
         index: int,
-        find: Callable[[int], Gpu],
+        find: Callable[[int], PolledGpu],
         *,
         hold_s: float,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.label = str(index)
-        self.state: State = "late"
-        self.gpu: Gpu | None = None
+        self.state: GpuState = "late"
+        self.gpu: PolledGpu | None = None
         self.missed = 0
         self._index, self._find = index, find
         self._hold_s, self._clock_ns = hold_s, clock_ns
         self._reason: str | None = None
         self._misses: dict[str, None] = {}
-        self._reading: Reading | None = None
+        self._reading: GpuAnswer | None = None
         self._is_waited_for = True
         self._due_ns: int | None = None
-        self._found: Gpu | None = None
-        self._taken: _Outcome | None = None
+        self._gpu: PolledGpu | None = None
+        self._last_outcome: _Outcome | None = None
         self._answerer: BackgroundTask[_Outcome] = BackgroundTask(f"nvml-gpu{index}", self._look)
 
     @property
@@ -250,7 +250,7 @@ class WatchedGpu:
         return (*self._misses, *(() if self._reason is None else (f"GPU {self.label}: {self._reason}",)))
 
     @property
-    def reading(self) -> Reading | None:
+    def reading(self) -> GpuAnswer | None:
         """The last answer; None for a GPU that was never found, or is lost."""
         return self._reading
 
@@ -302,9 +302,9 @@ class WatchedGpu:
         if not self._answerer.wait(left_s):
             return False
         outcome = self._answerer.latest
-        if outcome is None or outcome is self._taken:
+        if outcome is None or outcome is self._last_outcome:
             return True
-        self._taken = outcome
+        self._last_outcome = outcome
         # Given up: left alone for RETRY_S. Missed: late, or left alone again. Found: asked at the next beat.
         if isinstance(outcome, _GivenUp):
             self.state, self._reading = outcome.state, None
@@ -315,7 +315,7 @@ class WatchedGpu:
                 self._miss(outcome.reason)
             else:
                 self._leave_alone()
-        elif isinstance(outcome, Gpu):
+        elif isinstance(outcome, PolledGpu):
             if self.gpu is not None:
                 outcome.timed.go_on_from(self.gpu.timed)
                 outcome.support.implausible.update(self.gpu.support.implausible)
@@ -336,21 +336,21 @@ class WatchedGpu:
 
     def _look(self) -> _Outcome:
         try:
-            if self._found is None:
-                self._found = self._find(self._index)
-                return self._found
-            answer = self._found.read()
+            if self._gpu is None:
+                self._gpu = self._find(self._index)
+                return self._gpu
+            answer = self._gpu.read()
         except GpuLost as error:
             return self._give_up("lost", str(error))
         except NVMLError as error:
             if says_lost(error):
                 return self._give_up("lost", str(error))
-            if self._found is None and says_forbidden(error):
+            if self._gpu is None and says_forbidden(error):
                 return self._give_up("forbidden", str(error))
             return _Missed(reason=f"no complete answer ({error})")
         except Exception as error:  # noqa: BLE001  # Whatever fails in one GPU, the others are read.
             return self._give_up("failed", in_words(error))
-        if self._found.is_changed:
+        if self._gpu.is_changed:
             self._give_back()
         return answer if answer.lost is None else self._give_up("lost", answer.lost)
 
@@ -359,7 +359,7 @@ class WatchedGpu:
         return _GivenUp(state=state, reason=reason)
 
     def _give_back(self) -> None:
-        if self._found is not None:
+        if self._gpu is not None:
             with suppress(NVMLError):  # A lost GPU refuses.
-                self._found.close()
-            self._found = None
+                self._gpu.close()
+            self._gpu = None

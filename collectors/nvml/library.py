@@ -27,7 +27,7 @@ from pynvml import (
     NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
 )
 
-from collectors.nvml.plausible import CheckedNvml, Implausible, checked
+from collectors.nvml.plausible import CheckedNvml, ImplausibleAnswer, checked
 
 NVMLError = cast(type[Exception], pynvml.NVMLError)
 """The exception of every refusal by NVML."""
@@ -108,7 +108,7 @@ class Nvml(Protocol):
     def nvmlGpmSampleAlloc(self) -> Any: ...  # noqa: N802
     def nvmlGpmSampleFree(self, sample: Any) -> None: ...  # noqa: N802
     def nvmlGpmSampleGet(self, handle: Any, sample: Any) -> Any: ...  # noqa: N802
-    def nvmlGpmMetricsGet(self, wanted: Any) -> Any: ...  # noqa: N802
+    def nvmlGpmMetricsGet(self, request: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetSupportedEventTypes(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlEventSetCreate(self) -> Any: ...  # noqa: N802
     def nvmlEventSetFree(self, events: Any) -> None: ...  # noqa: N802
@@ -126,7 +126,7 @@ class Timed:
 
     seconds, calls: by function. asked: number of things asked for: each field and each GPM metric counts, of which one
     call asks for many; any other call counts once.
-    A function that this `pynvml` lacks raises NVML's error "function not found", as one that the driver lacks does.
+    A function that this `pynvml` lacks raises NVML's error "function not found", like one that the driver lacks.
     """
 
     def __init__(self, nvml: Nvml, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -184,7 +184,7 @@ def key_of(handle: Any) -> Hashable:
 
 
 def missing_driver(error: Exception) -> str | None:
-    """Return what is missing if the error says that there is no NVIDIA driver, which is normal; else None."""
+    """Return the missing part if the error means that there is no NVIDIA driver, which is normal; else None."""
     return _NO_DRIVER.get(code_of(error) or 0)
 
 
@@ -215,7 +215,7 @@ def code_of(error: Exception) -> int | None:
 
 # Field support: whether a GPU answers a question, why not, and what an answer costs.
 
-Answer = Literal["answers", "not supported", "not permitted", "not always"]
+SupportState = Literal["answers", "not supported", "not permitted", "not always"]
 Value = TypeVar("Value")
 
 
@@ -233,7 +233,7 @@ class FieldSupport:
 
     gpu: str
     question: str
-    answer: Answer
+    answer: SupportState
     reason: str | None = None
     cost_s: float | None = None
 
@@ -255,7 +255,7 @@ class FieldSupportTable:
         self.implausible: Counter[str] = Counter()
 
     def ask(self, question: str, read: Callable[[], Value]) -> Value | None:
-        """Return what `read` gives; None where it is refused now, or was refused for good before.
+        """Return the result of `read`; None if it is refused now or was refused for good before.
 
         Raises:
             GpuLost: the GPU is gone; it need not be asked anything more.
@@ -288,7 +288,7 @@ class FieldSupportTable:
         """
         if says_lost(error):
             raise GpuLost(str(error)) from error
-        if isinstance(error, Implausible):
+        if isinstance(error, ImplausibleAnswer):
             self.implausible[question] += 1
             if self.implausible[question] == 1:  # The first stands for all, which differ.
                 self._put(question, "not always", str(error), None)
@@ -316,7 +316,7 @@ class FieldSupportTable:
         """Return the support of all questions, in the order in which the questions were first asked."""
         return tuple(self._by_question.values())
 
-    def _put(self, question: str, answer: Answer, reason: str | None, cost_s: float | None) -> None:
+    def _put(self, question: str, answer: SupportState, reason: str | None, cost_s: float | None) -> None:
         self._by_question[question] = FieldSupport(
             gpu=self._gpu, question=question, answer=answer, reason=reason, cost_s=cost_s
         )

@@ -38,7 +38,7 @@ def find_instances(nvml: Nvml, handle: Any) -> tuple[Instance, ...]:
     if not nvml.nvmlDeviceGetMigMode(handle)[0]:
         return ()
     places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-    return tuple(found for place in places if (found := _find(nvml, handle, place)) is not None)
+    return tuple(instance for place in places if (instance := _find(nvml, handle, place)) is not None)
 
 
 def read_instance(
@@ -72,7 +72,7 @@ def read_instance(
 
 
 def instance_of(number: int) -> int | None:
-    """Return the instance that an event's number names; None where it names none."""
+    """Return the instance with an event's number; None if there is none."""
     return None if number == NO_INSTANCE else number
 
 
@@ -89,16 +89,16 @@ def label_of_ids(gpu_instance: int, compute_instance: int) -> str:
 
 def _find(nvml: Nvml, handle: Any, place: int) -> Instance | None:
     try:
-        found = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
     except NVMLError as error:
         if code_of(error) == NVML_ERROR_NOT_FOUND or says_unsupported(error):
             return None  # No instance has this place.
         raise
-    gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(found)
-    compute_instance = nvml.nvmlDeviceGetComputeInstanceId(found)
+    gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(instance)
+    compute_instance = nvml.nvmlDeviceGetComputeInstanceId(instance)
     return Instance(
         label=label_of_ids(gpu_instance, compute_instance),
-        handle=found,
-        uuid=nvml.nvmlDeviceGetUUID(found),
-        name=nvml.nvmlDeviceGetName(found),
+        handle=instance,
+        uuid=nvml.nvmlDeviceGetUUID(instance),
+        name=nvml.nvmlDeviceGetName(instance),
     )

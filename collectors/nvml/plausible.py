@@ -16,12 +16,12 @@ from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Metric, Sample
 
 
-class Implausible(pynvml.NVMLError):  # type: ignore[misc]  # pynvml has no types.
-    """NVML gave what cannot be; whoever asks takes it as a refusal, for now."""
+class ImplausibleAnswer(pynvml.NVMLError):  # type: ignore[misc]  # pynvml has no types.
+    """NVML returned an impossible value; the caller treats it as a refusal until the next reading."""
 
-    def __new__(cls, text: str) -> Implausible:
+    def __new__(cls, text: str) -> ImplausibleAnswer:
         """Return the error, with NVML's code for an unknown one."""
-        return cast(Implausible, super().__new__(cls, pynvml.NVML_ERROR_UNKNOWN))
+        return cast(ImplausibleAnswer, super().__new__(cls, pynvml.NVML_ERROR_UNKNOWN))
 
     def __init__(self, text: str) -> None:
         Exception.__init__(self, text)
@@ -46,7 +46,7 @@ class _Range:
         """
         if not self.least <= value <= self.most:
             unit = f" {self.unit}" if self.unit else ""
-            raise Implausible(f"{value:.10g}{unit} is implausible: {self.least:.10g} to {self.most:.10g}")
+            raise ImplausibleAnswer(f"{value:.10g}{unit} is implausible: {self.least:.10g} to {self.most:.10g}")
 
 
 # Answers of functions, in NVML's own units.
@@ -89,11 +89,11 @@ def check_percent(value: float) -> None:
 
 
 def _check_memory(memory: Any) -> None:
-    """Refuse memory of which more is free or reserved than there is."""
+    """Refuse memory whose free and reserved bytes exceed its size."""
     _Range(1, _BYTES.most, _BYTES.unit).check(memory.total)
-    taken = memory.free + getattr(memory, "reserved", 0)
-    if not 0 <= taken <= memory.total:
-        raise Implausible(f"{taken} bytes free and reserved of {memory.total} are implausible")
+    available = memory.free + getattr(memory, "reserved", 0)
+    if not 0 <= available <= memory.total:
+        raise ImplausibleAnswer(f"{available} bytes free and reserved of {memory.total} are implausible")
 
 
 def _check_window(window: Any) -> None:
@@ -152,8 +152,8 @@ class CheckedNvml:
         self._nvml = nvml
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._nvml, name)
-        return checked(name, found) if name.startswith("nvml") and callable(found) else found
+        attribute = getattr(self._nvml, name)
+        return checked(name, attribute) if name.startswith("nvml") and callable(attribute) else attribute
 
 
 # Values of fields and of performance monitors, and all that is shown: in the units of metrics.
@@ -250,7 +250,7 @@ class Growth:
             return
         most = self._most_per_s * ((now_ns - before[0]) / 1e9 + _SLACK_S)
         if not 0 <= value - before[1] <= most:
-            raise Implausible(f"a change by {value - before[1]:.10g} since the last reading is implausible")
+            raise ImplausibleAnswer(f"a change by {value - before[1]:.10g} since the last reading is implausible")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,22 +317,24 @@ _RELATIONS = (
 
 
 def related(
-    samples: Iterable[Sample], known: Iterable[Sample], on_doubt: Callable[[str, Implausible], object]
+    samples: Iterable[Sample], known: Iterable[Sample], on_doubt: Callable[[str, ImplausibleAnswer], object]
 ) -> list[Sample]:
     """Return a GPU's samples without those that are too large for another one. known: further samples of the GPU.
 
     on_doubt: is called with the question that was answered so, and why that cannot be.
     """
-    kept = list(samples)
+    plausible = list(samples)
     for relation in _RELATIONS:
-        of = _found([*kept, *known], relation.of, relation.of_labels)
-        value = _found(kept, relation.metric, relation.labels)
+        of = _sample_of([*plausible, *known], relation.of, relation.of_labels)
+        value = _sample_of(plausible, relation.metric, relation.labels)
         if of is not None and value is not None and value.value > relation.times * of.value:
-            kept = [sample for sample in kept if sample is not value]
+            plausible = [sample for sample in plausible if sample is not value]
             words = f"{value.value:.10g} is implausible where {of.value:.10g} is the limit"
-            on_doubt(relation.question, Implausible(words))
-    return kept
+            on_doubt(relation.question, ImplausibleAnswer(words))
+    return plausible
 
 
-def _found(samples: Iterable[Sample], metric: Metric, labels: Mapping[str, str]) -> Sample | None:
-    return next((one for one in samples if one.metric == metric.name and labels.items() <= one.labels.items()), None)
+def _sample_of(samples: Iterable[Sample], metric: Metric, labels: Mapping[str, str]) -> Sample | None:
+    return next(
+        (sample for sample in samples if sample.metric == metric.name and labels.items() <= sample.labels.items()), None
+    )

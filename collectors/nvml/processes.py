@@ -12,7 +12,7 @@ from collectors.host.process_owner import ProcessOwner
 from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics.metric import Sample
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError, code_of
-from collectors.nvml.plausible import Implausible, check_percent
+from collectors.nvml.plausible import ImplausibleAnswer, check_percent
 from collectors.nvml.queries import GpuProcess
 
 MOST_PROCESSES = 64
@@ -108,14 +108,14 @@ class ProcessUse:
         if not answer and self._newest is not None and now_ns - self._read_ns <= round(_SAMPLED_S * 1e9):
             return
         is_first, self._read_ns = self._newest is None, now_ns
-        self._newest = max((self._newest or 0, *(one.timeStamp for one in answer)))
+        self._newest = max((self._newest or 0, *(utilization.timeStamp for utilization in answer)))
         ratios: dict[int, float | None] = {}
-        for one in sorted(answer, key=lambda one: one.timeStamp):
+        for utilization in sorted(answer, key=lambda utilization: utilization.timeStamp):
             try:
-                check_percent(one.smUtil)
-            except Implausible as error:
+                check_percent(utilization.smUtil)
+            except ImplausibleAnswer as error:
                 self._support.refused(_SHARES, error)
-                ratios[one.pid] = None
+                ratios[utilization.pid] = None
             else:
-                ratios[one.pid] = one.smUtil / 100
+                ratios[utilization.pid] = utilization.smUtil / 100
         self._ratios = None if is_first else ratios

@@ -110,7 +110,7 @@ def nvlinks(nvml: Nvml, handle: Any) -> list[bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Fact:
-    """One label of the info series. question: its name in messages on what a driver cannot answer."""
+    """One label of the info series. question: its name in messages about refusals."""
 
     label: str
     question: str
@@ -194,15 +194,15 @@ def processes_on(
 ) -> tuple[GpuProcess, ...]:
     """Return the processes that compute on a GPU or on a MIG instance."""
     return tuple(
-        GpuProcess(pid=one.pid, gpu=gpu, uuid=uuid, instance=instance, memory_bytes=memory_of(one))
-        for one in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+        GpuProcess(pid=process.pid, gpu=gpu, uuid=uuid, instance=instance, memory_bytes=memory_of(process))
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     )
 
 
 def memory_of(process: Any) -> int | None:
-    """Return the memory that a process holds on a GPU; None where the driver does not tell, or tells what cannot be."""
-    held: int | None = process.usedGpuMemory
-    return held if held is not None and 0 <= held <= _MOST_BYTES else None
+    """Return the memory that a process holds on a GPU; None where the driver reports none or an impossible value."""
+    used_bytes: int | None = process.usedGpuMemory
+    return used_bytes if used_bytes is not None and 0 <= used_bytes <= _MOST_BYTES else None
 
 
 Read = Callable[[Nvml, Any, str], list[Sample]]
@@ -213,7 +213,7 @@ Read = Callable[[Nvml, Any, str], list[Sample]]
 class Question:
     """One question about a GPU.
 
-    name: as it is called in messages on what a driver cannot answer. is_slow: its answer changes rarely; see `Gpu`.
+    name: its name in messages about refusals. is_slow: its answer changes rarely; see `PolledGpu`.
     """
 
     name: str

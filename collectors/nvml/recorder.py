@@ -31,7 +31,7 @@ EIGHT_GPUS = Path(__file__).with_name("recordings") / "eight_gpus.json"
 """The recording that comes with the program."""
 
 
-class Track(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AnswerTrack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One answer over time: each value holds from its time on.
 
     at_s: increasing, from 0. values: numbers, strings, structures as dictionaries, lists of them.
@@ -57,7 +57,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return value
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class DriverEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An error that the driver reported.
 
     kind: NVML's bit. data: an XID's number. gpu_instance, compute_instance: of the MIG instance it belongs to, if any.
@@ -86,22 +86,22 @@ class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     hang: only in recordings made by hand; the end of a real driver's hang cannot be recorded.
     """
 
-    tracks: dict[str, Track]
+    tracks: dict[str, AnswerTrack]
     refusals: dict[str, int] = {}
     latencies_us: dict[str, int] = {}
     instances: dict[str, RecordedGpu] = {}
     event_kinds: int = 0
-    events: list[Event] = []
+    events: list[DriverEvent] = []
     lost_from_s: float | None = None
     hang: Hang | None = None
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRecording(msgspec.Struct, frozen=True, kw_only=True):
     """A node's recording. note: its origin. system: answers that belong to no GPU."""
 
     note: str
     duration_s: float
-    system: dict[str, Track]
+    system: dict[str, AnswerTrack]
     gpus: list[RecordedGpu]
     schema_version: int = SCHEMA_VERSION
 
@@ -120,12 +120,12 @@ def field_question(number: int, scope: int) -> str:
     return question_of("field", number, scope) if scope else question_of("field", number)
 
 
-def encode(recording: Recording) -> bytes:
+def encode(recording: NodeRecording) -> bytes:
     """Return the recording as the content of a JSON file."""
     return msgspec.json.encode(recording) + b"\n"
 
 
-def save(recording: Recording, path: Path) -> None:
+def save(recording: NodeRecording, path: Path) -> None:
     """Write the recording as a JSON file.
 
     Raises:
@@ -134,7 +134,7 @@ def save(recording: Recording, path: Path) -> None:
     write_named(path, encode(recording))
 
 
-def load(path: Path) -> Recording:
+def load(path: Path) -> NodeRecording:
     """Read a recording.
 
     Raises:
@@ -142,7 +142,7 @@ def load(path: Path) -> Recording:
         OSError: it cannot be read.
     """
     try:
-        recording = msgspec.json.decode(read_regular(path), type=Recording)
+        recording = msgspec.json.decode(read_regular(path), type=NodeRecording)
     except msgspec.DecodeError as error:
         raise BadRecording(
             f"{path}: no recording of NVML ({error}); write one with `observatory doctor --record`"
@@ -174,7 +174,7 @@ def record(
     per_link: bool = False,
     clock_s: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
-) -> Recording:
+) -> NodeRecording:
     """Record on this machine exactly what the collector asks at each beat.
 
     UUIDs and serial numbers are replaced; process numbers are kept. note: the recording's origin, for its readers.
@@ -208,7 +208,7 @@ class _GpuAnswers:
     latencies_us: dict[str, int] = field(default_factory=dict)
     instances: dict[str, _GpuAnswers] = field(default_factory=dict)
     event_kinds: int = 0
-    events: list[Event] = field(default_factory=list)
+    events: list[DriverEvent] = field(default_factory=list)
     lost_from_s: float | None = None
 
     def answer(self, question: str, at_s: float, value: Any) -> None:
@@ -262,7 +262,7 @@ class _Listener:
                 if name == _SHARES and code_of(error) == NVML_ERROR_NOT_FOUND:  # No process was busy.
                     self._record(name, arguments, [])
                 elif name != _FIELDS and not says_nothing_yet(error):
-                    gpu, _, rest = self._asked(name, arguments)
+                    gpu, _, rest = self._gpu_and_place(name, arguments)
                     gpu.refuse(question_of(name, *rest), self._now_s(), error)
                 raise
             self._record(name, arguments, answer)
@@ -270,35 +270,35 @@ class _Listener:
 
         return ask
 
-    def recording(self, *, note: str, duration_s: float) -> Recording:
-        """Return what was recorded so far."""
+    def recording(self, *, note: str, duration_s: float) -> NodeRecording:
+        """Return the recording so far."""
         drivers = self._system.runs.get("nvmlSystemGetDriverVersion")
         driver = "" if drivers is None else drivers[0].value
         counters = frozenset(
-            field_question(one.number, one.scope)
-            for one in fields_of(driver, per_link=36)
-            if one.metric.kind == "counter"
+            field_question(field.number, field.scope)
+            for field in fields_of(driver, per_link=36)
+            if field.metric.kind == "counter"
         )
-        return Recording(
+        return NodeRecording(
             note=note,
             duration_s=duration_s,
             system=self._system.recorded(frozenset()).tracks,
             gpus=[answers.recorded(counters) for _, answers in sorted(self._gpus.items())],
         )
 
-    def _asked(self, name: str, arguments: tuple[Any, ...]) -> tuple[_GpuAnswers, int, tuple[Any, ...]]:
+    def _gpu_and_place(self, name: str, arguments: tuple[Any, ...]) -> tuple[_GpuAnswers, int, tuple[Any, ...]]:
         """Return who was asked, its place, and the other arguments."""
         if name == _FIND:
             (index,) = arguments
             return self._gpus.setdefault(index, _GpuAnswers()), index, ()
         if name == "nvmlGpmMetricsGet":  # Its structure names no GPU, but samples of one.
             return self._by_sample[key_of(arguments[0].sample2)], 0, ()
-        found = self._by_handle.get(key_of(arguments[0])) if arguments else None
+        track = self._by_handle.get(key_of(arguments[0])) if arguments else None
         rest = () if name == _SHARES else arguments[1:]  # Only when was asked.
-        return (self._system, 0, arguments) if found is None else (*found, rest)
+        return (self._system, 0, arguments) if track is None else (*track, rest)
 
     def _record(self, name: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        gpu, place, rest = self._asked(name, arguments)
+        gpu, place, rest = self._gpu_and_place(name, arguments)
         match name:
             case "nvmlDeviceGetHandleByIndex":
                 self._by_handle[key_of(answer)] = (gpu, place)
@@ -319,7 +319,11 @@ class _Listener:
                 info = rest[0]._obj
                 gpu.answer(name, self._now_s(), {"state": info.state, "cliqueId": info.cliqueId})
             case "nvmlDeviceGetProcessUtilization":  # Without the time, which would make each answer another one.
-                gpu.answer(name, self._now_s(), [{"pid": one.pid, "smUtil": one.smUtil} for one in answer])
+                gpu.answer(
+                    name,
+                    self._now_s(),
+                    [{"pid": utilization.pid, "smUtil": utilization.smUtil} for utilization in answer],
+                )
             case "nvmlGpmSampleGet":
                 self._by_sample[key_of(answer)] = gpu
                 gpu.answer(name, self._now_s(), 0)
@@ -342,10 +346,10 @@ class _Listener:
                     gpu.answer(question_of(name, *rest), self._now_s(), value)
 
     def _record_event(self, event: Any) -> None:
-        found = self._by_handle.get(key_of(event.device))
-        if found is not None:
-            found[0].events.append(
-                Event(
+        track = self._by_handle.get(key_of(event.device))
+        if track is not None:
+            track[0].events.append(
+                DriverEvent(
                     at_s=self._now_s(),
                     kind=event.eventType,
                     data=event.eventData,
@@ -358,25 +362,25 @@ class _Listener:
         return round(self._clock_s() - self.begun_s, 3)
 
 
-def _track(runs: list[_Run], *, is_counter: bool) -> Track:
+def _track(runs: list[_Run], *, is_counter: bool) -> AnswerTrack:
     """Return the runs as a track; a counter that does not only grow, as a 32-bit one that wraps, stays as recorded."""
     if is_counter and len(runs) > 1 and all(later.value > earlier.value for earlier, later in pairwise(runs)):
         # Both ends of each run: 5 at 0 to 2 s and 9 at 3 s become (0, 5), (2, 5), (3, 9).
         points = [(at_s, run.value) for run in runs for at_s in sorted({run.begun_s, run.ended_s})]
         points[0] = (0.0, points[0][1])
         times, values = zip(*points, strict=True)
-        return Track(at_s=list(times), values=list(values), is_line=True, is_counter=True)
-    return Track(at_s=[0.0, *(run.begun_s for run in runs[1:])], values=[run.value for run in runs])
+        return AnswerTrack(at_s=list(times), values=list(values), is_line=True, is_counter=True)
+    return AnswerTrack(at_s=[0.0, *(run.begun_s for run in runs[1:])], values=[run.value for run in runs])
 
 
 def _plain(answer: Any) -> Any:
-    """Return the answer as JSON can hold it; None for what it cannot."""
+    """Return the answer as JSON values; None for values that JSON lacks."""
     if isinstance(answer, bytes):
         return answer.decode(errors="replace")
     if isinstance(answer, (int, float, str)):
         return answer
     if isinstance(answer, (list, tuple)):
-        return [_plain(one) for one in answer]
+        return [_plain(item) for item in answer]
     if isinstance(answer, ctypes.Structure):
         members: Mapping[str, Any] = {name: getattr(answer, name) for name, *_ in answer._fields_}
     else:

@@ -25,7 +25,7 @@ from pynvml import (
 
 from collectors.nvml.library import Nvml, NVMLError, code_of
 from collectors.nvml.mig import number_of
-from collectors.nvml.recorder import RecordedGpu, Recording, field_question, question_of
+from collectors.nvml.recorder import NodeRecording, RecordedGpu, field_question, question_of
 
 _LOOK_S = 0.1
 """Time between looks at the clock by a call that hangs."""
@@ -57,7 +57,7 @@ class RecordedNvml:
 
     def __init__(
         self,
-        recording: Recording,
+        recording: NodeRecording,
         *,
         clock_s: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
@@ -74,7 +74,8 @@ class RecordedNvml:
         }
         self._sampled: dict[int, tuple[RecordedHandle, Any]] = {}
         self._events = sorted(
-            ((handle, event) for handle in self._handles for event in handle.gpu.events), key=lambda one: one[1].at_s
+            ((handle, event) for handle in self._handles for event in handle.gpu.events),
+            key=lambda queued: queued[1].at_s,
         )
 
     @property
@@ -154,10 +155,10 @@ class RecordedNvml:
     def nvmlDeviceGetProcessUtilization(self, handle: RecordedHandle, newer_than: int) -> Any:
         """Return a sample of each process that is not idle, as taken now; a recording has no times of samples."""
         now = 1 + round(self._elapsed_s() * 1e6)
-        found = self._answer(handle, "nvmlDeviceGetProcessUtilization") if now > newer_than else []
-        if not found:
+        utilizations = self._answer(handle, "nvmlDeviceGetProcessUtilization") if now > newer_than else []
+        if not utilizations:
             raise NVMLError(NVML_ERROR_NOT_FOUND)
-        return [SimpleNamespace(**vars(one), timeStamp=now) for one in found]
+        return [SimpleNamespace(**vars(utilization), timeStamp=now) for utilization in utilizations]
 
     def nvmlGpmSampleAlloc(self) -> Any:
         """Return an empty sample."""
@@ -173,17 +174,17 @@ class RecordedNvml:
         self._sampled[_address(sample)] = (handle, sample)
         return sample
 
-    def nvmlGpmMetricsGet(self, wanted: Any) -> Any:
+    def nvmlGpmMetricsGet(self, request: Any) -> Any:
         """Fill in the GPM metrics that the recording has now for the GPU of the newer sample."""
-        handle, _ = self._sampled[_address(wanted.sample2)]
+        handle, _ = self._sampled[_address(request.sample2)]
         self._check(handle)
-        for answer in wanted.metrics[: wanted.numMetrics]:
+        for answer in request.metrics[: request.numMetrics]:
             try:
                 answer.value = self._answer(handle, question_of("gpm", answer.metricId))
                 answer.nvmlReturn = NVML_SUCCESS
             except NVMLError as error:
                 answer.nvmlReturn = code_of(error)
-        return wanted
+        return request
 
     def nvmlDeviceGetSupportedEventTypes(self, handle: RecordedHandle) -> int:
         """Return the bits of the events that the GPU can report."""
@@ -267,7 +268,7 @@ class RecordedNvml:
 def _as_nvml(value: Any) -> Any:
     if isinstance(value, dict):
         return SimpleNamespace(**value)
-    return [_as_nvml(one) for one in value] if isinstance(value, list) else value
+    return [_as_nvml(item) for item in value] if isinstance(value, list) else value
 
 
 def _address(sample: Any) -> int:

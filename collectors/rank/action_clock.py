@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from collectors.rank.step_clock import Event
+from collectors.rank.step_clock import DeviceMark
 from collectors.sample_log import TimedAction, TimedMessage
 from workloads.cost_models.schedules import Action, MessageEnd
 
@@ -163,11 +163,11 @@ class DeviceActionClock:
     passes no event meanwhile, so such waits are not part of an action.
     """
 
-    def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, *, new_event: Callable[[], DeviceMark], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._new_event = new_event
         self._now_ns = now_ns
-        self._begun: Event | None = None
-        self._marked: list[tuple[Action, Event, Event]] = []
+        self._begun: DeviceMark | None = None
+        self._marked: list[tuple[Action, DeviceMark, DeviceMark]] = []
 
     def begin_step(self) -> int:
         self._marked = []
@@ -200,7 +200,7 @@ class DeviceActionClock:
     def core_waits_ns(self) -> list[tuple[int, int]] | None:
         return None
 
-    def _record(self) -> Event:
+    def _record(self) -> DeviceMark:
         event = self._new_event()
         event.record()
         return event

@@ -115,7 +115,7 @@ class Forgotten(RuntimeError):
 
 
 def dump(backend: str) -> bytes:
-    """Return all that the recorder of the backend holds, as torch's JSON. NCCL has a recorder of its own."""
+    """Return all that the recorder of the backend holds, as torch's JSON. NCCL has its own recorder."""
     from torch._C import _distributed_c10d
 
     name = "_dump_nccl_trace_json" if backend == "nccl" else "_dump_fr_trace_json"
@@ -210,7 +210,7 @@ def issued_since(before: bytes, after: bytes) -> list[Issued]:
     Raises:
         Forgotten: there are more of them than the buffer holds.
     """
-    return [one for one in works_since(before, after) if one.call.collective != "send"]
+    return [work for work in works_since(before, after) if work.call.collective != "send"]
 
 
 def works_since(before: bytes, after: bytes) -> list[Issued]:
@@ -270,7 +270,7 @@ def _works(entries: Iterable[_Entry]) -> list[_Work]:
         del before[first:]
         works += _alone(before)
         before.clear()
-    works += _alone(one for before in waiting.values() for one in before)
+    works += _alone(work for before in waiting.values() for work in before)
     return sorted(works, key=lambda work: work.end.record_id)
 
 
@@ -294,7 +294,7 @@ def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
     if work.is_message:
         collective = "send"
         sequence = None  # Messages are counted apart from collectives, and on each rank by itself.
-        given = _elements([size for entry in entries if _is_sent(entry) for size in entry.input_sizes])
+        sent = _elements([size for entry in entries if _is_sent(entry) for size in entry.input_sizes])
         filled = _elements([size for entry in entries if not _is_sent(entry) for size in entry.output_sizes])
         # The global rank at the other end; None if there are several.
         peers = {
@@ -308,10 +308,10 @@ def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
         if collective == OTHER and len(names) == 1:
             (collective,) = names
         sequence = work.end.collective_seq_id
-        given = _elements([size for entry in entries for size in entry.input_sizes])
+        sent = _elements([size for entry in entries for size in entry.input_sizes])
         filled = _elements([size for entry in entries for size in entry.output_sizes])
-        if given is not None and filled is not None and collective_of(entries[0].profiling_name) == "all_gather":
-            filled = max(filled, len(ranks) * given)  # See `_payload_bytes`.
+        if sent is not None and filled is not None and collective_of(entries[0].profiling_name) == "all_gather":
+            filled = max(filled, len(ranks) * sent)  # See `_payload_bytes`.
     return Issued(
         event=work.end.profiling_name,
         created_ns=work.end.time_created_ns,
@@ -320,7 +320,7 @@ def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
             group=work.end.process_group[0],
             ranks=ranks,
             dtype=dtypes.pop() if len(dtypes) == 1 else None,
-            given_elements=given,
+            given_elements=sent,
             filled_elements=filled,
             peer=peer,
         ),
@@ -330,16 +330,16 @@ def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
 
 def _endpoints(entry: _Entry) -> tuple[int, int] | None:
     """Return sender and receiver of a message, by rank within its group; None if it is no message."""
-    found = _MESSAGE.search(entry.profiling_name)
-    if found is None:
+    match = _MESSAGE.search(entry.profiling_name)
+    if match is None:
         return None
-    ends = (found["from"], found["to"]) if found["from"] is not None else (found["of"], found["by"])
+    ends = (match["from"], match["to"]) if match["from"] is not None else (match["of"], match["by"])
     return int(ends[0]), int(ends[1])
 
 
 def _is_sent(entry: _Entry) -> bool:
-    found = _MESSAGE.search(entry.profiling_name)
-    return found is not None and found["from"] is not None
+    match = _MESSAGE.search(entry.profiling_name)
+    return match is not None and match["from"] is not None
 
 
 def _elements(sizes: list[list[int]]) -> int | None:
@@ -386,7 +386,7 @@ OTHER_AXIS = "other"
 def axes_of_groups(mesh: DeviceMesh) -> dict[str, str]:
     """Return the mesh axis of each group that this rank is in, by its name; groups of several axes are left out.
 
-    Beside the mesh's own groups there are groups that libraries make: of all ranks of an axis, or of some of them, as
+    Besides the mesh's own groups there are groups that libraries make: of all ranks of an axis, or of some of them, as
     where FSDP2 shards weights among a few ranks. Such a group belongs to the axis that contains all its ranks.
     """
     import torch.distributed as dist

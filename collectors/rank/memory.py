@@ -236,7 +236,7 @@ def live_tensor_bytes(
     model: nn.Module,
     optimizer: Optimizer,
     *,
-    held: Mapping[str, Iterable[Tensor]] = MappingProxyType({}),
+    tensors_of: Mapping[str, Iterable[Tensor]] = MappingProxyType({}),
     buffers: Iterable[Tensor] = (),
     on_tracking: Callable[[Callable[[], int]], None] = lambda held_bytes: None,
 ) -> list[Sample]:
@@ -246,7 +246,7 @@ def live_tensor_bytes(
     fast as before. Tensors that gloo's threads still hold count as live: on a busy machine, those of a collective now
     and then. Tensors that existed before the step count if Python knows them, and as long as they live.
     model: the outermost module that the step calls, or a list of several.
-    held: parameters, gradients and optimizer state that cannot be reached from model and optimizer.
+    tensors_of: by category, parameters, gradients and optimizer state that cannot be reached from model and optimizer.
     buffers: of messages. They count from their first use on, like tensors that the step makes.
     on_tracking: is called before the step begins, with a function that returns the bytes of live activations.
 
@@ -261,7 +261,7 @@ def live_tensor_bytes(
     # First as `other`; held tensors, model and optimizer come later and take over what is theirs.
     tracker.track_external(*lingering)
     for torch_name, category in CATEGORIES.items():
-        for tensor in held.get(category, ()):
+        for tensor in tensors_of.get(category, ()):
             tracker._update_and_maybe_create_winfos(tensor, _MemRefType(torch_name))
     tracker.track_external(model, optimizer)
     del lingering  # So that tensors the step releases are freed.
@@ -293,7 +293,7 @@ def live_tensor_bytes(
 
 
 def living_tensors() -> Iterator[Tensor]:
-    """Yield all tensors on the CPU that Python knows now, except those of a number or two."""
+    """Yield all tensors on the CPU that Python knows now, except tensors of a number or two."""
     gc.collect()  # What only a reference cycle holds is no leak.
     for thing in gc.get_objects():
         # Ask the type: with isinstance(), proxies of other packages would import what they stand for.
@@ -316,8 +316,8 @@ class StageMemory:
     def __init__(self, held_bytes: Callable[[], int]) -> None:
         """held_bytes: returns the bytes of activations, or of all tensors, that are there now."""
         self._held_bytes = held_bytes
-        self._left: dict[tuple[int, int], int] = {}
-        self._held: Counter[int] = Counter()
+        self._bytes_of_microbatch: dict[tuple[int, int], int] = {}
+        self._live_bytes: Counter[int] = Counter()
         self._most: dict[int, int] = {}
 
     @contextmanager
@@ -329,13 +329,13 @@ class StageMemory:
             with _uncollected():
                 before_bytes = self._held_bytes()
                 yield
-                self._left[microbatch] = self._held_bytes() - before_bytes
-            self._held[action.stage] += self._left[microbatch]
-            self._most[action.stage] = max(self._most.get(action.stage, 0), self._held[action.stage])
+                self._bytes_of_microbatch[microbatch] = self._held_bytes() - before_bytes
+            self._live_bytes[action.stage] += self._bytes_of_microbatch[microbatch]
+            self._most[action.stage] = max(self._most.get(action.stage, 0), self._live_bytes[action.stage])
             return
         yield
         if action.kind in ("backward", "weight_backward"):
-            self._held[action.stage] -= self._left.pop(microbatch)
+            self._live_bytes[action.stage] -= self._bytes_of_microbatch.pop(microbatch)
 
     def samples(self) -> list[Sample]:
         """Return the most bytes that each stage held at once, in the order of stages."""
@@ -383,15 +383,15 @@ def state_bytes(states: StateTensors) -> list[Sample]:
     A storage counts once and whole, in the first part that it belongs to: tensors may share it, or leave some of it
     unused. A part of 0 bytes is left out.
     """
-    counted: set[tuple[str, int]] = set()
+    storages: set[tuple[str, int]] = set()
     samples = []
     for part, tensors in states.items():
         held_bytes = 0
         for tensor in tensors:
             storage = local_storage(tensor)
             key = str(storage.device), storage.data_ptr()
-            if key not in counted:
-                counted.add(key)
+            if key not in storages:
+                storages.add(key)
                 held_bytes += storage.nbytes()
         if held_bytes:
             samples.append(STATE_BYTES.at(held_bytes, part=part))

@@ -55,8 +55,8 @@ class MemoryCurve:
         if not self.times_ns.size:
             return {}
         most = self.held_bytes[int(np.argmax(self.held_bytes.sum(axis=1)))]
-        held = {name: int(size) for name, size in zip(CATEGORIES, most, strict=True) if size}
-        return {**held, "total": sum(held.values())}
+        sizes = {name: int(size) for name, size in zip(CATEGORIES, most, strict=True) if size}
+        return {**sizes, "total": sum(sizes.values())}
 
     def samples(self) -> list[Sample]:
         """Return the peak as samples."""
@@ -76,9 +76,9 @@ class MemoryCurve:
                 "pid": 1,
                 "name": "memory bytes",
                 "ts": (time_ns - begins_ns) / 1e3,
-                "args": dict(zip(CATEGORIES, held, strict=True)),
+                "args": dict(zip(CATEGORIES, sizes, strict=True)),
             }
-            for time_ns, held in zip(self.times_ns.tolist(), self.held_bytes.tolist(), strict=True)
+            for time_ns, sizes in zip(self.times_ns.tolist(), self.held_bytes.tolist(), strict=True)
         ]
         trace = {"displayTimeUnit": "ns", "otherData": {"begins_ns": str(begins_ns)}, "traceEvents": events}
         try:
@@ -159,7 +159,7 @@ PHASE = "observatory phase "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class BlockChange:
     """A block was allocated, or freed if size_bytes is negative."""
 
     time_ns: int
@@ -205,7 +205,7 @@ def record_curve(
     after = _storages(states(), device)
     assert profiled.profiler is not None
     assert profiled.profiler.kineto_results is not None
-    changes: list[Change] = []
+    changes: list[BlockChange] = []
     phases: list[Span] = []
     events = list(profiled.profiler.kineto_results.experimental_event_tree())
     while events:  # The roots at first; each event gives way to its children.
@@ -218,13 +218,19 @@ def record_curve(
             _, fields = event.typed
             assert isinstance(fields, _ExtraFields_Allocation)
             if fields.device == device:
-                changes.append(Change(time_ns=event.start_time_ns, address=fields.ptr, size_bytes=fields.alloc_size))
+                changes.append(
+                    BlockChange(time_ns=event.start_time_ns, address=fields.ptr, size_bytes=fields.alloc_size)
+                )
     changes.sort(key=lambda change: change.time_ns)
     return curve_of(changes, phases, before=before, after=after)
 
 
 def curve_of(
-    changes: Sequence[Change], phases: Sequence[Span], *, before: Mapping[int, Storage], after: Mapping[int, Storage]
+    changes: Sequence[BlockChange],
+    phases: Sequence[Span],
+    *,
+    before: Mapping[int, Storage],
+    after: Mapping[int, Storage],
 ) -> MemoryCurve:
     """Return what was held by category from change to change.
 
@@ -233,16 +239,16 @@ def curve_of(
     changes: in order. phases: in any order, none nested. before, after: the states' storages by address.
     """
     categories = _categories(changes, sorted(phases, key=lambda span: span.start_ns), after)
-    held: dict[int, tuple[str, int]] = {}
+    blocks: dict[int, tuple[str, int]] = {}
     deltas: list[tuple[int, str, int]] = []
 
     def hold(time_ns: int, address: int, category: str, size_bytes: int) -> None:
-        held[address] = category, size_bytes
+        blocks[address] = category, size_bytes
         deltas.append((time_ns, category, size_bytes))
 
     def drop(time_ns: int, address: int) -> None:
-        if address in held:  # Unknown: blocks of no state that are older than the profiler.
-            category, size_bytes = held.pop(address)
+        if address in blocks:  # Unknown: blocks of no state that are older than the profiler.
+            category, size_bytes = blocks.pop(address)
             deltas.append((time_ns, category, -size_bytes))
 
     for address, storage in _there_from_the_beginning(changes, before, after).items():
@@ -255,14 +261,14 @@ def curve_of(
 
 
 def _there_from_the_beginning(
-    changes: Sequence[Change], before: Mapping[int, Storage], after: Mapping[int, Storage]
+    changes: Sequence[BlockChange], before: Mapping[int, Storage], after: Mapping[int, Storage]
 ) -> dict[int, Storage]:
     """Return the states' storages that exist when the step begins: those that it frees, or that still exist after it.
 
     A storage that is gone without a change was freed at the beginning, as gradients are, and is left out: a CPU's
     allocator does not report the end of blocks that are older than the profiler.
     """
-    first: dict[int, Change] = {}
+    first: dict[int, BlockChange] = {}
     for change in changes:
         first.setdefault(change.address, change)
     return {
@@ -272,7 +278,7 @@ def _there_from_the_beginning(
     }
 
 
-def _categories(changes: Sequence[Change], phases: Sequence[Span], after: Mapping[int, Storage]) -> dict[int, str]:
+def _categories(changes: Sequence[BlockChange], phases: Sequence[Span], after: Mapping[int, Storage]) -> dict[int, str]:
     """Return the category of each allocated block, by the index of its change."""
     starts_ns = [span.start_ns for span in phases]
     # When each block was freed, by the index of its allocation; addresses are reused.
@@ -281,10 +287,10 @@ def _categories(changes: Sequence[Change], phases: Sequence[Span], after: Mappin
     for number, change in enumerate(changes):
         if change.size_bytes > 0:
             last_at[change.address] = number
-        elif (made := last_at.pop(change.address, None)) is not None:
-            ended_ns[made] = change.time_ns
+        elif (allocation := last_at.pop(change.address, None)) is not None:
+            ended_ns[allocation] = change.time_ns
 
-    def category(number: int, change: Change) -> str:
+    def category(number: int, change: BlockChange) -> str:
         if number not in ended_ns and change.address in after:
             return after[change.address].part
         index = bisect_right(starts_ns, change.time_ns) - 1
@@ -300,10 +306,10 @@ def _categories(changes: Sequence[Change], phases: Sequence[Span], after: Mappin
 
 def _storages(states: StateTensors, device: torch.device) -> dict[int, Storage]:
     """Return this rank's storages on the device, by address, each in the first part that it belongs to."""
-    found: dict[int, Storage] = {}
+    storages: dict[int, Storage] = {}
     for part, tensors in states.items():
         for tensor in tensors:
             storage = local_storage(tensor)
             if storage.device == device and storage.nbytes():
-                found.setdefault(storage.data_ptr(), Storage(part=part, size_bytes=storage.nbytes()))
-    return found
+                storages.setdefault(storage.data_ptr(), Storage(part=part, size_bytes=storage.nbytes()))
+    return storages

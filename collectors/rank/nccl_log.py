@@ -109,7 +109,7 @@ class _Choice:
 
 @dataclass(slots=True, kw_only=True)
 class _Log:
-    """What was found in the log. nameless: number of lines that do not name a collective."""
+    """The contents of the log. nameless: number of lines that do not name a collective."""
 
     version: str = "NCCL"
     ranks: set[int] = field(default_factory=set)
@@ -128,16 +128,19 @@ class _Log:
             raise ChoicesUnknown(
                 f"{self.version} wrote of no choice in a form that is known; it does on rank 0, of 2 or more"
             )
-        return [(_COLLECTIVES[one.name], self._size_bytes(one), one.chosen, one.protocol) for one in self.choices]
+        return [
+            (_COLLECTIVES[choice.name], self._size_bytes(choice), choice.chosen, choice.protocol)
+            for choice in self.choices
+        ]
 
     def _size_bytes(self, choice: _Choice) -> int:
         if not choice.is_part:
             return choice.line_bytes
         if len(self.ranks) != 1:
-            found = " and ".join(str(ranks) for ranks in sorted(self.ranks)) or "an unknown number of"
+            sizes = " and ".join(str(ranks) for ranks in sorted(self.ranks)) or "an unknown number of"
             raise ChoicesUnknown(
-                f"{self.version} counts one rank's part of {choice.name}, and whose it is cannot be told: its log is of"
-                f" communicators of {found} ranks"
+                f"{self.version} counts one rank's part of {choice.name}, and the rank is unknown: the log covers"
+                f" communicators of {sizes} ranks"
             )
         (ranks,) = self.ranks
         return choice.line_bytes * ranks
@@ -146,24 +149,24 @@ class _Log:
 def _read(lines: Iterable[str]) -> _Log:
     log = _Log()
     for line in lines:
-        if (found := _CHOICE.search(line)) is not None:
-            name, size, algorithm, protocol = found.groups()
+        if (match := _CHOICE.search(line)) is not None:
+            name, size, algorithm, protocol = match.groups()
             if name is None:
                 log.nameless += 1
             else:
                 _add(log, name, size, _named(algorithm, _ALGORITHMS), _named(protocol, _PROTOCOLS), algorithm.isdigit())
-        elif (found := _KERNEL.search(line)) is not None:
-            name, size, kernel = found.groups()
+        elif (match := _KERNEL.search(line)) is not None:
+            name, size, kernel = match.groups()
             _add(log, name, size, kernel, _SYMMETRIC, counts_whole=False)
-        elif (found := _RANKS.search(line)) is not None:
-            log.ranks.add(int(found[1]))
-        elif (found := _VERSION.search(line)) is not None:
-            log.version = f"NCCL {found[1]}"
+        elif (match := _RANKS.search(line)) is not None:
+            log.ranks.add(int(match[1]))
+        elif (match := _VERSION.search(line)) is not None:
+            log.version = f"NCCL {match[1]}"
     return log
 
 
 def _add(log: _Log, name: str, size: str, chosen: str, protocol: str, counts_whole: bool) -> None:
-    """Keep the choice if it is of a collective in `_COLLECTIVES`."""
+    """Keep the choice if its collective is in `_COLLECTIVES`."""
     if name in _COLLECTIVES:
         is_part = name in _DIVIDED and not counts_whole
         choice = _Choice(name=name, line_bytes=int(size), chosen=chosen, protocol=protocol, is_part=is_part)

@@ -21,10 +21,10 @@ from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import Timeline
 
 EVENTS_HAVE_KINDS = hasattr(_KinetoEvent, "activity_type")
-"""Whether events in memory have their kind. Those of torch 2.11 do not, so the exported trace file is read instead."""
+"""Whether events in memory have their kind. In torch 2.11 they do not, so the exported trace file is read instead."""
 
 
-class Window:
+class ProfiledSteps:
     """Steps under the profiler. Use it in a `with`, and put each step inside in a `with step()`.
 
     warm_up: runs after the profiler is prepared and before it records. On CUDA the profiler allocates its buffers
@@ -49,7 +49,7 @@ class Window:
         self._profile = profile(activities=_activities(device), experimental_config=every_thread)
         self._saved: bytes | None = None
 
-    def __enter__(self) -> Window:
+    def __enter__(self) -> ProfiledSteps:
         prepare(self._profile)
         if self._warm_up is not None:
             self._warm_up()

@@ -1,4 +1,4 @@
-"""How far a rank came on its device, by its flight record: what tells a hung rank from those that wait for it."""
+"""How far a rank came on its device, by its flight record: it distinguishes a hung rank from ranks that wait for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Reached:
 
     Each field is the number of the last operation, counted from the group's first. issued: by the host.
     started, completed: by the device; both are None on gloo, whose record has no states. started is None where torch
-    does not time collectives (TORCH_NCCL_ENABLE_TIMING), too.
+    does not time collectives (TORCH_NCCL_ENABLE_TIMING).
     """
 
     issued: int

@@ -109,7 +109,7 @@ class HostClock:
         return self.finished()
 
 
-class Event(Protocol):
+class DeviceMark(Protocol):
     """A mark in the device's queue of work; `torch.cuda.Event` is one."""
 
     def record(self) -> None:
@@ -132,9 +132,9 @@ class _Queued:
     data_wait_ns: of the host. loss, gradient_norm: being copied to the host.
     """
 
-    begun: Event
-    ended: Event
-    phases: tuple[tuple[str, Event, Event], ...]
+    begun: DeviceMark
+    ended: DeviceMark
+    phases: tuple[tuple[str, DeviceMark, DeviceMark], ...]
     data_wait_ns: int
     loss: Tensor | None
     gradient_norm: Tensor | None
@@ -148,11 +148,13 @@ class DeviceClock:
     device computes meanwhile.
     """
 
-    def __init__(self, *, new_event: Callable[[], Event], now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self, *, new_event: Callable[[], DeviceMark], now_ns: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
         self._new_event = new_event
         self._now_ns = now_ns
-        self._begun: Event | None = None
-        self._phases: list[tuple[str, Event, Event]] = []
+        self._begun: DeviceMark | None = None
+        self._phases: list[tuple[str, DeviceMark, DeviceMark]] = []
         self._data_wait_ns = 0
         self._queued: deque[_Queued] = deque()
 
@@ -194,10 +196,10 @@ class DeviceClock:
             self._queued[-1].ended.synchronize()
         return self.finished()
 
-    def _begin_at(self, event: Event) -> None:
+    def _begin_at(self, event: DeviceMark) -> None:
         self._begun, self._phases, self._data_wait_ns = event, [], 0
 
-    def _mark(self) -> Event:
+    def _mark(self) -> DeviceMark:
         event = self._new_event()
         event.record()
         return event

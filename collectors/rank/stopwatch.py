@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from collectors.rank.step_clock import Event
+from collectors.rank.step_clock import DeviceMark
 
 ATTEMPTS = 3
 """How many spins are tried, each longer than the one before, until the calls are queued before the spin ends."""
@@ -25,14 +25,14 @@ LONGEST_SPIN_S = 0.25
 WARMED_TOGETHER = 8
 """In a warm-up by time, how many calls are queued before each wait for the device, so that it is hardly ever idle."""
 CALIBRATING_CYCLES = 1_000_000
-"""About half a millisecond; the kernel's launch is short beside it."""
+"""About half a millisecond; the kernel's launch is short compared with it."""
 
 WAITS = "the call waits for the device by itself, or the host launches it too slowly to run ahead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elapsed:
-    """What one call took; implements `workloads.protocols.Elapsed`, which defines the fields."""
+class CallTime:
+    """The time that one call took; implements `workloads.protocols.Elapsed`, which defines the fields."""
 
     elapsed_s: float
     with_host_s: float | None = None
@@ -49,15 +49,15 @@ class HostStopwatch:
     def __init__(self, ready: Callable[[], object]) -> None:
         self._ready = ready
 
-    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
+    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> CallTime:
         """Return the time of one call: the time of all calls divided by their number."""
         self._prepare(call, warm_up)
         begun_ns = time.perf_counter_ns()
         for _ in range(calls):
             call()
-        return Elapsed(elapsed_s=(time.perf_counter_ns() - begun_ns) / calls / 1e9)
+        return CallTime(elapsed_s=(time.perf_counter_ns() - begun_ns) / calls / 1e9)
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> CallTime:
         """Return the time of one call: the median of all calls."""
         self._prepare(call, warm_up)
         begun_ns = time.perf_counter_ns()
@@ -68,7 +68,7 @@ class HostStopwatch:
             begun_ns = time.perf_counter_ns()
             call()
             elapsed_s.append((time.perf_counter_ns() - begun_ns) / 1e9)
-        return Elapsed(elapsed_s=median(elapsed_s))
+        return CallTime(elapsed_s=median(elapsed_s))
 
     def _prepare(self, call: Callable[[], object], warm_up: int) -> None:
         for _ in range(warm_up):
@@ -76,10 +76,10 @@ class HostStopwatch:
         self._ready()
 
 
-class Queue(Protocol):
+class DeviceStream(Protocol):
     """The current stream of a device: it works on what is queued while the host goes on."""
 
-    def new_event(self) -> Event:
+    def new_event(self) -> DeviceMark:
         """Return a mark that records its time."""
 
     def spin(self, cycles: int) -> None:
@@ -90,12 +90,12 @@ class Queue(Protocol):
 
 
 class CudaQueue:
-    """The `Queue` of a GPU: its current stream."""
+    """The `DeviceStream` of a GPU: its current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def new_event(self) -> Event:
+    def new_event(self) -> DeviceMark:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def spin(self, cycles: int) -> None:
@@ -127,7 +127,7 @@ class CudaStopwatch:
         device: torch.device,
         *,
         agree: Callable[[bool], bool] = bool,
-        queue: Queue | None = None,
+        queue: DeviceStream | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -138,7 +138,7 @@ class CudaStopwatch:
         self._unix_ns = unix_ns
         self._cycles_per_s = 0.0
 
-    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> Elapsed:
+    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> CallTime:
         """Return the time of one call: from the first one's begin to the last one's end, by their number."""
         unix_ns = self._prepare(call, warm_up)
         all_s, queueing_s = self._with_host(call, calls)
@@ -149,10 +149,10 @@ class CudaStopwatch:
             alone_s = self._alone(call, calls, spin_s, before=1)
             if self._agree(alone_s is not None):
                 assert alone_s is not None, "all ranks said yes, this one too"
-                return Elapsed(elapsed_s=alone_s / calls, with_host_s=with_host_s, begun_ns=unix_ns)
+                return CallTime(elapsed_s=alone_s / calls, with_host_s=with_host_s, begun_ns=unix_ns)
         return _of_both(with_host_s, unix_ns)
 
-    def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> Elapsed:
+    def each(self, call: Callable[[], object], *, warm_up: int, calls: int, warm_up_s: float = 0.0) -> CallTime:
         """Return the median time of a call; each begins when the one before is done. Ranks must not meet in a call."""
         unix_ns = self._prepare(call, warm_up)
         begun_ns = self._now_ns()
@@ -172,7 +172,7 @@ class CudaStopwatch:
                 spin_s = longer_s
             else:
                 return _of_both(with_host_s, unix_ns)
-        return Elapsed(elapsed_s=median(all_alone_s), with_host_s=with_host_s, begun_ns=unix_ns)
+        return CallTime(elapsed_s=median(all_alone_s), with_host_s=with_host_s, begun_ns=unix_ns)
 
     def _with_host(self, call: Callable[[], object], calls: int) -> tuple[float, float]:
         """Return seconds on the device, idle at first, from begin to end; and seconds that the host took to queue."""
@@ -225,9 +225,9 @@ class CudaStopwatch:
         self._queue.synchronize()
 
 
-def _of_both(with_host_s: float, begun_ns: int) -> Elapsed:
-    """Return the time of a call whose device time cannot be told from the host's."""
-    return Elapsed(elapsed_s=with_host_s, with_host_s=with_host_s, why_with_host=WAITS, begun_ns=begun_ns)
+def _of_both(with_host_s: float, begun_ns: int) -> CallTime:
+    """Return the time of a call whose device time cannot be separated from the host's."""
+    return CallTime(elapsed_s=with_host_s, with_host_s=with_host_s, why_with_host=WAITS, begun_ns=begun_ns)
 
 
 def _spins_s(queueing_s: float) -> list[float]:

@@ -42,21 +42,21 @@ def length_ns(intervals: Times) -> int:
     return int((intervals[:, 1] - intervals[:, 0]).sum())
 
 
-def intersection(one: Times, other: Times) -> Times:
+def intersection(these: Times, others: Times) -> Times:
     """Return the moments that are in both sets."""
-    if not one.size or not other.size:
+    if not these.size or not others.size:
         return np.empty((0, 2), dtype=np.int64)
-    # Both are sorted and disjoint, so each interval of `one` overlaps a run of consecutive intervals of `other`:
+    # Both are sorted and disjoint, so each interval of `these` overlaps a run of consecutive intervals of `others`:
     # from the first that ends after its start, up to the first that starts at its end or later.
-    first = np.searchsorted(other[:, 1], one[:, 0], side="right")
-    last = np.searchsorted(other[:, 0], one[:, 1], side="left")
+    first = np.searchsorted(others[:, 1], these[:, 0], side="right")
+    last = np.searchsorted(others[:, 0], these[:, 1], side="left")
     counts = np.maximum(last - first, 0)
     # All overlapping pairs as indices. With first = [0, 4] and counts = [2, 3]: mine = [0, 0, 1, 1, 1] and
     # theirs = [0, 1, 4, 5, 6].
-    mine = np.repeat(np.arange(len(one)), counts)
+    mine = np.repeat(np.arange(len(these)), counts)
     theirs = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-    start_ns = np.maximum(one[mine, 0], other[theirs, 0])
-    end_ns = np.minimum(one[mine, 1], other[theirs, 1])
+    start_ns = np.maximum(these[mine, 0], others[theirs, 0])
+    end_ns = np.minimum(these[mine, 1], others[theirs, 1])
     return np.stack((start_ns, end_ns), axis=1)
 
 
@@ -67,14 +67,14 @@ def clip(intervals: Times, start_ns: int, end_ns: int) -> Times:
 
 def gaps(intervals: Times, start_ns: int, end_ns: int) -> Times:
     """Return the moments of one window that are not in the set."""
-    held = clip(intervals, start_ns, end_ns)
+    inside = clip(intervals, start_ns, end_ns)
     # The window's start, all edges of the set, the window's end: read in pairs, these are the gaps.
-    edges_ns = np.concatenate(([start_ns], held.ravel(), [end_ns])).astype(np.int64).reshape(-1, 2)
+    edges_ns = np.concatenate(([start_ns], inside.ravel(), [end_ns])).astype(np.int64).reshape(-1, 2)
     return edges_ns[edges_ns[:, 1] > edges_ns[:, 0]]
 
 
-def without(one: Times, other: Times) -> Times:
+def without(first: Times, other: Times) -> Times:
     """Return the moments of one set that are not in the other."""
-    if not one.size:
-        return one
-    return intersection(one, gaps(other, int(one[0, 0]), int(one[-1, 1])))
+    if not first.size:
+        return first
+    return intersection(first, gaps(other, int(first[0, 0]), int(first[-1, 1])))

@@ -33,7 +33,7 @@ class Pieces:
 
 
 class Foreground:
-    """The owner of each moment. Spans must be sorted by start; of those that start together the longer comes first."""
+    """The owner of each moment. Spans must be sorted by start; if two start together, the longer comes first."""
 
     def __init__(self, start_ns: Times, end_ns: Times) -> None:
         self._start_ns, self._end_ns = start_ns, end_ns
@@ -96,12 +96,12 @@ def operators_at(
     counts: whether an operator of this name may be the answer; others are ignored.
     """
     chosen = _operators(timeline) & np.array([counts(name) for name in timeline.names], dtype=bool)[timeline.name]
-    found = np.full(moments_ns.size, ABSENT, dtype=np.int64)
+    operator = np.full(moments_ns.size, ABSENT, dtype=np.int64)
     for thread in np.unique(threads):
-        here = threads == thread
+        on_thread = threads == thread
         of_thread = chosen if thread == ABSENT else chosen & (timeline.stream == thread)
-        found[here] = _innermost(timeline, np.flatnonzero(of_thread), moments_ns[here])
-    return found
+        operator[on_thread] = _innermost(timeline, np.flatnonzero(of_thread), moments_ns[on_thread])
+    return operator
 
 
 def launching_operators(timeline: Timeline) -> Rows:
@@ -111,14 +111,14 @@ def launching_operators(timeline: Timeline) -> Rows:
     """
     operators = _operators(timeline)
     launch = launch_of(timeline)
-    found = np.where(operators, np.arange(operators.size), ABSENT)
+    operator = np.where(operators, np.arange(operators.size), ABSENT)
     launched = np.flatnonzero(launch != ABSENT)
     threads = timeline.stream[launch[launched]]
     for thread in np.unique(threads):
-        here = launched[threads == thread]
+        on_thread = launched[threads == thread]
         rows = np.flatnonzero(operators & (timeline.stream == thread))
-        found[here] = _innermost(timeline, rows, timeline.start_ns[launch[here]])
-    return found
+        operator[on_thread] = _innermost(timeline, rows, timeline.start_ns[launch[on_thread]])
+    return operator
 
 
 def _operators(timeline: Timeline) -> NDArray[np.bool_]:
@@ -134,12 +134,12 @@ def _innermost(timeline: Timeline, rows: Rows, moments_ns: Times) -> Rows:
 
 # Phases of a step (forward, backward, optimizer), from the names of host operators.
 
-Phase = Literal["forward", "backward", "optimizer", "between"]
+StepPhase = Literal["forward", "backward", "optimizer", "between"]
 """between: none of the other three, such as clearing gradients, loading data, and the edge of a step."""
 
-PHASES: tuple[Phase, ...] = get_args(Phase)
+PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 
-_OPENED_BY: tuple[tuple[str, Phase], ...] = (
+_OPENED_BY: tuple[tuple[str, StepPhase], ...] = (
     ("autograd::engine::evaluate_function", "backward"),
     ("Optimizer.step#", "optimizer"),
     ("Optimizer.zero_grad#", "between"),
@@ -165,7 +165,7 @@ class Phases:
 
 
 def phases(timeline: Timeline) -> Phases | None:
-    """Return the phases of all steps; None if no name tells of a backward or an optimizer.
+    """Return the phases of all steps; None if no name belongs to a backward or an optimizer.
 
     A stretch begins with a span whose phase differs from the one before. Operators outside of the spans that
     `_OPENED_BY` names are forward on the thread that runs the steps; those of other threads are ignored.

@@ -59,7 +59,7 @@ def encode(
 
     flows: between spans of rows that `spans` names. begins_ns: the moment that times are counted from, so that spans
     can be consumed one by one; None for the earliest start, for which all spans are kept in memory.
-    about: further entries of the file's `otherData`, beside that moment.
+    about: further entries of the file's `otherData`.
     """
     if begins_ns is None:
         spans = list(spans)
@@ -80,9 +80,9 @@ class _File:
         self._groups: dict[str, int] = {}
         self._tracks: dict[Track, dict[str, int]] = {}
         self._encoder = msgspec.json.Encoder()
-        said = self._encoder.encode({**about, "begins_ns": str(begins_ns)})
+        other_data = self._encoder.encode({**about, "begins_ns": str(begins_ns)})
         self._text = BytesIO()
-        self._text.write(b'{"displayTimeUnit":"ns","otherData":%b,"traceEvents":[' % said)
+        self._text.write(b'{"displayTimeUnit":"ns","otherData":%b,"traceEvents":[' % other_data)
         self._is_empty = True
 
     def add(self, span: TraceSpan) -> None:

@@ -55,7 +55,7 @@ def is_at_work(timeline: Timeline) -> NDArray[np.bool_]:
 
 
 def is_of_gloo(timeline: Timeline) -> NDArray[np.bool_]:
-    """Return for each span whether gloo runs it, which is on the host even beside a device: it has no launch."""
+    """Return for each span whether gloo runs it, which is on the host even if there is a device: it has no launch."""
     is_named = np.array([name.startswith(GLOO) for name in timeline.names], dtype=np.bool_)
     chosen: NDArray[np.bool_] = timeline.of_kind("communication") & is_named[timeline.name]
     return chosen
@@ -66,18 +66,18 @@ def launch_of(timeline: Timeline) -> NDArray[np.int64]:
 
     The launch of a graph is shared by many spans. Of several calls with one correlation the first is the launch.
     """
-    found = np.full(timeline.name.size, ABSENT, dtype=np.int64)
+    launch = np.full(timeline.name.size, ABSENT, dtype=np.int64)
     calls = np.flatnonzero(timeline.of_kind("launch") & (timeline.correlation != ABSENT))
     rows = np.flatnonzero(is_at_work(timeline) & (timeline.correlation != ABSENT))
     if not calls.size or not rows.size:
-        return found
+        return launch
     # Look up each span's correlation in the sorted ones of the calls; a stable sort puts the earliest call first.
     calls = calls[np.argsort(timeline.correlation[calls], kind="stable")]
-    correlations, wanted = timeline.correlation[calls], timeline.correlation[rows]
-    index = np.minimum(np.searchsorted(correlations, wanted), calls.size - 1)
-    is_held = correlations[index] == wanted
-    found[rows[is_held]] = calls[index[is_held]]
-    return found
+    correlations, correlation = timeline.correlation[calls], timeline.correlation[rows]
+    index = np.minimum(np.searchsorted(correlations, correlation), calls.size - 1)
+    is_held = correlations[index] == correlation
+    launch[rows[is_held]] = calls[index[is_held]]
+    return launch
 
 
 def launches(timeline: Timeline) -> Launches:
@@ -96,18 +96,18 @@ def launches(timeline: Timeline) -> Launches:
             end_ns=np.full(row.size, LONG_AGO),
         )
     is_known = row != ABSENT
-    held = np.flatnonzero(is_known)
+    launched = np.flatnonzero(is_known)
     start_ns, end_ns = np.full(row.size, LONG_AGO), np.full(row.size, LONG_AGO)
-    start_ns[held], end_ns[held] = timeline.start_ns[row[held]], timeline.end_ns[row[held]]
+    start_ns[launched], end_ns[launched] = timeline.start_ns[row[launched]], timeline.end_ns[row[launched]]
     at_work = np.flatnonzero(
         is_at_work(timeline) & ~is_of_gloo(timeline) & ~np.isin(timeline.correlation, timeline.about.untimed)
     )
     for stream in np.unique(timeline.stream[at_work[~is_known[at_work]]]):
         # All that stands before the first known launch of a stream was launched before the trace began.
-        here = at_work[timeline.stream[at_work] == stream]
-        known = np.flatnonzero(is_known[here])
+        on_stream = at_work[timeline.stream[at_work] == stream]
+        known = np.flatnonzero(is_known[on_stream])
         if known.size:
-            is_known[here[: known[0]]] = True
+            is_known[on_stream[: known[0]]] = True
     return Launches(row=row, is_known=is_known, start_ns=start_ns, end_ns=end_ns)
 
 
@@ -167,9 +167,9 @@ def _is_captured(timeline: Timeline, moments_ns: Times) -> NDArray[np.bool_]:
         following = np.searchsorted(ends_ns, begins_ns, side="right")
         has_end = following < ends_ns.size
         captures.append(np.stack((begins_ns[has_end], ends_ns[following[has_end]]), axis=1))
-    held = union_of(captures)
+    captured = union_of(captures)
     # Inside a capture, the number of edges passed is odd; outside it is even.
-    inside: NDArray[np.bool_] = np.searchsorted(held.ravel(), moments_ns, side="right") % 2 == 1
+    inside: NDArray[np.bool_] = np.searchsorted(captured.ravel(), moments_ns, side="right") % 2 == 1
     return inside
 
 
@@ -180,7 +180,7 @@ def _named(timeline: Timeline, rule: re.Pattern[str]) -> NDArray[np.bool_]:
     return chosen
 
 
-Part = Literal["trace", "step", "partial"]
+IntervalPart = Literal["trace", "step", "partial"]
 
 CUT = "the trace's file is cut: any of the step's work may be missing"
 """Why no step is whole in a trace whose file is cut: a launch and its work are written, and so lost, together."""
@@ -202,7 +202,7 @@ class StepInterval:
     name: of a step, as in `step_names`; of time outside of steps, where it lies.
     """
 
-    part: Part
+    part: IntervalPart
     name: str
     start_ns: int
     end_ns: int
@@ -281,8 +281,8 @@ def _when_done(timeline: Timeline, launched: Launches, moments_ns: Times) -> Tim
 
 def _begins_within(moments_ns: Times, start_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
     """Return for each window whether one of the moments, which are sorted, lies in it."""
-    found: NDArray[np.bool_] = np.searchsorted(moments_ns, end_ns) > np.searchsorted(moments_ns, start_ns)
-    return found
+    is_begun_within: NDArray[np.bool_] = np.searchsorted(moments_ns, end_ns) > np.searchsorted(moments_ns, start_ns)
+    return is_begun_within
 
 
 def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
@@ -297,19 +297,21 @@ def _is_at_work_within(timeline: Timeline, start_ns: Times, end_ns: Times) -> ND
 
 def _outside(marked: tuple[StepInterval, ...], busy: Times) -> list[StepInterval]:
     """Return the time outside of steps in which something is at work, split at each step, even one of no length."""
-    held = union_of([np.array([[step.start_ns, step.end_ns] for step in marked], dtype=np.int64)])
+    inside_steps = union_of([np.array([[step.start_ns, step.end_ns] for step in marked], dtype=np.int64)])
     momentary_ns = sorted({step.start_ns for step in marked if step.start_ns == step.end_ns})
     free = [
         piece
-        for start_ns, end_ns in gaps(held, int(busy[0, 0]), int(busy[-1, 1])).tolist()
+        for start_ns, end_ns in gaps(inside_steps, int(busy[0, 0]), int(busy[-1, 1])).tolist()
         for piece in pairwise([start_ns, *(at for at in momentary_ns if start_ns < at < end_ns), end_ns])
     ]
-    found = []
+    intervals = []
     for start_ns, end_ns in free:
         if not clip(busy, start_ns, end_ns).size:
             continue
         earlier = [f"after {step.name}" for step in marked if step.end_ns <= start_ns]
         later = [f"before {step.name}" for step in marked if step.start_ns >= end_ns]
         name = " and ".join(earlier[-1:] + later[:1])
-        found.append(StepInterval(part="partial", name=name, start_ns=start_ns, end_ns=end_ns, why="no step holds it"))
-    return found
+        intervals.append(
+            StepInterval(part="partial", name=name, start_ns=start_ns, end_ns=end_ns, why="no step holds it")
+        )
+    return intervals

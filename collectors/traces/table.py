@@ -16,7 +16,7 @@ UNIT_OF_ENDING: Mapping[str, Unit] = {
     "_ratio": "ratio",
     "_ns": "ns",
 }
-"""How the name of a field tells its unit; names in CSV end alike."""
+"""The unit of a field by the ending of its name; names in CSV have the same endings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ NO_ALLOCATIONS = Allocations(
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trace tells of a collective; equal calls are one Call.
+    """What a trace records about a collective; equal calls share a Call.
 
     None or empty: the trace does not say.
     collective: one name for each collective, whatever the trace calls it, such as all_reduce.
@@ -74,8 +74,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int | None = None
 
 
-Kind = Literal["compute", "communication", "copy", "host", "step", "launch", "wait"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+SpanKind = Literal["compute", "communication", "copy", "host", "step", "launch", "wait"]
+KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
 """host: operators and annotations. launch: driver calls. wait: a stream, or the host, waits for another stream."""
 
 ABSENT = -1
@@ -92,14 +92,14 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a trace tells of its rank; None or empty where it tells nothing.
+    """What a trace records about its rank; None or empty where it records nothing.
 
     groups: the ranks of each process group, by its name.
     left_out: parts of the trace that could not be used, one line each.
     is_cut: the file ends before its list of events does. Events are in no order of time: any may be missing.
     untimed: correlations of launches and of work on the device whose times are not known.
     clocks_differ: times of the host and of the device cannot be compared.
-    decided_by: by name of a kernel or copy that communicates, the rule that told so.
+    decided_by: by name of a kernel or copy that communicates, the rule that decided it.
     """
 
     world_size: int | None = None
@@ -115,7 +115,7 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All spans of one rank, sorted by start; of those that start together the longer comes first.
+    """All spans of one rank, sorted by start; if two start together, the longer comes first.
 
     names, calls, shapes: the distinct ones. name, call, shape: of each span, an index into these; kind: into `KINDS`.
     start_ns, end_ns: Unix time. stream: of the device, or a thread of the host; where a trace has several devices, the
@@ -142,23 +142,23 @@ class Timeline:
     allocations: Allocations = NO_ALLOCATIONS
     about: About = field(default_factory=About)
 
-    def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
-        """Return for each span whether it is of the kind."""
+    def of_kind(self, kind: SpanKind) -> NDArray[np.bool_]:
+        """Return for each span whether it has this kind."""
         chosen: NDArray[np.bool_] = self.kind == KINDS.index(kind)
         return chosen
 
-    def intervals(self, kind: Kind) -> Times:
+    def intervals(self, kind: SpanKind) -> Times:
         """Return the time in which at least one span of the kind ran."""
         chosen = self.of_kind(kind)
         return union(self.start_ns[chosen], self.end_ns[chosen])
 
-    def busy_ns(self, kind: Kind) -> int:
+    def busy_ns(self, kind: SpanKind) -> int:
         """Return how long at least one span of the kind ran; overlapping spans count once."""
         return length_ns(self.intervals(kind))
 
-    def overlap_ns(self, one: Kind, other: Kind) -> int:
+    def overlap_ns(self, kind: SpanKind, other: SpanKind) -> int:
         """Return how long spans of both kinds ran at once."""
-        return length_ns(intersection(self.intervals(one), self.intervals(other)))
+        return length_ns(intersection(self.intervals(kind), self.intervals(other)))
 
     def steps(self) -> list[tuple[int, int]]:
         """Return the start and end of each marked step, in order."""

@@ -43,7 +43,7 @@ from collectors.node.poller import Poller
 from collectors.node.registry import open_collectors
 from collectors.node.watch import polling
 from collectors.rank.memory import make_memory
-from collectors.rank.profiler import Window
+from collectors.rank.profiler import ProfiledSteps
 from collectors.rank.step_clock import make_clock
 from collectors.sample_log import Opened, Reading, SampleLog
 from tests.benchmarks.plain import benchmark_case
@@ -154,7 +154,7 @@ class _Rank:
             self._marks.start()
             ends_s.append(time.perf_counter())
             for step in range(self._steps):
-                with window.step() if isinstance(window, Window) else nullcontext():
+                with window.step() if isinstance(window, ProfiledSteps) else nullcontext():
                     loss = self._workload.step(next(self._batches))
                 if self._is_watched:
                     self._write(step, loss)
@@ -170,9 +170,9 @@ class _Rank:
         return self._marks.phase(name) if self._is_watched else nullcontext()
 
     @contextmanager
-    def _watch(self, kind: Kind) -> Iterator[Window | None]:
+    def _watch(self, kind: Kind) -> Iterator[ProfiledSteps | None]:
         if kind == "traced":
-            with Window(DEVICE) as window:
+            with ProfiledSteps(DEVICE) as window:
                 yield window
         elif kind == "bare":
             yield None

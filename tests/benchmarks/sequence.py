@@ -29,7 +29,7 @@ from bench.runs.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from workloads.context_parallel import cost_model as context_parallel
-from workloads.context_parallel.cost_model import Layout
+from workloads.context_parallel.cost_model import PositionLayout
 
 RANKS = (1, 2, 4)
 HEADS = {"heads": 8, "kv_heads": 4}
@@ -157,7 +157,7 @@ def _work(case: Case) -> str:
     sequence, ranks = case.shape.sequence, case.ranks
     if case.strategy == "ulysses":
         return f"{round(context_parallel.ulysses_pairs(sequence=sequence, ranks=ranks)):,}"
-    layout: Layout = "plain" if case.options["layout"] == "plain" else "zigzag"
+    layout: PositionLayout = "plain" if case.options["layout"] == "plain" else "zigzag"
     by_rank = [
         context_parallel.ring_pairs(layout, is_causal=True, sequence=sequence, rank=rank, ranks=ranks)
         for rank in range(ranks)

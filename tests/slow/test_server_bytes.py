@@ -13,7 +13,7 @@ from tests.slow.ranks.boxed_ranks import Order, run_ranks
 from tests.slow.ranks.collective_rank import Passed
 from tests.slow.ranks.pushing_rank import SHAPE, StepOrder
 from tests.support.netbox import netbox
-from workloads.parameter_server.cost_model import Traffic, server_traffic, shares, worker_traffic
+from workloads.parameter_server.cost_model import StepTraffic, server_traffic, shares, worker_traffic
 from workloads.spec import OptionValue
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def passed_in_a_step(strategy: str, ranks: int, options: Mapping[str, OptionValu
 
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 2), (1, 3), (2, 2)])
 def test_every_node_sends_and_receives_the_bytes_of_the_law(servers: int, workers: int, tmp_path: Path) -> None:
-    expected: list[Traffic] = [server_traffic(share, workers) for share in shares(SHAPE, servers)]
+    expected: list[StepTraffic] = [server_traffic(share, workers) for share in shares(SHAPE, servers)]
     expected += [worker_traffic(SHAPE)] * workers
     counted = passed_in_a_step("parameter_server", servers + workers, {"servers": servers}, tmp_path)
     for passed, traffic in zip(counted, expected, strict=True):

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.traces.timeline import ABSENT, KINDS, NO_ALLOCATIONS, About, Allocations, Call, Kind, Timeline
+from collectors.traces.timeline import ABSENT, KINDS, NO_ALLOCATIONS, About, Allocations, Call, SpanKind, Timeline
 
 T = TypeVar("T", bound=Hashable)
 
@@ -25,7 +25,7 @@ class Span:
     """
 
     name: str
-    kind: Kind
+    kind: SpanKind
     start_ns: int
     end_ns: int
     stream: int

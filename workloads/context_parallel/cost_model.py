@@ -14,7 +14,7 @@ from workloads.cost_models.terms import Transfer
 # Source: Liu et al. 2023, Ring Attention with Blockwise Transformers, section 3; the zigzag layout is from Zhu's
 # ring-flash-attention; an equal share of the mask for all ranks is the idea of Brandon et al. 2023, Striped Attention.
 
-Layout = Literal["plain", "zigzag"]
+PositionLayout = Literal["plain", "zigzag"]
 """Positions that a rank holds.
 
 plain: consecutive positions, in the order of ranks.
@@ -25,7 +25,7 @@ GRADIENT_BYTES = 4
 """Bytes of one element of the travelling gradients, which are summed over all ranks in fp32."""
 
 
-def ring_pairs(layout: Layout, *, is_causal: bool, sequence: int, rank: int, ranks: int) -> int:
+def ring_pairs(layout: PositionLayout, *, is_causal: bool, sequence: int, rank: int, ranks: int) -> int:
     """Return the pairs of query and key that a rank computes in forward, for one head of one sequence."""
     return sum(
         pairs_with(source, layout, is_causal=is_causal, sequence=sequence, rank=rank, ranks=ranks)
@@ -33,16 +33,16 @@ def ring_pairs(layout: Layout, *, is_causal: bool, sequence: int, rank: int, ran
     )
 
 
-def pairs_with(source: int, layout: Layout, *, is_causal: bool, sequence: int, rank: int, ranks: int) -> int:
+def pairs_with(source: int, layout: PositionLayout, *, is_causal: bool, sequence: int, rank: int, ranks: int) -> int:
     """Return the pairs among them whose keys the source rank holds."""
-    held = sequence // ranks
+    positions = sequence // ranks
     if not is_causal:
-        return held * held
+        return positions * positions
     if source == rank:
-        return held * (held + 1) // 2
+        return positions * (positions + 1) // 2
     if layout == "zigzag":
-        return held * held // 2
-    return held * held if source < rank else 0
+        return positions * positions // 2
+    return positions * positions if source < rank else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

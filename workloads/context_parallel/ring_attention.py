@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from workloads.context_parallel.cost_model import Layout
+from workloads.context_parallel.cost_model import PositionLayout
 from workloads.context_parallel.spec import RingAttentionSpec
 from workloads.context_parallel.trainer import SequenceTrainer
 from workloads.core.attention_choice import ring_kernel
@@ -55,8 +55,8 @@ class PairCount:
         """Count the attention of these queries to these keys. is_causal: query i attends to keys 0 to i."""
         if self._is_forward:
             batch, heads, queries, _ = q_bhqe.shape
-            seen = queries * (queries + 1) // 2 if is_causal else queries * k_bkte.shape[2]
-            self.pairs += batch * heads * seen
+            pairs = queries * (queries + 1) // 2 if is_causal else queries * k_bkte.shape[2]
+            self.pairs += batch * heads * pairs
 
 
 # A ring of ranks: each sends to the next while it receives from the previous, and may compute meanwhile.
@@ -132,7 +132,7 @@ ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class AttentionBlock:
     """Queries of this rank with keys of the source rank, both as indices into a rank's positions.
 
     is_causal: query i attends to keys 0 to i; otherwise each query attends to all keys.
@@ -143,16 +143,18 @@ class Block:
     is_causal: bool
 
 
-def block_with(source: int, layout: Layout, *, is_causal: bool, positions: int, rank: int) -> Block | None:
+def block_with(
+    source: int, layout: PositionLayout, *, is_causal: bool, positions: int, rank: int
+) -> AttentionBlock | None:
     """Return what a rank computes with the source's keys; None where none of its queries may attend to them.
 
     positions: number of positions per rank, in rising order.
     """
-    everything = Block(queries=ALL, keys=ALL, is_causal=False)
+    everything = AttentionBlock(queries=ALL, keys=ALL, is_causal=False)
     if not is_causal:
         return everything
     if source == rank:
-        return Block(queries=ALL, keys=ALL, is_causal=True)
+        return AttentionBlock(queries=ALL, keys=ALL, is_causal=True)
     if layout == "plain":
         return everything if source < rank else None
     # Zigzag: a rank holds one chunk from the front and one from the end of the sequence. The chunks of an earlier rank
@@ -161,8 +163,8 @@ def block_with(source: int, layout: Layout, *, is_causal: bool, positions: int, 
     # and 2.
     first, second = slice(0, positions // 2), slice(positions // 2, positions)
     if source < rank:
-        return Block(queries=ALL, keys=first, is_causal=False)
-    return Block(queries=second, keys=ALL, is_causal=False)
+        return AttentionBlock(queries=ALL, keys=first, is_causal=False)
+    return AttentionBlock(queries=second, keys=ALL, is_causal=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +176,7 @@ class RingAttention:
     """
 
     ring: Ring
-    layout: Layout
+    layout: PositionLayout
     is_causal: bool
     kernel: Kernel
     count: PairCount = field(default_factory=PairCount)
@@ -184,7 +186,7 @@ class RingAttention:
         out_bhse: Tensor = _Attend.apply(q_bhse, k_bkse, v_bkse, self)  # type: ignore[no-untyped-call]
         return out_bhse
 
-    def block(self, hop: int, positions: int) -> Block | None:
+    def block(self, hop: int, positions: int) -> AttentionBlock | None:
         """Return what this rank computes with keys that have travelled this many hops."""
         rank = self.ring.rank
         source = (rank - hop) % self.ring.ranks
@@ -283,7 +285,7 @@ class RingTrainer(SequenceTrainer):
     """Trains on the rank's own positions, and counts its bytes sent on the ring and its attention pairs."""
 
     def __init__(self, setup: Setup, mesh: DeviceMesh, phase: Phase) -> None:
-        layout: Layout = setup.options["layout"]  # type: ignore[assignment]  # The spec allows no other value.
+        layout: PositionLayout = setup.options["layout"]  # type: ignore[assignment]  # The spec allows no other value.
         self._ring = Ring(mesh.get_group("sequence"), is_overlapped=bool(setup.options["overlap"]))
         self._pairs = PairCount()
         self._before_bytes = self._before_pairs = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from workloads.context_parallel.cost_model import HeadTraffic, Layout, RingTraffic, ring_pairs
+from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
@@ -191,7 +191,7 @@ class RingAttentionSpec(SequenceSpec):
 
     def attention_pairs(self, setup: Setup) -> tuple[int, ...]:
         shape, is_causal = setup.shape, bool(setup.options["causal"])
-        layout: Layout = "zigzag" if setup.options["layout"] == "zigzag" else "plain"
+        layout: PositionLayout = "zigzag" if setup.options["layout"] == "zigzag" else "plain"
         sequences = microbatch_count(setup) * local_batch(setup, data_ranks=1)
         return tuple(
             sequences
@@ -222,7 +222,8 @@ class RingAttentionSpec(SequenceSpec):
             )
         if setup.backend == "gloo" and setup.ranks > 1:
             notes.append(
-                "in a trace a message on gloo lasts until it is waited for, and so no shorter than attention beside it"
+                "in a trace a gloo message lasts until the rank waits for it, so at least as long as the attention that"
+                " overlaps it"
             )
         return notes
 

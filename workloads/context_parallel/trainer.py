@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from workloads.context_parallel.cost_model import Layout
+from workloads.context_parallel.cost_model import PositionLayout
 from workloads.core.mesh import make_group
 from workloads.core.trainer import Trainer, make_model
 from workloads.core.transformer import Attend, Block
@@ -22,8 +22,8 @@ from workloads.protocols import Phase
 from workloads.spec import Setup
 
 
-def positions(layout: Layout, *, sequence: int, rank: int, ranks: int) -> Tensor:
-    """Return the positions of a rank in the order in which it holds them, (s,) int64; see `Layout`.
+def positions(layout: PositionLayout, *, sequence: int, rank: int, ranks: int) -> Tensor:
+    """Return the positions of a rank in the order in which it holds them, (s,) int64; see `PositionLayout`.
 
     The sequence must be divisible by the layout's chunks.
     """
@@ -49,7 +49,7 @@ class SequenceTrainer(Trainer):
         phase: Phase,
         *,
         attend: Attend,
-        layout: Layout,
+        layout: PositionLayout,
         notes: Sequence[str] | None = None,
     ) -> None:
         """attend: takes and returns this rank's positions, in the order of the layout; all ranks call it together.

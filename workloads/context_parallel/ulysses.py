@@ -47,9 +47,9 @@ class Ulysses:
         joint = torch.cat(
             [torch.unflatten(heads, HEADS, (ranks, -1)) for heads in (q_bhse, k_bkse, v_bkse)], dim=HEADS + 1
         )
-        held = exchange(joint.flatten(HEADS, HEADS + 1), self.group, split=HEADS, join=POSITIONS)
+        exchanged = exchange(joint.flatten(HEADS, HEADS + 1), self.group, split=HEADS, join=POSITIONS)
         q_heads, kv_heads = q_bhse.shape[HEADS] // ranks, k_bkse.shape[HEADS] // ranks
-        q_bhte, k_bkte, v_bkte = held.split_with_sizes((q_heads, kv_heads, kv_heads), dim=HEADS)
+        q_bhte, k_bkte, v_bkte = exchanged.split_with_sizes((q_heads, kv_heads, kv_heads), dim=HEADS)
         return exchange(self.attend(q_bhte, k_bkte, v_bkte), self.group, split=POSITIONS, join=HEADS)
 
 

@@ -109,8 +109,8 @@ def attention_notes(setup: Setup, attention: TorchAttention = TORCH) -> tuple[st
     if kernel is not None:
         return (_note(kernel, "as the option attention says"),)
     kernel = attention.choice(_example(setup, None, attention.device))
-    beside = "" if kernel in KERNELS else "; ring_attention has no such kernel, and is compared with another"
-    return (_note(kernel, f"torch's choice on this GPU{beside}"),)
+    remark = "" if kernel in KERNELS else "; ring_attention has no such kernel, and is compared with another"
+    return (_note(kernel, f"torch's choice on this GPU{remark}"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +171,8 @@ def _example(
     queries, keys = positions or (shape.sequence, shape.sequence)
     # `attend` in fp32 and the efficient kernel get keys and values repeated for each query head.
     is_grouped = kernel != "efficient" and not (kernel is None and setup.precision == "fp32")
-    one = torch.zeros(shape.head_width, dtype=DTYPES[setup.precision], device=device)
-    kv_bkte = one.expand(1, shape.kv_heads if is_grouped else shape.heads, keys, -1)
+    zeros = torch.zeros(shape.head_width, dtype=DTYPES[setup.precision], device=device)
+    kv_bkte = zeros.expand(1, shape.kv_heads if is_grouped else shape.heads, keys, -1)
     # With a gradient, because some kernels have no backward on some GPUs.
-    q_bhqe = one.expand(1, shape.heads, queries, -1).requires_grad_()
+    q_bhqe = zeros.expand(1, shape.heads, queries, -1).requires_grad_()
     return Example(q_bhqe=q_bhqe, k_bkte=kv_bkte, v_bkte=kv_bkte, is_causal=positions is None)

@@ -25,7 +25,7 @@ EPOCH_STEPS = 1000
 NOISE_RATIO = 0.1
 LARGEST_STRIDE = 4
 
-Sampler = DistributedSampler[NDArray[np.int64]]
+RankSampler = DistributedSampler[NDArray[np.int64]]
 
 
 class Progressions(Dataset[NDArray[np.int64]]):
@@ -70,7 +70,7 @@ class Batches:
         data_rank: int,
         data_ranks: int,
         epoch_steps: int = EPOCH_STEPS,
-        sampler_type: type[Sampler] = DistributedSampler,
+        sampler_type: type[RankSampler] = DistributedSampler,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.sequences = microbatch_count(setup) * local_batch(setup, data_ranks)
@@ -131,7 +131,7 @@ def make_batches(
     place: DataShare | None,
     *,
     epoch_steps: int = EPOCH_STEPS,
-    sampler_type: type[Sampler] = DistributedSampler,
+    sampler_type: type[RankSampler] = DistributedSampler,
 ) -> Batches | NoBatches:
     """Make the batches of a rank with this place; None: the rank trains on none."""
     if place is None:
@@ -146,7 +146,7 @@ def to_device(tokens_bs: Tensor, device: torch.device) -> Tensor:
     return tokens_bs.to(device, non_blocking=True)
 
 
-def _endless(loader: DataLoader[NDArray[np.int64]], sampler: Sampler) -> Generator[Tensor]:
+def _endless(loader: DataLoader[NDArray[np.int64]], sampler: RankSampler) -> Generator[Tensor]:
     for epoch in count():
         sampler.set_epoch(epoch)  # Each epoch has an order of its own.
         yield from loader

@@ -44,9 +44,9 @@ def share_world_timeout(device: torch.device) -> None:
 def make_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     """Make another group of the same ranks, with the same timeout; every rank of the world calls it."""
     # By default a new group has torch's timeout, and not that of its parent.
-    made = dist.new_group(dist.get_process_group_ranks(group), timeout=timeout_of(group, device))
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+    subgroup = dist.new_group(dist.get_process_group_ranks(group), timeout=timeout_of(group, device))
+    assert isinstance(subgroup, dist.ProcessGroup)
+    return subgroup
 
 
 def high_priority_options(timeout: timedelta) -> object:
@@ -73,13 +73,13 @@ def make_mesh(
     high_priority: axes whose groups have a communicator of their own, on a stream of high priority; NCCL only.
     make_options: makes the options of such groups from their timeout.
     """
-    here = torch.device(device)
+    own_device = torch.device(device)
     override: dict[int | str, Any] | None = None
     if high_priority:
         world = dist.group.WORLD
         assert world is not None, "ranks have met"
         # A group that is given options takes its timeout from them, and their default is half an hour.
-        override = {axis: make_options(timeout_of(world, here)) for axis in high_priority}
+        override = {axis: make_options(timeout_of(world, own_device)) for axis in high_priority}
     mesh = init(device, tuple(axes.values()), mesh_dim_names=tuple(axes), backend_override=override)
-    share_world_timeout(here)
+    share_world_timeout(own_device)
     return mesh

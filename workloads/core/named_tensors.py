@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class _Heading(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank that receives a tensor has to know of it."""
+    """What a rank must know about a tensor to receive it."""
 
     name: str
     shape: tuple[int, ...]

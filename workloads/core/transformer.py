@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         self.initialise(shape)
 
     def initialise(self, shape: Shape) -> None:
-        """Draw all weights anew, in the order of their names.
+        """Draw all weights again, in the order of their names.
 
         The two products that write to the residual stream get a smaller deviation, so that its variance does not grow
         with depth. Source: Radford et al. 2019, GPT-2, section 2.3.

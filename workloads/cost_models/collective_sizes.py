@@ -35,13 +35,13 @@ CHECK_BYTES = 8 * 8 * CHECKED_AT_ONCE
 class Counts:
     """Elements of one call, on the rank that has most: the root where there is one.
 
-    give: elements of the input. take: elements of the result. held: both together, counted once where they share a
+    give: elements of the input. take: elements of the result. buffers: both together, counted once where they share a
     buffer.
     """
 
     give: int
     take: int
-    held: int
+    buffers: int
 
     @property
     def size(self) -> int:
@@ -50,28 +50,28 @@ class Counts:
 
 
 def counts(collective: Collective, size_bytes: int, ranks: int, element_bytes: int) -> Counts:
-    """Return what a call of the requested size moves: never more, and less where the ranks do not divide it."""
+    """Return what a call of the requested size moves: never more, and less if the ranks do not divide it."""
     full = size_bytes // element_bytes
     multiple = SHARD_BYTES // element_bytes
     shard = full // ranks // multiple * multiple
     match collective:
         case "all_reduce" | "broadcast" | "reduce":
-            return Counts(give=full, take=full, held=full)
+            return Counts(give=full, take=full, buffers=full)
         case "send":
-            return Counts(give=full, take=full, held=2 * full)
+            return Counts(give=full, take=full, buffers=2 * full)
         case "all_gather" | "gather":
-            return Counts(give=shard, take=ranks * shard, held=(ranks + 1) * shard)
+            return Counts(give=shard, take=ranks * shard, buffers=(ranks + 1) * shard)
         case "reduce_scatter" | "scatter":
-            return Counts(give=ranks * shard, take=shard, held=(ranks + 1) * shard)
+            return Counts(give=ranks * shard, take=shard, buffers=(ranks + 1) * shard)
         case "all_to_all":
-            return Counts(give=ranks * shard, take=ranks * shard, held=2 * ranks * shard)
+            return Counts(give=ranks * shard, take=ranks * shard, buffers=2 * ranks * shard)
 
 
 def held_elements(collective: Collective, counts: Counts, rank: int) -> int:
     """Return the elements that a rank holds; for gather and scatter only the root holds a shard and the full buffer."""
     if rank != ROOT and collective in ("gather", "scatter"):
         return min(counts.give, counts.take)
-    return counts.held
+    return counts.buffers
 
 
 def least_bytes(collective: Collective, ranks: int, element_bytes: int) -> int:

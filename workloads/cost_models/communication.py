@@ -188,8 +188,8 @@ def recorded_bytes(transfers: Iterable[Transfer], backend: CommunicationBackend)
 
     gloo's reduce_scatter is an all_reduce of the whole input, in torch 2.11 to 2.13.
     """
-    counted: Counter[Collective] = Counter()
+    bytes_of: Counter[Collective] = Counter()
     for transfer in transfers:
         is_reduced_whole = backend == "gloo" and transfer.collective == "reduce_scatter"
-        counted["all_reduce" if is_reduced_whole else transfer.collective] += transfer.payload_bytes
-    return dict(counted)
+        bytes_of["all_reduce" if is_reduced_whole else transfer.collective] += transfer.payload_bytes
+    return dict(bytes_of)

@@ -28,7 +28,7 @@ from workloads.cost_models.terms import Collective, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class NetworkLevel:
     """Units of equally many consecutive ranks, such as nodes.
 
     ranks: number of ranks in one unit.
@@ -94,7 +94,7 @@ class Interconnect:
         ValueError: there is no level, or a unit does not hold a whole number, 2 or more, of the next smaller.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[NetworkLevel, ...]
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -113,9 +113,9 @@ class Interconnect:
         """Number of ranks that the interconnect has room for."""
         return self.levels[-1].ranks
 
-    def meeting(self, one: int, other: int) -> int:
+    def meeting(self, rank: int, other: int) -> int:
         """Return the index of the innermost level with a unit that holds both ranks."""
-        return next(number for number, level in enumerate(self.levels) if one // level.ranks == other // level.ranks)
+        return next(number for number, level in enumerate(self.levels) if rank // level.ranks == other // level.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ def _phases(collective: Collective, ranks: int, backend: CommunicationBackend) -
             up = [(higher, lower, nths) for lower, higher, nths in chain]
             return [_Phase(sent=up, messages=messages, is_in_turn=True)]
         case ("all_to_all", _):
-            pairs = [(one, other, 1) for one in members for other in members if one != other]
+            pairs = [(rank, other, 1) for rank in members for other in members if rank != other]
             return [_Phase(sent=pairs, messages=messages)]
         case ("gather", _):
             return [_Phase(sent=[(member, 0, 1) for member in others], messages=messages)]

@@ -19,19 +19,19 @@ RESOLVED_HALF_WIDTHS = 2.0
 """A slope counts as resolved if it is more than this many half-widths of its interval above 0.
 
 The interval is the one that independent points would give. With 1 instead of 2, every 40th sweep of pure latency would
-pass as one that resolves a bandwidth.
+pass as a sweep that resolves a bandwidth.
 """
 ROUNDS = 20
 SAME_SLOPE = 1e-9
 """Squared sine of the angle between the columns of messages and of bytes, below which rounding decides the fit."""
 
 
-class NoFit(ValueError):
+class NoLinkFit(ValueError):
     """The sweep does not determine latency and bandwidth; the message says why, and what to measure instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class TimedSize:
     """One timed size of the sweep.
 
     messages, wire_bytes: of the timed call, from `communication.wire_messages` and `communication.wire_bytes`.
@@ -72,7 +72,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class LinkFit:
     """A link fitted to a sweep.
 
     latency_s: low is 0 where the trials do not resolve latency; all that is known then is that it is below high. A
@@ -106,11 +106,11 @@ class _Line:
     per_message_half_width_s: float
     per_byte_half_width_s: float
 
-    def time_s(self, point: Point) -> float:
+    def time_s(self, point: TimedSize) -> float:
         return self.per_message_s * point.messages + self.per_byte_s * point.wire_bytes
 
 
-def fit(trials: Sequence[Sequence[Point]]) -> Fit:
+def fit(trials: Sequence[Sequence[TimedSize]]) -> LinkFit:
     """Fit one line to the points of all trials, weighting small and large messages alike.
 
     Least squares on relative errors: each point weighs 1 / T^2, where T is at first its measured time and then, round
@@ -130,42 +130,42 @@ def fit(trials: Sequence[Sequence[Point]]) -> Fit:
     sizes = sorted({point.message_bytes for point in points})
     fewest = min((len({point.message_bytes for point in trial}) for trial in trials), default=0)
     if fewest < LEAST_SIZES:
-        raise NoFit(f"{len(points)} points have {fewest} sizes of messages; measure {LEAST_SIZES} sizes or more")
+        raise NoLinkFit(f"{len(points)} points have {fewest} sizes of messages; measure {LEAST_SIZES} sizes or more")
     line = _fit_reweighted(points, sizes)
     of_trials = [_fit_line(trial, [line.time_s(point) for point in trial], sizes) for trial in trials]
     if (
         not line.per_byte_s > RESOLVED_HALF_WIDTHS * line.per_byte_half_width_s
-        or min(one.per_byte_s for one in of_trials) <= 0
+        or min(line.per_byte_s for line in of_trials) <= 0
     ):
-        raise NoFit(_unresolved(line, points, sizes))
+        raise NoLinkFit(_unresolved(line, points, sizes))
     if line.per_message_s < -RESOLVED_HALF_WIDTHS * line.per_message_half_width_s:
-        raise NoFit(_below_0(line, sizes))
+        raise NoLinkFit(_below_0(line, sizes))
     return _fit_with_intervals(line, of_trials, points)
 
 
-def _fit_with_intervals(line: _Line, of_trials: Sequence[_Line], points: Sequence[Point]) -> Fit:
+def _fit_with_intervals(line: _Line, of_trials: Sequence[_Line], points: Sequence[TimedSize]) -> LinkFit:
     """Return the fit of a line within its limits, with intervals from the lines of its trials."""
     per_message_s, per_byte_s = line.per_message_s, line.per_byte_s
     if per_message_s < 0:
         per_message_s, per_byte_s = 0.0, fmean(point.elapsed_s / point.wire_bytes for point in points)
     latency_s = _interval_over_trials(
-        [one.per_message_s for one in of_trials],
+        [line.per_message_s for line in of_trials],
         per_message_s,
         skewed=per_message_s > RESOLVED_HALF_WIDTHS * line.per_message_half_width_s,
     )
-    slope = _interval_over_trials([one.per_byte_s for one in of_trials], per_byte_s, skewed=True)
-    return Fit(
+    slope = _interval_over_trials([line.per_byte_s for line in of_trials], per_byte_s, skewed=True)
+    return LinkFit(
         latency_s=Interval(
             value=per_message_s,
             low=latency_s and max(0.0, latency_s[0]),
             high=latency_s and latency_s[1],
-            trials=tuple(max(0.0, one.per_message_s) for one in of_trials),
+            trials=tuple(max(0.0, line.per_message_s) for line in of_trials),
         ),
         bandwidth_bytes_per_second=Interval(
             value=1 / per_byte_s,
             low=slope and 1 / slope[1],
             high=slope and 1 / slope[0],
-            trials=tuple(1 / one.per_byte_s for one in of_trials),
+            trials=tuple(1 / line.per_byte_s for line in of_trials),
         ),
         points=len(points),
         largest_error_ratio=max(
@@ -176,7 +176,7 @@ def _fit_with_intervals(line: _Line, of_trials: Sequence[_Line], points: Sequenc
 
 
 def _interval_over_trials(values: Sequence[float], value: float, *, skewed: bool) -> tuple[float, float] | None:
-    """Return Student's t interval over the trials' values, widened to contain `value`; None where they are equal.
+    """Return Student's t interval over the trials' values, widened to contain `value`; None if they are equal.
 
     skewed: take it on logarithms, if all values are positive.
     """
@@ -185,7 +185,7 @@ def _interval_over_trials(values: Sequence[float], value: float, *, skewed: bool
     if min(values) == max(values):
         return None
     skewed = skewed and min(values) > 0
-    scaled = [math.log(one) for one in values] if skewed else values
+    scaled = [math.log(value) for value in values] if skewed else values
     half_width = float(stdtrit(len(scaled) - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance(scaled) / len(scaled))
     low, high = fmean(scaled) - half_width, fmean(scaled) + half_width
     if skewed:
@@ -193,14 +193,14 @@ def _interval_over_trials(values: Sequence[float], value: float, *, skewed: bool
     return min(low, value), max(high, value)
 
 
-def _fit_reweighted(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
+def _fit_reweighted(points: Sequence[TimedSize], sizes: Sequence[float]) -> _Line:
     """Fit the line by iterative reweighting: the fitted times of each round are the weights of the next."""
     times_s = [point.elapsed_s for point in points]
     for _ in range(ROUNDS):
         line = _fit_line(points, times_s, sizes)
         fitted_s = [line.time_s(point) for point in points]
         if min(fitted_s) <= 0:
-            raise NoFit(_unresolved(line, points, sizes) if line.per_byte_s < 0 else _below_0(line, sizes))
+            raise NoLinkFit(_unresolved(line, points, sizes) if line.per_byte_s < 0 else _below_0(line, sizes))
         change_ratio = max(abs(new / old - 1) for new, old in zip(fitted_s, times_s, strict=True))
         times_s = fitted_s
         if change_ratio < 1e-9:
@@ -208,7 +208,7 @@ def _fit_reweighted(points: Sequence[Point], sizes: Sequence[float]) -> _Line:
     return line
 
 
-def _fit_line(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence[float]) -> _Line:
+def _fit_line(points: Sequence[TimedSize], times_s: Sequence[float], sizes: Sequence[float]) -> _Line:
     """Fit least squares with each point divided by its time, by the normal equations of two unknowns."""
     from scipy.special import stdtrit  # Imported here: predicting alone needs no scipy.
 
@@ -222,7 +222,7 @@ def _fit_line(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence
     product = sum(messages * size for messages, size, _ in rows)
     determinant = messages_square * bytes_square - product**2
     if determinant < SAME_SLOPE * messages_square * bytes_square:
-        raise NoFit(
+        raise NoLinkFit(
             f"messages of {_span(sizes)} are nearly of one size; measure sizes that span a factor of 16 or more"
         )
     messages_target = sum(messages * target for messages, _, target in rows)
@@ -241,7 +241,7 @@ def _fit_line(points: Sequence[Point], times_s: Sequence[float], sizes: Sequence
     )
 
 
-def _unresolved(line: _Line, points: Sequence[Point], sizes: Sequence[float]) -> str:
+def _unresolved(line: _Line, points: Sequence[TimedSize], sizes: Sequence[float]) -> str:
     """Return why the bandwidth is not resolved: times scatter too much, or latency dominates the largest message."""
     largest = max(points, key=lambda point: point.message_bytes)
     if line.per_byte_s * largest.wire_bytes > largest.elapsed_s / 2:

@@ -134,8 +134,8 @@ class Microbatch:
         That is a scale per token, its output before the weight, and what the products read. Its input is the residual
         stream, counted elsewhere. Under autocast each product makes its own copy.
         """
-        read = readers * self.width_bytes if self.is_autocast else self.stream_bytes
-        return FULL_BYTES * self._positions + self.stream_bytes + read
+        read_bytes = readers * self.width_bytes if self.is_autocast else self.stream_bytes
+        return FULL_BYTES * self._positions + self.stream_bytes + read_bytes
 
     @property
     def _positions(self) -> int:
@@ -173,14 +173,14 @@ def paper_activation_bytes(shape: Shape, sequences: int, checkpoint: Checkpoint)
     return shape.layers * per_layer
 
 
-Stage = Literal[0, 1, 2, 3]
+ZeroStage = Literal[0, 1, 2, 3]
 """What ZeRO divides among data ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
 
 
 def paper_states(
     parameters: int,
     *,
-    stage: Stage,
+    stage: ZeroStage,
     data_ranks: int,
     model_ranks: int = 1,
     bytes_each: tuple[int, int, int] = (2, 2, 12),
@@ -201,7 +201,7 @@ def paper_states(
     share = Fraction(parameters, model_ranks)
     # Stage 3 also divides parameters, stage 2 gradients, stage 1 the optimizer's states.
     parameters, gradients, optimizer = (
-        ceil(one * share / (data_ranks if stage >= sharded_from else 1))
-        for one, sharded_from in zip(bytes_each, (3, 2, 1), strict=True)
+        ceil(size_bytes * share / (data_ranks if stage >= sharded_from else 1))
+        for size_bytes, sharded_from in zip(bytes_each, (3, 2, 1), strict=True)
     )
     return States(parameters_bytes=parameters, gradients_bytes=gradients, optimizer_bytes=optimizer)

@@ -66,7 +66,7 @@ def fresh_gradients(gradients_bytes: int, microbatches: int) -> tuple[Backward, 
 def bucketed_gradients(gradients_bytes: int, microbatches: int) -> tuple[Backward, ...]:
     """Return the backwards of a step whose gradients live in permanent buckets, as in DistributedDataParallel.
 
-    Accumulated gradients grow beside the buckets, until the last backward moves them into the buckets.
+    Accumulated gradients grow alongside the buckets, until the last backward moves them into the buckets.
     """
     if microbatches == 1:
         return (Backward(before_bytes=gradients_bytes, after_bytes=gradients_bytes),)
@@ -80,7 +80,7 @@ def bucketed_gradients(gradients_bytes: int, microbatches: int) -> tuple[Backwar
 def step_peak(
     microbatch: Microbatch, *, states: States, backwards: Sequence[Backward], averaged_bytes: int = 0
 ) -> Prediction:
-    """Predict the live bytes at the peak of a step; see `Microbatch` for what is covered.
+    """Predict the live bytes at the peak of a step; see `Microbatch` for its scope.
 
     backwards: one for each microbatch.
     averaged_bytes: gradients that are copied end to end after the last backward, while the originals live.
@@ -89,7 +89,9 @@ def step_peak(
     but its parts may be those of another moment.
     """
     shape = microbatch.shape
-    step = Step(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes)
+    step = StepMoments(
+        microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes
+    )
     moments = [(moment, backward.at(moment.ready)) for backward in backwards for moment in step.moments()]
     moments.append((Moment(activations_bytes=step.held_bytes + averaged_bytes), backwards[-1].after_bytes))
     peak, gradients_bytes = max(moments, key=lambda pair: pair[0].bytes + pair[1])
@@ -121,7 +123,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepMoments:
     """The moments of one microbatch that can be the peak.
 
     held_bytes: what the step holds through all of them: the rank's tokens, and the logits.
@@ -231,7 +233,8 @@ def _recomputed(size: Microbatch, kept_bytes: int, made_bytes: int) -> tuple[int
     return kept_bytes, made_bytes
 
 
-# Further moments of a block, besides those of `Step`: in forward of the last block, and in backward product by product.
+# Further moments of a block, besides those of `StepMoments`: in forward of the last block, and in backward product by
+# product.
 #
 # They can be the peak only where a rank does not hold the whole model through the step.
 

@@ -151,7 +151,7 @@ def actions(pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
 
 
 def why_not(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatches: int) -> str | None:
-    """Return why a schedule cannot run this, with numbers that would work; None where it can."""
+    """Return why a schedule cannot run this, with numbers that would work; None if it can."""
     if ranks < 1 or stages_per_rank < 1 or microbatches < 1:
         return (
             f"ranks, stages per rank and microbatches are {ranks}, {stages_per_rank} and {microbatches};"
@@ -305,11 +305,11 @@ def live_microbatches_of_stages(order: Sequence[Sequence[Action]]) -> dict[int, 
 
 
 def _most_held(actions: Sequence[Action]) -> int:
-    held = most = 0
+    live = most = 0
     for action in actions:
         if action.kind == "forward":
-            held += 1
-            most = max(most, held)
+            live += 1
+            most = max(most, live)
         elif action.kind in ("backward", "weight_backward"):
-            held -= 1
+            live -= 1
     return most

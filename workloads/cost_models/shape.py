@@ -115,7 +115,7 @@ PRESETS: dict[str, Shape] = {
 def nearest_preset(shape: Shape) -> tuple[str, tuple[str, ...]]:
     """Return the preset that most dimensions are of, and the names of the others."""
     unlike = {
-        name: tuple(one for one in DIMENSIONS if getattr(preset, one) != getattr(shape, one))
+        name: tuple(dimension for dimension in DIMENSIONS if getattr(preset, dimension) != getattr(shape, dimension))
         for name, preset in PRESETS.items()
     }
     return min(unlike.items(), key=lambda item: len(item[1]))

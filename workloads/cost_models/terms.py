@@ -25,11 +25,11 @@ def divide(sizes: Sequence[int], holders: int) -> tuple[int, ...]:
     """
     if holders < 1:
         raise ValueError(f"holders is {holders}; it must be 1 or more")
-    held = [0] * holders
+    sums = [0] * holders
     holder_of = [0] * len(sizes)
     for tensor in sorted(range(len(sizes)), key=lambda tensor: -sizes[tensor]):
-        holder_of[tensor] = held.index(min(held))
-        held[holder_of[tensor]] += sizes[tensor]
+        holder_of[tensor] = sums.index(min(sums))
+        sums[holder_of[tensor]] += sizes[tensor]
     return tuple(holder_of)
 
 

@@ -98,11 +98,11 @@ class Uncompressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A bucket to average: its gradients are complete at the event `ready`, its averages when `done` has its result."""
+    """A bucket to average: its gradients are complete at `ready`, its averages when `average` has a result."""
 
     bucket: Bucket
     ready: torch.cuda.Event | None
-    done: Future[Tensor]
+    average: Future[Tensor]
 
 
 class CompressionThread:
@@ -135,9 +135,9 @@ class CompressionThread:
         if self._device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
-        done: Future[Tensor] = Future(devices=[self._device] if ready else None)
-        self._jobs.put(_Job(bucket=bucket, ready=ready, done=done))
-        return done
+        result: Future[Tensor] = Future(devices=[self._device] if ready else None)
+        self._jobs.put(_Job(bucket=bucket, ready=ready, average=result))
+        return result
 
     def check(self) -> None:
         """Raise the thread's first error; call it when a step's futures are done, before a gradient is read.
@@ -167,10 +167,10 @@ class CompressionThread:
         except BaseException as error:  # noqa: BLE001  # Whatever it is, `check` raises it in the step.
             self._error = error
         try:
-            job.done.set_result(job.bucket.flat)
+            job.average.set_result(job.bucket.flat)
         except Exception as error:  # noqa: BLE001  # Whatever it is, who waits for the future must not do so for ever.
             self._error = self._error or error
-            job.done.set_exception(error)  # type: ignore[arg-type]  # It takes any exception.
+            job.average.set_exception(error)  # type: ignore[arg-type]  # It takes any exception.
 
 
 def hook(
@@ -328,10 +328,10 @@ class TopK:
 
 def _largest(gradient: Tensor, density: float) -> Tensor:
     """Return the int64 indices of the elements to send: those of largest magnitude."""
-    kept = kept_elements(gradient.numel(), density)
-    if kept == gradient.numel():
-        return torch.arange(kept, device=gradient.device)
-    return gradient.flatten().abs().topk(kept, sorted=False).indices
+    count = kept_elements(gradient.numel(), density)
+    if count == gradient.numel():
+        return torch.arange(count, device=gradient.device)
+    return gradient.flatten().abs().topk(count, sorted=False).indices
 
 
 def _starts(bucket: Bucket, chosen: list[Tensor]) -> Tensor:

@@ -80,8 +80,8 @@ def top_k_bytes(shape: Shape, density: float) -> int:
     Each rank receives the contribution of every other. A ring's all_reduce sends 2 (n - 1) / n times the gradients,
     all_gather n - 1 times this: at a density of 1 / n both send the same, and above it top-k sends more.
     """
-    kept = sum(kept_elements(math.prod(weight), density) for weight in model_weights(shape))
-    return (VALUE_BYTES + INDEX_BYTES) * kept
+    elements = sum(kept_elements(math.prod(weight), density) for weight in model_weights(shape))
+    return (VALUE_BYTES + INDEX_BYTES) * elements
 
 
 # ZeRO-1 as in torch: optimizer states are divided by whole weights.
@@ -97,10 +97,10 @@ def partition(shape: Shape, ranks: int) -> tuple[tuple[Dimensions, ...], ...]:
     """Return the weights that each rank updates, in the order of the model; ranks are balanced by elements."""
     weights = model_weights(shape)
     rank_of = divide([math.prod(weight) for weight in weights], ranks)
-    held: list[list[Dimensions]] = [[] for _ in range(ranks)]
+    weights_of: list[list[Dimensions]] = [[] for _ in range(ranks)]
     for weight, rank in zip(weights, rank_of, strict=True):
-        held[rank].append(weight)
-    return tuple(tuple(own) for own in held)
+        weights_of[rank].append(weight)
+    return tuple(tuple(own) for own in weights_of)
 
 
 def elements_by_rank(shape: Shape, ranks: int) -> tuple[int, ...]:

@@ -286,7 +286,9 @@ class Zero1Spec(StrategySpec):
     def peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := peak_not_covered(setup)) is not None:
             return reason
-        states = max((self.states(setup, rank) for rank in range(setup.ranks)), key=lambda held: held.optimizer_bytes)
+        states = max(
+            (self.states(setup, rank) for rank in range(setup.ranks)), key=lambda states: states.optimizer_bytes
+        )
         backwards = bucketed_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
         return step_peak(microbatch(setup, setup.ranks), states=states, backwards=backwards)
 

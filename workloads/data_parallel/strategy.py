@@ -94,7 +94,7 @@ def make_scheme(setup: Setup, group: dist.ProcessGroup) -> Scheme:
 
 
 def average_gradients(model: nn.Module, scheme: Scheme) -> None:
-    """Replace each gradient by its mean over the ranks; the scheme averages all of them as one bucket."""
+    """Replace each gradient by its mean over the ranks; the scheme averages them all in a single bucket."""
     gradients = list(gather_gradients(model).values())
     weights = tuple(model.parameters())
     bucket = Bucket(index=0, flat=torch.cat([gradient.flatten() for gradient in gradients]), weights=weights)

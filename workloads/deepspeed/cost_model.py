@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.cost_models.memory import Stage
+from workloads.cost_models.memory import ZeroStage
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import (
     Dimensions,
@@ -41,7 +41,7 @@ LIVE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineModel:
     """How DeepSpeed divides a model, and how a step uses it.
 
     microbatches: forward and backward passes of a step; stages 2 and 3 reduce gradients in each of them.
@@ -58,7 +58,7 @@ class Engine:
 
     shape: Shape
     ranks: int
-    stage: Stage
+    stage: ZeroStage
     microbatches: int = 1
     bucket: int = WHOLE_BUCKET
     threshold: int = 0
@@ -88,13 +88,13 @@ class Engine:
     def gathered_again(self) -> tuple[Dimensions, ...]:
         """Return the weights that stage 3 gathers for backward, if none are kept gathered since forward.
 
-        A recomputed forward releases the weights once more, except its last product's, within which it stops.
+        A recomputed forward releases the weights again, except its last product's, within which it stops.
         """
         rerun = block_weights(self.shape)[:-1] * self.shape.layers if self.is_recomputed else ()
         return *self.gathered(), *(weight for weight in rerun if math.prod(weight) > self.threshold)
 
 
-def engine_states(engine: Engine) -> States:
+def engine_states(engine: EngineModel) -> States:
     """Return what each rank holds after a step, gradients included; it is the same on all ranks.
 
     Buffers in which gradients are collected and sent are left out.
@@ -116,7 +116,7 @@ def engine_states(engine: Engine) -> States:
     )
 
 
-def engine_transfers(engine: Engine) -> tuple[Transfer, ...]:
+def engine_transfers(engine: EngineModel) -> tuple[Transfer, ...]:
     """Return the collectives of one step, from the third on: in the first two stage 3 learns the order of weights.
 
     Two figures are only approximate: the bytes where stage 3 keeps some weights gathered until backward, but not all;
@@ -141,7 +141,7 @@ def engine_transfers(engine: Engine) -> tuple[Transfer, ...]:
             return tuple(transfers)
 
 
-def _reduce(engine: Engine) -> Transfer:
+def _reduce(engine: EngineModel) -> Transfer:
     """Return the reduction of gradients. Stages 1 and 2 average whole gradients on all ranks; each reads its part."""
     weights = model_weights(engine.shape)
     passes = 1 if engine.stage == 1 else engine.microbatches
@@ -154,19 +154,19 @@ def _reduce(engine: Engine) -> Transfer:
     )
 
 
-def _fetch(engine: Engine) -> Iterator[Transfer]:
+def _fetch(engine: EngineModel) -> Iterator[Transfer]:
     weights, rest = engine.gathered(), engine.gathered_again()
     padded = engine.ranks * _part(weights, engine.ranks)
     if not weights:
         return
     yield _fetched(engine, padded, len(weights), "forward")
     # Weights within reuse distance, or gathered far ahead, are not released before their use in backward.
-    kept = max(engine.reuse_distance // 2, LIVE if engine.prefetch else 0)
-    if padded > kept:
-        yield _fetched(engine, engine.ranks * _part(rest, engine.ranks) - kept, len(rest), "backward")
+    reused = max(engine.reuse_distance // 2, LIVE if engine.prefetch else 0)
+    if padded > reused:
+        yield _fetched(engine, engine.ranks * _part(rest, engine.ranks) - reused, len(rest), "backward")
 
 
-def _fetched(engine: Engine, gathered: int, weights: int, phase: Literal["forward", "backward"]) -> Transfer:
+def _fetched(engine: EngineModel, gathered: int, weights: int, phase: Literal["forward", "backward"]) -> Transfer:
     """Return a step's gathers in one phase. gathered, weights: elements and weights of each microbatch."""
     calls = bucket_count(gathered, engine.prefetch) if engine.prefetch else weights
     return _gather(
@@ -203,7 +203,7 @@ def _buckets(weights: Iterable[Dimensions], bucket: int) -> int:
     return count
 
 
-def _sub_groups(engine: Engine) -> int:
+def _sub_groups(engine: EngineModel) -> int:
     """Count the tensors that the rank updates: weights join one until their parts reach `SUB_GROUP` elements."""
     if engine.stage < 3:
         return 1

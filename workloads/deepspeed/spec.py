@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import Stage, paper_states
+from workloads.cost_models.memory import ZeroStage, paper_states
 from workloads.cost_models.terms import States, Transfer
-from workloads.deepspeed.cost_model import Engine, engine_states, engine_transfers
+from workloads.deepspeed.cost_model import EngineModel, engine_states, engine_transfers
 from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals
 from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
 
-STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
+STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 
 OFFLOAD = Option(
     name="offload",
@@ -92,9 +92,9 @@ def _engine_refusals(setup: Setup, stage: int) -> Iterator[str]:
         )
 
 
-def _engine(setup: Setup) -> Engine:
+def _engine(setup: Setup) -> EngineModel:
     options = setup.options
-    return Engine(
+    return EngineModel(
         shape=setup.shape,
         ranks=setup.ranks,
         stage=STAGES[int(options["stage"])],

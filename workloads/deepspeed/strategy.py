@@ -73,7 +73,7 @@ def _environment(**variables: str) -> Iterator[None]:
 #
 # Dimensions: r ranks, e elements of a rank's part.
 
-Layout = Literal["whole", "end_to_end", "each"]
+GradientLayout = Literal["whole", "end_to_end", "each"]
 """How ranks share gradients. whole: each rank has all. end_to_end: all are laid end to end and cut into equal parts.
 each: each gradient is cut by itself."""
 
@@ -81,7 +81,7 @@ each: each gradient is cut by itself."""
 def unflatten(
     tensors: Sequence[Tensor],
     shapes: Mapping[str, torch.Size],
-    layout: Layout,
+    layout: GradientLayout,
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ def unflatten(
     }
 
 
-LAYOUTS: Mapping[int, Layout] = {0: "whole", 1: "end_to_end", 2: "end_to_end", 3: "each"}
+LAYOUTS: Mapping[int, GradientLayout] = {0: "whole", 1: "end_to_end", 2: "end_to_end", 3: "each"}
 """For each stage of ZeRO, how its update divides gradients among the ranks."""
 
 

@@ -112,11 +112,11 @@ def building_bytes(sharding: Sharding) -> int:
     The parts of a unit's weights are copies; the whole weights are freed at the end of the unit. Parts that the host
     keeps leave the device one by one.
     """
-    held = most = elements(sharding.weights())
+    built = most = elements(sharding.weights())
     for unit in (*sharding.inner_units() * sharding.shape.layers, sharding.outer_unit()):
         parts = [padded_elements((weight,), sharding.ranks) for weight in unit]
-        most = max(most, held + (max(parts) if sharding.is_copied_away else sum(parts)))
-        held += (0 if sharding.is_copied_away else sum(parts)) - elements(unit)
+        most = max(most, built + (max(parts) if sharding.is_copied_away else sum(parts)))
+        built += (0 if sharding.is_copied_away else sum(parts)) - elements(unit)
     return ELEMENT_BYTES * most
 
 

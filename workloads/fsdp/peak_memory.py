@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from workloads.cost_models.memory import FULL_BYTES, Microbatch
-from workloads.cost_models.peak_memory import BlockMoments, Moment, Prediction, Step
+from workloads.cost_models.peak_memory import BlockMoments, Moment, Prediction, StepMoments
 from workloads.cost_models.terms import Dimensions, States, elements
 from workloads.fsdp.cost_model import ELEMENT_BYTES, Sharding, padded_elements
 
@@ -29,7 +29,7 @@ def sharded_step_peak(
     temporary.
     kept_ranks: ranks that share a weight between forward and backward, where these are fewer than between steps.
     """
-    step = Step(
+    step = StepMoments(
         microbatch=microbatch, held_bytes=sharding.microbatches * microbatch.tokens_bytes + microbatch.logits_bytes
     )
     backward = [_unit(weights, sharding) for weights in reversed(sharding.inner_units())]
@@ -118,7 +118,7 @@ class _Model:
 
     sharding: Sharding
     kept_ranks: int | None
-    step: Step
+    step: StepMoments
     blocks: BlockMoments
     units: Sequence[_Unit]
     outer: _Unit
@@ -141,8 +141,8 @@ class _Model:
         if one_pass.is_first or self.sharding.is_resharded:
             yield self._gathered_in_forward(one_pass)
             buffer_bytes = self.units[0].gathered_bytes
-            yield self._live(one_pass, _beside(self.blocks.last_mlp_ends(), buffer_bytes), _UnitState(gathered=1))
-            yield self._live(one_pass, _beside(self.blocks.head_ends(), buffer_bytes), _UnitState())
+            yield self._live(one_pass, _with_buffer(self.blocks.last_mlp_ends(), buffer_bytes), _UnitState(gathered=1))
+            yield self._live(one_pass, _with_buffer(self.blocks.head_ends(), buffer_bytes), _UnitState())
         yield self._live(one_pass, self.step.end_of_forward(), _UnitState())
         yield self._live(one_pass, self.step.loss(), _UnitState())
 
@@ -151,7 +151,7 @@ class _Model:
         last, before = self.units[0], (*self.units, self.outer)[1]
         moment = self.blocks.last_block_begins() if self._units_each == 1 else self.blocks.last_mlp_begins()
         live = self._live(
-            one_pass, _beside(moment, last.gathered_bytes + before.gathered_bytes), _UnitState(gathered=1)
+            one_pass, _with_buffer(moment, last.gathered_bytes + before.gathered_bytes), _UnitState(gathered=1)
         )
         if not one_pass.is_first:
             return live
@@ -234,11 +234,11 @@ class _Model:
 
     def _live(self, one_pass: _Pass, moment: Moment, state: _UnitState) -> _Live:
         """Add gathered weights, travelling buffers and gradients to a moment of computation."""
-        # here: gathered units; coming_bytes: buffer of the arriving unit; parts_bytes: parts kept by `kept_ranks`.
+        # gathered: gathered units; coming_bytes: buffer of the arriving unit; parts_bytes: parts kept by `kept_ranks`.
         units, resharded = self.units, state.finished + state.resharded
-        here, coming_bytes, parts_bytes = units[resharded:] if one_pass.is_last else units, 0, 0
+        gathered, coming_bytes, parts_bytes = units[resharded:] if one_pass.is_last else units, 0, 0
         if self.sharding.is_resharded:
-            here = units[resharded : resharded + state.gathered]
+            gathered = units[resharded : resharded + state.gathered]
             if state.incoming is not None:
                 coming_bytes = _gathered_bytes(units[state.incoming : state.incoming + 1])
             if self.kept_ranks is not None:
@@ -247,7 +247,7 @@ class _Model:
         if one_pass.is_last and state.finished and not state.resharded:
             in_flight_bytes = units[state.finished - 1].reduced_bytes  # It is kept until the next reduction.
         return _Live(
-            gathered_bytes=self.outer.gathered_bytes + _gathered_bytes(here),
+            gathered_bytes=self.outer.gathered_bytes + _gathered_bytes(gathered),
             gradients_bytes=self._gradients_bytes(one_pass, state),
             activations_bytes=moment.activations_bytes + parts_bytes,
             temporary_bytes=moment.temporary_bytes + coming_bytes + in_flight_bytes,
@@ -293,6 +293,6 @@ def _gathered_bytes(units: Iterable[_Unit]) -> int:
     return sum(unit.gathered_bytes for unit in units)
 
 
-def _beside(moment: Moment, buffer_bytes: int) -> Moment:
+def _with_buffer(moment: Moment, buffer_bytes: int) -> Moment:
     """Return the moment with one more buffer, which forward made."""
     return replace(moment, activations_bytes=moment.activations_bytes + buffer_bytes)

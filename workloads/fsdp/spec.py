@@ -161,7 +161,8 @@ class ShardedSpec(StrategySpec):
         if sharding.ranks == 1:
             return Absent(reason="one rank alone gathers and reduces by code that the cost model does not cover")
         states = max(
-            (sharded_states(sharding, rank) for rank in range(sharding.ranks)), key=lambda held: held.optimizer_bytes
+            (sharded_states(sharding, rank) for rank in range(sharding.ranks)),
+            key=lambda states: states.optimizer_bytes,
         )
         kept_ranks = int(setup.options.get(RESHARD.name, 0))
         return sharded_step_peak(

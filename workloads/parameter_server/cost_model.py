@@ -18,7 +18,7 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ServerLoad:
     """The weights that one server holds, as whole tensors."""
 
     size_bytes: int
@@ -26,14 +26,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class StepTraffic:
     """Tensor payload that one rank sends and receives in a step, without headers."""
 
     sent_bytes: int
     received_bytes: int
 
 
-def shares(shape: Shape, servers: int) -> tuple[Share, ...]:
+def shares(shape: Shape, servers: int) -> tuple[ServerLoad, ...]:
     """Return what each server holds of the model.
 
     Raises:
@@ -46,20 +46,21 @@ def shares(shape: Shape, servers: int) -> tuple[Share, ...]:
         )
     server_of = divide(sizes_bytes, servers)
     held_by = [
-        [size for size, server in zip(sizes_bytes, server_of, strict=True) if server == one] for one in range(servers)
+        [size for size, server in zip(sizes_bytes, server_of, strict=True) if server == holder]
+        for holder in range(servers)
     ]
-    return tuple(Share(size_bytes=sum(held), tensors=len(held)) for held in held_by)
+    return tuple(ServerLoad(size_bytes=sum(sizes), tensors=len(sizes)) for sizes in held_by)
 
 
-def server_traffic(share: Share, workers: int) -> Traffic:
+def server_traffic(share: ServerLoad, workers: int) -> StepTraffic:
     """Return a server's traffic in one step: every worker's gradients in, the new weights out to every worker."""
-    return Traffic(sent_bytes=workers * share.size_bytes, received_bytes=workers * share.size_bytes)
+    return StepTraffic(sent_bytes=workers * share.size_bytes, received_bytes=workers * share.size_bytes)
 
 
-def worker_traffic(shape: Shape) -> Traffic:
+def worker_traffic(shape: Shape) -> StepTraffic:
     """Return a worker's traffic in one step: its gradients out, the new weights in, for any number of servers."""
     weights_bytes = ELEMENT_BYTES * shape.parameters()
-    return Traffic(sent_bytes=weights_bytes, received_bytes=weights_bytes)
+    return StepTraffic(sent_bytes=weights_bytes, received_bytes=weights_bytes)
 
 
 def busiest_bytes(shape: Shape, *, servers: int, workers: int) -> int:

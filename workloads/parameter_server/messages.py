@@ -93,7 +93,7 @@ class ServerLink:
         """
         with self._losing():
             for work in self._works:
-                assert work is not None, "both ranks are of the group"
+                assert work is not None, "both ranks belong to the group"
                 work.wait()
             dist.send(torch.ones(1), group=self._group, group_dst=self.server)
         for weight, new in zip(self._weights, split(self._answer, self._weights), strict=True):
@@ -180,8 +180,8 @@ class Inbox:
             self._wait(lambda: bool(self._pushes or self._lost & awaited), "gradients of", awaited)
             if self._pushes:
                 return self._pushes.popleft()
-        gone = min(self._lost & awaited)
-        raise PeerLost(f"Connection closed: rank {gone} is gone, a worker whose gradients are missing")
+        worker = min(self._lost & awaited)
+        raise PeerLost(f"Connection closed: rank {worker} is gone, a worker whose gradients are missing")
 
     def answer(self, push: Push, weights: Tensor) -> None:
         """Send the weights to the worker that pushed."""

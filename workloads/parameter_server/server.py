@@ -27,7 +27,7 @@ from workloads.spec import Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class WeightPlacement:
     """The weights of the model in their order, and the server of each. Servers are the group's first ranks."""
 
     names: tuple[str, ...]
@@ -36,39 +36,39 @@ class Placement:
 
     def held_by(self, server: int) -> list[int]:
         """Return the indices of a server's weights, in the model's order."""
-        return [index for index, one in enumerate(self.servers) if one == server]
+        return [index for index, holder in enumerate(self.servers) if holder == server]
 
-    def gather(self, held: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
+    def gather(self, gradients: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
         """Return all gradients by the weights' names, on each rank; all ranks must call it.
 
-        held: the gradients that this rank updated with as a server; empty on a worker.
+        gradients: the gradients that this rank updated with as a server; empty on a worker.
         """
         full = {}
         for name, shape, server in zip(self.names, self.shapes, self.servers, strict=True):
-            gradient = held[name] if name in held else torch.empty(shape, device=device)
+            gradient = gradients[name] if name in gradients else torch.empty(shape, device=device)
             dist.broadcast(gradient, group=group, group_src=server)
             full[name] = gradient
         return full
 
 
-def place(model: nn.Module, servers: int) -> Placement:
+def place(model: nn.Module, servers: int) -> WeightPlacement:
     """Divide the weights among servers by their bytes; see `workloads.cost_models.terms.divide`."""
     names, weights = zip(*model.named_parameters(), strict=True)
-    return Placement(
+    return WeightPlacement(
         names=names,
         shapes=tuple(weight.shape for weight in weights),
         servers=divide([weight.nbytes for weight in weights], servers),
     )
 
 
-class Share:
+class ServerWeights:
     """The weights that one server holds, with their gradients and AdamW states."""
 
-    def __init__(self, setup: Setup, model: nn.Module, placement: Placement, group: dist.ProcessGroup) -> None:
+    def __init__(self, setup: Setup, model: nn.Module, placement: WeightPlacement, group: dist.ProcessGroup) -> None:
         """Keep this rank's weights of the model."""
-        held = placement.held_by(group.rank())
+        indices = placement.held_by(group.rank())
         weights = list(model.parameters())
-        self.model = nn.ParameterList(weights[index] for index in held)
+        self.model = nn.ParameterList(weights[index] for index in indices)
         self.optimizer: Optimizer = AdamW(self.model.parameters(), **adamw_settings(setup))
         self._learning_rate = LearningRate(setup)
         self.received_bytes = 0
@@ -76,7 +76,7 @@ class Share:
         self.sent_bytes = 0
         self.size = sum(weight.numel() for weight in self.model)
         """Elements of the weights together."""
-        self._names = [placement.names[index] for index in held]
+        self._names = [placement.names[index] for index in indices]
         self._placement = placement
         self._group = group
         self._device = weights[0].device
@@ -104,12 +104,12 @@ class Share:
 
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`; all ranks must call it."""
-        held = {}
+        gradients = {}
         for name, weight in zip(self._names, self.model, strict=True):
             if weight.grad is None:
                 raise RuntimeError(f"weight {name} has no gradient; no worker has pushed one")
-            held[name] = weight.grad
-        return self._placement.gather(held, self._group, self._device)
+            gradients[name] = weight.grad
+        return self._placement.gather(gradients, self._group, self._device)
 
 
 class SynchronousServer:
@@ -118,7 +118,7 @@ class SynchronousServer:
     def __init__(
         self,
         setup: Setup,
-        share: Share,
+        share: ServerWeights,
         phase: Phase,
         *,
         inbox: Inbox,
@@ -205,7 +205,9 @@ class AsynchronousServer:
     Source: Ho et al. 2013, More effective distributed ML via a stale synchronous parallel parameter server.
     """
 
-    def __init__(self, setup: Setup, share: Share, phase: Phase, *, inbox: Inbox, workers: Sequence[int]) -> None:
+    def __init__(
+        self, setup: Setup, share: ServerWeights, phase: Phase, *, inbox: Inbox, workers: Sequence[int]
+    ) -> None:
         self.model: nn.Module = share.model
         self.optimizer = share.optimizer
         self.full_gradients = share.full_gradients

@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 
 from workloads.core.mesh import timeout_of
 from workloads.core.trainer import Trainer, make_model
-from workloads.parameter_server.cost_model import Traffic
+from workloads.parameter_server.cost_model import StepTraffic
 from workloads.parameter_server.messages import Inbox, ServerLink, connect, serve_worker, timeout_s
 from workloads.parameter_server.server import (
     AsynchronousServer,
-    Placement,
-    Share,
+    ServerWeights,
     SynchronousServer,
+    WeightPlacement,
     place,
     whole_norm,
 )
@@ -42,7 +42,7 @@ class RemoteOptimizer(Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, model: nn.Module, placement: Placement, group: dist.ProcessGroup) -> None:
+    def __init__(self, model: nn.Module, placement: WeightPlacement, group: dist.ProcessGroup) -> None:
         """group: for messages."""
         super().__init__(model.parameters(), {})
         weights = list(model.parameters())
@@ -51,7 +51,7 @@ class RemoteOptimizer(Optimizer):
             for server in sorted(set(placement.servers))
         ]
         size_bytes = sum(weight.nbytes for weight in weights)
-        self.traffic = Traffic(sent_bytes=size_bytes, received_bytes=size_bytes)
+        self.traffic = StepTraffic(sent_bytes=size_bytes, received_bytes=size_bytes)
         """Traffic of a step."""
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
         return Worker(setup, model, phase, placement, group, messages)
 
     share, workers, inbox = (
-        Share(setup, model, placement, group),
+        ServerWeights(setup, model, placement, group),
         range(servers, setup.ranks),
         Inbox(timeout_s(messages)),
     )
@@ -100,7 +100,7 @@ class Worker(Trainer):
         setup: Setup,
         model: nn.Module,
         phase: Phase,
-        placement: Placement,
+        placement: WeightPlacement,
         group: dist.ProcessGroup,
         messages: dist.ProcessGroup,
     ) -> None:

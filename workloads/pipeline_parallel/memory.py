@@ -1,6 +1,6 @@
 """Memory and traffic of pipeline stages: states, activations, messages, and the peak of live tensors in a step.
 
-The peak is searched action by action: a stage's work on one microbatch lives beside what the rank holds for others.
+The peak is searched action by action: a stage's work on one microbatch adds to what the rank holds for others.
 Receive buffers also live, and sent tensors for as long as torch keeps their handle. MemTracker sees a buffer from its
 first use on; a buffer of gradients never under autocast, which only reads it to make a copy.
 Not covered: schedules that split backward, where autograd chooses what one half keeps for the other.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, Microbatch
-from workloads.cost_models.peak_memory import BlockMoments, Moment, Prediction, Step
+from workloads.cost_models.peak_memory import BlockMoments, Moment, Prediction, StepMoments
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, actions, live_microbatches_of_stages
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Dimensions, States, Transfer, block_weights, elements, outer_weights
@@ -102,7 +102,7 @@ def _messages(pipeline: Pipeline, rank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Live:
+class _LiveBytes:
     """Live bytes at one moment, besides the states that are always there."""
 
     activations_bytes: int
@@ -115,7 +115,7 @@ class _Live:
 
 
 def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int], rank: int) -> Prediction:
-    """Predict the live bytes on a pipeline rank at the peak of a step; see `Microbatch` for what is covered.
+    """Predict the live bytes on a pipeline rank at the peak of a step; see `Microbatch` for its scope.
 
     counts: blocks of each stage.
 
@@ -161,8 +161,8 @@ class _Rank:
         for stage, begun in self.forwards.items():
             waiting_bytes += (begun - self.backwards[stage]) * stored_bytes(self.microbatch, self.counts, stage)
         streams = sum(
-            (stage > 0) * done + (not self.is_last(stage)) * self._unfreed(done)
-            for stage, done in self.backwards.items()
+            (stage > 0) * count + (not self.is_last(stage)) * self._unfreed(count)
+            for stage, count in self.backwards.items()
         )
         return waiting_bytes + streams * self.microbatch.stream_bytes
 
@@ -170,15 +170,15 @@ class _Rank:
     def messages_bytes(self) -> int:
         """Gradients that were received, and sent ones that torch still holds."""
         streams = sum(
-            self.sees_received_gradients(stage) * done + (stage > 0) * self._unfreed(done)
-            for stage, done in self.backwards.items()
+            self.sees_received_gradients(stage) * count + (stage > 0) * self._unfreed(count)
+            for stage, count in self.backwards.items()
         )
         return streams * self.microbatch.stream_bytes
 
     @property
     def gradients_bytes(self) -> int:
         """Weight gradients of the stages that have run a backward."""
-        return sum(self.weights_bytes(stage) for stage, done in self.backwards.items() if done)
+        return sum(self.weights_bytes(stage) for stage, count in self.backwards.items() if count)
 
     def sees_received_gradients(self, stage: int) -> bool:
         """Whether MemTracker sees the gradients that a stage receives."""
@@ -196,7 +196,7 @@ class _Rank:
         """Return the microbatch of a model that has only the stage's blocks."""
         return replace(self.microbatch, shape=replace(self.microbatch.shape, layers=self.counts[stage]))
 
-    def end_of_forward(self, stage: int) -> _Live:
+    def end_of_forward(self, stage: int) -> _LiveBytes:
         """Return the end of a stage's forward; in the last stage the loss has just read the logits."""
         size = self.microbatch_of(stage)
         activations_bytes = self.waiting_bytes + stored_bytes(self.microbatch, self.counts, stage)
@@ -204,13 +204,13 @@ class _Rank:
             activations_bytes += size.shape.layers * size.block_casts_bytes
         if self.is_last(stage):
             activations_bytes += size.logits_bytes + (size.probabilities_bytes if size.is_autocast else 0)
-        return _Live(
+        return _LiveBytes(
             activations_bytes=activations_bytes,
             temporary_bytes=self.messages_bytes,
             gradients_bytes=self.gradients_bytes,
         )
 
-    def backward(self, stage: int) -> Iterator[_Live]:
+    def backward(self, stage: int) -> Iterator[_LiveBytes]:
         """Yield the moments of a stage's backward, from the loss or the received gradient to the stage's input.
 
         They are moments of a model that has only the stage's blocks, together with what the rank holds besides.
@@ -223,7 +223,7 @@ class _Rank:
         if not is_last:
             held_bytes += size.stream_bytes
 
-        def live(moment: Moment, *, ready: int, is_top: bool = False) -> _Live:
+        def live(moment: Moment, *, ready: int, is_top: bool = False) -> _LiveBytes:
             """ready: number of the stage's weights that have their gradient, if this is its first backward.
 
             is_top: the moment starts from the received gradient itself, which its own bytes include.
@@ -232,13 +232,13 @@ class _Rank:
             if not is_last:
                 # The received gradient, unless the moment counts it already.
                 temporary_bytes += size.stream_bytes * (self.sees_received_gradients(stage) - is_top)
-            return _Live(
+            return _LiveBytes(
                 activations_bytes=moment.activations_bytes,
                 temporary_bytes=temporary_bytes,
                 gradients_bytes=self.gradients_bytes + (0 if self.backwards[stage] else FULL_BYTES * ready),
             )
 
-        step = Step(microbatch=size, held_bytes=held_bytes)
+        step = StepMoments(microbatch=size, held_bytes=held_bytes)
         if is_last:
             yield live(step.loss(), ready=0)
             yield live(step.head(), ready=0)
@@ -246,7 +246,7 @@ class _Rank:
         top = shape.layers - 1
         for below in {0, max(0, top - 1), top}:
             for moment in step.mlp(below):
-                # `Step` counts the head as ready, which only the last stage has.
+                # `StepMoments` counts the head as ready, which only the last stage has.
                 ready = int(moment.ready * shape.parameters()) - table
                 yield live(moment, ready=head + ready, is_top=below == top)
         # The stage's first block, the last one in backward.
@@ -268,7 +268,7 @@ class _Rank:
         return min(sent, 1) if self.pipeline.schedule == "one_f_one_b" else sent
 
 
-def _moments(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int], rank: int) -> Iterator[_Live]:
+def _moments(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int], rank: int) -> Iterator[_LiveBytes]:
     """Yield the moments that can be the peak, action by action."""
     has_first = 0 in pipeline.stages_of(rank)
     state = _Rank(pipeline=pipeline, microbatch=microbatch, counts=counts, has_first=has_first)

@@ -21,7 +21,7 @@ from workloads.cost_models.schedules import Action, ActionKind, Pipeline, action
 StageTimes = Mapping[tuple[int, ActionKind], float]
 """Seconds that a stage computes for one microbatch, by stage and kind of action."""
 
-Needs = Mapping[Action, tuple[Action, ...]]
+ActionNeeds = Mapping[Action, tuple[Action, ...]]
 """Actions that must have ended before an action begins, besides the earlier ones of its rank."""
 
 EQUAL = 1e-9
@@ -46,19 +46,21 @@ class Simulated:
     @property
     def makespan_s(self) -> float:
         """Time from the beginning of the step to the end of the last action."""
-        return max(done.end_s for done in chain.from_iterable(self.performed))
+        return max(performed.end_s for performed in chain.from_iterable(self.performed))
 
     @property
     def busy_s(self) -> tuple[float, ...]:
         """Compute time of each rank."""
-        return tuple(sum(done.end_s - done.start_s for done in rank) for rank in self.performed)
+        return tuple(sum(performed.end_s - performed.start_s for performed in rank) for rank in self.performed)
 
     @property
     def stage_busy_s(self) -> dict[int, float]:
         """Compute time of each stage, in the order of the model."""
         busy_s: dict[int, float] = {}
-        for done in chain.from_iterable(self.performed):
-            busy_s[done.action.stage] = busy_s.get(done.action.stage, 0.0) + done.end_s - done.start_s
+        for performed in chain.from_iterable(self.performed):
+            busy_s[performed.action.stage] = (
+                busy_s.get(performed.action.stage, 0.0) + performed.end_s - performed.start_s
+            )
         return dict(sorted(busy_s.items()))
 
     @property
@@ -78,7 +80,7 @@ class Simulated:
     @property
     def live_microbatches(self) -> tuple[int, ...]:
         """The most microbatches that each rank holds at once, summed over its stages."""
-        return live_microbatches([[done.action for done in rank] for rank in self.performed])
+        return live_microbatches([[performed.action for performed in rank] for rank in self.performed])
 
 
 def simulate(order: Sequence[Sequence[Action]], times: StageTimes, *, transfer_s: float = 0.0) -> Simulated:
@@ -120,7 +122,7 @@ def planned_on(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
     return planned
 
 
-def needs_of(planned: Collection[Action]) -> Needs:
+def needs_of(planned: Collection[Action]) -> ActionNeeds:
     """Return what each action needs, besides the earlier actions of its rank."""
     last_stage = max((action.stage for action in planned), default=0)
     return {action: tuple(_needed(action, planned, last_stage)) for action in planned}
@@ -141,23 +143,23 @@ def _needed(action: Action, planned: Container[Action], last_stage: int) -> Iter
             yield unsplit if unsplit in planned else replace(unsplit, kind="input_backward")
 
 
-def in_possible_order(order: Sequence[Sequence[Action]], needs: Needs) -> Iterator[tuple[int, Action]]:
+def in_possible_order(order: Sequence[Sequence[Action]], needs: ActionNeeds) -> Iterator[tuple[int, Action]]:
     """Yield all actions with their ranks, each after those that it needs and after the earlier ones of its rank.
 
     Raises:
         ValueError: an action can never begin.
     """
-    done: set[Action] = set()
-    left = [deque(actions) for actions in order]
-    while any(left):
-        done_before = len(done)
-        for rank, waiting in enumerate(left):
-            while waiting and done.issuperset(needs[waiting[0]]):
-                done.add(waiting[0])
+    finished: set[Action] = set()
+    remaining = [deque(actions) for actions in order]
+    while any(remaining):
+        done_before = len(finished)
+        for rank, waiting in enumerate(remaining):
+            while waiting and finished.issuperset(needs[waiting[0]]):
+                finished.add(waiting[0])
                 yield rank, waiting.popleft()
-        if len(done) == done_before:
-            rank, action = next((rank, waiting[0]) for rank, waiting in enumerate(left) if waiting)
-            needed = next(needed for needed in needs[action] if needed not in done)
+        if len(finished) == done_before:
+            rank, action = next((rank, waiting[0]) for rank, waiting in enumerate(remaining) if waiting)
+            needed = next(needed for needed in needs[action] if needed not in finished)
             raise ValueError(
                 f"rank {rank} can never begin {_named(action)}: {_named(needed)} must come before it, and does not"
             )

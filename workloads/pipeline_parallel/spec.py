@@ -177,8 +177,8 @@ class PipelineSpec(StrategySpec):
     def states(self, setup: Setup, rank: int) -> States:
         pipeline = self.pipeline(setup)
         blocks = counts(setup, pipeline.stages)
-        held = (stage_weights(setup.shape, blocks, stage) for stage in pipeline.stages_of(rank))
-        return stage_states(weight for weights in held for weight in weights)
+        by_stage = (stage_weights(setup.shape, blocks, stage) for stage in pipeline.stages_of(rank))
+        return stage_states(weight for weights in by_stage for weight in weights)
 
     def states_not_covered(self, setup: Setup) -> Absent | None:
         if setup.options[BALANCE.name] != "measured":

@@ -97,7 +97,7 @@ OF_SEVERAL_STAGES: dict[ScheduleName, Any] = {
 }
 
 
-class Stage(PipelineStage):
+class MarkedStage(PipelineStage):
     """A stage that marks what it computes; marks enclose only the computation, never the wait for a message."""
 
     def __init__(
@@ -183,7 +183,7 @@ class Stage(PipelineStage):
     def _announced(
         self, end: MessageEnd, kind: ActionKind, microbatch: int, messages: list[dist.P2POp]
     ) -> list[dist.P2POp]:
-        """Count what is sent, and tell of the messages where there are any."""
+        """Count what is sent, and report the messages if there are any."""
         if end == "sent":
             self.sent_bytes += sum(message.tensor.nbytes for message in messages)
         if messages and self.tell_message is not None:
@@ -215,7 +215,7 @@ class PipelineTrainer(Trainer):
         scaler: torch.amp.GradScaler | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        """models: this rank's stages, by index. stream: see `Stage`. group: the ranks of one pipeline.
+        """models: this rank's stages, by index. stream: see `MarkedStage`. group: the ranks of one pipeline.
 
         after_backward: called when the schedule is done; its time counts as backward.
         clip, scaler: as in `Trainer`; by default those that agree over the group.
@@ -233,7 +233,7 @@ class PipelineTrainer(Trainer):
             notes=(*attention_notes(setup), *notes),
         )
         self._stages = [
-            Stage(setup, stage_model, pipeline, index=index, stream=stream, group=group, phase=phase)
+            MarkedStage(setup, stage_model, pipeline, index=index, stream=stream, group=group, phase=phase)
             for index, stage_model in models.items()
         ]
         # Ranks without the last stage scale no loss, but must still unscale their gradients.

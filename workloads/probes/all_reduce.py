@@ -29,7 +29,7 @@ NOTHING: Mapping[int, Tensor] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class CountedTraffic:
     """What one rank counted, as payload without headers.
 
     rounds: all rounds, including those in which it had no message.
@@ -41,7 +41,7 @@ class Traffic:
     peak_bytes: int = 0
 
 
-class Wire:
+class MessageRounds:
     """Sends and receives in rounds, in which all messages of a rank travel at once.
 
     All ranks of the group must go through the same rounds, and both ends must name each message. Tensors are contiguous
@@ -54,7 +54,7 @@ class Wire:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = group.rank()
         self.ranks = group.size()
-        self.traffic = Traffic()
+        self.traffic = CountedTraffic()
         self._group = group
 
     def exchange(self, *, send: Mapping[int, Tensor] = NOTHING, receive: Mapping[int, Tensor] = NOTHING) -> None:
@@ -76,7 +76,7 @@ class Wire:
         for work in dist.batch_isend_irecv(messages) if messages else ():
             work.wait()
         sent_bytes, received_bytes = (sum(tensor.nbytes for tensor in own.values()) for own in (sent, received))
-        self.traffic = Traffic(
+        self.traffic = CountedTraffic(
             rounds=self.traffic.rounds + 1,
             sent_bytes=self.traffic.sent_bytes + sent_bytes,
             peak_bytes=max(self.traffic.peak_bytes, sent_bytes, received_bytes),
@@ -97,7 +97,7 @@ class Wire:
 SERVER = 0
 
 
-def all_reduce(algorithm: Algorithm, vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+def all_reduce(algorithm: Algorithm, vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Replace the vector of each rank by the sum over all ranks.
 
     Raises:
@@ -109,7 +109,7 @@ def all_reduce(algorithm: Algorithm, vector: Tensor, scratch: Tensor, wire: Wire
         _ALGORITHMS[algorithm](vector, scratch, wire)
 
 
-def sequential(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+def sequential(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Pass a partial sum from the first rank to the last, then the result back.
 
     Only the last rank has the whole sum, added in the order of the ranks; all others copy it.
@@ -135,28 +135,28 @@ def sequential(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
             wire.exchange()
 
 
-def ring(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+def ring(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Pass chunks, one per rank, round the ring all at once: first to sum them, then to copy them.
 
     Each chunk is summed along one path through the ranks; all others copy it from the end of the path.
     """
     rank, ranks = wire.rank, wire.ranks
-    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    previous, right = (rank - 1) % ranks, (rank + 1) % ranks
     chunks = torch.tensor_split(vector, ranks)
     # reduce-scatter: each rank adds its own part to the arriving chunk, and passes it on; at the end rank r holds the
     # whole sum of chunk r + 1
     for step in range(ranks - 1):
         sent, summed = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
         received = scratch[: len(summed)]
-        wire.exchange(send={right: sent}, receive={left: received})
+        wire.exchange(send={right: sent}, receive={previous: received})
         summed += received
-    # all-gather: each whole chunk goes round once more, and each rank keeps a copy
+    # all-gather: each whole chunk goes round again, and each rank keeps a copy
     for step in range(ranks - 1):
         sent, copied = chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks]
-        wire.exchange(send={right: sent}, receive={left: copied})
+        wire.exchange(send={right: sent}, receive={previous: copied})
 
 
-def all_to_all(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+def all_to_all(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Send the whole vector to all other ranks, and add up the vectors of all.
 
     Every rank adds in the order of the ranks, its own vector in its place: otherwise their sums would differ in
@@ -172,7 +172,7 @@ def all_to_all(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
     vector.copy_(total)
 
 
-def recursive_doubling(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+def recursive_doubling(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Exchange and add partial sums in pairs, at doubling distances: 1, 2, 4, ...
 
     After the round at distance d the 2 d ranks of a block hold the sum of their block. Both ranks of a pair add the
@@ -185,7 +185,7 @@ def recursive_doubling(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
         vector += received
 
 
-def recursive_halving(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+def recursive_halving(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Share out the sums in pairs at halving distances, then copy the results at doubling distances.
 
     Each element is summed on one rank, and all others copy it.
@@ -197,18 +197,18 @@ def recursive_halving(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
     for distance in reversed(_distances(wire.ranks)):
         partner = wire.rank ^ distance
         first, second = torch.tensor_split(part, 2)
-        kept, given = (first, second) if wire.rank & distance == 0 else (second, first)
-        received = scratch[: len(kept)]
-        wire.exchange(send={partner: given}, receive={partner: received})
-        kept += received
-        halvings.append((partner, kept, given))
-        part = kept
+        own_half, other_half = (first, second) if wire.rank & distance == 0 else (second, first)
+        received = scratch[: len(own_half)]
+        wire.exchange(send={partner: other_half}, receive={partner: received})
+        own_half += received
+        halvings.append((partner, own_half, other_half))
+        part = own_half
     # all-gather by recursive doubling: the same way back, each half now complete
-    for partner, kept, given in reversed(halvings):
-        wire.exchange(send={partner: kept}, receive={partner: given})
+    for partner, own_half, other_half in reversed(halvings):
+        wire.exchange(send={partner: own_half}, receive={partner: other_half})
 
 
-def parameter_server(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
+def parameter_server(vector: Tensor, scratch: Tensor, wire: MessageRounds) -> None:
     """Send all vectors to the server, which is a rank like the others and returns the sum to all.
 
     Only the server adds, in the order of the ranks; all others copy.
@@ -225,7 +225,7 @@ def parameter_server(vector: Tensor, scratch: Tensor, wire: Wire) -> None:
     wire.exchange(send=dict.fromkeys(workers, vector))
 
 
-_ALGORITHMS: Mapping[Algorithm, Callable[[Tensor, Tensor, Wire], None]] = {
+_ALGORITHMS: Mapping[Algorithm, Callable[[Tensor, Tensor, MessageRounds], None]] = {
     "sequential": sequential,
     "ring": ring,
     "all_to_all": all_to_all,
@@ -282,11 +282,11 @@ def probe(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: Stopwa
             record(figures, collective="all_reduce", algorithm=algorithm, size=str(size_bytes))
 
 
-def _sum(algorithm: Contestant, vector: Tensor, scratch: Tensor, group: dist.ProcessGroup) -> Traffic | None:
+def _sum(algorithm: Contestant, vector: Tensor, scratch: Tensor, group: dist.ProcessGroup) -> CountedTraffic | None:
     """Run one call, and return what it sent where that can be counted."""
     if algorithm == "library":
         dist.all_reduce(vector, group=group)
         return None
-    wire = Wire(group)
+    wire = MessageRounds(group)
     all_reduce(algorithm, vector, scratch, wire)
     return wire.traffic

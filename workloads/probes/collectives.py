@@ -146,7 +146,7 @@ def _measure(
 def check(
     collective: Collective, call: Callable[[], _Result], buffers: Buffers, *, rank: int, ranks: int, text: str
 ) -> _Result:
-    """Call once more, with known values, and return what the call returned. text: the call in words.
+    """Call again, with known values, and return the result. text: the call in words.
 
     Raises:
         RuntimeError: the rank's result is wrong.

@@ -44,7 +44,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CostOrder:
     """Growth of a cost with the number of ranks n, for vectors of one size: S = 1, so that O(1/n) means S / n."""
 
     steps: str
@@ -52,13 +52,13 @@ class Order:
     total: str
 
 
-ORDERS: dict[Algorithm, Order] = {
-    "sequential": Order(steps="O(n)", peak_node="O(1)", total="O(n)"),
-    "ring": Order(steps="O(n)", peak_node="O(1/n)", total="O(n)"),
-    "all_to_all": Order(steps="O(1)", peak_node="O(n)", total="O(n^2)"),
-    "recursive_doubling": Order(steps="O(log n)", peak_node="O(1)", total="O(n log n)"),
-    "recursive_halving": Order(steps="O(log n)", peak_node="O(1)", total="O(n)"),
-    "parameter_server": Order(steps="O(1)", peak_node="O(n)", total="O(n)"),
+ORDERS: dict[Algorithm, CostOrder] = {
+    "sequential": CostOrder(steps="O(n)", peak_node="O(1)", total="O(n)"),
+    "ring": CostOrder(steps="O(n)", peak_node="O(1/n)", total="O(n)"),
+    "all_to_all": CostOrder(steps="O(1)", peak_node="O(n)", total="O(n^2)"),
+    "recursive_doubling": CostOrder(steps="O(log n)", peak_node="O(1)", total="O(n log n)"),
+    "recursive_halving": CostOrder(steps="O(log n)", peak_node="O(1)", total="O(n)"),
+    "parameter_server": CostOrder(steps="O(1)", peak_node="O(n)", total="O(n)"),
 }
 
 

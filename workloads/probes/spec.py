@@ -159,7 +159,7 @@ class AllReduceSpec(ProbeSpec):
 
     name = "all_reduce"
     entry = "workloads.probes.all_reduce:probe"
-    summary = "textbook algorithms of all-reduce, each measured beside the library's own"
+    summary = "textbook algorithms of all-reduce, each compared with the library's own"
     options = (
         Option(
             name="algorithms",
@@ -300,12 +300,12 @@ class CollectivesSpec(ProbeSpec):
 
     def working_bytes(self, setup: Setup, rank: int) -> int:
         """Return both buffers of the collective that needs most, and the check; not the library's own memory."""
-        held = [
+        elements = [
             held_elements(collective, counts, rank)
             for collective in chosen_collectives(setup)
             for counts in counted_sizes(setup, collective)
         ]
-        return max(held, default=0) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
+        return max(elements, default=0) * ELEMENT_BYTES[setup.precision] + CHECK_BYTES
 
 
 # Probe `copies`.
@@ -358,12 +358,12 @@ LARGEST: Mapping[Device, int] = {"cpu": 1024, "cuda": 16384}
 
 def sizes(setup: Setup) -> tuple[int, ...]:
     """Return the numbers of rows and columns of the square matrices, ascending."""
-    found = []
+    rounded = []
     size, largest = int(setup.options["min_size"]), _matmul_largest(setup)
     while size <= largest:
-        found.append(size)
+        rounded.append(size)
         size *= int(setup.options["factor"])
-    return tuple(found)
+    return tuple(rounded)
 
 
 def _matmul_largest(setup: Setup) -> int:
@@ -448,7 +448,7 @@ class PairsSpec(ProbeSpec):
             name="stride",
             default=1,
             minimum=1,
-            help="ranks so far apart are neighbours; as many as a node has ranks: each pair is of two nodes",
+            help="ranks so far apart are neighbours; as many as a node has ranks: each pair spans two nodes",
         ),
     )
     needs = Needs(minimum_ranks=2)

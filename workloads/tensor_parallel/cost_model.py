@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, Checkpoint, Microbatch
-from workloads.cost_models.peak_memory import Backward, Prediction, Step, step_peak
+from workloads.cost_models.peak_memory import Backward, Prediction, StepMoments, step_peak
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Collective, States, Transfer, elements, model_weights
 
@@ -80,8 +80,8 @@ class ShardedMicrobatch(Microbatch):
     def norm_bytes(self, readers: int) -> int:
         """See `Microbatch`; all readers share one copy, which is gathered for them."""
         is_same = not self.is_autocast and not self.is_stream_sharded
-        read = self.stream_bytes if is_same else min(readers, 1) * self.width_bytes
-        return FULL_BYTES * self._own_positions + self.stream_bytes + read
+        read_bytes = self.stream_bytes if is_same else min(readers, 1) * self.width_bytes
+        return FULL_BYTES * self._own_positions + self.stream_bytes + read_bytes
 
     @property
     def _own_positions(self) -> int:
@@ -127,7 +127,9 @@ def tensor_parallel_peak(microbatch: ShardedMicrobatch, *, states: States, backw
     peak = step_peak(microbatch, states=states, backwards=backwards)
     if not microbatch.is_loss_sharded:
         return peak
-    step = Step(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes)
+    step = StepMoments(
+        microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes
+    )
     # torch computes the gradient of a divided loss in one step, of three tensors: ones at targets, probabilities, and
     # their product.
     loss = replace(

@@ -71,8 +71,8 @@ class MeshStages:
 
     def weights(self, pipeline_rank: int) -> tuple[Dimensions, ...]:
         """Return all weights of a rank's stages."""
-        held = (self.units(stage) for stage in self.pipeline.stages_of(pipeline_rank))
-        return tuple(weight for units in held for unit in units for weight in unit)
+        by_stage = (self.units(stage) for stage in self.pipeline.stages_of(pipeline_rank))
+        return tuple(weight for units in by_stage for unit in units for weight in unit)
 
     def states(self, rank: int) -> States:
         """Return what a rank holds between steps."""
@@ -108,8 +108,8 @@ class MeshStages:
                 yield from self.traffic.head()
         if self.traffic.is_stream_sharded:
             norms = [weight for weight in self.weights(pipeline_rank) if len(weight) == 1]
-            held = own_elements(norms, rank=0, ranks=1 if self.bucket_bytes is not None else self.data_ranks)
-            yield Transfer(collective="all_reduce", axis="tensor", payload_bytes=ELEMENT_BYTES * held)
+            elements = own_elements(norms, rank=0, ranks=1 if self.bucket_bytes is not None else self.data_ranks)
+            yield Transfer(collective="all_reduce", axis="tensor", payload_bytes=ELEMENT_BYTES * elements)
         yield from self._agreed("tensor")
 
     def _over_data(self, pipeline_rank: int) -> Iterator[Transfer]:

@@ -42,7 +42,7 @@ def average_gradients(weights: Iterable[nn.Parameter], group: dist.ProcessGroup,
         parts = [gradients[place] for place in bucket]
         flat = torch.cat([part.flatten() for part in parts])
         work = dist.all_reduce(flat, group=group, async_op=True)
-        assert work is not None, "this rank is of the group"
+        assert work is not None, "this rank belongs to the group"
         sent.append((parts, flat, work))
     for parts, flat, work in sent:
         work.wait()

@@ -80,7 +80,7 @@ class Collectives:
                 "Share of the time in collectives that ranks wait for the last to come",
                 "collectives count waiting_ratio",
                 [
-                    ("without each rank's first", sum(one.count for one in self.figures), self.waiting_ratio),
+                    ("without each rank's first", sum(figure.count for figure in self.figures), self.waiting_ratio),
                     ("all", len(self.times), self.waiting_ratio_with_first),
                 ],
             ),
@@ -106,7 +106,7 @@ def collectives(timelines: Sequence[Timeline]) -> Collectives:
     """Return the collectives of these ranks, on one clock.
 
     Raises:
-        ValueError: two Timelines are of one rank.
+        ValueError: two Timelines belong to one rank.
     """
     matching = match(timelines)
     alignment = align(timelines, matching)
@@ -188,8 +188,10 @@ def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], resid
             f"the traces of ranks {', '.join(map(str, missing))} are not here, one of which may come last: waits may be"
             " longer than shown and transfers shorter, and bandwidths are left out"
         )
-    partly_traced = [one.matched for one in times if one.matched.missing_count > len(one.matched.missing)]
-    if partial := sorted({(len(one.ranks), len(one.ranks) + one.missing_count) for one in partly_traced}):
+    partly_traced = [time.matched for time in times if time.matched.missing_count > len(time.matched.missing)]
+    if partial := sorted(
+        {(len(matched.ranks), len(matched.ranks) + matched.missing_count) for matched in partly_traced}
+    ):
         counts = ", ".join(f"{traced} of {ranks}" for traced, ranks in partial)
         yield (
             f"of process groups' ranks only some have a trace here ({counts}), and another may come last: waits may be"
@@ -210,10 +212,10 @@ def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], resid
         )
 
 
-def _why_absent(found: Sequence[CollectiveFigures]) -> Iterator[str]:
-    if any(one.size_bytes is None for one in found):
+def _why_absent(figures: Sequence[CollectiveFigures]) -> Iterator[str]:
+    if any(figure.size_bytes is None for figure in figures):
         yield "size and bandwidths are absent where the traces do not say how many elements of which dtype"
-    if rooted := sorted({one.collective for one in found} & ROOTED):
+    if rooted := sorted({figure.collective for figure in figures} & ROOTED):
         yield (
             f"bandwidths of {', '.join(rooted)} are absent: data of a rooted collective moves before the last rank has"
             " come, from when on it would be counted"

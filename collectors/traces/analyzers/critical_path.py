@@ -377,21 +377,21 @@ def _of_matching(matching: Matching, ranks: int) -> list[str]:
     notes = list(matching.notes)
     if ranks == 1 and matching.unmatched:
         return [*notes, "one rank alone: what its communication waited for is not known, and counts as communication"]
-    reasons = Counter(one.reason for one in matching.unmatched)
+    reasons = Counter(spans.reason for spans in matching.unmatched)
     notes += [
         f"{count} spans of communication were not matched, and count whole: {reason}"
         for reason, count in reasons.items()
     ]
-    missing = sorted({rank for one in matching.matched for rank in one.missing})
+    missing = sorted({rank for collective in matching.matched for rank in collective.missing})
     if missing:
         notes.append(
             f"no trace of rank {', '.join(map(str, missing))}: what others waited for there counts as communication"
         )
-    if any(one.missing_count > len(one.missing) for one in matching.matched):
+    if any(collective.missing_count > len(collective.missing) for collective in matching.matched):
         notes.append(
             "process groups have more ranks than traces are here: what was waited for there counts as communication"
         )
-    if any(one.collective in ROOTED for one in matching.matched):
+    if any(collective.collective in ROOTED for collective in matching.matched):
         notes.append(
             "ranks of a rooted collective need not wait for all others: the path goes through the last to come"
             " wherever a rank left after that, as if it had to wait"

@@ -1,4 +1,4 @@
-"""What a change of the step time is made of, from the traces of one run to those of another.
+"""The parts of a change in step time, from the traces of one run to the traces of another.
 
 Each division (by part, kernel, cause ...) adds up on both sides to what it divides, and so to its change, to the
 nanosecond.
@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import floor
 from typing import Literal
 
-from collectors.traces.analyzers.step_division import NOTHING, PARTS, Amount, Item, Part, amounts_of
+from collectors.traces.analyzers.step_division import NOTHING, PARTS, Item, ItemTime, StepPart, amounts_of
 from collectors.traces.steps import StepInterval, step_intervals
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import Timeline
@@ -23,7 +23,7 @@ Presence = Literal["both", "new", "gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ItemChange:
     """The change of one item, per step.
 
     before, after: None where it did not occur; their exposed times are whole nanoseconds.
@@ -32,8 +32,8 @@ class Change:
     """
 
     item: Item
-    before: Amount | None
-    after: Amount | None
+    before: ItemTime | None
+    after: ItemTime | None
 
     @property
     def seen(self) -> Presence:
@@ -64,10 +64,10 @@ class Change:
         Example: 10 runs of 2 us became 12 of 3 us, so 20 us of work became 36. Count effect: 2 x 2.5 = 5 us; duration
         effect: 1 x 11 = 11 us.
         """
-        one, other = _work_and_count(self.before), _work_and_count(self.after)
-        if not (one[1] and other[1]):
-            return round(other[0] - one[0])
-        return round((other[1] - one[1]) * (one[0] / one[1] + other[0] / other[1]) / 2)
+        before, other = _work_and_count(self.before), _work_and_count(self.after)
+        if not (before[1] and other[1]):
+            return round(other[0] - before[0])
+        return round((other[1] - before[1]) * (before[0] / before[1] + other[0] / other[1]) / 2)
 
     @property
     def duration_effect_ns(self) -> int:
@@ -80,13 +80,13 @@ class Change:
         return self.change_ns - self.count_effect_ns - self.duration_effect_ns
 
 
-def mean_ns(amount: Amount | None) -> int | None:
-    """Return the mean duration of a span; None where none started."""
+def mean_ns(amount: ItemTime | None) -> int | None:
+    """Return the mean duration of a span; None if none started."""
     work_ns, count = _work_and_count(amount)
     return round(work_ns / count) if count else None
 
 
-def _work_and_count(amount: Amount | None) -> tuple[Fraction, Fraction]:
+def _work_and_count(amount: ItemTime | None) -> tuple[Fraction, Fraction]:
     return (Fraction(0), Fraction(0)) if amount is None else (Fraction(amount.work_ns), Fraction(amount.count))
 
 
@@ -101,12 +101,12 @@ class MeanStep:
     ranks: tuple[int, ...]
     steps: int
     step_ns: int
-    amounts: Mapping[Item, Amount]
+    amounts: Mapping[Item, ItemTime]
 
 
 def mean_step(ranks: Sequence[tuple[Timeline, Sequence[StepInterval]]]) -> MeanStep:
     """Return the mean over the step intervals of each timeline, which has at least one."""
-    amounts: dict[Item, Amount] = {}
+    amounts: dict[Item, ItemTime] = {}
     for timeline, steps in ranks:
         share = Fraction(1, len(ranks) * len(steps))
         for item, amount in amounts_of(timeline, steps).items():
@@ -120,7 +120,7 @@ def mean_step(ranks: Sequence[tuple[Timeline, Sequence[StepInterval]]]) -> MeanS
     )
 
 
-def _in_whole_ns(amounts: Mapping[Item, Amount]) -> dict[Item, Amount]:
+def _in_whole_ns(amounts: Mapping[Item, ItemTime]) -> dict[Item, ItemTime]:
     """Return the amounts with exposed times in whole nanoseconds, each off by less than 1 ns.
 
     They add up to the rounded total, since the running sum over the sorted items is what is rounded: 0.4, 0.4 and 0.4
@@ -136,9 +136,9 @@ def _in_whole_ns(amounts: Mapping[Item, Amount]) -> dict[Item, Amount]:
     return rounded
 
 
-Ranks = list[tuple[Timeline, tuple[StepInterval, ...]]]
+RanksWithIntervals = list[tuple[Timeline, tuple[StepInterval, ...]]]
 
-BUSY: tuple[Part, ...] = tuple(part for part in PARTS if part != "idle")
+BUSY: tuple[StepPart, ...] = tuple(part for part in PARTS if part != "idle")
 
 
 class NothingToCompare(ValueError):
@@ -146,7 +146,7 @@ class NothingToCompare(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class StepDifference:
     """A mean step before and after, and the divisions of its change, each with the largest share first.
 
     parts: of the whole step. kernels, shapes: of all but idle time, by kernel, and by operator and input sizes.
@@ -157,12 +157,12 @@ class Difference:
 
     before: MeanStep
     after: MeanStep
-    parts: tuple[Change, ...]
-    kernels: tuple[Change, ...]
-    causes: tuple[Change, ...]
-    idle: tuple[Change, ...]
-    collectives: tuple[Change, ...]
-    shapes: tuple[Change, ...]
+    parts: tuple[ItemChange, ...]
+    kernels: tuple[ItemChange, ...]
+    causes: tuple[ItemChange, ...]
+    idle: tuple[ItemChange, ...]
+    collectives: tuple[ItemChange, ...]
+    shapes: tuple[ItemChange, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -170,7 +170,7 @@ class Difference:
         """The growth of the step."""
         return self.after.step_ns - self.before.step_ns
 
-    def share(self, change: Change) -> float | None:
+    def share(self, change: ItemChange) -> float | None:
         """Return a change's share of the step's change, below 0 if opposite to it; None if the step did not change."""
         return change.change_ns / self.change_ns if self.change_ns else None
 
@@ -210,7 +210,7 @@ class Difference:
             ),
         )
 
-    def _table(self, name: str, title: str, changes: Iterable[Change], fields: str, *notes: str) -> Table:
+    def _table(self, name: str, title: str, changes: Iterable[ItemChange], fields: str, *notes: str) -> Table:
         """Return the table of a division. fields: of an `Item`, and "seen"."""
         rows = (
             (
@@ -225,7 +225,7 @@ class Difference:
         return table_of(name, title, f"{fields} before_ns after_ns change_ns share_ratio", rows, *notes)
 
 
-def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> Difference:
+def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> StepDifference:
     """Return what changed between the mean steps of both sides, over all whole steps of all ranks.
 
     If any rank of a side has no whole step, the whole traces of all ranks of both sides are compared instead.
@@ -236,74 +236,74 @@ def difference(before: Sequence[Timeline], after: Sequence[Timeline]) -> Differe
     notes: list[str] = []
     sides = [_at_work(timelines, name, notes) for timelines, name in ((before, "before"), (after, "after"))]
     part = "step" if _have_steps(sides, notes) else "trace"
-    one, other = (
-        mean_step([(timeline, [found for found in parts if found.part == part]) for timeline, parts in ranks])
+    mean_before, mean_after = (
+        mean_step([(timeline, [interval for interval in parts if interval.part == part]) for timeline, parts in ranks])
         for ranks in sides
     )
     notes[:0] = [
         f"{name}: the mean of {mean.steps} whole {part}{'s' * (mean.steps > 1)}"
         f" of {len(mean.ranks)} rank{'s' * (len(mean.ranks) > 1)}"
-        for name, mean in (("before", one), ("after", other))
+        for name, mean in (("before", mean_before), ("after", mean_after))
     ]
     if len({timeline.is_device for ranks in sides for timeline, _ in ranks}) > 1:
-        notes.append(
-            "some traces are of a device and some of a host: kernels of the one are not operators of the other"
-        )
+        notes.append("some traces have a device and some only a host: kernels are not comparable with operators")
     notes.append("share: of the change in step time; below 0 is against it")
-    return Difference(
-        before=one,
-        after=other,
-        parts=_changes(one, other, PARTS, ()),
-        kernels=_changes(one, other, BUSY, ("name",)),
-        causes=_changes(one, other, ("idle",), ("cause",)),
-        idle=_changes(one, other, ("idle",), ("cause", "name")),
-        collectives=_changes(one, other, ("exposed_communication",), ("collective", "shape")),
-        shapes=_changes(one, other, BUSY, ("operator", "collective", "shape")),
+    return StepDifference(
+        before=mean_before,
+        after=mean_after,
+        parts=_changes(mean_before, mean_after, PARTS, ()),
+        kernels=_changes(mean_before, mean_after, BUSY, ("name",)),
+        causes=_changes(mean_before, mean_after, ("idle",), ("cause",)),
+        idle=_changes(mean_before, mean_after, ("idle",), ("cause", "name")),
+        collectives=_changes(mean_before, mean_after, ("exposed_communication",), ("collective", "shape")),
+        shapes=_changes(mean_before, mean_after, BUSY, ("operator", "collective", "shape")),
         notes=tuple(notes),
     )
 
 
-def _at_work(timelines: Sequence[Timeline], side: str, notes: list[str]) -> Ranks:
+def _at_work(timelines: Sequence[Timeline], side: str, notes: list[str]) -> RanksWithIntervals:
     """Return the timelines in which something ran, with their step intervals."""
-    found = [(timeline, step_intervals(timeline)) for timeline in timelines]
-    notes += [f"{side}: rank {timeline.rank} is left out: nothing ran" for timeline, parts in found if not parts]
-    ranks = [(timeline, parts) for timeline, parts in found if parts]
+    with_parts = [(timeline, step_intervals(timeline)) for timeline in timelines]
+    notes += [f"{side}: rank {timeline.rank} is left out: nothing ran" for timeline, parts in with_parts if not parts]
+    ranks = [(timeline, parts) for timeline, parts in with_parts if parts]
     if not ranks:
         raise NothingToCompare(
-            f"{side}: no trace of the {len(found)} holds a span that computes, communicates or copies; "
+            f"{side}: no trace of the {len(with_parts)} holds a span that computes, communicates or copies; "
             "give traces that were taken while steps ran"
         )
     return ranks
 
 
-def _have_steps(sides: Sequence[Ranks], notes: list[str]) -> bool:
+def _have_steps(sides: Sequence[RanksWithIntervals], notes: list[str]) -> bool:
     """Return whether every rank of both sides has a whole step, and note which have none."""
     lacking = [
         f"rank {timeline.rank} {side}"
         for side, ranks in zip(("before", "after"), sides, strict=True)
         for timeline, parts in ranks
-        if not any(found.part == "step" for found in parts)
+        if not any(interval.part == "step" for interval in parts)
     ]
     if lacking:
         notes.append(f"no whole step in the trace of {', '.join(lacking)}: whole traces are compared, not steps")
     return not lacking
 
 
-def _changes(one: MeanStep, other: MeanStep, parts: Sequence[Part], fields: Sequence[str]) -> tuple[Change, ...]:
+def _changes(
+    first: MeanStep, other: MeanStep, parts: Sequence[StepPart], fields: Sequence[str]
+) -> tuple[ItemChange, ...]:
     """Return the changes of these parts, summed over all items with the same fields; the largest share first."""
-    before: dict[Item, Amount] = {}
-    after: dict[Item, Amount] = {}
-    for mean, sums in ((one, before), (other, after)):
+    before: dict[Item, ItemTime] = {}
+    after: dict[Item, ItemTime] = {}
+    for mean, sums in ((first, before), (other, after)):
         for item, amount in mean.amounts.items():
             if item.part in parts:
                 wider = Item(part=item.part, **{field: getattr(item, field) for field in fields})
                 sums[wider] = sums.get(wider, NOTHING) + amount
-    changes = [Change(item=item, before=before.get(item), after=after.get(item)) for item in before | after]
-    sign = -1 if other.step_ns < one.step_ns else 1
+    changes = [ItemChange(item=item, before=before.get(item), after=after.get(item)) for item in before | after]
+    sign = -1 if other.step_ns < first.step_ns else 1
     return tuple(sorted(changes, key=lambda change: (-sign * change.change_ns, change.item)))
 
 
-def _effects(change: Change) -> tuple[Cell, ...]:
+def _effects(change: ItemChange) -> tuple[Cell, ...]:
     return (
         change.item.part,
         change.item.name,

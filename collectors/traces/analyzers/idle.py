@@ -26,10 +26,10 @@ from collectors.traces.event_names import DATA_LOADING
 from collectors.traces.intervals import Times, clip, gaps, intersection, length_ns, union, union_of, without
 from collectors.traces.steps import LONG_AGO, StepInterval, is_at_work, is_of_gloo, launches, step_intervals
 from collectors.traces.table import Cell, Table, table_of
-from collectors.traces.timeline import ABSENT, Kind, Timeline
+from collectors.traces.timeline import ABSENT, SpanKind, Timeline
 
-Cause = Literal["host_bound", "data_loading", "synchronisation", "launch_gap", "collective", "other"]
-CAUSES: tuple[Cause, ...] = get_args(Cause)
+IdleCause = Literal["host_bound", "data_loading", "synchronisation", "launch_gap", "collective", "other"]
+CAUSES: tuple[IdleCause, ...] = get_args(IdleCause)
 
 LAUNCH_GAP_NS = 10_000
 """What a launch may take. In traces of V100, A100 and MI300X 99 % of the work that nothing holds starts within 4 us of
@@ -48,21 +48,21 @@ class IdleCauses:
     """
 
     gaps: Times
-    by_cause: Mapping[Cause, Times | None]
+    by_cause: Mapping[IdleCause, Times | None]
     unknown: int = 0
 
 
 def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
     """Return the gaps within a window of a rank's trace, by cause.
 
-    In a trace without a device only data loading is told from the rest, since nothing is launched ahead there. Where
-    the device has another clock than the host, no cause is told.
+    In a trace without a device only data loading is distinguished: nothing is launched ahead there. Where
+    the device's clock differs from the host's, no cause is reported.
     """
     rows = np.flatnonzero(is_at_work(timeline))
     free = gaps(union(timeline.start_ns[rows], timeline.end_ns[rows]), start_ns, end_ns)
     if not timeline.is_device:
         loading = _named(timeline, DATA_LOADING, "host")
-        unknown: dict[Cause, Times | None] = dict.fromkeys(CAUSES)
+        unknown: dict[IdleCause, Times | None] = dict.fromkeys(CAUSES)
         return IdleCauses(
             gaps=free,
             by_cause=unknown | {"data_loading": intersection(free, loading), "other": without(free, loading)},
@@ -73,7 +73,7 @@ def idle_causes(timeline: Timeline, start_ns: int, end_ns: int) -> IdleCauses:
     # Per gap the row of the work that ends it; `ABSENT` where none follows.
     work = np.append(rows, ABSENT)[np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")]
     is_known = (work != ABSENT) & launched.is_known[work]
-    # After the last work the host launched nothing more; before work of an unknown launch nothing can be told.
+    # After the last work the host launched nothing more; before work of an unknown launch the cause is unknown.
     is_host = (work == ABSENT) | is_of_gloo(timeline)[work]
     # Until from_ns, the start of the next work's launch, the host is late; the rest of the gap is the device's.
     from_ns = np.where(is_host, free[:, 1], np.clip(launched.start_ns[work], free[:, 0], free[:, 1]))
@@ -105,17 +105,17 @@ def _freed_ns(timeline: Timeline, rows: NDArray[np.int64]) -> Times:
     """Return per span when what ran before it on its stream had ended; `LONG_AGO` where it is the first."""
     freed_ns = np.full(timeline.name.size, LONG_AGO)
     for stream in np.unique(timeline.stream[rows]):
-        here = rows[timeline.stream[rows] == stream]
-        freed_ns[here[1:]] = np.maximum.accumulate(timeline.end_ns[here])[:-1]
+        on_stream = rows[timeline.stream[rows] == stream]
+        freed_ns[on_stream[1:]] = np.maximum.accumulate(timeline.end_ns[on_stream])[:-1]
     return freed_ns
 
 
-def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) -> dict[Cause, Times | None]:
+def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) -> dict[IdleCause, Times | None]:
     """Divide the time in which the host was late by what the late thread did.
 
     Data loading has precedence over waiting in the driver, and that over anything else. thread: per gap.
     """
-    parts: dict[Cause, list[Times]] = {"data_loading": [], "synchronisation": [], "host_bound": []}
+    parts: dict[IdleCause, list[Times]] = {"data_loading": [], "synchronisation": [], "host_bound": []}
     for number in np.unique(thread):
         mine = _lasting(late[thread == number])
         loading = _named(timeline, DATA_LOADING, "host", number)
@@ -124,10 +124,10 @@ def _causes_on_host(timeline: Timeline, late: Times, thread: NDArray[np.int64]) 
         parts["data_loading"].append(intersection(mine, loading))
         parts["synchronisation"].append(intersection(busy, waiting))
         parts["host_bound"].append(without(busy, waiting))
-    return {cause: union_of(found) for cause, found in parts.items()}
+    return {cause: union_of(pieces) for cause, pieces in parts.items()}
 
 
-def _named(timeline: Timeline, rule: re.Pattern[str], kind: Kind, thread: int | None = None) -> Times:
+def _named(timeline: Timeline, rule: re.Pattern[str], kind: SpanKind, thread: int | None = None) -> Times:
     """Return when spans of the kind ran whose names match the rule, on one thread or on any."""
     is_known = np.array([rule.search(name) is not None for name in timeline.names], dtype=np.bool_)
     chosen = timeline.of_kind(kind) & is_known[timeline.name]
@@ -154,7 +154,7 @@ class IdleShare:
     rank: int
     stretch: StepInterval
     idle_ns: int
-    causes_ns: Mapping[Cause, int | None]
+    causes_ns: Mapping[IdleCause, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +166,12 @@ class Gap:
     end_ns: int
     after: str
     before: str
-    cause: Cause
+    cause: IdleCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """The idle time of all ranks' step intervals, and each rank's longest gaps. notes: what is not known, and why."""
+    """The idle time of all ranks' step intervals, and each rank's longest gaps. notes: what is unknown, and why."""
 
     shares: tuple[IdleShare, ...]
     longest: tuple[Gap, ...]
@@ -237,12 +237,12 @@ def idle(timelines: Sequence[Timeline]) -> Idle:
             notes.append(f"rank {timeline.rank}: nothing computes, communicates or copies in its trace")
             continue
         start_ns, end_ns = min(part.start_ns for part in parts), max(part.end_ns for part in parts)
-        found = idle_causes(timeline, start_ns, end_ns)
-        shares += [_share(timeline.rank, part, found) for part in parts]
-        longest += _longest(timeline, parts[0], found)
-        if found.unknown:
+        causes = idle_causes(timeline, start_ns, end_ns)
+        shares += [_share(timeline.rank, part, causes) for part in parts]
+        longest += _longest(timeline, parts[0], causes)
+        if causes.unknown:
             notes.append(
-                f"rank {timeline.rank}: the trace holds no launch of what ends {found.unknown} of its gaps; they are"
+                f"rank {timeline.rank}: the trace holds no launch of what ends {causes.unknown} of its gaps; they are"
                 " other"
             )
         if timeline.about.clocks_differ:
@@ -257,21 +257,21 @@ def idle(timelines: Sequence[Timeline]) -> Idle:
     return Idle(shares=tuple(shares), longest=tuple(longest), notes=tuple(notes))
 
 
-def _share(rank: int, stretch: StepInterval, found: IdleCauses) -> IdleShare:
+def _share(rank: int, stretch: StepInterval, causes: IdleCauses) -> IdleShare:
     return IdleShare(
         rank=rank,
         stretch=stretch,
-        idle_ns=length_ns(clip(found.gaps, stretch.start_ns, stretch.end_ns)),
+        idle_ns=length_ns(clip(causes.gaps, stretch.start_ns, stretch.end_ns)),
         causes_ns={
             cause: None if parts is None else length_ns(clip(parts, stretch.start_ns, stretch.end_ns))
-            for cause, parts in found.by_cause.items()
+            for cause, parts in causes.by_cause.items()
         },
     )
 
 
-def _longest(timeline: Timeline, trace: StepInterval, found: IdleCauses) -> list[Gap]:
+def _longest(timeline: Timeline, trace: StepInterval, causes: IdleCauses) -> list[Gap]:
     """Return the longest gaps within the whole trace, each of which has work on both sides."""
-    inside = clip(found.gaps, trace.start_ns, trace.end_ns)
+    inside = clip(causes.gaps, trace.start_ns, trace.end_ns)
     rows = np.flatnonzero(is_at_work(timeline))
     by_end = rows[np.argsort(timeline.end_ns[rows], kind="stable")]
     gaps = []
@@ -281,7 +281,7 @@ def _longest(timeline: Timeline, trace: StepInterval, found: IdleCauses) -> list
         before = rows[np.searchsorted(timeline.start_ns[rows], end_ns, side="left")]
         lengths_ns = {
             cause: length_ns(clip(parts, start_ns, end_ns))
-            for cause, parts in found.by_cause.items()
+            for cause, parts in causes.by_cause.items()
             if parts is not None
         }
         gaps.append(

@@ -16,7 +16,7 @@ from collectors.traces.event_names import GRAPH_LAUNCH
 from collectors.traces.intervals import Times, union
 from collectors.traces.steps import is_at_work, is_of_gloo, launch_of
 from collectors.traces.table import Table, table_of
-from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline, stream_name
+from collectors.traces.timeline import ABSENT, KINDS, SpanKind, Timeline, stream_name
 
 # Statistics of durations, group by group.
 
@@ -90,7 +90,7 @@ class KernelTime:
     """
 
     rank: int | None
-    kind: Kind
+    kind: SpanKind
     name: str | None
     durations: Durations
     union_ns: int
@@ -124,31 +124,31 @@ def kernel_times(timelines: Sequence[Timeline]) -> KernelTimes:
     # A group's number holds its name (or its trace) and its kind: number = name * kinds + kind.
     of_names = _grouped(spans, spans.name * kinds + spans.kind)
     of_kinds = _grouped(spans, spans.trace * kinds + spans.kind)
-    total_ns = sum(found.total_ns for _, found, _ in of_names)
+    total_ns = sum(durations.total_ns for _, durations, _ in of_names)
     of_rank_ns: Counter[int] = Counter()
-    for number, found, _ in of_kinds:
-        of_rank_ns[number // kinds] += found.total_ns
+    for number, of_kind, _ in of_kinds:
+        of_rank_ns[number // kinds] += of_kind.total_ns
     by_name = [
         KernelTime(
             rank=None,
             kind=KINDS[number % kinds],
             name=words[number // kinds],
-            durations=found,
+            durations=of_name,
             union_ns=union_ns,
-            share=found.total_ns / total_ns if total_ns else 0.0,
+            share=of_name.total_ns / total_ns if total_ns else 0.0,
         )
-        for number, found, union_ns in of_names
+        for number, of_name, union_ns in of_names
     ]
     by_kind = [
         KernelTime(
             rank=timelines[number // kinds].rank,
             kind=KINDS[number % kinds],
             name=None,
-            durations=found,
+            durations=of_kind,
             union_ns=union_ns,
-            share=found.total_ns / of_rank_ns[number // kinds] if of_rank_ns[number // kinds] else 0.0,
+            share=of_kind.total_ns / of_rank_ns[number // kinds] if of_rank_ns[number // kinds] else 0.0,
         )
-        for number, found, union_ns in of_kinds
+        for number, of_kind, union_ns in of_kinds
     ]
     return KernelTimes(
         by_name=tuple(sorted(by_name, key=lambda time: (-time.durations.total_ns, time.kind, time.name))),
@@ -174,7 +174,7 @@ def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Duratio
     """Return per group its number, its durations, and its union, added up over ranks."""
     if not group.size:
         return []
-    found = durations(spans.end_ns - spans.start_ns, group)
+    by_group = durations(spans.end_ns - spans.start_ns, group)
     traces = 1 + spans.trace.max()
     numbers, which = np.unique(group * traces + spans.trace, return_inverse=True)
     # Shift each group on each rank into a range of its own, so that one call of union serves for all. The ranges are of
@@ -186,9 +186,9 @@ def _grouped(spans: _Spans, group: NDArray[np.int64]) -> list[tuple[int, Duratio
     shift = which.ravel() * edges_ns.size
     together = union(np.searchsorted(edges_ns, spans.start_ns) + shift, np.searchsorted(edges_ns, spans.end_ns) + shift)
     owner = numbers[together[:, 0] // edges_ns.size] // traces
-    unions_ns = np.zeros(len(found), dtype=np.int64)
-    np.add.at(unions_ns, np.searchsorted(list(found), owner), np.diff(edges_ns[together % edges_ns.size]).ravel())
-    return [(number, of_group, int(unions_ns[row])) for row, (number, of_group) in enumerate(found.items())]
+    unions_ns = np.zeros(len(by_group), dtype=np.int64)
+    np.add.at(unions_ns, np.searchsorted(list(by_group), owner), np.diff(edges_ns[together % edges_ns.size]).ravel())
+    return [(number, of_group, int(unions_ns[row])) for row, (number, of_group) in enumerate(by_group.items())]
 
 
 # How far the device is behind the host: launch delays and queue lengths.
@@ -200,7 +200,7 @@ GRAPH = "graph"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class StreamQueue:
     """The launch queue of one stream, or of the whole device where stream is None.
 
     length: of the queue from each of moments_ns on; 0 before the first and after the last.
@@ -237,7 +237,7 @@ class LaunchQueue:
 
     rank: int
     delays: Mapping[str, Durations]
-    queues: tuple[Queue, ...]
+    queues: tuple[StreamQueue, ...]
     spans_of_graphs: int
     unknown: int
     early: int
@@ -255,7 +255,7 @@ def launch_queue(timeline: Timeline) -> LaunchQueue:
     delay_ns = timeline.start_ns[started] - timeline.start_ns[calls]
     is_sound = (delay_ns >= 0) & ~np.bool_(timeline.about.clocks_differ)
     kinds = np.where(is_graph[timeline.name[calls]], len(KINDS), timeline.kind[started].astype(np.int64))
-    found = durations(delay_ns[is_sound], kinds[is_sound])
+    delays_by_kind = durations(delay_ns[is_sound], kinds[is_sound])
     launched_ns, started_ns = timeline.start_ns[calls[is_sound]], timeline.start_ns[started[is_sound]]
     stream = timeline.stream[started[is_sound]]
     queues = [_queue(None, launched_ns, started_ns)] if stream.size else []
@@ -263,7 +263,7 @@ def launch_queue(timeline: Timeline) -> LaunchQueue:
         queues.append(_queue(number, launched_ns[stream == number], started_ns[stream == number]))
     return LaunchQueue(
         rank=timeline.rank,
-        delays={(*KINDS, GRAPH)[number]: delays for number, delays in found.items()},
+        delays={(*KINDS, GRAPH)[number]: delays for number, delays in delays_by_kind.items()},
         queues=tuple(queues),
         spans_of_graphs=int(is_graph[timeline.name[launch[rows]]].sum()),
         unknown=int((is_on_device & (launch == ABSENT)).sum()),
@@ -271,17 +271,17 @@ def launch_queue(timeline: Timeline) -> LaunchQueue:
     )
 
 
-def _queue(stream: int | None, launched_ns: Times, started_ns: Times) -> Queue:
+def _queue(stream: int | None, launched_ns: Times, started_ns: Times) -> StreamQueue:
     moments_ns, index = np.unique(np.concatenate((launched_ns, started_ns)), return_inverse=True)
     # A launch adds one to the queue, a start takes one off; the lengths are the running sum.
     change = np.zeros(moments_ns.size, dtype=np.int64)
     np.add.at(change, index.ravel(), np.repeat((1, -1), (launched_ns.size, started_ns.size)))
-    return Queue(stream=stream, moments_ns=moments_ns, length=np.cumsum(change))
+    return StreamQueue(stream=stream, moments_ns=moments_ns, length=np.cumsum(change))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What ran, and the launches of each rank with a device. notes: what is not known, and why."""
+    """The kernels, and the launches of each rank with a device. notes: what is unknown, and why."""
 
     times: KernelTimes
     queues: tuple[LaunchQueue, ...]

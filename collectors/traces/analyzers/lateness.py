@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from collectors.traces.analyzers.collectives import Collectives
 from collectors.traces.analyzers.step_division import length_before
 from collectors.traces.cross_rank.collective_times import CollectiveTime, steps_of
-from collectors.traces.cross_rank.matching import ROOTED, Matched
+from collectors.traces.cross_rank.matching import ROOTED, MatchedCollective
 from collectors.traces.event_names import DATA_LOADING
 from collectors.traces.intervals import Times, length_ns, union, union_of, without
 from collectors.traces.operators import Foreground
 from collectors.traces.steps import steps
-from collectors.traces.timeline import Kind, Timeline
+from collectors.traces.timeline import SpanKind, Timeline
 
 # What a rank did before it arrived at a collective.
 #
@@ -34,7 +34,7 @@ Activity = Literal["compute", "an earlier collective", "copy", "data loading", "
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 """host: the time in which none of the others ran."""
 
-_KINDS: Mapping[Activity, tuple[Kind, ...]] = {
+_KINDS: Mapping[Activity, tuple[SpanKind, ...]] = {
     "compute": ("compute",),
     "an earlier collective": ("communication",),
     "copy": ("copy",),
@@ -136,7 +136,7 @@ class LateArrival:
     window_ns: on the rank's own clock, from when the first of the two left the earlier collective to the arrival.
     """
 
-    matched: Matched
+    matched: MatchedCollective
     rank: int
     arrival_ns: int
     delay_ns: int
@@ -208,11 +208,14 @@ def _parts_ns(late: _Window, other: _Window) -> dict[Activity, int]:
     collective" and 0 "host".
     """
     order = late.activities.by_last_end(late.began_ns, late.came_ns)
-    late_ns, other_ns = (one.activities.spent_ns(order, one.began_ns, one.came_ns) for one in (late, other))
+    late_ns, other_ns = (
+        arrival.activities.spent_ns(order, arrival.began_ns, arrival.came_ns) for arrival in (late, other)
+    )
     parts_ns = {activity: late_ns[activity] - other_ns[activity] for activity in ACTIVITIES}
     # By how much longer the late rank stayed in the earlier collective doing nothing else, and idled since.
     late_stayed_ns, other_stayed_ns = (
-        one.activities.spent_ns(order, one.began_ns, one.left_ns)["an earlier collective"] for one in (late, other)
+        arrival.activities.spent_ns(order, arrival.began_ns, arrival.left_ns)["an earlier collective"]
+        for arrival in (late, other)
     )
     stayed_ns, idled_ns = late_stayed_ns - other_stayed_ns, parts_ns["host"]
     if stayed_ns * idled_ns < 0:
@@ -227,13 +230,13 @@ def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Ma
 
     Where there was none, it is the first arrival for both: what they did before is not known to be comparable.
     """
-    found = []
+    ends = []
     for time in (time for of_ranks in before for time in of_ranks):
         end_ns = dict(zip(time.matched.ranks, time.end_ns, strict=True))
         if all(rank in end_ns and end_ns[rank] <= came_ns for rank, came_ns in arrival_ns.items()):
-            found.append({rank: end_ns[rank] for rank in arrival_ns})
+            ends.append({rank: end_ns[rank] for rank in arrival_ns})
     none = dict.fromkeys(arrival_ns, min(arrival_ns.values()))
-    return max(found, key=lambda left_ns: min(left_ns.values()), default=none)
+    return max(ends, key=lambda left_ns: min(left_ns.values()), default=none)
 
 
 # Delays by rank and step.
@@ -243,7 +246,7 @@ def _left_together_ns(before: Iterable[Iterable[CollectiveTime]], arrival_ns: Ma
 
 
 def delays_by_step(
-    late: Sequence[LateArrival], ranks: Sequence[int], step_of: Mapping[Matched, int]
+    late: Sequence[LateArrival], ranks: Sequence[int], step_of: Mapping[MatchedCollective, int]
 ) -> NDArray[np.int64]:
     """Return (steps, ranks) delays in nanoseconds, one row for each step with a collective.
 
@@ -253,15 +256,15 @@ def delays_by_step(
     column = {rank: number for number, rank in enumerate(ranks)}
     if step_of:
         steps = np.unique(np.array(list(step_of.values()), dtype=np.int64))
-        rows = np.searchsorted(steps, np.array([step_of[one.matched] for one in late], dtype=np.int64))
+        rows = np.searchsorted(steps, np.array([step_of[arrival.matched] for arrival in late], dtype=np.int64))
         count = steps.size
     else:
-        turns = np.diff([one.rank for one in late]) != 0
+        turns = np.diff([arrival.rank for arrival in late]) != 0
         rows = np.concatenate(([0], np.cumsum(turns)))[: len(late)]
         count = int(rows[-1]) + 1 if late else 0
     delays_ns = np.zeros((count, len(ranks)), dtype=np.int64)
-    for row, one in zip(rows, late, strict=True):
-        delays_ns[row, column[one.rank]] += one.delay_ns
+    for row, arrival in zip(rows, late, strict=True):
+        delays_ns[row, column[arrival.rank]] += arrival.delay_ns
     return delays_ns
 
 
@@ -295,18 +298,18 @@ class Lateness:
 
 
 def _lateness(rank: int, collectives: int, late: Sequence[LateArrival], activities: Activities) -> Lateness:
-    doing_ns = {activity: sum(one.doing_ns[activity] for one in late) for activity in ACTIVITIES}
+    doing_ns = {activity: sum(arrival.doing_ns[activity] for arrival in late) for activity in ACTIVITIES}
     cause = max(ACTIVITIES, key=lambda activity: doing_ns[activity])
-    start_ns, end_ns = (np.array([one.window_ns[edge] for one in late], dtype=np.int64) for edge in (0, 1))
+    start_ns, end_ns = (np.array([arrival.window_ns[edge] for arrival in late], dtype=np.int64) for edge in (0, 1))
     waits_ns: Counter[int] = Counter()
-    for one in late:
-        waits_ns.update(one.waits_ns)
+    for arrival in late:
+        waits_ns.update(arrival.waits_ns)
     names_ns = activities.names_ns(cause, union(start_ns, end_ns))
     return Lateness(
         rank=rank,
         collectives=collectives,
         last=len(late),
-        delay_ns=sum(one.delay_ns for one in late),
+        delay_ns=sum(arrival.delay_ns for arrival in late),
         waits_ns=dict(sorted(waits_ns.items())),
         doing_ns=doing_ns,
         cause=cause if late else None,
@@ -330,20 +333,20 @@ class TracedLateness:
     has_steps: bool
 
 
-def traced_lateness(found: Collectives) -> TracedLateness:
+def traced_lateness(analysis: Collectives) -> TracedLateness:
     """Return how late ranks come to collectives that none leaves before the last arrives, without each rank's first.
 
     A rank is late if it comes after all others by more than the clock error: how far the ends of a collective lie apart
     on different clocks.
     """
-    alignment = found.alignment
+    alignment = analysis.alignment
     activities = {timeline.rank: Activities(timeline) for timeline in alignment.timelines}
-    for_all = [time for time in found.times if time.matched.collective not in ROOTED]
+    for_all = [time for time in analysis.times if time.matched.collective not in ROOTED]
     late = list(late_arrivals(for_all, activities, alignment.offset_ns, alignment.residual_ns or 0))
     times = [time for time in for_all if not time.matched.is_first]
     took_part = Counter(rank for time in times for rank in time.matched.ranks)
     ranks = tuple(
-        _lateness(rank, count, [one for one in late if one.rank == rank], activities[rank])
+        _lateness(rank, count, [arrival for arrival in late if arrival.rank == rank], activities[rank])
         for rank, count in sorted(took_part.items())
     )
     marked = {timeline.rank: steps(timeline) for timeline in alignment.timelines}
@@ -353,7 +356,7 @@ def traced_lateness(found: Collectives) -> TracedLateness:
     step_of = steps_of(times, alignment.timelines, marked, alignment.offset_ns)
     return TracedLateness(
         ranks=ranks,
-        delays_ns=delays_by_step(late, [one.rank for one in ranks], step_of),
+        delays_ns=delays_by_step(late, [lateness.rank for lateness in ranks], step_of),
         traced_ns=traced_ns,
         has_steps=any(marked.values()),
     )

@@ -1,7 +1,7 @@
 """The memory of each rank while it was traced: how much was held, the peak, and which operators had taken it.
 
 A block is one piece of memory that the allocator handed out; it is held until given back. A trace does not say whose a
-block is, so parameters, gradients and optimizer state cannot be told apart from other blocks that stay.
+block is, so parameters, gradients and optimizer state look like other blocks that stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from collectors.traces.event_names import STEP
 from collectors.traces.intervals import Times
-from collectors.traces.operators import NOBODY, PHASES, Foreground, Phase, Phases, operators_at, phases
+from collectors.traces.operators import NOBODY, PHASES, Foreground, Phases, StepPhase, operators_at, phases
 from collectors.traces.steps import step_names
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, Allocations, Timeline
@@ -31,18 +31,18 @@ HOST = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The blocks that were taken on one device, by time, and the changes of what it held.
+    """The blocks that were allocated on one device, by time, and each change of the memory in use.
 
-    taken, ended, address, size_bytes, thread: per block.
-    taken, ended: the index of the change that took it, and of the one that ended it; the number of changes where none
+    allocated, ended, address, size_bytes, thread: per block.
+    allocated, ended: indices of the changes that allocated it and that ended it; the number of changes where none
         did. A block ends when it is given back, or when its address is handed out again: the profiler does not record
         what threads of other libraries free.
-    thread: the one that took it; -1 where the trace does not tell.
+    thread: the thread that allocated it; -1 if the trace does not record it.
     time_ns, change_bytes, total_bytes: per change. A block freed without a record is subtracted where that is noticed.
-    total_bytes: all that was handed out after the change, including from before the trace; None where not told.
+    total_bytes: all that was handed out after the change, including from before the trace; None if not recorded.
     """
 
-    taken: Numbers
+    allocated: Numbers
     ended: Numbers
     address: NDArray[np.uint64]
     size_bytes: Numbers
@@ -53,7 +53,7 @@ class Blocks:
 
     def alive_after(self, change: int) -> NDArray[np.bool_]:
         """Return per block whether it is held after the change."""
-        alive: NDArray[np.bool_] = (self.taken <= change) & (self.ended > change)
+        alive: NDArray[np.bool_] = (self.allocated <= change) & (self.ended > change)
         return alive
 
 
@@ -70,19 +70,19 @@ def blocks_of(allocations: Allocations, device: int) -> Blocks:
     is_same = address[by_address[1:]] == address[by_address[:-1]]
     followed_by = np.full(rows.size, rows.size, dtype=np.int64)
     followed_by[by_address[:-1][is_same]] = by_address[1:][is_same]
-    taken = np.flatnonzero(change_bytes > 0)
-    ended, size_bytes = followed_by[taken], change_bytes[taken]
+    allocated = np.flatnonzero(change_bytes > 0)
+    ended, size_bytes = followed_by[allocated], change_bytes[allocated]
     # Blocks whose address was handed out again were freed without a record: subtract them there.
     taken_again = (ended < rows.size) & (np.append(change_bytes, 0)[ended] > 0)
     change_bytes[ended[taken_again]] -= size_bytes[taken_again]
     total_bytes = allocations.allocated_bytes[rows]
     has_totals = device != HOST and bool((total_bytes >= 0).all())
     return Blocks(
-        taken=taken,
+        allocated=allocated,
         ended=ended,
-        address=address[taken],
+        address=address[allocated],
         size_bytes=size_bytes,
-        thread=allocations.thread[rows][taken],
+        thread=allocations.thread[rows][allocated],
         time_ns=allocations.time_ns[rows],
         change_bytes=change_bytes,
         total_bytes=total_bytes if has_totals else None,
@@ -94,11 +94,11 @@ def blocks_of(allocations: Allocations, device: int) -> Blocks:
 # What a backward leaves is mostly gradients, what an optimizer leaves mostly its state.
 
 Category = Literal["activations", "left_by_backward", "left_by_optimizer", "temporary", "other", "older"]
-"""temporary: freed in the phase that took it. older: taken before the trace, as far as the trace tells."""
+"""temporary: freed in the phase that allocated it. older: allocated before the trace, as far as the trace shows."""
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
-_LEFT_BY: dict[Phase, Category] = {
+_LEFT_BY: dict[StepPhase, Category] = {
     "forward": "activations",
     "backward": "left_by_backward",
     "optimizer": "left_by_optimizer",
@@ -108,13 +108,13 @@ _LEFT_BY: dict[Phase, Category] = {
 
 def categories_of(blocks: Blocks, phases: Phases) -> NDArray[np.int64]:
     """Return per block the index of its category in `CATEGORIES`."""
-    taken_in = phases.at(blocks.time_ns[blocks.taken])
+    taken_in = phases.at(blocks.time_ns[blocks.allocated])
     ended_ns = np.append(blocks.time_ns, np.iinfo(np.int64).max)[blocks.ended]
     is_dropped = blocks.ended < blocks.time_ns.size
-    left = np.array([CATEGORIES.index(_LEFT_BY[phase]) for phase in PHASES], dtype=np.int64)
+    category_of_phase = np.array([CATEGORIES.index(_LEFT_BY[phase]) for phase in PHASES], dtype=np.int64)
     # Before the first phase the index is `NOBODY` (-1), which takes the last entry: "other" is appended there.
     phase_of = np.append(phases.phase, len(PHASES)).astype(np.int64)
-    category = np.append(left, CATEGORIES.index("other"))[phase_of[taken_in]]
+    category = np.append(category_of_phase, CATEGORIES.index("other"))[phase_of[taken_in]]
     is_temporary = is_dropped & (taken_in != NOBODY) & (phases.at(ended_ns) == taken_in)
     return np.where(is_temporary, CATEGORIES.index("temporary"), category)
 
@@ -126,11 +126,11 @@ def held_by_category(blocks: Blocks, category: NDArray[np.int64], held_bytes: ND
     """
     # Row 0 is before all changes, so change c acts on row c + 1; the last row, cut off, takes blocks that never end.
     grown = np.zeros((blocks.time_ns.size + 2, len(CATEGORIES)), dtype=np.int64)
-    np.add.at(grown, (blocks.taken + 1, category), blocks.size_bytes)
+    np.add.at(grown, (blocks.allocated + 1, category), blocks.size_bytes)
     np.subtract.at(grown, (blocks.ended + 1, category), blocks.size_bytes)
-    held: NDArray[np.int64] = grown[:-1].cumsum(axis=0)
-    held[:, CATEGORIES.index("older")] = held_bytes - held.sum(axis=1)
-    return held
+    bytes_by_category: NDArray[np.int64] = grown[:-1].cumsum(axis=0)
+    bytes_by_category[:, CATEGORIES.index("older")] = held_bytes - bytes_by_category.sum(axis=1)
+    return bytes_by_category
 
 
 # What one device of one rank held over time, and which blocks it held at its peak.
@@ -142,8 +142,8 @@ _FETCHES = ("aten::empty", "aten::new_", "aten::zeros", "aten::ones", "aten::ful
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A block held at the peak. step, operator: names of those that took it; None where none did or none is told."""
+class PeakBlock:
+    """A block in use at the peak. step, operator: names of what allocated it; None if unknown or outside of any."""
 
     address: int
     size_bytes: int
@@ -154,7 +154,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taker:
-    """An operator in one step, with the blocks it had taken that are held at the peak: their number and size."""
+    """An operator in one step, with the number and size of its blocks that are in use at the peak."""
 
     step: str | None
     operator: str | None
@@ -166,11 +166,11 @@ class Taker:
 class DeviceMemory:
     """The memory of one device over time. device: None for the host's memory.
 
-    begin_bytes: bytes held when the trace began; None where that is not told. Then bytes count from 0 there, and may
+    begin_bytes: bytes in use when the trace began; None if not recorded. Then bytes count from 0 there, and may
         fall below 0.
     times_ns: (changes + 1,) Unix time of each change; the first change's time comes twice, once for the time before it.
     held_bytes: (changes + 1,) bytes held from then to the next.
-    by_category: (changes + 1, categories) in the order of `CATEGORIES`; None where the phases of steps are not told.
+    by_category: (changes + 1, categories) in the order of `CATEGORIES`; None if the trace has no phases.
     peak: index of the first time at which most was held. step: the step in which that was.
     takers, largest: what was taken in the trace and held at the peak, by operator and as the largest blocks; largest
         first.
@@ -185,7 +185,7 @@ class DeviceMemory:
     peak: int
     step: str | None
     takers: tuple[Taker, ...]
-    largest: tuple[Block, ...]
+    largest: tuple[PeakBlock, ...]
 
     @property
     def peak_ns(self) -> int:
@@ -207,7 +207,7 @@ def memory_of(timeline: Timeline, device: int) -> DeviceMemory:
     held_bytes = np.append(begin_bytes or 0, after_bytes)
     times_ns = np.append(blocks.time_ns[:1], blocks.time_ns)
     peak = int(np.argmax(held_bytes))
-    found = phases(timeline)
+    step_phases = phases(timeline)
     alive = _alive(timeline, blocks, peak - 1)
     return DeviceMemory(
         rank=timeline.rank,
@@ -215,7 +215,9 @@ def memory_of(timeline: Timeline, device: int) -> DeviceMemory:
         begin_bytes=begin_bytes,
         times_ns=times_ns,
         held_bytes=held_bytes,
-        by_category=None if found is None else held_by_category(blocks, categories_of(blocks, found), held_bytes),
+        by_category=None
+        if step_phases is None
+        else held_by_category(blocks, categories_of(blocks, step_phases), held_bytes),
         peak=peak,
         step=_steps(timeline, times_ns[[peak]])[0],
         takers=_takers(alive),
@@ -223,11 +225,11 @@ def memory_of(timeline: Timeline, device: int) -> DeviceMemory:
     )
 
 
-def _alive(timeline: Timeline, blocks: Blocks, change: int) -> list[Block]:
+def _alive(timeline: Timeline, blocks: Blocks, change: int) -> list[PeakBlock]:
     """Return the blocks held after a change, the largest first."""
     alive = np.flatnonzero(blocks.alive_after(change))
     alive = alive[np.argsort(-blocks.size_bytes[alive], kind="stable")]
-    taken_ns = blocks.time_ns[blocks.taken[alive]]
+    taken_ns = blocks.time_ns[blocks.allocated[alive]]
     rows = zip(
         blocks.address[alive].tolist(),
         blocks.size_bytes[alive].tolist(),
@@ -237,12 +239,12 @@ def _alive(timeline: Timeline, blocks: Blocks, change: int) -> list[Block]:
         strict=True,
     )
     return [
-        Block(address=address, size_bytes=size_bytes, taken_ns=moment_ns, step=step, operator=operator)
+        PeakBlock(address=address, size_bytes=size_bytes, taken_ns=moment_ns, step=step, operator=operator)
         for address, size_bytes, moment_ns, step, operator in rows
     ]
 
 
-def _takers(alive: list[Block]) -> tuple[Taker, ...]:
+def _takers(alive: list[PeakBlock]) -> tuple[Taker, ...]:
     blocks: dict[tuple[str | None, str | None], list[int]] = {}
     for block in alive:
         blocks.setdefault((block.step, block.operator), []).append(block.size_bytes)
@@ -256,8 +258,8 @@ def _takers(alive: list[Block]) -> tuple[Taker, ...]:
 def _steps(timeline: Timeline, moments_ns: Times) -> list[str | None]:
     """Return the name of the step in which each moment lies."""
     chosen, names = timeline.of_kind("step"), step_names(timeline)
-    found = Foreground(timeline.start_ns[chosen], timeline.end_ns[chosen]).at(moments_ns)
-    return [None if step == NOBODY else names[step] for step in found.tolist()]
+    steps = Foreground(timeline.start_ns[chosen], timeline.end_ns[chosen]).at(moments_ns)
+    return [None if step == NOBODY else names[step] for step in steps.tolist()]
 
 
 def _operators(timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64]) -> list[str | None]:
@@ -265,9 +267,9 @@ def _operators(timeline: Timeline, moments_ns: Times, threads: NDArray[np.int64]
 
     threads: of each moment, see `operators_at`.
     """
-    found = operators_at(timeline, moments_ns, threads, counts=lambda name: not name.startswith(_FETCHES))
+    operators = operators_at(timeline, moments_ns, threads, counts=lambda name: not name.startswith(_FETCHES))
     anyway = operators_at(timeline, moments_ns, threads)
-    rows = np.where(found == ABSENT, anyway, found)
+    rows = np.where(operators == ABSENT, anyway, operators)
     return [None if row == ABSENT else timeline.names[timeline.name[row]] for row in rows.tolist()]
 
 
@@ -283,7 +285,7 @@ class HeldMemory:
     notes: tuple[str, ...] = ()
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the peaks, what was held there by operator, category and block, and the curves over time."""
+        """Return the peaks, the memory in use there by operator, category and block, and the curves over time."""
         begin = "rank device"
         return (
             table_of(
@@ -301,7 +303,7 @@ class HeldMemory:
             ),
             table_of(
                 "categories",
-                "What lived at the peak, by what it was for",
+                "Memory in use at the peak, by category",
                 f"{begin} category held_bytes",
                 [
                     (*_device(memory), category, held_bytes)
@@ -310,8 +312,8 @@ class HeldMemory:
                     for category, held_bytes in zip(CATEGORIES, memory.by_category[memory.peak].tolist(), strict=True)
                     if held_bytes
                 ],
-                "a trace does not say whose a block is: parameters, gradients and optimizer state are not told "
-                "apart; what a backward leaves is mostly gradients, what an optimizer leaves mostly its state",
+                "a trace does not record what a block is for, so parameters, gradients and optimizer state are not "
+                "separated; backward leaves mostly gradients, and the optimizer mostly its state",
             ),
             table_of(
                 "blocks",
@@ -347,9 +349,9 @@ def held_memory(timelines: Sequence[Timeline]) -> HeldMemory:
         changes = timeline.allocations
         numbers = np.unique(changes.device[changes.change_bytes != 0]).tolist()
         # GPUs first, since it is their memory that runs out.
-        found = [memory_of(timeline, device) for device in sorted(numbers, key=lambda number: (number < 0, number))]
-        devices += found
-        notes += [f"rank {timeline.rank}: {note}" for note in _notes(found, is_ours=STEP in timeline.names)]
+        memories = [memory_of(timeline, device) for device in sorted(numbers, key=lambda number: (number < 0, number))]
+        devices += memories
+        notes += [f"rank {timeline.rank}: {note}" for note in _notes(memories, is_ours=STEP in timeline.names)]
     return HeldMemory(devices=tuple(devices), notes=tuple(notes))
 
 

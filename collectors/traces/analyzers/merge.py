@@ -56,8 +56,8 @@ def drawn_spans(timeline: Timeline) -> Iterator[tuple[int, TraceSpan]]:
         for number in np.unique(numbers[rows]) if numbers is not None else [None] * bool(rows.size):
             name = title if number is None else title.format(stream_name(int(number)))
             track = Track(group=group_of(timeline), name=name)
-            here = rows if numbers is None else rows[numbers[rows] == number]
-            yield from zip(here.tolist(), in_lanes(_boxes(timeline, here, track)), strict=True)
+            on_track = rows if numbers is None else rows[numbers[rows] == number]
+            yield from zip(on_track.tolist(), in_lanes(_boxes(timeline, on_track, track)), strict=True)
 
 
 def _is_drawn(timeline: Timeline) -> NDArray[np.bool_]:
@@ -86,7 +86,7 @@ def in_lanes(spans: Iterable[TraceSpan]) -> Iterator[TraceSpan]:
 
 
 def _boxes(timeline: Timeline, rows: Rows, track: Track) -> Iterator[TraceSpan]:
-    # What the trace says of each collective, without what it does not say.
+    # What the trace records about each collective; fields that it lacks are left out.
     fields = ("collective", "group", "dtype", "given_elements", "filled_elements")
     of_call = [
         {name: value for name in fields if (value := getattr(call, name)) is not None} for call in timeline.calls
@@ -138,10 +138,10 @@ class Merged:
     notes: tuple[str, ...]
 
 
-def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) -> Merged:
+def merge(timelines: Sequence[Timeline], *, added: Iterable[TraceSpan] = ()) -> Merged:
     """Merge all ranks into one trace.
 
-    beside: spans timed on another clock, such as a pipeline's actions in instrumented steps; they are moved to begin
+    added: spans timed on another clock, such as a pipeline's actions in instrumented steps; they are moved to begin
     with the trace, and drawn on their own rows.
 
     Raises:
@@ -149,7 +149,7 @@ def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) ->
     """
     matching = match(timelines)
     alignment = align(timelines, matching)
-    ranks = {timeline.rank: timeline for timeline in sorted(alignment.applied(), key=lambda one: one.rank)}
+    ranks = {timeline.rank: timeline for timeline in sorted(alignment.applied(), key=lambda timeline: timeline.rank)}
     times = [time_of(matched, ranks, dict.fromkeys(ranks, 0)) for matched in matching.matched]
     path = path_of(alignment, matching)
     begins_ns = min(
@@ -169,8 +169,8 @@ def merge(timelines: Sequence[Timeline], *, beside: Iterable[TraceSpan] = ()) ->
                 if (rank, row) in met:
                     boxes[rank, row] = box
                 yield box
-        # Spans beside the trace have a clock of their own: move them so that the earliest begins with the trace.
-        spans = list(beside)
+        # Added spans have a clock of their own: move them so that the earliest begins with the trace.
+        spans = list(added)
         later_ns = begins_ns - min((span.start_ns for span in spans), default=0)
         yield from (replace(span, start_ns=span.start_ns + later_ns, end_ns=span.end_ns + later_ns) for span in spans)
 

@@ -20,15 +20,15 @@ from collectors.traces.event_names import collective_of
 from collectors.traces.intervals import Times, intersection, union, without
 from collectors.traces.operators import Foreground, launching_operators
 from collectors.traces.steps import StepInterval, is_at_work
-from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
+from collectors.traces.timeline import ABSENT, KINDS, SpanKind, Timeline
 
-Part = Literal["compute", "exposed_communication", "exposed_copies", "idle"]
-PARTS: tuple[Part, ...] = get_args(Part)
+StepPart = Literal["compute", "exposed_communication", "exposed_copies", "idle"]
+PARTS: tuple[StepPart, ...] = get_args(StepPart)
 
 UNTIL_THE_END = "the end"
 """The name of what ran next, for idle time that nothing follows."""
 
-_PART_OF: Mapping[Kind, Part] = {
+_PART_OF: Mapping[SpanKind, StepPart] = {
     "compute": "compute",
     "communication": "exposed_communication",
     "copy": "exposed_copies",
@@ -48,7 +48,7 @@ class Item:
         communication, the number and type of the elements that this rank gave. cause: of idle time.
     """
 
-    part: Part
+    part: StepPart
     name: str = ""
     collective: str = ""
     operator: str = ""
@@ -57,7 +57,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class ItemTime:
     """The time of one item.
 
     exposed_ns: the time that is its own, not hidden behind others. count: how many of its spans started.
@@ -68,23 +68,23 @@ class Amount:
     work_ns: Exact
     count: Exact
 
-    def __add__(self, other: Amount) -> Amount:
+    def __add__(self, other: ItemTime) -> ItemTime:
         """Return the sum."""
-        return Amount(
+        return ItemTime(
             exposed_ns=self.exposed_ns + other.exposed_ns,
             work_ns=self.work_ns + other.work_ns,
             count=self.count + other.count,
         )
 
-    def __mul__(self, share: Fraction) -> Amount:
+    def __mul__(self, share: Fraction) -> ItemTime:
         """Return a share of the amount."""
-        return Amount(exposed_ns=self.exposed_ns * share, work_ns=self.work_ns * share, count=self.count * share)
+        return ItemTime(exposed_ns=self.exposed_ns * share, work_ns=self.work_ns * share, count=self.count * share)
 
 
-NOTHING = Amount(exposed_ns=0, work_ns=0, count=0)
+NOTHING = ItemTime(exposed_ns=0, work_ns=0, count=0)
 
 
-def amounts_of(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, Amount]:
+def amounts_of(timeline: Timeline, parts: Sequence[StepInterval]) -> dict[Item, ItemTime]:
     """Return by item the amounts of all these stretches together."""
     window = union(
         np.array([part.start_ns for part in parts], dtype=np.int64),
@@ -128,7 +128,7 @@ def length_before(intervals: Times, moments_ns: Times) -> Times:
 
 def _by_item(
     timeline: Timeline, rows: Numbers, exposed_ns: Numbers, work_ns: Numbers, started: NDArray[np.bool_]
-) -> dict[Item, Amount]:
+) -> dict[Item, ItemTime]:
     """Return the rows' amounts, added up over rows of the same item."""
     operator = launching_operators(timeline)[rows]
     # Where a row has no operator its index is -1, which takes the `ABSENT` appended to the column.
@@ -140,11 +140,11 @@ def _by_item(
     )
     totals = np.zeros((first.size, 3), dtype=np.int64)
     np.add.at(totals, alike, np.stack((exposed_ns[rows], work_ns[rows], started[rows]), axis=1))
-    found: dict[Item, Amount] = {}
+    amounts: dict[Item, ItemTime] = {}
     for index, total in zip(first.tolist(), totals.tolist(), strict=True):
         item = _item(timeline, int(rows[index]), int(operators[index]), int(shapes[index]))
-        found[item] = found.get(item, NOTHING) + Amount(exposed_ns=total[0], work_ns=total[1], count=total[2])
-    return found
+        amounts[item] = amounts.get(item, NOTHING) + ItemTime(exposed_ns=total[0], work_ns=total[1], count=total[2])
+    return amounts
 
 
 def _joint(*columns: NDArray[np.signedinteger[Any]]) -> Numbers:
@@ -158,8 +158,8 @@ def _joint(*columns: NDArray[np.signedinteger[Any]]) -> Numbers:
     for column in columns:
         width = int(column.max(initial=ABSENT)) + 2
         if below * width > np.iinfo(np.int64).max:
-            found, joint = np.unique(joint, return_inverse=True)
-            below = found.size
+            keys, joint = np.unique(joint, return_inverse=True)
+            below = keys.size
         joint = joint * width + column + 1
         below *= width
     return joint
@@ -170,8 +170,8 @@ def _item(timeline: Timeline, row: int, operator: int, shape: int) -> Item:
     collective = size = ""
     if call != ABSENT:
         collective = timeline.calls[call].collective
-        given = (timeline.calls[call].given_elements, timeline.calls[call].dtype)
-        size = " ".join(str(word) for word in given if word is not None)
+        size_and_dtype = (timeline.calls[call].given_elements, timeline.calls[call].dtype)
+        size = " ".join(str(word) for word in size_and_dtype if word is not None)
     elif kind == "communication":
         collective = collective_of(name)
     return Item(
@@ -183,11 +183,11 @@ def _item(timeline: Timeline, row: int, operator: int, shape: int) -> Item:
     )
 
 
-def _idle(timeline: Timeline, free: Times) -> dict[Item, Amount]:
+def _idle(timeline: Timeline, free: Times) -> dict[Item, ItemTime]:
     """Return the time in which nothing ran, by what ran next and by cause."""
-    found: dict[Item, Amount] = {}
+    amounts: dict[Item, ItemTime] = {}
     if not free.size:
-        return found
+        return amounts
     rows = np.flatnonzero(is_at_work(timeline) & (timeline.end_ns > timeline.start_ns))
     # What ran next: the work that starts as the gap ends. A gap cut by its stretch's end has none.
     following = np.searchsorted(timeline.start_ns[rows], free[:, 1], side="left")
@@ -208,5 +208,5 @@ def _idle(timeline: Timeline, free: Times) -> dict[Item, Amount]:
         np.add.at(totals, alike, np.stack((pieces[:, 1] - pieces[:, 0], np.ones_like(alike)), axis=1))
         for name, (length_ns, count) in zip(names.tolist(), totals.tolist(), strict=True):
             item = Item(part="idle", cause=cause, name=UNTIL_THE_END if name == ABSENT else timeline.names[name])
-            found[item] = Amount(exposed_ns=length_ns, work_ns=length_ns, count=count)
-    return found
+            amounts[item] = ItemTime(exposed_ns=length_ns, work_ns=length_ns, count=count)
+    return amounts

@@ -1,4 +1,4 @@
-"""Stragglers: whether one rank holds the others up, judged on one trial or several, and by what.
+"""Stragglers: whether a rank delays the others, judged on one trial or several, and why.
 
 A rank is named a straggler if its lateness costs enough of the traced time, is most of all ranks' lateness, and is
 unlikely to be luck (an upper bound on its p-value is small enough).
@@ -62,7 +62,7 @@ LEAST_COST = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """The verdict that this rank holds the others up, and what it does meanwhile.
+    """The verdict that this rank delays the others, and what it does meanwhile.
 
     delay_ns: see `Lateness`. cost_ratio: share of the traced time; cost_ratios: by trial. delay_ratio: share of all
     ranks' delays.
@@ -98,13 +98,13 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     """Return the straggler in these trials of the same ranks, or why there is none.
 
     by: the independent observations. By "step" the verdict holds for the ranks as started in these trials, and says
-    nothing about the same ranks started anew.
+    nothing about the same ranks started again.
     """
     if not trials or not all(trial.ranks for trial in trials):
         return NoStraggler(
             why="no collective that all ranks wait in was found on two ranks or more, apart from each rank's first"
         )
-    if len({tuple(one.rank for one in trial.ranks) for trial in trials}) > 1:
+    if len({tuple(lateness.rank for lateness in trial.ranks) for trial in trials}) > 1:
         return NoStraggler(why="trials differ in the ranks that were found in collectives")
     if by == "trial":
         delays_ns = np.stack([trial.delays_ns.sum(axis=0) for trial in trials])
@@ -132,22 +132,24 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     p_value = p_value_bound(delays_ns)
     if p_value > MOST_P_VALUE:
         marked = by == "trial" or all(trial.has_steps for trial in trials)
-        found = _not_significant(
+        reason = _not_significant(
             f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, column, p_value, by=by if marked else None
         )
         return replace(
-            found, likely=_likely(of_rank, delay_ratio, delays_ns[:, column], found.more, by if marked else None)
+            reason, likely=_likely(of_rank, delay_ratio, delays_ns[:, column], reason.more, by if marked else None)
         )
-    cause = max(ACTIVITIES, key=lambda activity: sum(one.doing_ns[activity] for one in of_rank))
+    cause = max(ACTIVITIES, key=lambda activity: sum(lateness.doing_ns[activity] for lateness in of_rank))
     return Straggler(
         rank=rank,
         cause=cause,
         delay_ns=delay_ns,
         cost_ratio=cost_ratio,
-        cost_ratios=tuple(_share(one.delay_ns, trial.traced_ns) for one, trial in zip(of_rank, trials, strict=True)),
+        cost_ratios=tuple(
+            _share(lateness.delay_ns, trial.traced_ns) for lateness, trial in zip(of_rank, trials, strict=True)
+        ),
         delay_ratio=delay_ratio,
         p_value=p_value,
-        names=next((one.names for one in of_rank if one.cause == cause), ()),
+        names=next((lateness.names for lateness in of_rank if lateness.cause == cause), ()),
     )
 
 
@@ -178,14 +180,16 @@ def _likely(
     delays_ns: its own, by observation. by: as in `_not_significant`; without it collectives are counted.
     """
     if by is None:
-        late, count = (sum(values) for values in zip(*((one.last, one.collectives) for one in of_rank), strict=True))
-        counted, settled = f"last in {late} of {count} collectives", "marks of steps would settle it"
+        late, count = (
+            sum(values) for values in zip(*((lateness.last, lateness.collectives) for lateness in of_rank), strict=True)
+        )
+        evidence, settled = f"last in {late} of {count} collectives", "marks of steps would settle it"
     else:
         late, count = int((delays_ns > 0).sum()), int(delays_ns.size)
-        counted, settled = f"{late} of {count} {by}s", f"{more} more {by}{'s' if more != 1 else ''} would settle it"
+        evidence, settled = f"{late} of {count} {by}s", f"{more} more {by}{'s' if more != 1 else ''} would settle it"
     if 2 * late <= count or late < 2 or (by is not None and more is None):
         return None
-    return f"likely rank {of_rank[0].rank} ({100 * delay_ratio:.0f} %, {counted}; {settled})"
+    return f"likely rank {of_rank[0].rank} ({100 * delay_ratio:.0f} %, {evidence}; {settled})"
 
 
 def _share(delay_ns: int, traced_ns: int) -> float:
@@ -209,9 +213,18 @@ class Stragglers:
 
     def tables(self) -> tuple[Table, ...]:
         """Return the verdict, lateness by rank, who waited for whom, and the clocks, whose notes are in `notes`."""
-        one = self.straggler
+        straggler = self.straggler
         verdict = (
-            () if one is None else (one.rank, one.cause, one.delay_ns, one.cost_ratio, one.delay_ratio, one.p_value)
+            ()
+            if straggler is None
+            else (
+                straggler.rank,
+                straggler.cause,
+                straggler.delay_ns,
+                straggler.cost_ratio,
+                straggler.delay_ratio,
+                straggler.p_value,
+            )
         )
         activities = " ".join(f"{activity.replace(' ', '_')}_ns" for activity in ACTIVITIES)
         return (
@@ -219,7 +232,7 @@ class Stragglers:
                 "straggler",
                 "The rank that holds the others up",
                 "rank cause delay_ns of_time_ratio of_all_delays_ratio chance_ratio longest_events",
-                () if one is None else ((*verdict, ", ".join(one.names)),),
+                () if straggler is None else ((*verdict, ", ".join(straggler.names)),),
                 *self._why_nobody(),
             ),
             table_of(
@@ -228,22 +241,26 @@ class Stragglers:
                 f"rank collectives last delay_ns others_wait_ns {activities} longest_events",
                 [
                     (
-                        one.rank,
-                        one.collectives,
-                        one.last,
-                        one.delay_ns,
-                        one.others_wait_ns,
-                        *(one.doing_ns[activity] for activity in ACTIVITIES),
-                        ", ".join(one.names),
+                        lateness.rank,
+                        lateness.collectives,
+                        lateness.last,
+                        lateness.delay_ns,
+                        lateness.others_wait_ns,
+                        *(lateness.doing_ns[activity] for activity in ACTIVITIES),
+                        ", ".join(lateness.names),
                     )
-                    for one in self.ranks
+                    for lateness in self.ranks
                 ],
             ),
             table_of(
                 "cost",
                 "How long each rank waited in the collectives that another came late to",
                 "late_rank waiting_rank wait_ns",
-                [(one.rank, rank, wait_ns) for one in self.ranks for rank, wait_ns in one.waits_ns.items()],
+                [
+                    (lateness.rank, rank, wait_ns)
+                    for lateness in self.ranks
+                    for rank, wait_ns in lateness.waits_ns.items()
+                ],
             ),
             *(replace(table, notes=()) for table in self.alignment.tables()),
         )
@@ -263,19 +280,19 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
     Raises:
         ValueError: two Timelines are of one rank.
     """
-    found = collectives(timelines)
-    lateness = traced_lateness(found)
+    analysis = collectives(timelines)
+    lateness = traced_lateness(analysis)
     judged = verdict([lateness], by="step")
     why_none = judged.why if isinstance(judged, NoStraggler) else None
     if isinstance(judged, NoStraggler) and judged.more is not None:
         why_none = f"{judged.why}; trace {judged.more} more whole steps, at least"
     return Stragglers(
-        alignment=found.alignment,
-        ranks=tuple(sorted(lateness.ranks, key=lambda one: -one.delay_ns)),
+        alignment=analysis.alignment,
+        ranks=tuple(sorted(lateness.ranks, key=lambda rank_lateness: -rank_lateness.delay_ns)),
         straggler=judged if isinstance(judged, Straggler) else None,
         why_none=why_none,
         likely=judged.likely if isinstance(judged, NoStraggler) else None,
-        notes=(*_notes(found.times, found.alignment), *found.matching.notes, *found.alignment.notes),
+        notes=(*_notes(analysis.times, analysis.alignment), *analysis.matching.notes, *analysis.alignment.notes),
     )
 
 
@@ -285,10 +302,10 @@ def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[st
         "what it does are the parts of its delay: what it did more than the last but one since both left a collective;"
         " below 0 where it did less; to have left later counts as an earlier collective, less what the host idled less"
     )
-    counted = [time for time in times if time.matched.collective not in ROOTED and not time.matched.is_first]
-    if impossible := count_impossible(counted, alignment.residual_ns or 0):
+    comparable = [time for time in times if time.matched.collective not in ROOTED and not time.matched.is_first]
+    if impossible := count_impossible(comparable, alignment.residual_ns or 0):
         yield (
-            f"{impossible} of {len(counted)} collectives seem to end on a rank before the last has come: clocks or"
+            f"{impossible} of {len(comparable)} collectives seem to end on a rank before the last has come: clocks or"
             " groups are not as they are taken to be, and who is late may be another"
         )
     rooted = sum(time.matched.collective in ROOTED for time in times)

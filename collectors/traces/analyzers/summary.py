@@ -15,14 +15,14 @@ from collectors.traces.breakdown import Breakdown, divide, why_no_communication
 from collectors.traces.event_names import RECORD
 from collectors.traces.steps import StepInterval, step_intervals, steps
 from collectors.traces.table import Cell, Table, table_of
-from collectors.traces.timeline import Kind, Timeline
+from collectors.traces.timeline import SpanKind, Timeline
 
-WORKING: tuple[Kind, ...] = ("compute", "communication", "copy")
+WORKING: tuple[SpanKind, ...] = ("compute", "communication", "copy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """One stretch of one rank's trace.
+class IntervalSummary:
+    """One interval of one rank's trace.
 
     work_ns: by kind, the sum of the spans' durations within the stretch; without communication where the whole trace
     holds none, and without copies where it has no device.
@@ -31,23 +31,23 @@ class Share:
     rank: int
     stretch: StepInterval
     breakdown: Breakdown
-    work_ns: Mapping[Kind, int]
+    work_ns: Mapping[SpanKind, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class TraceSummary:
     """The step intervals of all ranks, sorted by rank and time.
 
-    decided_by: by rank and name of what communicates on the device, the rule that told so.
+    decided_by: by rank and name of what communicates on the device, the rule that decided it.
     notes: what is not known, and why.
     """
 
-    shares: tuple[Share, ...]
+    shares: tuple[IntervalSummary, ...]
     decided_by: Mapping[tuple[int, str], str]
     notes: tuple[str, ...]
 
     def tables(self) -> tuple[Table, ...]:
-        """Return the traces, their steps, the collectives of each trace, and what told that they are some."""
+        """Return the traces, their steps, the collectives of each trace, and the rules that recognised them."""
         traces = [share for share in self.shares if share.stretch.part == "trace"]
         begins_ns = {share.rank: share.stretch.start_ns for share in traces}
         return (
@@ -78,7 +78,7 @@ class Summary:
             ),
             table_of(
                 "collectives",
-                "How long each collective ran in the whole trace, and computation beside it",
+                "How long each collective ran in the whole trace, and how long computation overlapped it",
                 "rank collective time_ns overlap_ns overlap_share_ratio",
                 [
                     (share.rank, name, run_ns, overlap_ns, overlap_ns / run_ns)
@@ -88,7 +88,7 @@ class Summary:
             ),
             table_of(
                 "rules",
-                "What told that a kernel or a copy communicates",
+                "The rule that marked each kernel or copy as communication",
                 "rank name decided_by",
                 [(rank, name, rule) for (rank, name), rule in self.decided_by.items()],
                 f"{RECORD}: torch's operator around the launch; else the name, by the library that gives it",
@@ -96,42 +96,42 @@ class Summary:
         )
 
 
-def summary(timelines: Sequence[Timeline]) -> Summary:
+def summary(timelines: Sequence[Timeline]) -> TraceSummary:
     """Return the division of every rank's time."""
-    shares: list[Share] = []
+    shares: list[IntervalSummary] = []
     notes: list[str] = []
     for timeline in timelines:
         parts = step_intervals(timeline)
         works_ns = _works_ns(timeline, parts)
         shares += [
-            Share(rank=timeline.rank, stretch=part, breakdown=breakdown, work_ns=work_ns)
+            IntervalSummary(rank=timeline.rank, stretch=part, breakdown=breakdown, work_ns=work_ns)
             for part, breakdown, work_ns in zip(parts, divide(timeline, parts), works_ns, strict=True)
         ]
         notes += [f"rank {timeline.rank}: {reason}" for reason in _unknown(timeline, parts)]
     rules = {(timeline.rank, name): rule for timeline in timelines for name, rule in timeline.about.decided_by.items()}
-    return Summary(shares=tuple(shares), decided_by=rules, notes=tuple(notes))
+    return TraceSummary(shares=tuple(shares), decided_by=rules, notes=tuple(notes))
 
 
 _FIGURES = (
     "span_ns compute_ns communication_ns overlap_ns exposed_communication_ns exposed_copies_ns idle_ns"
     " overlap_share_ratio exposed_share_ratio idle_share_ratio compute_work_ns communication_work_ns copy_work_ns"
 )
-"""overlap_share: of communication; the other shares are of the span."""
+"""overlap_share: share of communication; the other shares refer to the span."""
 
 
-def _figures(share: Share) -> tuple[Cell, ...]:
-    found = share.breakdown
+def _figures(share: IntervalSummary) -> tuple[Cell, ...]:
+    breakdown = share.breakdown
     return (
-        found.step_ns,
-        found.compute_ns,
-        found.communication_ns,
-        found.overlap_ns,
-        found.exposed_communication_ns,
-        found.exposed_copy_ns,
-        found.idle_ns,
-        _ratio(found.overlap_ns, found.communication_ns),
-        _ratio(found.exposed_communication_ns, found.step_ns),
-        _ratio(found.idle_ns, found.step_ns),
+        breakdown.step_ns,
+        breakdown.compute_ns,
+        breakdown.communication_ns,
+        breakdown.overlap_ns,
+        breakdown.exposed_communication_ns,
+        breakdown.exposed_copy_ns,
+        breakdown.idle_ns,
+        _ratio(breakdown.overlap_ns, breakdown.communication_ns),
+        _ratio(breakdown.exposed_communication_ns, breakdown.step_ns),
+        _ratio(breakdown.idle_ns, breakdown.step_ns),
         *(share.work_ns.get(kind) for kind in WORKING),
     )
 
@@ -141,7 +141,7 @@ def _ratio(part_ns: int | None, whole_ns: int | None) -> float | None:
 
 
 def _unknown(timeline: Timeline, parts: Sequence[StepInterval]) -> Iterator[str]:
-    """Yield what is not known of this rank, and why."""
+    """Yield what is unknown about this rank, and why."""
     if not parts:
         yield "nothing computes, communicates or copies in its trace"
         for step in steps(timeline):
@@ -155,19 +155,19 @@ def _unknown(timeline: Timeline, parts: Sequence[StepInterval]) -> Iterator[str]
         yield "no step is marked in its trace"
 
 
-def _works_ns(timeline: Timeline, parts: Sequence[StepInterval]) -> list[dict[Kind, int]]:
+def _works_ns(timeline: Timeline, parts: Sequence[StepInterval]) -> list[dict[SpanKind, int]]:
     """Return per stretch the sum of the spans' durations in it, by kind.
 
     Of a stretch it is the work before its end less the work before its start. The work before a moment t is the sum of
     t - start over spans that started by t, less the sum of t - end over spans that ended by t: spans [0, 4) and [2, 9)
     have (5 + 3) - 1 = 7 before t = 5.
     """
-    works_ns: list[dict[Kind, int]] = [{} for _ in parts]
+    works_ns: list[dict[SpanKind, int]] = [{} for _ in parts]
     if not parts:
         return works_ns
     origin_ns = int(timeline.start_ns.min())
     moments_ns = np.array([(part.start_ns, part.end_ns) for part in parts], dtype=np.int64) - origin_ns
-    known: list[Kind] = ["compute"]
+    known: list[SpanKind] = ["compute"]
     if timeline.intervals("communication").size:
         known.append("communication")
     if timeline.is_device:

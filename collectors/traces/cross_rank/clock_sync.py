@@ -94,14 +94,14 @@ def _ahead_ns(end_ns: Times) -> NDArray[np.float64]:
 def _guessed(first: int, groups: Sequence[Ends]) -> dict[int, int]:
     """Return rough offsets from the first collective of each group, going from group to group."""
     guess_ns = {first: 0}
-    left = list(groups)
-    while left:
-        ends = next(ends for ends in left if any(clock in guess_ns for clock in ends.clocks))
-        left.remove(ends)
+    remaining = list(groups)
+    while remaining:
+        ends = next(ends for ends in remaining if any(clock in guess_ns for clock in ends.clocks))
+        remaining.remove(ends)
         known = next(column for column, clock in enumerate(ends.clocks) if clock in guess_ns)
         apart_ns = guess_ns[ends.clocks[known]] + ends.end_ns[0, known] - ends.end_ns[0]
-        found = dict(zip(ends.clocks, apart_ns.tolist(), strict=True))
-        guess_ns = found | guess_ns
+        clock_ns = dict(zip(ends.clocks, apart_ns.tolist(), strict=True))
+        guess_ns = clock_ns | guess_ns
     return guess_ns
 
 
@@ -122,7 +122,7 @@ def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[
     """
     owner = {timeline.rank: timeline.rank for timeline in timelines}
     hosts: dict[str, list[int]] = defaultdict(list)
-    for timeline in sorted(timelines, key=lambda one: one.rank):
+    for timeline in sorted(timelines, key=lambda timeline: timeline.rank):
         if timeline.about.host and not timeline.about.clocks_differ:
             hosts[timeline.about.host].append(timeline.rank)
     doubted = _doubted({rank: host for host, ranks in hosts.items() for rank in ranks}, timelines, matching)
@@ -133,7 +133,7 @@ def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[
         if host in doubted:
             notes.append(
                 f"ranks {_listed(ranks)} say that they are on host {host}, but by its clock leave collectives before"
-                " all have come: each is taken to have a clock of its own"
+                " all have come: each is assumed to have its own clock"
             )
         else:
             owner |= dict.fromkeys(ranks, ranks[0])
@@ -145,11 +145,11 @@ def _doubted(host_of: Mapping[int, str], timelines: Sequence[Timeline], matching
     """Return the hosts where too many collectives would end on one rank before another comes, were they one machine."""
     by_rank = {timeline.rank: timeline for timeline in timelines}
     looked_at, impossible = Counter[str](), Counter[str]()
-    for one in matching.matched:
-        if one.collective in ROOTED or one.is_first:
+    for collective in matching.matched:
+        if collective.collective in ROOTED or collective.is_first:
             continue
         rows: dict[str, list[tuple[int, int]]] = defaultdict(list)  # By host, (start, end) on each of its ranks.
-        for rank, row in zip(one.ranks, one.rows, strict=True):
+        for rank, row in zip(collective.ranks, collective.rows, strict=True):
             if rank in host_of:
                 rows[host_of[rank]].append((int(by_rank[rank].start_ns[row]), int(by_rank[rank].end_ns[row])))
         for host, times_ns in rows.items():
@@ -195,7 +195,7 @@ class Alignment:
     @property
     def residual_ns(self) -> int | None:
         """How far times of different ranks may be off: the largest median of a group; None if none is known."""
-        known = [one.residual_ns for one in self.agreements if one.residual_ns is not None]
+        known = [agreement.residual_ns for agreement in self.agreements if agreement.residual_ns is not None]
         return max(known, default=None)
 
     def applied(self) -> tuple[Timeline, ...]:
@@ -217,8 +217,14 @@ class Alignment:
                 "How far the ends of one collective still lie apart on different clocks",
                 "group ranks collectives median_ns widest_ns",
                 [
-                    (one.group, len(one.ranks), one.collectives, one.residual_ns, one.widest_ns)
-                    for one in self.agreements
+                    (
+                        agreement.group,
+                        len(agreement.ranks),
+                        agreement.collectives,
+                        agreement.residual_ns,
+                        agreement.widest_ns,
+                    )
+                    for agreement in self.agreements
                 ],
             ),
         )
@@ -230,7 +236,7 @@ def align(timelines: Sequence[Timeline], matching: Matching | None = None) -> Al
     Ranks of one host have one offset. Rooted collectives and messages are left out, since their ends need not agree;
     so is the first collective of each rank. If several groups connect clocks, the offsets fit all groups best, by least
     squares. In each set of connected ranks the lowest keeps its clock. If no two clocks are further apart than the ends
-    of one collective, they count as one clock, and all ranks keep theirs.
+    of one collective, the clocks are treated as the same, and no rank's times are shifted.
 
     matching: of these Timelines, if it is known already.
 
@@ -246,14 +252,14 @@ def align(timelines: Sequence[Timeline], matching: Matching | None = None) -> Al
     for ranks in connected:
         of_set = [ends for ends in compared if ends.ranks[0] in ranks]
         clocks = sorted({clock_of[rank] for rank in ranks})
-        found = offsets(clocks, of_set)
-        limit_ns = max((_agreement(ends, found).residual_ns or 0 for ends in of_set), default=0)
-        is_one = max(found.values()) - min(found.values()) <= limit_ns
-        offset_ns |= {rank: 0 if is_one else found[clock_of[rank]] for rank in ranks}
+        shift_ns = offsets(clocks, of_set)
+        limit_ns = max((_agreement(ends, shift_ns).residual_ns or 0 for ends in of_set), default=0)
+        is_one = max(shift_ns.values()) - min(shift_ns.values()) <= limit_ns
+        offset_ns |= {rank: 0 if is_one else shift_ns[clock_of[rank]] for rank in ranks}
         if is_one and len(clocks) > 1:
             notes.append(
-                f"the clocks of ranks {_listed(ranks)} agree within the {limit_ns / 1e3:g} us by which the ends of one"
-                " collective lie apart: they are taken as one clock"
+                f"the clocks of ranks {_listed(ranks)} agree to {limit_ns / 1e3:g} us, as closely as a collective ends"
+                " on all ranks, so they are treated as the same clock"
             )
     if len(connected) > 1:
         sets = "; ".join(_listed(ranks) for ranks in connected)
@@ -271,10 +277,10 @@ def _compared(timelines: Sequence[Timeline], matching: Matching, clock_of: Mappi
     """Return the ends of all collectives whose ends should agree, by group."""
     end_ns = {timeline.rank: timeline.end_ns for timeline in timelines}
     rows: dict[tuple[str | None, tuple[int, ...]], list[tuple[int, ...]]] = defaultdict(list)
-    for one in matching.matched:
-        if one.collective not in ROOTED and not one.is_first:
-            rows[one.group, one.ranks].append(one.rows)
-    found = []
+    for collective in matching.matched:
+        if collective.collective not in ROOTED and not collective.is_first:
+            rows[collective.group, collective.ranks].append(collective.rows)
+    ends = []
     for (group, ranks), of_group in rows.items():
         # (collectives, ranks), and from these (collectives, clocks).
         by_rank_ns = np.stack(
@@ -284,8 +290,8 @@ def _compared(timelines: Sequence[Timeline], matching: Matching, clock_of: Mappi
         by_clock_ns = [
             median_ns(by_rank_ns[:, [clock_of[rank] == clock for rank in ranks]], axis=1) for clock in clocks
         ]
-        found.append(Ends(group=group, ranks=ranks, clocks=clocks, end_ns=np.stack(by_clock_ns, axis=1)))
-    return found
+        ends.append(Ends(group=group, ranks=ranks, clocks=clocks, end_ns=np.stack(by_clock_ns, axis=1)))
+    return ends
 
 
 def _agreement(ends: Ends, offset_ns: Mapping[int, int]) -> Agreement:
@@ -303,7 +309,7 @@ def _agreement(ends: Ends, offset_ns: Mapping[int, int]) -> Agreement:
 
 
 # A critical path can only go through ranks whose clocks are compared with each other: between others, a difference of
-# times is one of clocks and tells nothing about waiting.
+# times is a difference of clocks and says nothing about waiting.
 
 
 def ranks_on_one_clock(alignment: Alignment, present: Collection[int]) -> frozenset[int]:
@@ -323,25 +329,25 @@ def on_one_clock(
     reason = "it is with ranks whose clocks are not compared"
     apart = [
         Unmatched(rank=rank, row=row, reason=reason)
-        for one in matching.matched
-        if not ranks >= set(one.ranks)
-        for rank, row in zip(one.ranks, one.rows, strict=True)
+        for collective in matching.matched
+        if not ranks >= set(collective.ranks)
+        for rank, row in zip(collective.ranks, collective.rows, strict=True)
         if rank in ranks
     ]
     notes = []
     if others := sorted(set(present) - ranks):
-        left, kept = (f"rank{'s' * (len(some) > 1)} {_listed(some)}" for some in (others, sorted(ranks)))
-        notes.append(f"the path leaves out {left}: clocks are not compared with those of {kept}")
+        left_out, compared = (f"rank{'s' * (len(some) > 1)} {_listed(some)}" for some in (others, sorted(ranks)))
+        notes.append(f"the path leaves out {left_out}: clocks are not compared with those of {compared}")
     return (
         replace(
             alignment,
             timelines=tuple(timeline for timeline in alignment.timelines if timeline.rank in ranks),
             offset_ns={rank: offset_ns for rank, offset_ns in alignment.offset_ns.items() if rank in ranks},
-            agreements=tuple(one for one in alignment.agreements if ranks >= set(one.ranks)),
+            agreements=tuple(agreement for agreement in alignment.agreements if ranks >= set(agreement.ranks)),
         ),
         replace(
             matching,
-            matched=tuple(one for one in matching.matched if ranks >= set(one.ranks)),
+            matched=tuple(collective for collective in matching.matched if ranks >= set(collective.ranks)),
             unmatched=(*matching.unmatched, *apart),
         ),
         notes,

@@ -27,7 +27,7 @@ def median_ns(moments_ns: Times, axis: int = 0) -> Times:
 
 
 TOLERANCE_NS = 5_000
-"""How far apart the ends of one collective may lie; shifts whose unevenness differs by less cannot be told apart."""
+"""How far apart the ends of one collective may lie; shifts whose unevenness differs by less are indistinguishable."""
 
 LEAST_SHARED = 3
 """The ends of fewer collectives lie apart evenly at any shift."""
@@ -71,9 +71,9 @@ def best_shift(reference: CollectiveSequence, other: CollectiveSequence) -> Shif
     """Return the shift of the other; None if they agree at no shift, or have no step in common.
 
     Numbers of steps may tell any shift. Without them, at least half of the shorter must have a counterpart, and of
-    equally good shifts the one nearest to 0 is taken.
+    equally good shifts the shift nearest to 0 wins.
     """
-    steps, other_steps = (np.unique(one.steps[one.steps != ABSENT]) for one in (reference, other))
+    steps, other_steps = (np.unique(calls.steps[calls.steps != ABSENT]) for calls in (reference, other))
     is_by_steps, positions, ties = False, None, 0
     if steps.size and other_steps.size:
         common = np.intersect1d(steps, other_steps)
@@ -97,7 +97,7 @@ def _shift_by_steps(reference: CollectiveSequence, other: CollectiveSequence, co
     at 2: both tell the shift 2.
     """
     begins, other_begins = (
-        np.array([np.argmax(one.steps == number) for number in common]) for one in (reference, other)
+        np.array([np.argmax(calls.steps == number) for number in common]) for calls in (reference, other)
     )
     shifts, counts = np.unique(begins - other_begins, return_counts=True)
     shift = int(shifts[counts.argmax()])
@@ -166,7 +166,7 @@ def _shared(reference: CollectiveSequence, other: CollectiveSequence, shift: int
 
 
 def agreement(reference: CollectiveSequence, other: CollectiveSequence, shift: int) -> float:
-    """Return the share of the shared collectives that are of one kind."""
+    """Return the share of the shared collectives that have the same kind."""
     mine, theirs = _shared(reference, other, shift)
     return float((reference.kinds[mine] == other.kinds[theirs]).mean())
 

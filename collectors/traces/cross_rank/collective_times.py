@@ -13,7 +13,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from collectors.traces.cross_rank.matching import ROOTED, Matched
+from collectors.traces.cross_rank.matching import ROOTED, MatchedCollective
 from collectors.traces.cross_rank.process_groups import call_of, numbers_of_marks
 from collectors.traces.steps import StepInterval, launch_of
 from collectors.traces.timeline import ABSENT, Call, Timeline
@@ -49,7 +49,7 @@ class CollectiveTime:
     size_bytes: of the larger of a rank's two buffers, the largest if ranks differ; None if a trace does not say.
     """
 
-    matched: Matched
+    matched: MatchedCollective
     arrival_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
     wait_ns: tuple[int, ...]
@@ -84,7 +84,9 @@ class CollectiveTime:
         return speed * float(bus_factor(collective, len(self.matched.ranks)))
 
 
-def time_of(matched: Matched, timelines: Mapping[int, Timeline], offset_ns: Mapping[int, int]) -> CollectiveTime:
+def time_of(
+    matched: MatchedCollective, timelines: Mapping[int, Timeline], offset_ns: Mapping[int, int]
+) -> CollectiveTime:
     """Return the times of one collective. timelines: by rank, on their own clocks. offset_ns: to add to these."""
     spans = list(zip(matched.ranks, matched.rows, strict=True))
     arrival_ns = tuple(int(timelines[rank].start_ns[row]) + offset_ns[rank] for rank, row in spans)
@@ -113,7 +115,7 @@ def steps_of(
     timelines: Sequence[Timeline],
     steps: Mapping[int, Sequence[StepInterval]],
     offset_ns: Mapping[int, int],
-) -> dict[Matched, int]:
+) -> dict[MatchedCollective, int]:
     """Return the number of each collective's step; collectives before the first step have the number before its.
 
     A step's number is the one in its name if all traces that mark steps number them in rising order, else its index in
@@ -121,7 +123,10 @@ def steps_of(
 
     timelines: on their own clocks. steps: by rank, its marked steps. offset_ns: by rank, what to add to its clock.
     """
-    marking = sorted((one for one in timelines if steps[one.rank]), key=lambda one: (-len(steps[one.rank]), one.rank))
+    marking = sorted(
+        (timeline for timeline in timelines if steps[timeline.rank]),
+        key=lambda timeline: (-len(steps[timeline.rank]), timeline.rank),
+    )
     numbers = [numbers_of_marks(timeline) for timeline in marking]
     if not all((of_trace != ABSENT).all() and (np.diff(of_trace) > 0).all() for of_trace in numbers):
         numbers = [np.arange(of_trace.size) for of_trace in numbers]

@@ -2,7 +2,7 @@
 
 A profiler may lose any collective of a trace without sequence numbers. All that follow then stand one place further
 on. What both traces surely share are anchors; a collective between two anchors has a place if the shift is the same at
-both, and else none. What cannot be told is said to be unsure, and is not guessed.
+both, and else none. What cannot be decided is reported as unsure, never guessed.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ NO_PLACE = -(2**40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class PlacedCalls:
     """The place of each of a sequence's collectives in the reference.
 
-    positions: `NO_PLACE` and above, far below all places, where the reference has none or it cannot be told which.
-    is_unsure: where it cannot be told which. begins: the shift of the first that surely has a place; None if none has.
+    positions: `NO_PLACE` and above, far below all places, where the reference has none or the match is ambiguous.
+    is_unsure: where the match is ambiguous. begins: the shift of the first certain match; None if there is none.
     lost: how many of the reference's are missing in between, at least.
     lost_by_reference: how many the reference misses.
     """
@@ -59,7 +59,7 @@ class Places:
     lost_by_reference: int = 0
 
 
-def places_of(reference: CollectiveSequence, other: CollectiveSequence, shift: Shift) -> Places:
+def places_of(reference: CollectiveSequence, other: CollectiveSequence, shift: Shift) -> PlacedCalls:
     """Return the places of the other's collectives. shift: of the most of them, see `best_shift`.
 
     Numbers of steps and ends tell them. Example, in us: the reference ends at 0 30 40 90, the other, which lost the
@@ -67,7 +67,7 @@ def places_of(reference: CollectiveSequence, other: CollectiveSequence, shift: S
     """
     size = other.kinds.size
     along = np.arange(size) + shift.positions
-    as_shifted = Places(positions=along, is_unsure=np.zeros(size, dtype=np.bool_))
+    as_shifted = PlacedCalls(positions=along, is_unsure=np.zeros(size, dtype=np.bool_))
     if min(reference.kinds.size, size) < 2 * LEAST_SHARED:
         return as_shifted
     clocks = _clocks_apart(reference, other, shift.positions)
@@ -78,7 +78,7 @@ def places_of(reference: CollectiveSequence, other: CollectiveSequence, shift: S
         fits = uneven_by_ns(reference, other, 0) <= TOLERANCE_NS or ran_together(reference, other, 0)
         if (is_whole and fits) or _is_only_shift_of_kinds(reference, other, shift.positions):
             return as_shifted
-        return Places(positions=NO_PLACE + np.arange(size), is_unsure=np.ones(size, dtype=np.bool_))
+        return PlacedCalls(positions=NO_PLACE + np.arange(size), is_unsure=np.ones(size, dtype=np.bool_))
     known = np.flatnonzero(is_anchored)
     shifts = anchors[known] - known
     # Between anchors of one shift all have it, if they ran together; beyond the outermost there is but one.
@@ -98,7 +98,7 @@ def places_of(reference: CollectiveSequence, other: CollectiveSequence, shift: S
         has_place[between] = False
         # If the reference has nothing there, it lost these.
         is_unsure[between] = anchors[known[gap + 1]] - anchors[known[gap]] > 1
-    return Places(
+    return PlacedCalls(
         positions=np.where(has_place, positions, NO_PLACE + np.arange(size)),
         is_unsure=is_unsure,
         begins=int(shifts[0]),
@@ -111,9 +111,9 @@ def _is_only_shift_of_kinds(reference: CollectiveSequence, other: CollectiveSequ
     """Return whether all kinds agree at this shift and at no other near it."""
     near = [shift + step for step in range(-MOST_LOST, MOST_LOST + 1)]
     agreeing = [
-        one
-        for one in near
-        if count_shared(reference, other, one) >= LEAST_SHARED and agreement(reference, other, one) == 1
+        shift
+        for shift in near
+        if count_shared(reference, other, shift) >= LEAST_SHARED and agreement(reference, other, shift) == 1
     ]
     return agreeing == [shift]
 
@@ -166,10 +166,10 @@ def _is_together(
     reference: CollectiveSequence, other: CollectiveSequence, places: NDArray[np.int64], clocks: _Clocks
 ) -> NDArray[np.bool_]:
     """Return where both ranks were in the collective at one time; true beyond the reference's begin and end."""
-    held, apart_ns = np.clip(places, 0, reference.kinds.size - 1), _LOOSE * clocks.within_ns
+    clipped, apart_ns = np.clip(places, 0, reference.kinds.size - 1), _LOOSE * clocks.within_ns
     start_ns, end_ns = (moments_ns - clocks.apart_ns for moments_ns in (other.start_ns, other.end_ns))
-    is_apart = (reference.end_ns[held] + apart_ns < start_ns) | (end_ns + apart_ns < reference.start_ns[held])
-    is_together: NDArray[np.bool_] = ~is_apart | (held != places)
+    is_apart = (reference.end_ns[clipped] + apart_ns < start_ns) | (end_ns + apart_ns < reference.start_ns[clipped])
+    is_together: NDArray[np.bool_] = ~is_apart | (clipped != places)
     return is_together
 
 
@@ -224,19 +224,19 @@ def _common_steps(
 
 def _in_order(anchors: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the anchors without those that cross another, and without a lone one between two of another shift."""
-    found = anchors.copy()
-    known = np.flatnonzero(found != ABSENT)
-    places = found[known]
+    rising = anchors.copy()
+    known = np.flatnonzero(rising != ABSENT)
+    places = rising[known]
     if not known.size:
-        return found
+        return rising
     most = np.iinfo(np.int64).max
     highest_before = np.concatenate(([ABSENT], np.maximum.accumulate(places)[:-1]))
     lowest_behind = np.concatenate((np.minimum.accumulate(places[::-1])[::-1][1:], [most]))
     is_crossed = (places <= highest_before) | (places >= lowest_behind)
-    found[known[is_crossed]] = ABSENT
+    rising[known[is_crossed]] = ABSENT
     known = known[~is_crossed]
-    shifts = found[known] - known
+    shifts = rising[known] - known
     is_lone = np.zeros(known.size, dtype=np.bool_)
     is_lone[1:-1] = (shifts[:-2] == shifts[2:]) & (shifts[1:-1] != shifts[2:])
-    found[known[is_lone]] = ABSENT
-    return found
+    rising[known[is_lone]] = ABSENT
+    return rising

@@ -1,6 +1,6 @@
 """Matching: finds which events of several ranks are one collective.
 
-Events match by process group and sequence number if every trace tells both, else by group and order. No clock is
+Events match by process group and sequence number if every trace has both, else by group and order. No clock is
 needed: ranks whose clocks differ match just as well.
 """
 
@@ -29,7 +29,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class MatchedCollective:
     """One collective on its ranks.
 
     group: the process group's name; None if the traces do not tell groups.
@@ -71,16 +71,22 @@ class Matching:
     notes: what was assumed.
     """
 
-    matched: tuple[Matched, ...]
+    matched: tuple[MatchedCollective, ...]
     unmatched: tuple[Unmatched, ...]
     notes: tuple[str, ...] = ()
 
     def tables(self) -> tuple[Table, ...]:
         """Return tables of how many of each kind matched, and why others did not."""
         matched = Counter(
-            (one.collective, one.group, len(one.ranks), len(one.ranks) + one.missing_count) for one in self.matched
+            (
+                collective.collective,
+                collective.group,
+                len(collective.ranks),
+                len(collective.ranks) + collective.missing_count,
+            )
+            for collective in self.matched
         )
-        unmatched = Counter((one.rank, one.reason) for one in self.unmatched)
+        unmatched = Counter((spans.rank, spans.reason) for spans in self.unmatched)
         return (
             table_of(
                 "matched",
@@ -102,14 +108,14 @@ def match(timelines: Sequence[Timeline]) -> Matching:
     """Match the collectives of these ranks.
 
     Raises:
-        ValueError: two Timelines are of one rank.
+        ValueError: two Timelines belong to one rank.
     """
     by_rank = {timeline.rank: timeline for timeline in timelines}
     if len(by_rank) < len(timelines):
         often = Counter(timeline.rank for timeline in timelines).most_common(1)[0][0]
         raise ValueError(f"rank {often} has more than one trace; give one of each rank")
     groups, left_over = process_groups(by_rank)
-    matched: list[Matched] = []
+    matched: list[MatchedCollective] = []
     notes: list[str] = []
     is_guessed = False
     for group in groups:
@@ -125,13 +131,16 @@ def match(timelines: Sequence[Timeline]) -> Matching:
         )
     # A rank's first match is that of its lowest row.
     first: dict[int, int] = {}
-    for one in matched:
-        for rank, row in zip(one.ranks, one.rows, strict=True):
+    for collective in matched:
+        for rank, row in zip(collective.ranks, collective.rows, strict=True):
             first[rank] = min(first.get(rank, row), row)
     return Matching(
         matched=tuple(
-            replace(one, is_first=any(first[rank] == row for rank, row in zip(one.ranks, one.rows, strict=True)))
-            for one in matched
+            replace(
+                collective,
+                is_first=any(first[rank] == row for rank, row in zip(collective.ranks, collective.rows, strict=True)),
+            )
+            for collective in matched
         ),
         unmatched=tuple(
             Unmatched(rank=spans.rank, row=row, reason=spans.reason)
@@ -144,7 +153,7 @@ def match(timelines: Sequence[Timeline]) -> Matching:
 
 def _matched(
     group: ProcessGroup, aligned: AlignedGroup, timelines: Mapping[int, Timeline]
-) -> tuple[list[Matched], list[UnmatchedSpans]]:
+) -> tuple[list[MatchedCollective], list[UnmatchedSpans]]:
     """Return the collectives that all traced ranks of the group have, and the events that are left over."""
     positions = aligned.positions
     traced = tuple(sorted(set(group.ranks) & set(timelines))) or tuple(positions)
@@ -165,18 +174,18 @@ def _matched(
         unlike = f"other ranks have an unlike collective at its place in {_title(group)}"
         left_over.append(UnmatchedSpans(rank=rank, rows=of_rank[~is_alike], reason=unlike))
         unsure = group.rows[rank][aligned.is_unsure.get(rank, np.zeros(group.rows[rank].size, dtype=np.bool_))]
-        lost = f"a trace of {_title(group)} lost some, and which of another rank's collectives it is cannot be told"
+        lost = f"a trace of {_title(group)} lost some, so it could be any of several collectives of another rank"
         left_over.append(UnmatchedSpans(rank=rank, rows=unsure, reason=lost))
         outside = f"not in every rank's trace of {_title(group)}"
         rest = np.setdiff1d(group.rows[rank], np.concatenate((of_rank, unsure)))
         left_over.append(UnmatchedSpans(rank=rank, rows=rest, reason=outside))
     # Ranks agree on what they have in common, so the first describes each collective for all.
-    one = timelines[traced[0]]
+    first = timelines[traced[0]]
     matched = [
-        Matched(
-            collective=call_of(one, of_ranks[0]).collective,
+        MatchedCollective(
+            collective=call_of(first, of_ranks[0]).collective,
             group=group.name,
-            sequence=int(one.sequence[of_ranks[0]]) if aligned.is_numbered else None,
+            sequence=int(first.sequence[of_ranks[0]]) if aligned.is_numbered else None,
             ranks=traced,
             rows=tuple(of_ranks),
             missing=tuple(rank for rank in group.ranks if rank not in timelines),

@@ -8,7 +8,7 @@ that of the longest trace, the reference, by a shift:
     reference   A B C D E
     rank 1        B C D E     shift 1: its collective i is the reference's collective i + 1
 
-The shift is told by the numbers of the steps that the collectives are in, if both traces have these; else by the kinds
+The shift follows from the numbers of the steps that the collectives are in, if both have them; else by the kinds
 of collectives. If the kinds agree at several shifts, those count at which the ends of the two ranks lie apart most
 evenly; two clocks may differ by any constant.
 """
@@ -29,7 +29,7 @@ from collectors.traces.cross_rank.collective_order import (
     best_shift,
     ran_together,
 )
-from collectors.traces.cross_rank.lost_collectives import Places, places_of
+from collectors.traces.cross_rank.lost_collectives import PlacedCalls, places_of
 from collectors.traces.event_names import OTHER, collective_of
 from collectors.traces.steps import launch_of
 from collectors.traces.timeline import ABSENT, Call, Timeline
@@ -64,7 +64,7 @@ class UnmatchedSpans:
 
 
 def call_of(timeline: Timeline, row: int) -> Call:
-    """Return what a span of communication is, from its name alone if the trace tells nothing else."""
+    """Return the call of a span of communication, from its name alone if the trace records nothing else."""
     number = int(timeline.call[row])
     if number == ABSENT:
         return Call(collective=collective_of(timeline.names[timeline.name[row]]))
@@ -74,7 +74,7 @@ def call_of(timeline: Timeline, row: int) -> Call:
 def process_groups(timelines: Mapping[int, Timeline]) -> tuple[list[ProcessGroup], list[UnmatchedSpans]]:
     """Return all process groups of these ranks, and the spans that cannot be matched. timelines: by rank."""
     calls = {rank: _rows_by_call(timeline) for rank, timeline in sorted(timelines.items())}
-    # What one rank's trace tells of a group's ranks and size counts for all ranks. Several entries of one name mean
+    # A group's ranks and size in one rank's trace hold for all ranks. Several entries of one name mean
     # that different groups share it.
     ranks_of: dict[str | None, set[tuple[int, ...]]] = defaultdict(set)
     sizes_of: dict[tuple[str | None, str], set[int]] = defaultdict(set)
@@ -89,9 +89,9 @@ def process_groups(timelines: Mapping[int, Timeline]) -> tuple[list[ProcessGroup
     rows: dict[tuple[str | None, tuple[int, ...], int | None, str], dict[int, list[Rows]]] = defaultdict(dict)
     unmatched = []
     for rank, of_rank in calls.items():
-        for call, found in of_rank.items():
+        for call, spans in of_rank.items():
             if reason := _why_unmatched(call):
-                unmatched.append(UnmatchedSpans(rank=rank, rows=found, reason=reason))
+                unmatched.append(UnmatchedSpans(rank=rank, rows=spans, reason=reason))
                 continue
             fitting = [
                 ranks for ranks in ranks_of[call.group] if rank in ranks and call.group_size in (None, len(ranks))
@@ -100,12 +100,12 @@ def process_groups(timelines: Mapping[int, Timeline]) -> tuple[list[ProcessGroup
             sizes = sizes_of[_shared_by_group(call)]
             size = len(members) or call.group_size or (min(sizes) if len(sizes) == 1 else None)
             name, collective = _shared_by_group(call)
-            rows[name, members, size, collective].setdefault(rank, []).append(found)
+            rows[name, members, size, collective].setdefault(rank, []).append(spans)
     groups = [
         ProcessGroup(
             name=name,
             ranks=ranks,
-            rows={rank: np.sort(np.concatenate(found)) for rank, found in of_group.items()},
+            rows={rank: np.sort(np.concatenate(spans)) for rank, spans in of_group.items()},
             size=size,
         )
         for (name, ranks, size, _), of_group in rows.items()
@@ -116,15 +116,15 @@ def process_groups(timelines: Mapping[int, Timeline]) -> tuple[list[ProcessGroup
 def _rows_by_call(timeline: Timeline) -> dict[Call, Rows]:
     """Return the rank's communication: its rows, in order, by Call."""
     chosen = np.flatnonzero(timeline.of_kind("communication"))
-    found: dict[Call, list[Rows]] = defaultdict(list)
+    by_call: dict[Call, list[Rows]] = defaultdict(list)
     # One number for each pair of call and name, so that `call_of` is asked once per pair and not once per span.
     pairs = timeline.call[chosen].astype(np.int64) * len(timeline.names) + timeline.name[chosen]
     order = np.argsort(pairs, kind="stable")
     _, firsts = np.unique(pairs[order], return_index=True)
     for rows in np.split(chosen[order], firsts[1:]):
         if rows.size:
-            found[call_of(timeline, int(rows[0]))].append(rows)
-    return {call: np.sort(np.concatenate(rows)) for call, rows in found.items()}
+            by_call[call_of(timeline, int(rows[0]))].append(rows)
+    return {call: np.sort(np.concatenate(rows)) for call, rows in by_call.items()}
 
 
 def _shared_by_group(call: Call) -> tuple[str | None, str]:
@@ -171,8 +171,8 @@ def step_numbers(timeline: Timeline, rows: Rows) -> NDArray[np.int64]:
 
 def numbers_of_marks(timeline: Timeline) -> NDArray[np.int64]:
     """Return for each marked step, in order, the number in its name; `ABSENT` if it has none."""
-    found = [_NUMBER.search(timeline.names[name]) for name in timeline.name[timeline.of_kind("step")]]
-    return np.array([ABSENT if number is None else int(number[1]) for number in found], dtype=np.int64)
+    matches = [_NUMBER.search(timeline.names[name]) for name in timeline.name[timeline.of_kind("step")]]
+    return np.array([ABSENT if number is None else int(number[1]) for number in matches], dtype=np.int64)
 
 
 # The common positions of a group's collectives, equal on all of its ranks.
@@ -193,7 +193,7 @@ class AlignedGroup:
 
     positions: by rank, one per row; rows with equal positions are one collective. kinds: by rank, one per row; equal if
     the rows are alike in all that must be alike on all ranks. is_numbered: whether sequence numbers tell the positions.
-    is_unsure: by rank, where a trace lost some, and it cannot be told which of the others' collectives a row is.
+    is_unsure: by rank, the rows that could be any of several collectives, since a trace lost some.
     notes: what was assumed.
     """
 
@@ -222,7 +222,7 @@ def aligned_groups(group: ProcessGroup, timelines: Mapping[int, Timeline]) -> li
         )
         for rank, rows in group.rows.items()
     }
-    found = []
+    groups = []
     for shifts in _aligned_sets(sequences, is_named=group.name is not None):
         reference = next(rank for rank in _longest_first(sequences) if rank in shifts)
         places = {
@@ -231,41 +231,41 @@ def aligned_groups(group: ProcessGroup, timelines: Mapping[int, Timeline]) -> li
             if rank != reference
         }
         shifts |= {
-            rank: replace(shifts[rank], positions=one.begins, ties=0)
-            for rank, one in places.items()
-            if one.begins is not None
+            rank: replace(shifts[rank], positions=calls.begins, ties=0)
+            for rank, calls in places.items()
+            if calls.begins is not None
         }
         own = np.arange(sequences[reference].kinds.size)
-        found.append(
+        groups.append(
             AlignedGroup(
                 positions={rank: places[rank].positions if rank in places else own for rank in shifts},
                 kinds={rank: kinds[rank] for rank in shifts},
                 is_numbered=False,
-                is_unsure={rank: one.is_unsure for rank, one in places.items()},
+                is_unsure={rank: calls.is_unsure for rank, calls in places.items()},
                 notes=(*_notes(group, shifts), *_lost(group, places, reference)),
             )
         )
-    return found
+    return groups
 
 
 def _longest_first(sequences: Mapping[int, CollectiveSequence]) -> list[int]:
     return sorted(sequences, key=lambda rank: -sequences[rank].kinds.size)
 
 
-def _lost(group: ProcessGroup, places: Mapping[int, Places], reference: int) -> Iterator[str]:
-    """Yield a note on each trace that lacks collectives in between, and on what cannot be told for that."""
+def _lost(group: ProcessGroup, places: Mapping[int, PlacedCalls], reference: int) -> Iterator[str]:
+    """Yield a note on each trace that lacks collectives in between, and on what stays unknown for that reason."""
     name = group.name or "without a name"
-    for rank, one in places.items():
-        for lost, owner, loser in ((one.lost, reference, rank), (one.lost_by_reference, rank, reference)):
+    for rank, calls in places.items():
+        for lost, owner, loser in ((calls.lost, reference, rank), (calls.lost_by_reference, rank, reference)):
             if lost:
                 yield (
                     f"group {name}: {lost} collective{'s' * (lost > 1)} of rank {owner} {'are' if lost > 1 else 'is'}"
                     f" missing from the trace of rank {loser}: the next are matched by their steps and ends"
                 )
-        if unsure := int(one.is_unsure.sum()):
+        if unsure := int(calls.is_unsure.sum()):
             yield (
-                f"group {name}: which of rank {reference}'s collectives {unsure} of rank {rank}'s"
-                f" {'are' if unsure > 1 else 'is'} cannot be told, since a trace lost some: they are in no figure"
+                f"group {name}: {unsure} collective{'s' * (unsure > 1)} of rank {rank} could be any of several of rank"
+                f" {reference}, since a trace lost some; left out of all figures"
             )
 
 

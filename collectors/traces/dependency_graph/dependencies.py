@@ -110,16 +110,16 @@ def stream_waits(timeline: Timeline, queue: DeviceQueue) -> tuple[Rows, Rows]:
     waited_for = np.full(calls.size, ABSENT, dtype=np.int64)
     ended_ns = np.full(calls.size, LONG_AGO, dtype=np.int64)
     for stream in np.unique(queue.stream):
-        here = np.flatnonzero(queue.stream == stream)
+        on_stream = np.flatnonzero(queue.stream == stream)
         # Per wait: how many spans of this stream had both ended before the waiting span and been launched before the
         # wait. A stream runs in order, so these are its first ones, and the last of them ended last.
         last = np.minimum(
-            np.searchsorted(np.maximum.accumulate(queue.end_ns[here]), began_ns, side="right"),
-            np.searchsorted(np.maximum.accumulate(queue.called_ns[here]), wait_ns, side="left"),
+            np.searchsorted(np.maximum.accumulate(queue.end_ns[on_stream]), began_ns, side="right"),
+            np.searchsorted(np.maximum.accumulate(queue.called_ns[on_stream]), wait_ns, side="left"),
         )
-        found = here[np.maximum(last, 1) - 1]
-        later = (last > 0) & (queue.stream[waiting] != stream) & (queue.end_ns[found] > ended_ns)
-        waited_for[later], ended_ns[later] = found[later], queue.end_ns[found[later]]
+        last_kernel = on_stream[np.maximum(last, 1) - 1]
+        later = (last > 0) & (queue.stream[waiting] != stream) & (queue.end_ns[last_kernel] > ended_ns)
+        waited_for[later], ended_ns[later] = last_kernel[later], queue.end_ns[last_kernel[later]]
     known = waited_for != ABSENT
     return waited_for[known], waiting[known]
 
@@ -151,14 +151,14 @@ def _next_launched(
     A lane is a stream, or a calling thread. called: launched spans, as indices in the queue.
     lane: of each wait; `ABSENT` for none.
     """
-    found = np.full(wait_ns.size, ABSENT, dtype=np.int64)
+    next_call = np.full(wait_ns.size, ABSENT, dtype=np.int64)
     for number in np.unique(lane[lane != ABSENT]):
-        mine, here = np.flatnonzero(lane == number), called[lane_of_called == number]
-        here = here[np.argsort(queue.called_ns[here], kind="stable")]
-        first = np.searchsorted(queue.called_ns[here], wait_ns[mine], side="left")
-        is_found = first < here.size
-        found[mine[is_found]] = here[first[is_found]]
-    return found
+        mine, on_lane = np.flatnonzero(lane == number), called[lane_of_called == number]
+        on_lane = on_lane[np.argsort(queue.called_ns[on_lane], kind="stable")]
+        first = np.searchsorted(queue.called_ns[on_lane], wait_ns[mine], side="left")
+        is_found = first < on_lane.size
+        next_call[mine[is_found]] = on_lane[first[is_found]]
+    return next_call
 
 
 # Which span a host thread was in at any time, from its first span to its last.
@@ -277,7 +277,7 @@ def wakings(
     moments += [(int(end), thread) for thread, ends in endings.items() for end in ends.tolist()]
     moments.sort()
     times_ns = np.array([time for time, _ in moments], dtype=np.int64)
-    found = []
+    waits = []
     for thread, (starts_ns, stops_ns) in idle.items():
         latest = np.searchsorted(times_ns, stops_ns, side="right") - 1
         for start, stop, index in zip(starts_ns.tolist(), stops_ns.tolist(), latest.tolist(), strict=True):
@@ -288,8 +288,8 @@ def wakings(
                 continue
             ended, by = moments[index]
             if ended - start >= stop - ended:
-                found.append(Waking(thread=thread, begun_ns=start, woken_ns=stop, by_thread=by, ended_ns=ended))
-    return found
+                waits.append(Waking(thread=thread, begun_ns=start, woken_ns=stop, by_thread=by, ended_ns=ended))
+    return waits
 
 
 ENQUEUING = "c10d::"
@@ -351,8 +351,8 @@ def inferred_stream_waits(queue: DeviceQueue, source: Rows, target: Rows, least_
     ready_ns[after] = np.maximum(ready_ns[after], queue.end_ns[before])
     np.maximum.at(ready_ns, target, queue.end_ns[source])
     waiting = np.flatnonzero((ready_ns > LONG_AGO // 2) & (queue.start_ns - ready_ns >= LEAST_WAIT_NS))
-    found, is_soon = _ended_last(queue, waiting, ready_ns[waiting])
-    return found[is_soon], waiting[is_soon]
+    last_ended, is_soon = _ended_last(queue, waiting, ready_ns[waiting])
+    return last_ended[is_soon], waiting[is_soon]
 
 
 def _ended_last(queue: DeviceQueue, waiting: Rows, ready_ns: Times) -> tuple[Rows, NDArray[np.bool_]]:
@@ -363,11 +363,13 @@ def _ended_last(queue: DeviceQueue, waiting: Rows, ready_ns: Times) -> tuple[Row
     by_end = np.argsort(queue.end_ns, kind="stable")
     index = np.searchsorted(queue.end_ns[by_end], queue.start_ns[waiting], side="right") - 1
     while True:
-        found = by_end[np.maximum(index, 0)]
-        is_after = (index >= 0) & (queue.end_ns[found] > ready_ns)
-        is_wrong = (queue.stream[found] == queue.stream[waiting]) | (queue.called_ns[found] > queue.called_ns[waiting])
+        last_ended = by_end[np.maximum(index, 0)]
+        is_after = (index >= 0) & (queue.end_ns[last_ended] > ready_ns)
+        is_wrong = (queue.stream[last_ended] == queue.stream[waiting]) | (
+            queue.called_ns[last_ended] > queue.called_ns[waiting]
+        )
         if not (is_after & is_wrong).any():
-            is_soon = queue.start_ns[waiting] - queue.end_ns[found] <= queue.end_ns[found] - ready_ns
-            return found, is_after & is_soon
+            is_soon = queue.start_ns[waiting] - queue.end_ns[last_ended] <= queue.end_ns[last_ended] - ready_ns
+            return last_ended, is_after & is_soon
         # Those that found a span of their own stream, or one launched later, look at the one that ended before it.
         index[is_after & is_wrong] -= 1

@@ -34,10 +34,10 @@ Dependency = Literal[
     "work", "stream order", "launch", "stream wait", "synchronisation", "waking", "enqueuing", "arrival"
 ]
 DEPENDENCIES: tuple[Dependency, ...] = get_args(Dependency)
-"""The rule that an edge is of: see `dependencies`; arrival: a transfer starts when a rank has come."""
+"""The rule that made an edge: see `dependencies`; arrival: a transfer starts when a rank has come."""
 
 TIED_AT_ONCE = 1000
-"""The longest chain of dependent nodes with the same time; a longer one is taken for a circle."""
+"""The longest chain of dependent nodes with the same time; a longer chain is treated as a circle."""
 
 Numbers = NDArray[np.int64]
 
@@ -114,9 +114,9 @@ class GraphBuilder:
         possible = time_ns[source] + work_ns.sum(axis=1) <= time_ns[target]
         order, number = _ordered(time_ns, source[possible], target[possible])
         # Edges of a circle of nodes of the same time fail the second condition.
-        kept = np.flatnonzero(possible & (number[source] < number[target]))
-        kept = kept[np.argsort(number[target[kept]], kind="stable")]
-        time_ns, source, target, work_ns = time_ns[order], number[source[kept]], number[target[kept]], work_ns[kept]
+        edges = np.flatnonzero(possible & (number[source] < number[target]))
+        edges = edges[np.argsort(number[target[edges]], kind="stable")]
+        time_ns, source, target, work_ns = time_ns[order], number[source[edges]], number[target[edges]], work_ns[edges]
         # When the last dependency of each node is done; the least number where it has none.
         ready_ns = np.full(time_ns.size, np.iinfo(np.int64).min, dtype=np.int64)
         np.maximum.at(ready_ns, target, time_ns[source] + work_ns.sum(axis=1))
@@ -127,9 +127,9 @@ class GraphBuilder:
             mark=mark[order],
             source=source,
             target=target,
-            dependency=dependency[kept],
-            row=row[kept],
-            thread=thread[kept],
+            dependency=dependency[edges],
+            row=row[edges],
+            thread=thread[edges],
             work_ns=work_ns,
             first=np.searchsorted(target, np.arange(time_ns.size + 1)),
             delay_ns=np.where(bound, time_ns - ready_ns, 0),
@@ -150,8 +150,8 @@ def replay(graph: Graph, free: PathKind | None = None) -> Times:
     A node without dependencies keeps its recorded time. Delays stay as recorded, unless `free` is "delay".
     Source: Zhu et al. 2020, Daydream (a dependency graph replayed with some work changed).
     """
-    kept = [number for number, kind in enumerate(PATH_KINDS) if kind != free]
-    work_ns = graph.work_ns[:, kept].sum(axis=1).tolist()
+    path_kinds = [number for number, kind in enumerate(PATH_KINDS) if kind != free]
+    work_ns = graph.work_ns[:, path_kinds].sum(axis=1).tolist()
     delay_ns = [0] * graph.time_ns.size if free == "delay" else graph.delay_ns.tolist()
     came_ns: list[int] = graph.time_ns.tolist()
     source, first = graph.source.tolist(), graph.first.tolist()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collectors.traces.cross_rank.matching import Matched
+from collectors.traces.cross_rank.matching import MatchedCollective
 from collectors.traces.dependency_graph.graph import Graph, GraphBuilder, Numbers, work_of
 from collectors.traces.dependency_graph.rank_graph import Marks, RankNodes, add_rank
 from collectors.traces.intervals import Times
@@ -28,15 +28,17 @@ class JoinedGraph:
     marks: tuple[Numbers, ...]
 
 
-def joined_graph(timelines: Sequence[Timeline], matched: Sequence[Matched], marks: Sequence[Marks]) -> JoinedGraph:
+def joined_graph(
+    timelines: Sequence[Timeline], matched: Sequence[MatchedCollective], marks: Sequence[Marks]
+) -> JoinedGraph:
     """Return the graph of these ranks, whose clocks are aligned. marks: per rank, host times that must be in it."""
     trace_of = {timeline.rank: trace for trace, timeline in enumerate(timelines)}
     # Of each collective its last arrival, and per rank: the trace, the row, and whether the rank did not leave earlier.
     arrivals_ns: list[int] = []
     members: list[list[tuple[int, int, bool]]] = []
     is_joined = [np.zeros(timeline.kind.size, dtype=np.bool_) for timeline in timelines]
-    for one in matched:
-        rows = [(trace_of[rank], row) for rank, row in zip(one.ranks, one.rows, strict=True)]
+    for collective in matched:
+        rows = [(trace_of[rank], row) for rank, row in zip(collective.ranks, collective.rows, strict=True)]
         arrival_ns = max(int(timelines[trace].start_ns[row]) for trace, row in rows)
         for trace, row in rows:
             is_joined[trace][row] = timelines[trace].end_ns[row] >= arrival_ns

@@ -181,8 +181,8 @@ def threads_of(timeline: Timeline, calls: Rows) -> Threads:
 
     def times(threads: NDArray[np.int64]) -> dict[int, ThreadTime]:
         rows = {thread: np.flatnonzero(is_hosted & (timeline.stream == thread)) for thread in threads.tolist()}
-        found = {thread: thread_time(timeline, row) for thread, row in rows.items()}
-        return {thread: time for thread, time in found.items() if time.row.size}
+        thread_times = {thread: thread_time(timeline, row) for thread, row in rows.items()}
+        return {thread: time for thread, time in thread_times.items() if time.row.size}
 
     return Threads(workers=times(workers), servers=times(servers))
 
@@ -221,24 +221,24 @@ class ThreadNodes:
         trace: int,
     ) -> None:
         self._timeline = timeline
-        found: dict[int, list[Times]] = defaultdict(list)
+        moments: dict[int, list[Times]] = defaultdict(list)
         for thread, time in threads.workers.items():
-            found[thread] += [time.start_ns[:1], time.end_ns[-1:]]
+            moments[thread] += [time.start_ns[:1], time.end_ns[-1:]]
         for thread, time in threads.servers.items():
-            found[thread] += [time.start_ns, time.end_ns]
+            moments[thread] += [time.start_ns, time.end_ns]
         for on_threads, times_ns in points:
             for thread in np.unique(on_threads).tolist():
-                found[thread].append(times_ns[on_threads == thread])
-        self.times_ns = {thread: np.unique(np.concatenate(times_ns)) for thread, times_ns in found.items()}
+                moments[thread].append(times_ns[on_threads == thread])
+        self.times_ns = {thread: np.unique(np.concatenate(times_ns)) for thread, times_ns in moments.items()}
         self.numbers = {thread: builder.add_nodes(times_ns, trace=trace) for thread, times_ns in self.times_ns.items()}
 
     def at(self, threads: Numbers, times_ns: Times) -> Numbers:
         """Return the nodes at these times of these threads. Each must have been among the points."""
-        found = np.empty(threads.size, dtype=np.int64)
+        nodes = np.empty(threads.size, dtype=np.int64)
         for thread in np.unique(threads).tolist():
             chosen = threads == thread
-            found[chosen] = self.numbers[thread][np.searchsorted(self.times_ns[thread], times_ns[chosen])]
-        return found
+            nodes[chosen] = self.numbers[thread][np.searchsorted(self.times_ns[thread], times_ns[chosen])]
+        return nodes
 
     def start_of(self, rows: Rows) -> Numbers:
         """Return the nodes at the starts of these spans."""

@@ -65,7 +65,7 @@ _KEYS = {field.name: field.encode_name for field in msgspec.structs.fields(Colle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveEvent:
-    """What is known of a collective. row: of its event. sequence: its number in its process group, if known."""
+    """The known facts about a collective. row: of its event. sequence: its number in its process group, if known."""
 
     row: int
     call: Call
@@ -116,9 +116,9 @@ def collectives(
             continue
         at_host = row if caller is None else caller
         shape = int(raw.shape[at_host])
-        given = None if shape == ABSENT else elements_of(raw.shapes[shape])
+        elements = None if shape == ABSENT else elements_of(raw.shapes[shape])
         collective = _first_known(raw.names[raw.name[at_host]], name)
-        yield CollectiveEvent(row=row, call=Call(collective=collective, given_elements=given))
+        yield CollectiveEvent(row=row, call=Call(collective=collective, given_elements=elements))
 
 
 def elements_of(shape: str) -> int | None:
@@ -143,13 +143,13 @@ def _counts(sizes: object) -> Iterator[int]:
             yield from _counts(each)
 
 
-def _merged(one: CollectiveArgs, other: CollectiveArgs | None) -> CollectiveArgs:
+def _merged(first: CollectiveArgs, other: CollectiveArgs | None) -> CollectiveArgs:
     """Return the first, with its missing values taken from the other."""
     if other is None:
-        return one
-    fields = one.__struct_fields__
+        return first
+    fields = first.__struct_fields__
     return CollectiveArgs(
-        **{name: getattr(other, name) if getattr(one, name) is None else getattr(one, name) for name in fields}
+        **{name: getattr(other, name) if getattr(first, name) is None else getattr(first, name) for name in fields}
     )
 
 
@@ -180,7 +180,7 @@ def _described(row: int, args: CollectiveArgs, name: str, groups: Mapping[str, t
 
 
 class _Callers:
-    """Finds the host's event that surrounds the launch of a collective and tells which one it is."""
+    """Finds the host's event that surrounds the launch of a collective and identifies it."""
 
     def __init__(self, raw: RawEvents, kind: NDArray[np.int8], with_args: Collection[int]) -> None:
         self._raw = raw
@@ -260,7 +260,7 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
     issued: all collectives that the rank issued during the trace, in order. Messages are in no record. Two of one name
     that both threads of a group take up within microseconds of each other may be swapped.
     """
-    recorded = Counter(one.event for one in issued)
+    recorded = Counter(record.event for record in issued)
     events = []
     for row in np.flatnonzero(timeline.of_kind("communication")).tolist():
         name = timeline.names[timeline.name[row]]
@@ -276,18 +276,18 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
     )
     events = [event for event in events if traced[event.name] == recorded[event.name]]
     by_group: dict[_Group, list[Issued]] = defaultdict(list)
-    for one in issued:
-        if traced[one.event] == recorded[one.event]:
-            by_group[one.call.group, one.call.ranks].append(one)
-    found = _only_way(by_group, events)
-    if found is None:
+    for record in issued:
+        if traced[record.event] == recorded[record.event]:
+            by_group[record.call.group, record.call.ranks].append(record)
+    ways = _only_way(by_group, events)
+    if ways is None:
         groups = "the process group" if len(by_group) == 1 else f"which of {len(by_group)} process groups"
         return timeline, (
             *notes,
             f"process groups and numbers of {len(events)} collectives are absent: their events do not tell which of"
             f" gloo's threads serve {groups}",
         )
-    return replace_calls(timeline, {row: one for pairs in found for row, one in pairs}), notes
+    return replace_calls(timeline, {row: record for pairs in ways for row, record in pairs}), notes
 
 
 def _only_way(
@@ -300,8 +300,8 @@ def _only_way(
     for issued in by_group.values():
         pairs = {}
         for chosen in map(frozenset, (*combinations(threads, 1), *combinations(threads, 2))):
-            if found := _paired(issued, [event for event in events if event.thread in chosen]):
-                pairs[chosen] = found
+            if matching := _paired(issued, [event for event in events if event.thread in chosen]):
+                pairs[chosen] = matching
         fitting.append(pairs)
     fitting.sort(key=len)
     # Stop at the second way: then it is not known which is true.
@@ -330,28 +330,32 @@ def _ways(fitting: Sequence[Mapping[_Threads, object]], free: _Threads) -> Itera
 def _paired(issued: Iterable[Issued], events: Iterable[_Event]) -> list[tuple[int, Issued]] | None:
     """Pair events with records, in order for each name; None if counts differ or an event begins before its issue."""
     by_name: dict[str, list[Issued]] = defaultdict(list)
-    for one in issued:
-        by_name[one.event].append(one)
+    for record in issued:
+        by_name[record.event].append(record)
     traced: dict[str, list[_Event]] = defaultdict(list)
     for event in events:
         traced[event.name].append(event)
-    if {name: len(rows) for name, rows in traced.items()} != {name: len(ones) for name, ones in by_name.items()}:
+    if {name: len(rows) for name, rows in traced.items()} != {name: len(records) for name, records in by_name.items()}:
         return None
-    pairs = [(event, one) for name, ones in by_name.items() for event, one in zip(traced[name], ones, strict=True)]
-    if any(event.start_ns + CLOCKS_APART_NS < one.created_ns for event, one in pairs):
+    pairs = [
+        (event, record)
+        for name, records in by_name.items()
+        for event, record in zip(traced[name], records, strict=True)
+    ]
+    if any(event.start_ns + CLOCKS_APART_NS < record.created_ns for event, record in pairs):
         return None
-    return [(event.row, one) for event, one in pairs]
+    return [(event.row, record) for event, record in pairs]
 
 
-def replace_calls(timeline: Timeline, found: Mapping[int, Issued]) -> Timeline:
+def replace_calls(timeline: Timeline, records: Mapping[int, Issued]) -> Timeline:
     """Return the Timeline with the calls and sequence numbers of these rows replaced."""
     numbers: dict[Call, int] = {}
     call = np.full(timeline.call.size, ABSENT, dtype=np.int32)
     sequence = timeline.sequence.copy()
     for row in np.flatnonzero(timeline.of_kind("communication")).tolist():
-        if row in found:
-            its: Call | None = found[row].call
-            number = found[row].sequence
+        if row in records:
+            its: Call | None = records[row].call
+            number = records[row].sequence
             sequence[row] = ABSENT if number is None else number
         else:
             its = None if timeline.call[row] == ABSENT else timeline.calls[timeline.call[row]]

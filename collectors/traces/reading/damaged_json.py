@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from collectors.traces.reading.decoders import NOTHING, NUMBERS, PROBLEMS, UNDECODABLE, Args, EventWithDigits, columns
-from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan
+from collectors.traces.reading.json_chunks import TextWindow, null_for_inf_and_nan
 from collectors.traces.reading.raw_events import AT_WORK, CALLS, CATEGORIES, ON_DEVICE, RawEvents
 from collectors.traces.timeline import ABSENT
 
@@ -32,7 +32,7 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class _Place(msgspec.Struct):
-    # Of a device's event, which tells its place twice.
+    # Of a device's event, which records its place twice.
     device: int | None = None
     stream: int | None = None
 
@@ -88,7 +88,7 @@ def _members_of(text: msgspec.Raw) -> dict[str, msgspec.Raw]:
 
 
 def _fitting(members: dict[str, msgspec.Raw], struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return by attribute of the struct the values that are of its types."""
+    """Return by attribute of the struct the values that have its types."""
     fit: dict[str, Any] = {}
     for field in msgspec.structs.fields(struct):
         if field.encode_name in members:
@@ -112,10 +112,10 @@ _BRACKET = re.compile(rb"\]")
 _NO_SPACE_OR_COMMA = re.compile(rb"[^\s,]")
 
 
-def likely_boundary(window: Window) -> int | None:
+def likely_boundary(window: TextWindow) -> int | None:
     """Return the index of a comma, late in the window, that seems to stand between two events; None if none does.
 
-    Decoding the text before it tells whether the guess was right: cut anywhere else, that text is not valid JSON.
+    Decoding the text before it shows whether the guess was right: cut anywhere else, that text is not valid JSON.
     """
     for begin in (max(window.start, len(window.text) - SEARCHED_BYTES), window.start):
         index = None
@@ -127,8 +127,8 @@ def likely_boundary(window: Window) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """What was found in a window. Places are bytes of the whole text.
+class SplitEvents:
+    """The events in a window. Places are bytes of the whole text.
 
     raw: the good events. broken_at: the places where broken events begin.
     end: how the list of events ends: closed by its bracket, unclosed right behind an event, or cut. None if the text
@@ -141,7 +141,7 @@ class Split:
     rest_at: int
 
 
-def split(window: Window, *, is_bare: bool = False) -> Split:
+def split(window: TextWindow, *, is_bare: bool = False) -> SplitEvents:
     """Read the events of the window from its start on, and move the window's start behind them.
 
     is_bare: the text is the list alone, so that nothing follows its bracket.
@@ -174,16 +174,16 @@ def split(window: Window, *, is_bare: bool = False) -> Split:
             break
     raw, unfit_at = _columns(events)
     raw = replace(raw, misfits=(*raw.misfits, *misfits))
-    found = Split(raw=raw, broken_at=tuple(sorted((*broken_at, *unfit_at))), end=None, rest_at=rest_at)
+    halves = SplitEvents(raw=raw, broken_at=tuple(sorted((*broken_at, *unfit_at))), end=None, rest_at=rest_at)
     if window.text.startswith(b"]", window.start):
         window.start += 1
-        return replace(found, end="closed")
+        return replace(halves, end="closed")
     if window.is_last:
-        return replace(found, end="unclosed" if following is None else "cut")
-    return found
+        return replace(halves, end="unclosed" if following is None else "cut")
+    return halves
 
 
-def _end_of_event(window: Window) -> int | None:
+def _end_of_event(window: TextWindow) -> int | None:
     """Return the index behind the brace that ends the event here; 0 if it is broken, None if the window ends first."""
     if not window.text.startswith(b"{", window.start):
         return 0
@@ -203,7 +203,7 @@ def _end_of_event(window: Window) -> int | None:
     return 0 if is_too_large else None
 
 
-def _go_to_next(window: Window) -> bool:
+def _go_to_next(window: TextWindow) -> bool:
     """Move to what looks like the beginning of the next event; return False if the text holds no more."""
     window.start += 1
     while (match := _EVENT.search(window.text, window.start)) is None:
@@ -215,10 +215,10 @@ def _go_to_next(window: Window) -> bool:
     return True
 
 
-def _go_to_end_of_list(window: Window, *, is_bare: bool) -> bool:
+def _go_to_end_of_list(window: TextWindow, *, is_bare: bool) -> bool:
     """Move behind a broken event to the bracket that ends the list; return False if another event may come before it.
 
-    Such a bracket is told by what follows: the rest of a whole trace.
+    Such a bracket is recognised by what follows: the rest of a whole trace.
     """
     if not window.is_last:
         return False

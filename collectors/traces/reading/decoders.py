@@ -72,7 +72,7 @@ def ns_of_numbers(values: Sequence[object]) -> Times:
 
 
 def ns_of_digits(starts: Sequence[bytes], durations: Sequence[bytes]) -> tuple[Times, Times]:
-    """Return the nanoseconds of starts and durations as they are written; each event's start tells the unit of both.
+    """Return the nanoseconds of starts and durations as they are written; each event's start decides the unit of both.
 
     durations: one per start, or none at all. A time beyond 64 bits becomes the largest that is not.
 
@@ -152,16 +152,17 @@ def decode_by_scanner(chunk: bytes | bytearray | memoryview) -> RawEvents | None
     """Decode the chunk; None if the scanner is not sure of it, or was not built."""
     if _scanner is None:
         return None
-    found = _scanner.scan(chunk, CATEGORIES, _NOT_KEPT, KNOWN_PHASES)
-    if found is None:
+    scanned = _scanner.scan(chunk, CATEGORIES, _NOT_KEPT, KNOWN_PHASES)
+    if scanned is None:
         return None
-    rows, names, shapes, said, allocations, without_address, unknown, unread_phases = found
+    rows, names, shapes, args_spans, allocations, without_address, unknown, unread_phases = scanned
     if not OF_2021.keys().isdisjoint(unknown):
         return None
     text = memoryview(chunk)
     try:
         collective_args = tuple(
-            (row, decode_collective_args(text[begin:end])) for row, begin, end in np.frombuffer(said, SAID).tolist()
+            (row, decode_collective_args(text[begin:end]))
+            for row, begin, end in np.frombuffer(args_spans, SAID).tolist()
         )
     except msgspec.DecodeError:
         return None
@@ -204,7 +205,7 @@ class Args(CollectiveArgs, frozen=True, gc=False):
 
 # Both structs have their fields in the order in which kineto writes them: msgspec reads that fastest.
 class EventWithNumbers(msgspec.Struct, gc=False):
-    """An event; None where a field is missing."""
+    """An event; None for a missing field."""
 
     ph: str
     cat: str = ""

@@ -42,7 +42,7 @@ _DEVICE_SYNCHRONISES = re.compile(r"DeviceSynchronize$")
 
 
 def is_of(raw: RawEvents, categories: Sequence[int]) -> Mask:
-    """Whether each event is of one of these categories; the few categories are looked up, not the many events."""
+    """Whether each event belongs to one of these categories; the few categories are looked up, not the many events."""
     is_chosen: Mask = np.isin(np.arange(len(CATEGORIES)), categories)[raw.category]
     return is_chosen
 
@@ -60,17 +60,17 @@ def launches_of(raw: RawEvents) -> NDArray[np.int64]:
     rows = np.flatnonzero(is_at_work(raw) & is_correlated)
     if calls.size and rows.size:
         calls = calls[np.lexsort((raw.start_ns[calls], raw.correlation[calls]))]
-        correlations, wanted = raw.correlation[calls], raw.correlation[rows]
-        index = np.minimum(np.searchsorted(correlations, wanted), calls.size - 1)
-        is_held = correlations[index] == wanted
+        correlations, correlation = raw.correlation[calls], raw.correlation[rows]
+        index = np.minimum(np.searchsorted(correlations, correlation), calls.size - 1)
+        is_held = correlations[index] == correlation
         launch[rows[is_held]] = calls[index[is_held]]
     return launch
 
 
 def _shares_launch(launch: NDArray[np.int64]) -> Mask:
-    """Return which work has a launch, by its row, that other work has, too: that of a graph, or a wrong one."""
-    held = launch[launch != ABSENT]
-    shares: Mask = np.append(np.bincount(held, minlength=launch.size) > 1, False)[launch]
+    """Return which work shares its launch with other work: a graph's launch, or a wrong one."""
+    known = launch[launch != ABSENT]
+    shares: Mask = np.append(np.bincount(known, minlength=launch.size) > 1, False)[launch]
     return shares
 
 
@@ -81,14 +81,14 @@ def early_by_ns(raw: RawEvents, launch: NDArray[np.int64]) -> Times:
 
 def outlasts_next(raw: RawEvents, by_ns: int = CLEARLY_NS) -> Mask:
     """Return which work ends that long after the next on its stream began."""
-    found = np.zeros(raw.start_ns.size, dtype=np.bool_)
+    is_outlasting = np.zeros(raw.start_ns.size, dtype=np.bool_)
     rows = np.flatnonzero(is_at_work(raw))
     rows = rows[np.lexsort((raw.start_ns[rows], raw.thread[rows], raw.process[rows]))]
-    one, following = rows[:-1], rows[1:]
-    is_same = (raw.thread[one] == raw.thread[following]) & (raw.process[one] == raw.process[following])
-    overlap_ns = raw.start_ns[one] + raw.duration_ns[one] - raw.start_ns[following]
-    found[one[is_same & (overlap_ns > by_ns)]] = True
-    return found
+    current, following = rows[:-1], rows[1:]
+    is_same = (raw.thread[current] == raw.thread[following]) & (raw.process[current] == raw.process[following])
+    overlap_ns = raw.start_ns[current] + raw.duration_ns[current] - raw.start_ns[following]
+    is_outlasting[current[is_same & (overlap_ns > by_ns)]] = True
+    return is_outlasting
 
 
 def is_out_of_order(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
@@ -104,12 +104,12 @@ def is_out_of_order(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
     rows = rows[~is_graph[launch[rows]]]
     rows = rows[np.lexsort((raw.start_ns[launch[rows]], raw.thread[rows], raw.process[rows]))]
     is_next = (np.diff(raw.thread[rows]) != 0) | (np.diff(raw.process[rows]) != 0)
-    for here in np.split(rows, np.flatnonzero(is_next) + 1):
-        if here.size < 2:
+    for stretch in np.split(rows, np.flatnonzero(is_next) + 1):
+        if stretch.size < 2:
             continue
-        start_ns, called_ns = raw.start_ns[here], raw.start_ns[launch[here]]
+        start_ns, called_ns = raw.start_ns[stretch], raw.start_ns[launch[stretch]]
         # Calls of several threads overlap: only those after another's return are surely later.
-        returned_ns = called_ns + raw.duration_ns[launch[here]] + CLOCKS_AGREE_NS
+        returned_ns = called_ns + raw.duration_ns[launch[stretch]] + CLOCKS_AGREE_NS
         # soonest_ns[i]: when the first of the work from place i on begins.
         soonest_ns = np.append(np.minimum.accumulate(start_ns[::-1])[::-1], NEVER_NS)
         is_late = start_ns - BEYOND_NOISE_NS > soonest_ns[np.searchsorted(called_ns, returned_ns)]
@@ -125,7 +125,7 @@ def is_out_of_order(raw: RawEvents, launch: NDArray[np.int64]) -> Mask:
         is_impossible = is_early & (start_ns + BEYOND_NOISE_NS < called_ns)
         late, early, impossible = (np.bincount(fault, weights=side) for side in (is_late, is_early, is_impossible))
         are_late = (late < early) | ((late == early) & (impossible == 0))
-        is_wrong[here] = np.where(are_late[fault], is_late, is_early)
+        is_wrong[stretch] = np.where(are_late[fault], is_late, is_early)
     return is_wrong
 
 

@@ -1,4 +1,4 @@
-"""Kinds of a trace's events (compute, communication, copy, ...), and remarks on what is odd about them.
+"""Kinds of a trace's events (compute, communication, copy, ...), and remarks on oddities.
 
 `kinds` goes by category, name and place. The events are those whose times are believed.
 """
@@ -26,11 +26,11 @@ from collectors.traces.operators import Foreground
 from collectors.traces.reading.device_order import BEYOND_NOISE_NS, launches_of
 from collectors.traces.reading.plausible_times import long_time
 from collectors.traces.reading.raw_events import AT_WORK, CATEGORIES, RawEvents
-from collectors.traces.timeline import ABSENT, KINDS, Kind, stream_name
+from collectors.traces.timeline import ABSENT, KINDS, SpanKind, stream_name
 
 Mask = NDArray[np.bool_]
 
-_KIND_OF_CATEGORY: dict[str, Kind] = {
+_KIND_OF_CATEGORY: dict[str, SpanKind] = {
     "cpu_op": "host",
     "user_annotation": "host",
     "kernel": "compute",
@@ -50,7 +50,7 @@ def devices(raw: RawEvents) -> NDArray[np.int64]:
 
 
 def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
-    """Return the kind of each event, as its index in `KINDS`; and whether the device has events of its own.
+    """Return the kind of each event, as its index in `KINDS`; and whether there are any device events.
 
     If it has, even copies alone, its kernels compute and communicate, and the host's operators only issue them. If not,
     operators compute, except on gloo's own threads, where they serve communication. gloo's events count as
@@ -83,11 +83,11 @@ def kinds(raw: RawEvents) -> tuple[NDArray[np.int8], bool]:
 def recorded(raw: RawEvents) -> Mask:
     """Return which kernels torch's process groups launched: they bear the arguments of a `RECORD`, or it is the
     innermost operator around their launch."""
-    found = np.zeros(raw.name.size, dtype=np.bool_)
+    is_recorded = np.zeros(raw.name.size, dtype=np.bool_)
     is_kernel = _is_of(raw, "kernel")
-    found[[row for row, _ in raw.collective_args if is_kernel[row]]] = True
+    is_recorded[[row for row, _ in raw.collective_args if is_kernel[row]]] = True
     if RECORD not in raw.names:
-        return found
+        return is_recorded
     operators = np.flatnonzero(_is_of(raw, "cpu_op"))
     is_record = raw.name[operators] == raw.names.index(RECORD)
     launch = launches_of(raw)
@@ -100,24 +100,24 @@ def recorded(raw: RawEvents) -> Mask:
         mine = operators[is_here]
         mine = mine[np.searchsorted(spans.ravel(), raw.start_ns[mine], side="right") % 2 == 1]
         mine = mine[np.lexsort((-raw.duration_ns[mine], raw.start_ns[mine]))]
-        here = rows[raw.thread[launch[rows]] == thread]
+        launched = rows[raw.thread[launch[rows]] == thread]
         innermost = Foreground(raw.start_ns[mine], raw.start_ns[mine] + raw.duration_ns[mine])
-        around = np.append(mine, ABSENT)[innermost.at(raw.start_ns[launch[here]])]
-        found[here[(around != ABSENT) & (raw.name[around] == raw.names.index(RECORD))]] = True
-    return found
+        around = np.append(mine, ABSENT)[innermost.at(raw.start_ns[launch[launched]])]
+        is_recorded[launched[(around != ABSENT) & (raw.name[around] == raw.names.index(RECORD))]] = True
+    return is_recorded
 
 
 def deciding_rules(raw: RawEvents, kind: NDArray[np.int8]) -> dict[str, str]:
-    """Return by name of the device's communication which rule told that it communicates."""
+    """Return by name of the device's communication the rule that recognised it."""
     by_record = recorded(raw)
     is_communication_ = (kind == KINDS.index("communication")) & (_is_of(raw, "kernel") | _is_of(raw, "gpu_memcpy"))
     rules: dict[str, str] = {}
     for number in np.unique(raw.name[is_communication_]).tolist():
         name, chosen = raw.names[number], is_communication_ & (raw.name == number)
-        told = [RECORD] if by_record[chosen].any() else []
+        reasons = [RECORD] if by_record[chosen].any() else []
         if not by_record[chosen].all():
-            told.append(f"its name ({library_of(name)})")
-        rules[name] = ", ".join(told)
+            reasons.append(f"its name ({library_of(name)})")
+        rules[name] = ", ".join(reasons)
     return rules
 
 
@@ -169,13 +169,15 @@ def remarks(
         lines.append(f"the device: it has no kernels, but {called} of its driver; the figures are of the host's work")
     if is_device:
         lines += _lookalikes(raw, kind)
-        found = devices(raw).tolist()
-        if len(found) > 1:
-            gpus = f"{', '.join(map(str, found[:-1]))} and {found[-1]}"
-            lines.append(f"which of its {len(found)} GPUs ({gpus}) a figure is of: they are counted as one rank")
+        numbers = devices(raw).tolist()
+        if len(numbers) > 1:
+            gpus = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+            lines.append(
+                f"which of its {len(numbers)} GPUs ({gpus}) a figure belongs to: they are reported as one rank"
+            )
         lines += _overlaps(raw, kind, stream)
     if raw.start_ns.size and int(raw.start_ns.max()) < EARLIEST_UNIX_NS:
-        lines.append("the base of its times: the trace does not tell it, so that they are not Unix times")
+        lines.append("the base of its times: the trace lacks it, so they are not Unix times")
     return tuple(lines)
 
 

@@ -33,7 +33,7 @@ def null_for_inf_and_nan(text: bytes) -> bytes:
         mended.append(text[end:begin])
         end = text.find(b"\n", match.end())
         end = len(text) if end < 0 else end
-        mended.append(_STRING_OR_VALUE.sub(lambda found: found[1] or b": null", text[begin:end]))
+        mended.append(_STRING_OR_VALUE.sub(lambda match: match[1] or b": null", text[begin:end]))
     return b"".join((*mended, text[end:]))
 
 
@@ -110,7 +110,7 @@ STANDARD_INPUT = Path("/dev/stdin")
 
 @contextmanager
 def open_text(path: Path) -> Iterator[Text]:
-    """Open the file's text; unpack it if its first bytes are those of gzip. It may be a pipe, which is read once."""
+    """Open the file's text; unpack it if it begins like gzip. It may be a pipe, which is read once."""
     is_piped = path == STANDARD_INPUT and not path.is_file()
     with open(0, "rb", closefd=False) if is_piped else path.open("rb") as file:
         begun = _Begun(file.read(len(GZIP)), file)
@@ -129,8 +129,8 @@ class _Begun:
         return piece + self._file.read(at_most_bytes - len(piece))
 
 
-class Window:
-    """The part of a file's text that is in memory. What is unread of it is `text[start:]`.
+class TextWindow:
+    """The part of a file's text that is in memory; `text[start:]` is unread.
 
     is_last: the text ends where the window does. damage: why the text could not be read to its end; None if it could.
     """

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from collectors.traces.reading.decoders import UNDECODABLE
-from collectors.traces.reading.json_chunks import Window
+from collectors.traces.reading.json_chunks import TextWindow
 from collectors.traces.timeline import About
 
 V = TypeVar("V")
@@ -36,7 +36,7 @@ TopLevelKeys = Mapping[str, msgspec.Raw]
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class ProcessGroup(msgspec.Struct):
+class RecordedGroup(msgspec.Struct):
     """An entry of distributedInfo's pg_config. ranks: a list, or a list written as text."""
 
     pg_name: str
@@ -51,10 +51,10 @@ class DistributedInfo(msgspec.Struct):
 
 
 class _Groups(msgspec.Struct):
-    pg_config: list[ProcessGroup] | dict[str, ProcessGroup] = msgspec.field(default_factory=list)
+    pg_config: list[RecordedGroup] | dict[str, RecordedGroup] = msgspec.field(default_factory=list)
 
 
-class Device(msgspec.Struct):
+class RecordedDevice(msgspec.Struct):
     """An entry of deviceProperties."""
 
     name: str
@@ -62,7 +62,7 @@ class Device(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMetadata:
-    """What a trace tells of its rank and its times; None where it tells nothing. base_ns: what its times count from."""
+    """A trace's record of its rank and its times; None where it has none. base_ns: the origin of its times."""
 
     base_ns: int | None = None
     rank: int | None = None
@@ -77,7 +77,9 @@ class NoEvents(ValueError):
         self.at = at
 
 
-def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES) -> tuple[TopLevelKeys | None, bool]:
+def go_to_events(
+    window: TextWindow, *, largest_head_bytes: int = LARGEST_HEAD_BYTES
+) -> tuple[TopLevelKeys | None, bool]:
     """Move the window's start behind the bracket that opens the list of events.
 
     largest_head_bytes: how far to look for it at least.
@@ -105,7 +107,7 @@ def go_to_events(window: Window, *, largest_head_bytes: int = LARGEST_HEAD_BYTES
     raise _no_events(window)
 
 
-def read_tail(window: Window, *, is_bare: bool) -> TopLevelKeys | None:
+def read_tail(window: TextWindow, *, is_bare: bool) -> TopLevelKeys | None:
     """Return the keys after the list of events, where the window's start is; None if they cannot be read.
 
     is_bare: the text is the list alone, so that nothing should follow.
@@ -122,7 +124,7 @@ def read_metadata(keys: TopLevelKeys) -> TraceMetadata:
     """Return what the keys tell; ignore values that are not as torch writes them."""
     distributed = _value(keys, "distributedInfo", DistributedInfo) or DistributedInfo()
     groups = _value(keys, "distributedInfo", _Groups) or _Groups()
-    devices = _value(keys, "deviceProperties", list[Device])
+    devices = _value(keys, "deviceProperties", list[RecordedDevice])
     listed = groups.pg_config.values() if isinstance(groups.pg_config, dict) else groups.pg_config
     return TraceMetadata(
         base_ns=_value(keys, "baseTimeNanoseconds", BaseTime),
@@ -140,10 +142,10 @@ def ranks_of(written: Iterable[int] | str) -> tuple[int, ...]:
     """Return the ranks of a list, or of its text; empty if the text abbreviates them or has too long a number."""
     if not isinstance(written, str):
         return tuple(written)
-    found = _INTEGERS.findall(written)
-    if "..." in written or any(len(digits) > MOST_DIGITS for digits in found):
+    numbers = _INTEGERS.findall(written)
+    if "..." in written or any(len(digits) > MOST_DIGITS for digits in numbers):
         return ()
-    return tuple(map(int, found))
+    return tuple(map(int, numbers))
 
 
 def _value(keys: TopLevelKeys, key: str, type_: type[V]) -> V | None:
@@ -160,7 +162,7 @@ def _decoded(text: bytes) -> TopLevelKeys | None:
         return None
 
 
-def _no_events(window: Window) -> NoEvents:
+def _no_events(window: TextWindow) -> NoEvents:
     if not window.is_last:
         return NoEvents(0, f'it has no "traceEvents" in its first {window.offset + window.unread_bytes} bytes')
     text = window.text[window.start :]

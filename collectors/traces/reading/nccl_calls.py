@@ -1,4 +1,4 @@
-"""Fills in what a trace does not tell of NCCL's kernels, from the rank's own record (the Flight Recorder).
+"""Adds what a trace lacks about NCCL's kernels, from the rank's own record (the Flight Recorder).
 
 torch 2.11 writes no sequence number of a collective into a trace, and no version describes messages that are issued
 together, since no operator of torch surrounds their launch. A stream runs its kernels in the order of their launch, and
@@ -43,7 +43,7 @@ class _Kernel:
 
     @property
     def group(self) -> str | None:
-        """The process group, if the trace tells it."""
+        """The process group, if the trace records it."""
         return None if self.call is None else self.call.group
 
 
@@ -56,12 +56,12 @@ def with_calls(timeline: Timeline, issued: Sequence[Issued]) -> tuple[Timeline, 
     if not timeline.is_device:
         return timeline, ()
     kernels = [kernel for kernel in _kernels(timeline) if not kernel.is_replayed]
-    found: dict[int, Issued] = {}
+    records: dict[int, Issued] = {}
     notes = []
     for pairs, note in (_messages(kernels, issued), *_numbers(kernels, issued)):
-        found |= pairs
+        records |= pairs
         notes += [note] if note is not None else []
-    return (replace_calls(timeline, found) if found else timeline), tuple(notes)
+    return (replace_calls(timeline, records) if records else timeline), tuple(notes)
 
 
 def replayed(timeline: Timeline) -> int:
@@ -73,7 +73,7 @@ def why_uncounted(timeline: Timeline, issued: Sequence[Issued], *, has_graphs: b
     """Return why the Flight Recorder lacks some of the window's communication; None if it has all.
 
     has_graphs: whether the case asks for CUDA graphs. torch records nothing while it captures one or replays it. A
-    trace tells which launches are a graph's; if it has lost them, it shows more kernels than were recorded.
+    trace shows which launches are a graph's; if it has lost them, it shows more kernels than were recorded.
     Source: ProcessGroupNCCL.cpp, collective: initWork(record=enqueue), and enqueue is false during capture.
     """
     if count := replayed(timeline):
@@ -92,7 +92,7 @@ def why_uncounted(timeline: Timeline, issued: Sequence[Issued], *, has_graphs: b
 
 
 def _kernels(timeline: Timeline) -> list[_Kernel]:
-    """Return NCCL's kernels by start: those with its names, and those of any name whose process group is told."""
+    """Return NCCL's kernels by start: those with its names, and kernels of any name whose process group is recorded."""
     if not timeline.is_device:
         return []  # Without a device, only gloo communicates.
     launches = launch_of(timeline)
@@ -122,7 +122,7 @@ def _messages(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> tuple[dic
     """Return the records of kernels of message batches, by row; or why they are absent."""
     undescribed = [kernel for kernel in kernels if kernel.collective == "send" and kernel.group is None]
     # Messages that were issued together; for one issued alone the trace has a description.
-    batches = [one for one in issued if one.call.collective == "send" and one.event.endswith("coalesced")]
+    batches = [record for record in issued if record.call.collective == "send" and record.event.endswith("coalesced")]
     if not undescribed and not batches:
         return {}, None
     absent = f"process groups, peers and bytes of {len(undescribed)} kernels of messages are absent: "
@@ -134,11 +134,11 @@ def _messages(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> tuple[dic
     if not _fits(in_order, batches):
         return {}, f"{absent}they were not launched when the Flight Recorder has them issued"
     streams: dict[str | None, set[int]] = defaultdict(set)
-    for kernel, one in zip(in_order, batches, strict=True):
-        streams[one.call.group].add(kernel.stream)
+    for kernel, record in zip(in_order, batches, strict=True):
+        streams[record.call.group].add(kernel.stream)
     if any(len(of_group) > 1 for of_group in streams.values()):
         return {}, f"{absent}in the order of the Flight Recorder a process group would have several streams"
-    return {kernel.row: one for kernel, one in zip(in_order, batches, strict=True)}, None
+    return {kernel.row: record for kernel, record in zip(in_order, batches, strict=True)}, None
 
 
 def _numbers(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> list[tuple[dict[int, Issued], str | None]]:
@@ -148,23 +148,23 @@ def _numbers(kernels: Sequence[_Kernel], issued: Sequence[Issued]) -> list[tuple
         if kernel.group is not None and kernel.collective != "send":
             ran[kernel.group, kernel.collective].append(kernel)
     recorded: dict[tuple[str | None, str], list[Issued]] = defaultdict(list)
-    for one in issued:
-        recorded[one.call.group, one.call.collective].append(one)
+    for record in issued:
+        recorded[record.call.group, record.call.collective].append(record)
     numbered: list[tuple[dict[int, Issued], str | None]] = []
     for (group, collective), traced in sorted(ran.items()):
         if all(kernel.is_numbered for kernel in traced):
             continue
-        ones, in_order = recorded[group, collective], _in_order(traced)
+        records, in_order = recorded[group, collective], _in_order(traced)
         absent = f"numbers of {collective} in process group {group} are absent: "
-        if len(traced) != len(ones):
-            note = f"{absent}{len(traced)} of its kernels were traced, and the Flight Recorder has {len(ones)}"
+        if len(traced) != len(records):
+            note = f"{absent}{len(traced)} of its kernels were traced, and the Flight Recorder has {len(records)}"
             numbered.append(({}, note))
-        elif in_order is None or not _fits(in_order, ones):
+        elif in_order is None or not _fits(in_order, records):
             numbered.append(({}, f"{absent}its kernels were not launched when the Flight Recorder has them issued"))
         else:
             pairs = {
-                kernel.row: replace(one, call=kernel.call or one.call)
-                for kernel, one in zip(in_order, ones, strict=True)
+                kernel.row: replace(record, call=kernel.call or record.call)
+                for kernel, record in zip(in_order, records, strict=True)
             }
             numbered.append((pairs, None))
     return numbered
@@ -179,12 +179,12 @@ def _in_order(kernels: Sequence[_Kernel]) -> list[_Kernel] | None:
     return None
 
 
-def _fits(kernels: Sequence[_Kernel], ones: Sequence[Issued]) -> bool:
+def _fits(kernels: Sequence[_Kernel], records: Sequence[Issued]) -> bool:
     """Return whether each was launched after it was recorded, and before the next was."""
-    following = [*(one.created_ns for one in ones[1:]), None]
-    for kernel, one, next_ns in zip(kernels, ones, following, strict=True):
+    following = [*(record.created_ns for record in records[1:]), None]
+    for kernel, record, next_ns in zip(kernels, records, following, strict=True):
         launch_ns = kernel.launch_ns
-        if (kernel.start_ns if launch_ns is None else launch_ns) + CLOCKS_APART_NS < one.created_ns:
+        if (kernel.start_ns if launch_ns is None else launch_ns) + CLOCKS_APART_NS < record.created_ns:
             return False
         if launch_ns is not None and next_ns is not None and launch_ns > next_ns + CLOCKS_APART_NS:
             return False

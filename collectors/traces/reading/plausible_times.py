@@ -216,15 +216,15 @@ NAMED, LONGEST_NAME = 2, 60
 
 
 def _listed(names: list[str]) -> str:
-    shown = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..." for name in names[:NAMED]]
-    return ", ".join(shown) + (f" and {len(names) - NAMED} more names" if len(names) > NAMED else "")
+    shortened = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..." for name in names[:NAMED]]
+    return ", ".join(shortened) + (f" and {len(names) - NAMED} more names" if len(names) > NAMED else "")
 
 
 Extent = tuple[int, int]
 
 
 def _is_zero(time_ns: Times, base_ns: int) -> Mask:
-    """Whether the trace has 0 for the time; a profiler writes 0 also for what is before its base."""
+    """Whether the trace has 0 for the time; a profiler also writes 0 for times before its base."""
     is_zero: Mask = (time_ns == 0) | (time_ns == base_ns)
     return is_zero
 
@@ -351,7 +351,7 @@ def _overlaps_mark(raw: RawEvents) -> Mask:
 def _on_one_clock(
     raw: RawEvents, launch: NDArray[np.int64], host: Extent | None, device: Extent | None
 ) -> tuple[RawEvents, tuple[str, ...], bool]:
-    """Return the events on one clock, a line on what is wrong with the clocks, and whether they still differ."""
+    """Return the events on one clock, a line on the clocks' fault, and whether they still differ."""
     early_ns, (late_ns, waited_by) = early_by_ns(raw, launch), late_by_ns(raw, launch)
     launched, waited = early_ns[early_ns != UNKNOWN_NS], late_ns[late_ns != UNKNOWN_NS]
     kernels = launched.size

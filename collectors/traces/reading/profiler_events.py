@@ -43,18 +43,18 @@ class Event(Protocol):
 def read_events(events: Iterable[Event], *, rank: int) -> Timeline:
     """Return the Timeline of these events. It has no allocations: the events do not hold their addresses."""
     rows = [(category, event) for event in events if (category := NUMBERS.get(event.activity_type())) is not None]
-    kept = [event for _, event in rows]
-    names, name = numbered([event.name() for event in kept])
+    known = [event for _, event in rows]
+    names, name = numbered([event.name() for event in known])
     shapes, shape = numbered_except("", [_shape(event) if category in OF_HOST else "" for category, event in rows])
-    start_ns = np.array([event.start_ns() for event in kept], dtype=np.int64)
+    start_ns = np.array([event.start_ns() for event in known], dtype=np.int64)
     raw = RawEvents(
         names=names,
         name=name,
         category=np.array([category for category, _ in rows], dtype=np.int8),
         start_ns=start_ns,
-        duration_ns=np.array([event.end_ns() for event in kept], dtype=np.int64) - start_ns,
-        process=np.array([event.device_index() for event in kept], dtype=np.int64),
-        thread=np.array([event.device_resource_id() for event in kept], dtype=np.int64),
+        duration_ns=np.array([event.end_ns() for event in known], dtype=np.int64) - start_ns,
+        process=np.array([event.device_index() for event in known], dtype=np.int64),
+        thread=np.array([event.device_resource_id() for event in known], dtype=np.int64),
         correlation=np.array(
             [ABSENT if category in OF_HOST else event.correlation_id() for category, event in rows], dtype=np.int64
         ),
@@ -78,16 +78,16 @@ def _shape(operator: Event) -> str:
 
 def _collective_args(rows: Sequence[tuple[int, Event]]) -> dict[int, CollectiveArgs]:
     """Return the args of collectives by row: an operator's own, which its kernels get too, as kineto does it."""
-    found: dict[int, CollectiveArgs] = {}
+    args_of_row: dict[int, CollectiveArgs] = {}
     by_operator: dict[int, CollectiveArgs] = {}
     for row, (category, event) in enumerate(rows):
         if category in OF_HOST and event.name() == RECORD and "Collective name" in (meta := event.extra_meta()):
             values = {key: value.strip('"') for key, value in meta.items()}
-            found[row] = msgspec.convert(
+            args_of_row[row] = msgspec.convert(
                 {**values, "External id": event.correlation_id()}, CollectiveArgs, strict=False
             )
-            by_operator[event.correlation_id()] = found[row]
+            by_operator[event.correlation_id()] = args_of_row[row]
     for row, (category, event) in enumerate(rows):
         if category == KERNEL and by_operator and (args := by_operator.get(event.linked_correlation_id())):
-            found[row] = args
-    return found
+            args_of_row[row] = args
+    return args_of_row

@@ -51,7 +51,7 @@ ON_DEVICE = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "g
 """The categories whose process is a device and whose thread is a stream of it."""
 
 AT_WORK = tuple(CATEGORIES.index(name) for name in ("kernel", "gpu_memcpy", "gpu_memset"))
-"""The categories of what a device does; waits are none."""
+"""The categories of work on a device, without waits."""
 
 CALLS = tuple(number for number, name in enumerate(CATEGORIES) if name.endswith(("_runtime", "_driver")))
 """The categories of calls of a runtime or a driver, which launch work or wait for it."""
@@ -92,7 +92,7 @@ Source: Trace Event Format, of Chrome's tracing.
 
 
 class CollectiveArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the args of an event tell of its collective, with values as written; None where they tell nothing.
+    """The args of an event about its collective, with values as written; None where they lack one.
 
     source, destination: the ranks that a message comes from and goes to; torch gives only the other rank.
     external_id: shared by a kernel and the host's operator that asked for it.

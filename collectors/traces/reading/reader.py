@@ -19,7 +19,7 @@ from collectors.traces.reading import decoders as python_decoder
 from collectors.traces.reading.collective_args import collectives, drop_impossible_args
 from collectors.traces.reading.damaged_json import likely_boundary, split
 from collectors.traces.reading.event_kinds import deciding_rules, devices, kinds, remarks
-from collectors.traces.reading.json_chunks import Window, null_for_inf_and_nan, open_text
+from collectors.traces.reading.json_chunks import TextWindow, null_for_inf_and_nan, open_text
 from collectors.traces.reading.metadata import NoEvents, TopLevelKeys, go_to_events, read_metadata, read_tail
 from collectors.traces.reading.plausible_times import believed, drop_impossible
 from collectors.traces.reading.raw_events import AT_WORK, ON_DEVICE, ChunkJoiner, Decoder, RawEvents
@@ -90,10 +90,10 @@ def _streams(raw: RawEvents) -> NDArray[np.int64]:
 
     A wait without a stream, or of a device that does no work, keeps its number.
     """
-    found = devices(raw)
-    if found.size <= 1:
+    gpus = devices(raw)
+    if gpus.size <= 1:
         return raw.thread
-    is_on_device = np.isin(raw.category, ON_DEVICE) & np.isin(raw.process, found) & (raw.thread >= 0)
+    is_on_device = np.isin(raw.category, ON_DEVICE) & np.isin(raw.process, gpus) & (raw.thread >= 0)
     return np.where(is_on_device, raw.thread + (raw.process << STREAM_BITS), raw.thread)
 
 
@@ -131,10 +131,10 @@ def _by_appearance(things: Sequence[Any], number: NDArray[np.int32]) -> tuple[tu
     # Of writes to one index the last remains, so going backwards leaves the first appearance.
     first[number[::-1]] = np.arange(number.size - 1, -1, -1)
     first[ABSENT] = number.size
-    kept = [each for each in np.argsort(first, kind="stable").tolist() if first[each] < number.size]
+    appearing = [each for each in np.argsort(first, kind="stable").tolist() if first[each] < number.size]
     moved = np.full(len(things) + 1, ABSENT, dtype=np.int32)
-    moved[kept] = np.arange(len(kept), dtype=np.int32)
-    return tuple(things[each] for each in kept), moved[number]
+    moved[appearing] = np.arange(len(appearing), dtype=np.int32)
+    return tuple(things[each] for each in appearing), moved[number]
 
 
 SCANNED_BYTES, PYTHON_BYTES = 8 << 20, 1 << 19
@@ -143,7 +143,7 @@ SCANNED_BYTES, PYTHON_BYTES = 8 << 20, 1 << 19
 DECODERS: tuple[Decoder, ...] = (python_decoder.decode_by_scanner, python_decoder.decode_in_python)
 """Decoders in the order in which they are asked."""
 
-RANK_UNKNOWN = "its rank: neither the trace nor its file's name tells it, so that it counts as rank 0"
+RANK_UNKNOWN = "its rank: neither the trace nor its file's name has it, so it is reported as rank 0"
 
 _RANK = re.compile(
     r"(?:(?<![A-Za-z])(?P<axis>(?i:local|node|group|host|tp|pp|dp|ep|cp|sp))[-_.]?(?i:rank)"
@@ -153,8 +153,8 @@ _RANK = re.compile(
 
 
 def rank_in_name(name: str) -> int | None:
-    """Return the rank that a file's name tells; None for a local rank, or one along an axis of parallelism."""
-    ranks = [int(found["rank"]) for found in _RANK.finditer(name) if found["axis"] is None]
+    """Return the rank in a file's name; None for a local rank, or one along an axis of parallelism."""
+    ranks = [int(match["rank"]) for match in _RANK.finditer(name) if match["axis"] is None]
     return ranks[0] if ranks else None
 
 
@@ -171,7 +171,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Events:
-    """What was read of a file's events.
+    """The events read from a file.
 
     broken_at: where unreadable events begin. is_cut: the text ends before its list of events does, at ends_at.
     """
@@ -197,7 +197,7 @@ def read_trace(
     """
     is_scanned = python_decoder.IS_BUILT and python_decoder.decode_by_scanner in decoders
     with open_text(path) as file:
-        window = Window(file, size_bytes=chunk_bytes or (SCANNED_BYTES if is_scanned else PYTHON_BYTES))
+        window = TextWindow(file, size_bytes=chunk_bytes or (SCANNED_BYTES if is_scanned else PYTHON_BYTES))
         try:
             head, is_bare = go_to_events(window)
         except NoEvents as error:
@@ -219,7 +219,7 @@ def read_trace(
     return build_timeline(events.chunks.joined(), rank=rank, about=about, base_ns=metadata.base_ns or 0)
 
 
-def _read_events(window: Window, decoders: Sequence[Decoder], *, is_bare: bool) -> _Events:
+def _read_events(window: TextWindow, decoders: Sequence[Decoder], *, is_bare: bool) -> _Events:
     """Read all events; the first is at the window's start. is_bare: the list may end without a bracket."""
     chunks = ChunkJoiner()
     broken_at: list[int] = []

@@ -9,7 +9,7 @@ import pytest
 
 from bench.doctor.node_state import monitors
 from bench.doctor.page import Entry
-from collectors.nvml.library import Answer, FieldSupport, NVMLError
+from collectors.nvml.library import FieldSupport, NVMLError, SupportState
 
 IN_USE = str(NVMLError(pynvml.NVML_ERROR_IN_USE))
 RELEASE = "`dcgmi profile --pause` releases them, `dcgmi profile --resume` returns them to DCGM"
@@ -22,7 +22,7 @@ def with_dcgm(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _monitored(*answers: Answer, reason: str | None = None) -> tuple[FieldSupport, ...]:
+def _monitored(*answers: SupportState, reason: str | None = None) -> tuple[FieldSupport, ...]:
     return tuple(
         FieldSupport(gpu=str(place), question="GPM", answer=answer, reason=reason)
         for place, answer in enumerate(answers)

@@ -10,12 +10,12 @@ from bench.doctor.record import record_to
 from bench.errors import InfrastructureFailed, Misuse
 from collectors.nvml.fields import fields_of
 from collectors.nvml.library import Nvml
-from collectors.nvml.recorder import Recording, field_question, load
+from collectors.nvml.recorder import NodeRecording, field_question, load
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, replayed
 
 
 def _record(
-    node: Recording,
+    node: NodeRecording,
     path: Path,
     said: list[str] | None = None,
     nvml: Nvml | None = None,

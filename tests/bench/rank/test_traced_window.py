@@ -8,7 +8,7 @@ import torch
 from bench.case import Case
 from bench.rank.instrumentation import TracedWindow, entered_in, partial_steps, shows_device
 from collectors.rank.flight_recorder import Forgotten
-from collectors.rank.profiler import Window
+from collectors.rank.profiler import ProfiledSteps
 from collectors.traces.event_names import STEP
 from collectors.traces.timeline import Timeline
 from tests.bench.made.examples import make_case
@@ -39,7 +39,7 @@ def _traced(*, launch: str | None, record: bytes) -> TracedWindow:
         else []
     )
     timeline = timeline_of(spans, rank=0, is_device=launch is not None)
-    window = Window(torch.device("cpu"))
+    window = ProfiledSteps(torch.device("cpu"))
     return TracedWindow(
         window=window, timeline=timeline, before=EMPTY, after=record, has_figures=launch is not None, notes=()
     )

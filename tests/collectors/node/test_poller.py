@@ -11,7 +11,7 @@ import pytest
 
 from collectors.metrics.host import HOST_LOAD
 from collectors.metrics.metric import Sample
-from collectors.node.poller import HOLD_S, Part, Poller
+from collectors.node.poller import HOLD_S, CollectorPoll, Poller
 from collectors.node.registry import NodeCollector
 from tests.collectors.fake_collectors import FakeCollector, FakeHang, ended, lose_its_way
 
@@ -43,7 +43,7 @@ def _hanging_second(clock: FakeClock) -> Iterator[tuple[Poller, FakeHang]]:
             hang.let_go()
 
 
-def _states(parts: tuple[Part, ...]) -> list[tuple[str, str, list[float]]]:
+def _states(parts: tuple[CollectorPoll, ...]) -> list[tuple[str, str, list[float]]]:
     return [(part.name, part.state, [sample.value for sample in part.samples]) for part in parts]
 
 
@@ -54,7 +54,7 @@ def test_each_collector_gives_its_part_in_order() -> None:
         clock.pass_s(1)
         parts = poller.poll()
     expected = [
-        Part(
+        CollectorPoll(
             name=name,
             state="answering",
             samples=[HOST_LOAD.at(2)],

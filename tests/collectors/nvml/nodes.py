@@ -15,13 +15,13 @@ from pynvml import NVML_ERROR_FUNCTION_NOT_FOUND
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import Nvml, NVMLError
-from collectors.nvml.recorder import EIGHT_GPUS, RecordedGpu, Recording, Track, load
+from collectors.nvml.recorder import EIGHT_GPUS, AnswerTrack, NodeRecording, RecordedGpu, load
 from collectors.nvml.replay import RecordedNvml
 
 DRIVER = "590.48.01"
 
 
-def eight_gpus() -> Recording:
+def eight_gpus() -> NodeRecording:
     """The node that comes with the program: eight GPUs, and all that happens to them within ten minutes."""
     return load(EIGHT_GPUS)
 
@@ -42,9 +42,9 @@ class FakeClock:
         return round(self.now_s * 1e9)
 
 
-def always(value: Any) -> Track:
+def always(value: Any) -> AnswerTrack:
     """One answer, all the time."""
-    return Track(at_s=[0.0], values=[value])
+    return AnswerTrack(at_s=[0.0], values=[value])
 
 
 def a_gpu(answers: dict[str, Any] | None = None, *, without: tuple[str, ...] = (), **changes: Any) -> RecordedGpu:
@@ -54,13 +54,13 @@ def a_gpu(answers: dict[str, Any] | None = None, *, without: tuple[str, ...] = (
     return msgspec.structs.replace(HEALTHY, tracks=kept, **changes)
 
 
-def a_node(*gpus: RecordedGpu, driver: str = DRIVER) -> Recording:
+def a_node(*gpus: RecordedGpu, driver: str = DRIVER) -> NodeRecording:
     """A node of these GPUs."""
     system = {**eight_gpus().system, "nvmlSystemGetDriverVersion": always(driver)}
-    return Recording(note="for tests", duration_s=600, system=system, gpus=list(gpus))
+    return NodeRecording(note="for tests", duration_s=600, system=system, gpus=list(gpus))
 
 
-def replayed(recording: Recording, clock: FakeClock) -> Nvml:
+def replayed(recording: NodeRecording, clock: FakeClock) -> Nvml:
     """NVML on the node; waiting for an event takes a moment only."""
     return RecordedNvml(recording, clock_s=clock.seconds, wait=lambda _: time.sleep(0.005)).nvml
 

@@ -10,7 +10,7 @@ import pytest
 from collectors.metrics.gpu import GPU_INFO
 from collectors.metrics.metric import Sample
 from collectors.nvml.library import NVMLError
-from collectors.nvml.recorder import Track
+from collectors.nvml.recorder import AnswerTrack
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed
 
 FACTS = {
@@ -57,7 +57,7 @@ def test_what_cannot_change_is_asked_once(function: str) -> None:
 def test_what_can_change_is_asked_again() -> None:
     clock = FakeClock()
     gpu = a_gpu()
-    gpu.tracks["nvmlDeviceGetPersistenceMode"] = Track(at_s=[0.0, 5.0], values=[1, 0])
+    gpu.tracks["nvmlDeviceGetPersistenceMode"] = AnswerTrack(at_s=[0.0, 5.0], values=[1, 0])
     with opened(replayed(a_node(gpu), clock), clock) as collector:
         told = [_info(collector.read())["persistence"]]
         clock.now_s = 10.0

@@ -13,7 +13,7 @@ from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import NVMLError
-from collectors.nvml.recorder import Track
+from collectors.nvml.recorder import AnswerTrack
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, eight_gpus, opened, replayed, values
 
 SPLIT = eight_gpus().gpus[7]
@@ -120,7 +120,7 @@ def test_a_gpu_without_mig_is_asked_for_slices_once(is_without: bool) -> None:
 
 def test_what_mig_takes_from_a_gpu_is_there_again_when_mig_is_switched_off() -> None:
     clock = FakeClock()
-    modes = Track(at_s=[0.0, 60.0, 120.0], values=[[0, 0], [1, 1], [0, 0]])
+    modes = AnswerTrack(at_s=[0.0, 60.0, 120.0], values=[[0, 0], [1, 1], [0, 0]])
     whole = a_gpu()
     gpu = msgspec.structs.replace(whole, tracks={**whole.tracks, "nvmlDeviceGetMigMode": modes})
 

@@ -11,7 +11,7 @@ from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics.gpu_health import GPU_PCIE_BYTES
 from collectors.nvml.fields import WholeCounter, link_bytes_per_second
 from collectors.nvml.library import NVMLError
-from collectors.nvml.recorder import RecordedGpu, Track
+from collectors.nvml.recorder import AnswerTrack, RecordedGpu
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, opened, replayed, values
 
 WRAP = 1 << 32
@@ -65,7 +65,7 @@ def test_a_counter_of_64_bits_is_taken_as_it_is() -> None:
 
 def test_a_gpu_that_wraps_its_counter_ten_times_between_two_beats_loses_no_byte() -> None:
     rate = 10 * WRAP + 777
-    wrapping = Track(at_s=[0.0, 1.0], values=[0, 777])
+    wrapping = AnswerTrack(at_s=[0.0, 1.0], values=[0, 777])
     gpu = a_gpu({"gpm(20)": rate / (1 << 20)})
     gpu.tracks["field(197)"] = wrapping
     clock = FakeClock()
@@ -89,7 +89,7 @@ def _before_hopper() -> RecordedGpu:
 
 
 def _sent(beats_s: tuple[float, ...], gpu: RecordedGpu) -> tuple[list[float | None], tuple[str, ...]]:
-    gpu.tracks["field(197)"] = Track(at_s=[0.0, 600.0], values=[0, 600 * 777], is_line=True)
+    gpu.tracks["field(197)"] = AnswerTrack(at_s=[0.0, 600.0], values=[0, 600 * 777], is_line=True)
     clock = FakeClock()
     sent = []
     with opened(replayed(a_node(gpu), clock), clock) as collector:
@@ -120,7 +120,7 @@ def test_where_monitors_have_not_seen_enough_yet_nothing_is_said_of_the_counter(
 @pytest.mark.parametrize("whole_call", [True, False])
 def test_after_a_beat_that_was_refused_the_bytes_are_counted_anew(whole_call: bool) -> None:
     clock, gpu = FakeClock(), _before_hopper()
-    gpu.tracks["field(197)"] = Track(at_s=[0.0, 600.0], values=[0, 600 * 777], is_line=True)
+    gpu.tracks["field(197)"] = AnswerTrack(at_s=[0.0, 600.0], values=[0, 600 * 777], is_line=True)
     nvml = replayed(a_node(gpu), clock)
 
     def refuse(name: str, arguments: tuple[Any, ...]) -> None:

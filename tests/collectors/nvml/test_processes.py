@@ -12,10 +12,10 @@ from collectors.host.process_owner import ProcessOwner
 from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.gpu import GPU_INSTANCE_TASKS, GPU_PROCESS_MEMORY, GPU_PROCESS_UTILIZATION, GPU_TASKS
 from collectors.metrics.metric import Sample
-from collectors.nvml.gpu import Gpu
+from collectors.nvml.gpu import PolledGpu
 from collectors.nvml.processes import MOST_PROCESSES
 from collectors.nvml.queries import names_all_processes
-from collectors.nvml.recorder import RecordedGpu, Track, record
+from collectors.nvml.recorder import AnswerTrack, RecordedGpu, record
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, a_gpu, a_node, eight_gpus, opened, replayed, values
 
 PROCESSES, SHARES = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"
@@ -66,7 +66,7 @@ def test_a_process_of_a_given_nvml_is_not_looked_for_on_this_node() -> None:
 def test_a_series_ends_with_its_process() -> None:
     clock = FakeClock()
     gpu = a_gpu()
-    gpu.tracks[PROCESSES] = Track(at_s=[0, 10], values=[[{"pid": 71, "usedGpuMemory": 5}], []])
+    gpu.tracks[PROCESSES] = AnswerTrack(at_s=[0, 10], values=[[{"pid": 71, "usedGpuMemory": 5}], []])
     with opened(replayed(a_node(gpu), clock), clock) as collector:
         assert _of(collector.read(), GPU_PROCESS_MEMORY) == {"71": 5}
         clock.now_s = 10.0
@@ -76,7 +76,7 @@ def test_a_series_ends_with_its_process() -> None:
 def test_a_share_stays_while_the_driver_has_no_newer_sample_and_then_is_none() -> None:
     clock = FakeClock()
     gpu = a_gpu({PROCESSES: [{"pid": 71, "usedGpuMemory": 5}]})
-    gpu.tracks[SHARES] = Track(at_s=[0, 3], values=[[{"pid": 71, "smUtil": 37}], []])
+    gpu.tracks[SHARES] = AnswerTrack(at_s=[0, 3], values=[[{"pid": 71, "smUtil": 37}], []])
     shares = []
     with opened(replayed(a_node(gpu), clock), clock) as collector:
         for clock.now_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
@@ -135,7 +135,7 @@ def test_series_keep_their_order_while_memory_grows() -> None:
         [{"pid": 71, "usedGpuMemory": one}, {"pid": 72, "usedGpuMemory": two}] for one, two in ((1, 2), (3, 2))
     )
     gpu = a_gpu()
-    gpu.tracks[PROCESSES] = Track(at_s=[0, 1], values=[first, then])
+    gpu.tracks[PROCESSES] = AnswerTrack(at_s=[0, 1], values=[first, then])
     with opened(replayed(a_node(gpu), clock), clock) as collector:
         orders = []
         for clock.now_s in (0.0, 1.0):
@@ -156,9 +156,9 @@ def test_processes_of_another_pid_namespace_have_no_series(recorded: RecordedGpu
     clock = FakeClock(now_s=60.0)
     nvml = replayed(a_node(recorded), clock)
     nvml.nvmlInit()
-    gpu = Gpu(nvml, 0, driver="590", cuda="13.1", per_link=False, names_processes=False, clock_ns=clock.ns)
+    gpu = PolledGpu(nvml, 0, driver="590", cuda="13.1", per_link=False, names_processes=False, clock_ns=clock.ns)
     assert not {GPU_PROCESS_MEMORY.name, GPU_PROCESS_UTILIZATION.name} & {one.metric for one in gpu.read().samples}
-    assert any("neither counted nor shown" in (one.reason or "") for one in gpu.support.all())
+    assert any("does not name all processes" in (one.reason or "") for one in gpu.support.all())
     gpu.close()
 
 
@@ -176,7 +176,7 @@ def test_no_process_has_a_series_where_nobody_asks_for_them() -> None:
 def test_shares_are_recorded_without_the_times_of_their_samples(tmp_path: Path) -> None:
     clock = FakeClock()
     gpu = a_gpu({PROCESSES: [{"pid": 71, "usedGpuMemory": 5}]})
-    gpu.tracks[SHARES] = Track(at_s=[0, 2], values=[[{"pid": 71, "smUtil": 37}], []])
+    gpu.tracks[SHARES] = AnswerTrack(at_s=[0, 2], values=[[{"pid": 71, "smUtil": 37}], []])
 
     def wait(seconds: float) -> None:
         clock.now_s += seconds
@@ -209,7 +209,7 @@ def test_processes_that_are_not_all_named_are_not_counted(recorded: RecordedGpu)
     clock = FakeClock()
     nvml = replayed(a_node(recorded), clock)
     nvml.nvmlInit()
-    gpu = Gpu(nvml, 0, driver="590", cuda="13.1", per_link=False, names_processes=False, clock_ns=clock.ns)
+    gpu = PolledGpu(nvml, 0, driver="590", cuda="13.1", per_link=False, names_processes=False, clock_ns=clock.ns)
     counts = {GPU_TASKS.name, GPU_INSTANCE_TASKS.name}
     assert not counts & {sample.metric for sample in gpu.read().samples}
     (reason,) = {one.reason for one in gpu.support.all() if one.question == "list of processes"}

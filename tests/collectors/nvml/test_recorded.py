@@ -10,12 +10,12 @@ import pynvml
 import pytest
 
 from collectors.nvml.library import NVMLError, code_of
-from collectors.nvml.recorder import BadRecording, Event, Hang, Recording, Track, load, save
+from collectors.nvml.recorder import AnswerTrack, BadRecording, DriverEvent, Hang, NodeRecording, load, save
 from collectors.nvml.replay import RecordedNvml
 from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, eight_gpus
 
 
-def _nvml(recording: Recording, clock: FakeClock) -> RecordedNvml:
+def _nvml(recording: NodeRecording, clock: FakeClock) -> RecordedNvml:
     nvml = RecordedNvml(recording, clock_s=clock.seconds, wait=lambda _: None)
     nvml.nvmlInit()
     return nvml
@@ -23,24 +23,24 @@ def _nvml(recording: Recording, clock: FakeClock) -> RecordedNvml:
 
 @pytest.mark.parametrize(("at_s", "value"), [(0.0, 10), (4.9, 10), (5.0, 30), (99.0, 30)])
 def test_a_value_holds_until_the_next(at_s: float, value: int) -> None:
-    assert Track(at_s=[0.0, 5.0], values=[10, 30]).at(at_s) == value
+    assert AnswerTrack(at_s=[0.0, 5.0], values=[10, 30]).at(at_s) == value
 
 
 @pytest.mark.parametrize(("at_s", "value"), [(0.0, 10), (2.5, 20), (5.0, 30), (99.0, 30)])
 def test_a_line_goes_straight_from_value_to_value(at_s: float, value: int) -> None:
-    assert Track(at_s=[0.0, 5.0], values=[10, 30], is_line=True).at(at_s) == value
+    assert AnswerTrack(at_s=[0.0, 5.0], values=[10, 30], is_line=True).at(at_s) == value
 
 
 def test_a_counter_grows_on_in_the_next_lap_and_a_level_begins_anew() -> None:
-    counter = Track(at_s=[0.0, 5.0], values=[10, 30], is_line=True, is_counter=True)
+    counter = AnswerTrack(at_s=[0.0, 5.0], values=[10, 30], is_line=True, is_counter=True)
     assert [counter.at(2.5, lap=lap) for lap in (0, 1, 2)] == [20, 40, 60]
-    assert Track(at_s=[0.0, 5.0], values=[10, 30], is_line=True).at(2.5, lap=2) == 20
+    assert AnswerTrack(at_s=[0.0, 5.0], values=[10, 30], is_line=True).at(2.5, lap=2) == 20
 
 
 def test_time_begins_with_the_start_of_nvml() -> None:
     clock = FakeClock(now_s=1000.0)
     gpu = a_gpu()
-    gpu.tracks["nvmlDeviceGetPowerUsage"] = Track(at_s=[0.0, 60.0], values=[1, 2])
+    gpu.tracks["nvmlDeviceGetPowerUsage"] = AnswerTrack(at_s=[0.0, 60.0], values=[1, 2])
     nvml = _nvml(a_node(gpu), clock)
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceGetPowerUsage(handle) == 1
@@ -57,7 +57,11 @@ def test_a_question_that_was_refused_is_refused_with_its_code() -> None:
 
 def test_events_come_once_each_in_order_and_again_in_the_next_lap() -> None:
     clock = FakeClock()
-    events = [Event(at_s=10.0, kind=8, data=31), Event(at_s=5.0, kind=8, data=13), Event(at_s=5.0, kind=2, data=0)]
+    events = [
+        DriverEvent(at_s=10.0, kind=8, data=31),
+        DriverEvent(at_s=5.0, kind=8, data=13),
+        DriverEvent(at_s=5.0, kind=2, data=0),
+    ]
     nvml = _nvml(a_node(a_gpu(events=events)), clock)
     listening = nvml.nvmlEventSetCreate()
     nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), 8, listening)
@@ -77,7 +81,7 @@ def test_events_come_once_each_in_order_and_again_in_the_next_lap() -> None:
 
 def test_events_of_gpus_that_are_not_listened_to_or_are_lost_by_then_are_not_told() -> None:
     clock = FakeClock()
-    late = Event(at_s=20.0, kind=8, data=31)
+    late = DriverEvent(at_s=20.0, kind=8, data=31)
     nvml = _nvml(a_node(a_gpu(events=[late]), a_gpu(events=[late], lost_from_s=10.0)), clock)
     listening = nvml.nvmlEventSetCreate()
     nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(1), 8, listening)
@@ -88,7 +92,9 @@ def test_events_of_gpus_that_are_not_listened_to_or_are_lost_by_then_are_not_tol
 
 def test_a_set_of_events_is_told_nothing_that_was_before_it() -> None:
     clock = FakeClock()
-    nvml = _nvml(a_node(a_gpu(events=[Event(at_s=5.0, kind=8, data=13), Event(at_s=20.0, kind=8, data=31)])), clock)
+    nvml = _nvml(
+        a_node(a_gpu(events=[DriverEvent(at_s=5.0, kind=8, data=13), DriverEvent(at_s=20.0, kind=8, data=31)])), clock
+    )
     clock.now_s = 10.0
     listening = nvml.nvmlEventSetCreate()
     nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), 8, listening)
@@ -148,7 +154,7 @@ def test_a_second_start_of_nvml_goes_on_where_the_recording_is() -> None:
 def test_a_level_begins_anew_in_the_next_lap() -> None:
     clock = FakeClock()
     gpu = a_gpu()
-    gpu.tracks["nvmlDeviceGetPowerUsage"] = Track(at_s=[0.0, 60.0], values=[1, 2])
+    gpu.tracks["nvmlDeviceGetPowerUsage"] = AnswerTrack(at_s=[0.0, 60.0], values=[1, 2])
     nvml = _nvml(a_node(gpu), clock)
     clock.now_s = 610.0
     assert nvml.nvmlDeviceGetPowerUsage(nvml.nvmlDeviceGetHandleByIndex(0)) == 1

@@ -11,7 +11,7 @@ import pytest
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Sample
 from collectors.nvml.library import Nvml
-from collectors.nvml.recorder import Recording, load, record, save
+from collectors.nvml.recorder import NodeRecording, load, record, save
 from tests.collectors.nvml.nodes import FakeClock, a_gpu, a_node, eight_gpus, opened, replayed
 
 SECONDS = 30
@@ -22,14 +22,14 @@ OF_READING = {
 }
 
 
-def _record(nvml: Nvml, clock: FakeClock) -> Recording:
+def _record(nvml: Nvml, clock: FakeClock) -> NodeRecording:
     def wait(seconds: float) -> None:
         clock.now_s += seconds
 
     return record(nvml, seconds=SECONDS, note="a test", clock_s=clock.seconds, wait=wait)
 
 
-def _read(recording: Recording) -> list[list[Sample]]:
+def _read(recording: NodeRecording) -> list[list[Sample]]:
     clock = FakeClock()
     read = []
     with opened(replayed(recording, clock), clock) as collector:

@@ -13,7 +13,7 @@ from torch.optim import AdamW
 from collectors.rank.memory import live_tensor_bytes, states_of
 from collectors.rank.memory_snapshot import (
     CATEGORIES,
-    Change,
+    BlockChange,
     MemoryCurve,
     Span,
     Storage,
@@ -29,8 +29,8 @@ CPU = torch.device("cpu")
 FORWARD, BACKWARD = Span(name="forward", start_ns=10, end_ns=20), Span(name="backward", start_ns=30, end_ns=40)
 
 
-def change(time_ns: int, address: int, size_bytes: int) -> Change:
-    return Change(time_ns=time_ns, address=address, size_bytes=size_bytes)
+def change(time_ns: int, address: int, size_bytes: int) -> BlockChange:
+    return BlockChange(time_ns=time_ns, address=address, size_bytes=size_bytes)
 
 
 def held(curve: MemoryCurve) -> list[tuple[int, dict[str, int]]]:
@@ -41,7 +41,7 @@ def held(curve: MemoryCurve) -> list[tuple[int, dict[str, int]]]:
 
 
 def curve(
-    *changes: Change, before: dict[int, Storage] | None = None, after: dict[int, Storage] | None = None
+    *changes: BlockChange, before: dict[int, Storage] | None = None, after: dict[int, Storage] | None = None
 ) -> list[tuple[int, dict[str, int]]]:
     return held(curve_of(changes, [BACKWARD, FORWARD], before=before or {}, after=after or {}))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectors.rank.profiler import EVENTS_HAVE_KINDS, Window, may_start_before_fork, warm
+from collectors.rank.profiler import EVENTS_HAVE_KINDS, ProfiledSteps, may_start_before_fork, warm
 from collectors.traces.reading.reader import read_trace
 from tests.collectors.traces.made.kineto_text import differing
 
@@ -48,8 +48,8 @@ def test_the_forkserver_starts_no_profiler_with_a_build_for_cuda() -> None:
     assert found.stdout == "built for 13.0\nbuilt for None\nwarmed for cpu\n"
 
 
-def _window(**settings: object) -> Window:
-    with Window(CPU, **settings) as window:  # type: ignore[arg-type]
+def _window(**settings: object) -> ProfiledSteps:
+    with ProfiledSteps(CPU, **settings) as window:  # type: ignore[arg-type]
         for _ in range(2):
             with window.step():
                 torch.ones(8, 8) @ torch.ones(8, 8)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from collectors.rank.stopwatch import ATTEMPTS, CudaStopwatch, Elapsed, HostStopwatch
+from collectors.rank.stopwatch import ATTEMPTS, CallTime, CudaStopwatch, HostStopwatch
 
 PAUSE_S = 0.02
 
@@ -59,7 +59,7 @@ def test_back_to_back_gives_the_mean_of_all_calls() -> None:
 def test_neither_warm_up_nor_meeting_is_measured() -> None:
     """Of all the time, they had at least their pauses, and the calls at most the rest."""
     work = FakeWork(PAUSE_S, PAUSE_S, 0.0)
-    stopwatch, found = HostStopwatch(ready=work.meet), list[Elapsed]()
+    stopwatch, found = HostStopwatch(ready=work.meet), list[CallTime]()
     all_s = elapsed_s(lambda: found.append(stopwatch.back_to_back(work.call, warm_up=2, calls=1)))
     assert found[0].elapsed_s <= all_s - 3 * PAUSE_S
     all_s = elapsed_s(lambda: found.append(stopwatch.each(work.call, warm_up=2, calls=1)))

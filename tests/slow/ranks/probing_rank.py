@@ -24,8 +24,7 @@ from collectors.node.poller import Poller
 from collectors.node.watch import Sampler
 from collectors.prometheus.exposition import Exporter, Owned
 from collectors.prometheus.http_server import Server, pages
-from collectors.rank.stopwatch import Elapsed as StopwatchElapsed
-from collectors.rank.stopwatch import HostStopwatch
+from collectors.rank.stopwatch import CallTime, HostStopwatch
 from collectors.sample_log import Follower
 from tests.slow.ranks.boxed_ranks import Order, serve_rank
 from tests.support.netbox import INTERFACE
@@ -97,7 +96,7 @@ class WatchedStopwatch(HostStopwatch):
         self.sent_bytes: float | None = None
         self._read = sent_bytes
 
-    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> StopwatchElapsed:
+    def back_to_back(self, call: Callable[[], object], *, warm_up: int, calls: int) -> CallTime:
         """As it is, without warm-up: that would be counted, too."""
         assert warm_up == 0
         before = self._read()

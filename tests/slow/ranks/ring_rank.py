@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from collectors.rank.profiler import Window, warm
+from collectors.rank.profiler import ProfiledSteps, warm
 from collectors.traces.breakdown import breakdowns
 from tests.slow.ranks.boxed_ranks import Order, serve_rank
 from tests.slow.ranks.priority import go_first
@@ -118,7 +118,7 @@ def measure_passes(ring: Ring, attention_s: float) -> Passes:
         forward_s.append(elapsed_s(lambda outs=outs: outs.append(attention(q, k, v))))  # type: ignore[misc]
         gradient = torch.zeros_like(outs[0])
         backward_s.append(elapsed_s(lambda outs=outs, gradient=gradient: outs[0].backward(gradient)))  # type: ignore[misc]
-    with Window(torch.device("cpu")) as window:
+    with ProfiledSteps(torch.device("cpu")) as window:
         for _ in range(3):
             dist.barrier()
             with window.step():

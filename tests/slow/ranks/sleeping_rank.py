@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from collectors.rank.profiler import Window, warm
+from collectors.rank.profiler import ProfiledSteps, warm
 from collectors.rank.step_clock import HostClock, StepTimes
 from collectors.traces.breakdown import breakdowns
 from tests.slow.ranks.boxed_ranks import Order, serve_rank
@@ -154,7 +154,7 @@ def measure_steps(ready: Ready, clock: HostClock, sleep_s: float) -> Steps:
 
 def traced_overlap_ratio(ready: Ready) -> float | None:
     """Median over steps under the profiler, as the product tells it."""
-    with Window(torch.device("cpu")) as window:
+    with ProfiledSteps(torch.device("cpu")) as window:
         for _ in range(3):
             with window.step():
                 ready.step()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from workloads.context_parallel.cost_model import Layout, RingTraffic, pairs_with, ring_pairs
+from workloads.context_parallel.cost_model import PositionLayout, RingTraffic, pairs_with, ring_pairs
 from workloads.cost_models.shape import Shape
 
 SHAPE = Shape(layers=3, width=32, heads=4, kv_heads=2, mlp_width=8, vocabulary=8, sequence=24, batch=8)
@@ -17,7 +17,7 @@ TRAFFIC = RingTraffic(
 ELEMENTS = 2 * 6 * 2 * 8 * 2
 
 
-def held(layout: Layout, sequence: int, rank: int, ranks: int) -> set[int]:
+def held(layout: PositionLayout, sequence: int, rank: int, ranks: int) -> set[int]:
     """The positions of a rank by the layout's definition."""
     size = sequence // ranks
     if layout == "plain":
@@ -29,7 +29,7 @@ def held(layout: Layout, sequence: int, rank: int, ranks: int) -> set[int]:
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("layout", ["plain", "zigzag"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_pairs_are_those_that_the_positions_make(ranks: int, layout: Layout, is_causal: bool) -> None:
+def test_pairs_are_those_that_the_positions_make(ranks: int, layout: PositionLayout, is_causal: bool) -> None:
     for rank in range(ranks):
         for source in range(ranks):
             counted = sum(
@@ -41,7 +41,7 @@ def test_pairs_are_those_that_the_positions_make(ranks: int, layout: Layout, is_
 
 
 @pytest.mark.parametrize("layout", ["plain", "zigzag"])
-def test_the_pairs_of_all_ranks_are_those_of_the_mask(layout: Layout) -> None:
+def test_the_pairs_of_all_ranks_are_those_of_the_mask(layout: PositionLayout) -> None:
     assert sum(ring_pairs(layout, is_causal=True, sequence=24, rank=rank, ranks=4) for rank in range(4)) == 24 * 25 // 2
 
 

@@ -13,7 +13,7 @@ from tests.support.ranks import OnRanks
 from tests.workloads.context_parallel.test_ring import make_ring
 from tests.workloads.core.counting_kernel import RecordedKernel
 from tests.workloads.core.test_attention_kernels import by_definition, draw
-from workloads.context_parallel.cost_model import Layout, RingTraffic, pairs_with, ring_pairs
+from workloads.context_parallel.cost_model import PositionLayout, RingTraffic, pairs_with, ring_pairs
 from workloads.context_parallel.ring_attention import RingAttention
 from workloads.cost_models.shape import Shape
 
@@ -34,7 +34,7 @@ class Attended:
     sent_bytes: int
 
 
-def positions_of(layout: Layout, rank: int, ranks: int) -> Tensor:
+def positions_of(layout: PositionLayout, rank: int, ranks: int) -> Tensor:
     """By the layout's definition."""
     if layout == "plain":
         return torch.arange(SEQUENCE).chunk(ranks)[rank]
@@ -47,7 +47,7 @@ def out_gradient(like: Tensor) -> Tensor:
     return torch.linspace(-1, 1, like.numel(), dtype=like.dtype).view_as(like)
 
 
-def attend(layout: Layout, is_causal: bool, is_overlapped: bool, dtype: torch.dtype, kv_heads: int) -> Attended:
+def attend(layout: PositionLayout, is_causal: bool, is_overlapped: bool, dtype: torch.dtype, kv_heads: int) -> Attended:
     """This rank's part of the attention."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ring, kernel = make_ring(is_overlapped=is_overlapped), RecordedKernel()
@@ -82,7 +82,7 @@ def check(ranks: list[Attended], *, is_causal: bool, kv_heads: int, limit: float
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("layout", ["plain", "zigzag"])
 def test_a_ring_attends_as_one_process_does(
-    layout: Layout, is_causal: bool, is_overlapped: bool, on_ranks: OnRanks
+    layout: PositionLayout, is_causal: bool, is_overlapped: bool, on_ranks: OnRanks
 ) -> None:
     attended = on_ranks(3, attend, layout, is_causal, is_overlapped, torch.float64, 2)
     check(attended, is_causal=is_causal, kv_heads=2, limit=EXACT)
@@ -104,7 +104,9 @@ def test_in_half_precision_it_stays_within_its_rounding(dtype: torch.dtype, on_r
 
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("layout", ["plain", "zigzag"])
-def test_a_rank_computes_the_pairs_that_the_law_counts(layout: Layout, is_causal: bool, on_ranks: OnRanks) -> None:
+def test_a_rank_computes_the_pairs_that_the_law_counts(
+    layout: PositionLayout, is_causal: bool, on_ranks: OnRanks
+) -> None:
     for rank, attended in enumerate(on_ranks(4, attend, layout, is_causal, True, torch.float64, 2)):
         law = {"is_causal": is_causal, "sequence": SEQUENCE, "rank": rank, "ranks": 4}
         by_hop = [pairs_with((rank - hop) % 4, layout, **law) for hop in range(4)]  # type: ignore[arg-type]

@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from workloads.context_parallel.cost_model import Layout
+from workloads.context_parallel.cost_model import PositionLayout
 from workloads.context_parallel.ring_attention import block_with
 
 HELD = 4
 
 
-def held_positions(layout: Layout, rank: int, ranks: int) -> list[int]:
+def held_positions(layout: PositionLayout, rank: int, ranks: int) -> list[int]:
     """The positions of a rank by the layout's definition."""
     if layout == "plain":
         return list(range(rank * HELD, (rank + 1) * HELD))
@@ -21,7 +21,7 @@ def held_positions(layout: Layout, rank: int, ranks: int) -> list[int]:
     return chunks[rank] + chunks[2 * ranks - 1 - rank]
 
 
-def computed(layout: Layout, *, is_causal: bool, ranks: int) -> Counter[tuple[int, int]]:
+def computed(layout: PositionLayout, *, is_causal: bool, ranks: int) -> Counter[tuple[int, int]]:
     """Every pair of positions, as often as some rank computes it."""
     pairs: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
@@ -38,7 +38,7 @@ def computed(layout: Layout, *, is_causal: bool, ranks: int) -> Counter[tuple[in
 
 @pytest.mark.parametrize("layout", ["plain", "zigzag"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_a_causal_ring_computes_each_pair_that_the_mask_leaves_once(ranks: int, layout: Layout) -> None:
+def test_a_causal_ring_computes_each_pair_that_the_mask_leaves_once(ranks: int, layout: PositionLayout) -> None:
     sequence = HELD * ranks
     assert computed(layout, is_causal=True, ranks=ranks) == Counter(
         (query, key) for query in range(sequence) for key in range(query + 1)
@@ -46,7 +46,7 @@ def test_a_causal_ring_computes_each_pair_that_the_mask_leaves_once(ranks: int, 
 
 
 @pytest.mark.parametrize("layout", ["plain", "zigzag"])
-def test_without_a_mask_a_ring_computes_all_pairs_once(layout: Layout) -> None:
+def test_without_a_mask_a_ring_computes_all_pairs_once(layout: PositionLayout) -> None:
     assert computed(layout, is_causal=False, ranks=3) == Counter(
         (query, key) for query in range(3 * HELD) for key in range(3 * HELD)
     )

@@ -13,19 +13,19 @@ from torch import Tensor
 from tests.support.ranks import OnRanks
 from tests.workloads.training.setups import SmallSetup, small_setup
 from tests.workloads.training.training_runs import StepRecord, no_phase, train
-from workloads.context_parallel.cost_model import Layout
+from workloads.context_parallel.cost_model import PositionLayout
 from workloads.context_parallel.trainer import SequenceTrainer, positions
 from workloads.core.data import Batches
 from workloads.core.mesh import make_mesh
 from workloads.registry import spec_of
 from workloads.spec import LIMITS, Precision
 
-LAYOUTS: tuple[Layout, ...] = ("plain", "zigzag")
+LAYOUTS: tuple[PositionLayout, ...] = ("plain", "zigzag")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_position_is_held_by_one_rank(layout: Layout, ranks: int) -> None:
+def test_every_position_is_held_by_one_rank(layout: PositionLayout, ranks: int) -> None:
     held = [positions(layout, sequence=12, rank=rank, ranks=ranks) for rank in range(ranks)]
     assert {part.numel() for part in held} == {12 // ranks}
     assert sorted(torch.cat(held).tolist()) == list(range(12))
@@ -43,7 +43,7 @@ def test_zigzag_positions_are_as_far_from_the_front_as_from_the_end(rank: int, h
 class FakeGatheringAttention:
     """Attention to the keys and values of all ranks, gathered on each; a query sees those up to its own position."""
 
-    def __init__(self, layout: Layout, sequence: int) -> None:
+    def __init__(self, layout: PositionLayout, sequence: int) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         held = [positions(layout, sequence=sequence, rank=source, ranks=ranks) for source in range(ranks)]
         self.sees_st = torch.cat(held) <= held[rank].unsqueeze(-1)
@@ -71,7 +71,7 @@ class _Gather(torch.autograd.Function):
         return whole.chunk(dist.get_world_size(), dim=2)[dist.get_rank()].to(gradient.dtype)
 
 
-def train_on_own_positions(setup: SmallSetup, layout: Layout) -> StepRecord:
+def train_on_own_positions(setup: SmallSetup, layout: PositionLayout) -> StepRecord:
     """One step on the batch that `single` takes first."""
     trainer = SequenceTrainer(
         setup,
@@ -88,7 +88,7 @@ def train_on_own_positions(setup: SmallSetup, layout: Layout) -> StepRecord:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_mean_over_ranks_is_the_loss_and_gradient_of_all_positions(
-    layout: Layout, precision: Precision, on_ranks: OnRanks
+    layout: PositionLayout, precision: Precision, on_ranks: OnRanks
 ) -> None:
     ((whole,),) = on_ranks(1, train, small_setup(precision=precision, options={"clip": 0.0}), 1)
     setup = small_setup("ulysses", ranks=2, precision=precision, options={"clip": 0.0, "accumulate": 2})

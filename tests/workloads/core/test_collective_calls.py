@@ -60,4 +60,4 @@ def test_a_smaller_call_uses_the_buffers_of_the_largest(collective: Collective, 
     assert first.take.data_ptr() == whole.take.data_ptr()
     assert (first.take is first.give) == (whole.take is whole.give)
     held = whole.give.nbytes + (0 if whole.take is whole.give else whole.take.nbytes)
-    assert held <= 4 * counts(collective, 4096, 2, 4).held
+    assert held <= 4 * counts(collective, 4096, 2, 4).buffers

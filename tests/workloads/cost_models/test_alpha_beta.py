@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from workloads.cost_models.communication import Link, collective_time_s, wire_bytes, wire_messages
-from workloads.cost_models.link_fit import Fit, Interval, NoFit, Point, fit
+from workloads.cost_models.link_fit import Interval, LinkFit, NoLinkFit, TimedSize, fit
 from workloads.cost_models.terms import Transfer
 
 TRUTH = Link(bandwidth_bytes_per_second=1e9, latency_s=50e-6)
@@ -26,7 +26,7 @@ def sweep(
     shared: float = 0.0,
     trials: int = 1,
     chance: random.Random | None = None,
-) -> list[list[Point]]:
+) -> list[list[TimedSize]]:
     """All-reduces on 4 ranks, with times off by `noise` as a share of them, and those of a trial by `shared` alike."""
     chance = chance or random.Random(1)
     found = []
@@ -37,7 +37,7 @@ def sweep(
             transfer = Transfer(collective="all_reduce", axis="data", payload_bytes=size_bytes)
             elapsed_s = collective_time_s("all_reduce", size_bytes, 4, truth, "nccl") * luck
             points.append(
-                Point(
+                TimedSize(
                     messages=wire_messages("all_reduce", 4, "nccl"),
                     wire_bytes=wire_bytes(transfer, 4, "nccl"),
                     elapsed_s=elapsed_s * (1 + chance.gauss(0, noise)),
@@ -47,7 +47,7 @@ def sweep(
     return found
 
 
-def fits(truth: Link = TRUTH, *, noise: float, trials: int = 3) -> list[Fit]:
+def fits(truth: Link = TRUTH, *, noise: float, trials: int = 3) -> list[LinkFit]:
     chance = random.Random(20)
     return [fit(sweep(truth, noise=noise, trials=trials, chance=chance)) for _ in range(SWEEPS)]
 
@@ -79,7 +79,7 @@ def test_93_of_100_intervals_hold_the_truth_however_much_a_trial_shares(
     chance = random.Random(20)
     told = []
     for _ in range(2 * SWEEPS):
-        with suppress(NoFit):  # A sweep in a hundred scatters too much.
+        with suppress(NoLinkFit):  # A sweep in a hundred scatters too much.
             told.append(fit(sweep(sizes=SIZES[::2], noise=noise, shared=shared, trials=trials, chance=chance)))
     assert len(told) > 1.9 * SWEEPS
     for intervals, truth in (
@@ -102,8 +102,8 @@ def test_equal_trials_have_no_interval() -> None:
 
 
 def test_a_trial_that_tells_no_bandwidth_leaves_none() -> None:
-    still = [Point(messages=one.messages, wire_bytes=one.wire_bytes, elapsed_s=1e-3) for one in sweep()[0]]
-    with pytest.raises(NoFit, match="scatter too much"):
+    still = [TimedSize(messages=one.messages, wire_bytes=one.wire_bytes, elapsed_s=1e-3) for one in sweep()[0]]
+    with pytest.raises(NoLinkFit, match="scatter too much"):
         fit([still, *sweep(trials=9)])
 
 
@@ -123,7 +123,7 @@ def test_the_value_lies_in_its_interval() -> None:
 
 def test_small_and_large_messages_count_alike() -> None:
     late = [
-        Point(messages=point.messages, wire_bytes=point.wire_bytes, elapsed_s=point.elapsed_s * factor)
+        TimedSize(messages=point.messages, wire_bytes=point.wire_bytes, elapsed_s=point.elapsed_s * factor)
         for point, factor in zip(sweep()[0], [1.1, 0.9, 1, 1, 1, 1, 0.9, 1.1], strict=True)
     ]
     told = fit([late])
@@ -134,7 +134,7 @@ def test_small_and_large_messages_count_alike() -> None:
 
 def test_ranks_may_differ_within_a_sweep() -> None:
     points = [
-        Point(messages=2 * (ranks - 1), wire_bytes=size, elapsed_s=2 * (ranks - 1) * 1e-5 + size / 1e8)
+        TimedSize(messages=2 * (ranks - 1), wire_bytes=size, elapsed_s=2 * (ranks - 1) * 1e-5 + size / 1e8)
         for ranks in (2, 4, 8)
         for size in (1_000, 10_000, 100_000)
     ]
@@ -155,33 +155,33 @@ def test_a_sweep_without_latency_is_not_refused_and_its_interval_begins_at_0() -
 
 
 def test_two_sizes_tell_no_line() -> None:
-    with pytest.raises(NoFit, match="6 points have 2 sizes of messages; measure 3 sizes or more"):
+    with pytest.raises(NoLinkFit, match="6 points have 2 sizes of messages; measure 3 sizes or more"):
         fit(sweep(sizes=SIZES[:2], trials=3))
 
 
 def test_no_point_tells_no_line() -> None:
-    with pytest.raises(NoFit, match="0 points have 0 sizes"):
+    with pytest.raises(NoLinkFit, match="0 points have 0 sizes"):
         fit([])
 
 
 def test_sizes_that_are_nearly_one_tell_no_line() -> None:
-    with pytest.raises(NoFit, match="are nearly of one size; measure sizes that span a factor of 16 or more"):
+    with pytest.raises(NoLinkFit, match="are nearly of one size; measure sizes that span a factor of 16 or more"):
         fit(sweep(sizes=[10**9, 10**9 + 40, 10**9 + 80]))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_times_that_are_all_latency_tell_no_bandwidth(seed: int) -> None:
     late = Link(bandwidth_bytes_per_second=1e13, latency_s=1e-2)
-    with pytest.raises(NoFit, match="latency hides the bandwidth; measure messages 16 times as large"):
+    with pytest.raises(NoLinkFit, match="latency hides the bandwidth; measure messages 16 times as large"):
         fit(sweep(late, noise=0.05, trials=3, chance=random.Random(seed)))
 
 
 def test_times_whose_line_falls_with_size_tell_no_bandwidth() -> None:
     points = [
-        Point(messages=1, wire_bytes=size_bytes, elapsed_s=elapsed_s)
+        TimedSize(messages=1, wire_bytes=size_bytes, elapsed_s=elapsed_s)
         for size_bytes, elapsed_s in ((1_000, 0.5), (2_000, 0.02), (3_000, 10.0))
     ]
-    with pytest.raises(NoFit, match="latency hides the bandwidth"):
+    with pytest.raises(NoLinkFit, match="latency hides the bandwidth"):
         fit([points])
 
 
@@ -189,14 +189,14 @@ def test_times_whose_line_falls_with_size_tell_no_bandwidth() -> None:
 @pytest.mark.parametrize("least_s", [1e-7, 1e-6])
 def test_a_burst_that_lets_small_messages_pass_is_no_latency(burst_bytes: int, least_s: float) -> None:
     points = [
-        Point(
+        TimedSize(
             messages=point.messages,
             wire_bytes=point.wire_bytes,
             elapsed_s=max(least_s, (point.wire_bytes - burst_bytes) / 1e9),
         )
         for point in sweep()[0]
     ]
-    with pytest.raises(NoFit, match=r"latency comes out as -.* leave out the smallest sizes"):
+    with pytest.raises(NoLinkFit, match=r"latency comes out as -.* leave out the smallest sizes"):
         fit([points])
 
 
@@ -205,4 +205,4 @@ def test_a_burst_that_lets_small_messages_pass_is_no_latency(burst_bytes: int, l
 )
 def test_what_sent_nothing_or_took_no_time_is_no_point(messages: int, size_bytes: int, elapsed_s: float) -> None:
     with pytest.raises(ValueError, match="are no point of a sweep"):
-        Point(messages=messages, wire_bytes=size_bytes, elapsed_s=elapsed_s)
+        TimedSize(messages=messages, wire_bytes=size_bytes, elapsed_s=elapsed_s)

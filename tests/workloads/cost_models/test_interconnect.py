@@ -7,15 +7,22 @@ from typing import get_args
 import pytest
 
 from workloads.cost_models.communication import CommunicationBackend, Link, collective_time_s
-from workloads.cost_models.interconnect import Interconnect, Level, MeshAxis, axis_time_s, mesh_axes, traffic_times_s
+from workloads.cost_models.interconnect import (
+    Interconnect,
+    MeshAxis,
+    NetworkLevel,
+    axis_time_s,
+    mesh_axes,
+    traffic_times_s,
+)
 from workloads.cost_models.terms import Collective, Transfer
 
 GIGABYTE = 10**9
 
 
-def level(name: str, ranks: int, gigabytes_per_second: float = 1.0, latency_s: float = 0.0) -> Level:
+def level(name: str, ranks: int, gigabytes_per_second: float = 1.0, latency_s: float = 0.0) -> NetworkLevel:
     link = Link(bandwidth_bytes_per_second=gigabytes_per_second * 1e9, latency_s=latency_s)
-    return Level(name=name, ranks=ranks, link=link)
+    return NetworkLevel(name=name, ranks=ranks, link=link)
 
 
 CLUSTER = Interconnect(levels=(level("node", 8, 300), level("cluster", 64, 50)))

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from workloads.cost_models.memory import Stage, paper_states
+from workloads.cost_models.memory import ZeroStage, paper_states
 from workloads.cost_models.terms import States
 
-STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
+STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 BILLION = 10**9
 
 
@@ -17,14 +17,14 @@ def total_bytes(states: States) -> int:
     return states.parameters_bytes + states.gradients_bytes + states.optimizer_bytes
 
 
-def total_gb(parameters: int, stage: Stage, data_ranks: int, model_ranks: int = 1) -> float:
+def total_gb(parameters: int, stage: ZeroStage, data_ranks: int, model_ranks: int = 1) -> float:
     return total_bytes(paper_states(parameters, stage=stage, data_ranks=data_ranks, model_ranks=model_ranks)) / 1e9
 
 
 @pytest.mark.parametrize(
     ("stage", "bytes_each"), [(0, "16"), (1, "4.1875"), (2, "2.21875"), (3, "0.25")], ids=lambda value: str(value)
 )
-def test_bytes_of_a_parameter_on_64_ranks(stage: Stage, bytes_each: str) -> None:
+def test_bytes_of_a_parameter_on_64_ranks(stage: ZeroStage, bytes_each: str) -> None:
     parameters = 1024
     assert total_bytes(paper_states(parameters, stage=stage, data_ranks=64)) == parameters * Fraction(bytes_each)
 
@@ -44,7 +44,7 @@ def test_bytes_of_a_parameter_on_64_ranks(stage: Stage, bytes_each: str) -> None
         (3, 1024, 0.12),
     ],
 )
-def test_zeros_table_of_a_model_of_7_5_billion(stage: Stage, data_ranks: int, published_gb: float) -> None:
+def test_zeros_table_of_a_model_of_7_5_billion(stage: ZeroStage, data_ranks: int, published_gb: float) -> None:
     """Rajbhandari et al. 2020, table 1, and figure 1 for the three on 64 ranks."""
     digit = 10.0 ** -len(str(published_gb).partition(".")[2])
     assert total_gb(7_500_000_000, stage, data_ranks) == pytest.approx(published_gb, abs=0.51 * digit)
@@ -61,7 +61,7 @@ def test_zero_3_leaves_0_34_gb_of_175_billion_parameters_on_each_of_1024_ranks()
 
 @pytest.mark.parametrize(("stage", "fits"), [(0, False), (1, True), (2, True), (3, True)])
 def test_gpt_3_on_8_x_8_x_16_ranks_fits_80_gb_beside_40_gb_of_activations_only_if_divided(
-    stage: Stage, fits: bool
+    stage: ZeroStage, fits: bool
 ) -> None:
     """Tensors over 8 ranks and layers over 8, 16 data ranks."""
     assert (total_gb(175 * BILLION, stage, data_ranks=16, model_ranks=64) + 40 <= 80) is fits
@@ -78,7 +78,7 @@ def test_a_replica_of_175_billion_by_each_account(bytes_each: tuple[int, int, in
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_one_rank_has_nobody_to_divide_with(stage: Stage) -> None:
+def test_one_rank_has_nobody_to_divide_with(stage: ZeroStage) -> None:
     alone = paper_states(1000, stage=stage, data_ranks=1)
     assert alone == States(parameters_bytes=2000, gradients_bytes=2000, optimizer_bytes=12000)
 
@@ -87,7 +87,7 @@ def test_one_rank_has_nobody_to_divide_with(stage: Stage) -> None:
     ("stage", "divided"),
     [(0, set()), (1, {"optimizer"}), (2, {"optimizer", "gradients"}), (3, {"optimizer", "gradients", "parameters"})],
 )
-def test_a_stage_divides_its_parts_and_leaves_the_others_whole(stage: Stage, divided: set[str]) -> None:
+def test_a_stage_divides_its_parts_and_leaves_the_others_whole(stage: ZeroStage, divided: set[str]) -> None:
     whole, shared = (paper_states(1000, stage=stage, data_ranks=ranks) for ranks in (1, 10))
     for part in ("parameters", "gradients", "optimizer"):
         ratio = 10 if part in divided else 1

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.options import Rule, factor, scale
+from workloads.options import RateRule, factor, scale
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("base", 1.0), ("linear", 16.0), ("sqrt", 4.0)])
-def test_a_rule_scales_with_sixteen_data_ranks_as_the_papers_say(rule: Rule, expected: float) -> None:
+def test_a_rule_scales_with_sixteen_data_ranks_as_the_papers_say(rule: RateRule, expected: float) -> None:
     assert scale(rule, 16) == expected
     assert factor(rule, data_ranks=16, warm_up=0, step=0) == expected
 
 
 @pytest.mark.parametrize("rule", ["base", "linear", "sqrt"])
-def test_no_rule_changes_the_rate_of_one_data_rank(rule: Rule) -> None:
+def test_no_rule_changes_the_rate_of_one_data_rank(rule: RateRule) -> None:
     assert [factor(rule, data_ranks=1, warm_up=3, step=step) for step in range(5)] == [1.0] * 5
 
 

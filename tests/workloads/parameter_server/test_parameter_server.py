@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.support.ranks import OnRanks, leaving
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready, train
-from workloads.parameter_server.cost_model import Traffic, server_traffic, shares, worker_traffic
+from workloads.parameter_server.cost_model import StepTraffic, server_traffic, shares, worker_traffic
 from workloads.parameter_server.messages import PeerLost
 from workloads.parameter_server.server import AsynchronousServer, SynchronousServer
 from workloads.parameter_server.strategy import Worker
@@ -175,7 +175,7 @@ def payload_bytes(setup: SmallSetup, steps: int) -> int:
     ],
 )
 def test_every_rank_counts_the_bytes_of_the_law(mode: str, servers: int, workers: int, on_ranks: OnRanks) -> None:
-    expected: list[Traffic] = [server_traffic(share, workers) for share in shares(SHAPE, servers)]
+    expected: list[StepTraffic] = [server_traffic(share, workers) for share in shares(SHAPE, servers)]
     expected += [worker_traffic(SHAPE)] * workers
     setup = servers_and_workers(servers, workers, options={"mode": mode})
     counted_bytes = on_ranks(setup.ranks, payload_bytes, setup, 2)

@@ -7,8 +7,8 @@ import pytest
 from tests.workloads.training.setups import SMALL
 from workloads.cost_models.shape import Shape
 from workloads.parameter_server.cost_model import (
-    Share,
-    Traffic,
+    ServerLoad,
+    StepTraffic,
     busiest_bytes,
     server_traffic,
     shares,
@@ -30,15 +30,15 @@ def test_a_server_without_a_tensor_is_refused(servers: int) -> None:
 
 def test_two_servers_share_a_tiny_model() -> None:
     """In elements: 24 x 3, 20 x 2, 16 x 2, 8 x 2 and 4 x 3, by turns."""
-    assert shares(TINY, 2) == (Share(size_bytes=4 * 88, tensors=6), Share(size_bytes=4 * 84, tensors=6))
+    assert shares(TINY, 2) == (ServerLoad(size_bytes=4 * 88, tensors=6), ServerLoad(size_bytes=4 * 84, tensors=6))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_server_receives_what_all_workers_send_and_sends_what_they_receive(workers: int) -> None:
     (share,) = shares(SMALL, 1)
     worker = worker_traffic(SMALL)
-    assert worker == Traffic(sent_bytes=WEIGHTS_BYTES, received_bytes=WEIGHTS_BYTES)
-    expected = Traffic(sent_bytes=workers * worker.received_bytes, received_bytes=workers * worker.sent_bytes)
+    assert worker == StepTraffic(sent_bytes=WEIGHTS_BYTES, received_bytes=WEIGHTS_BYTES)
+    expected = StepTraffic(sent_bytes=workers * worker.received_bytes, received_bytes=workers * worker.sent_bytes)
     assert server_traffic(share, workers) == expected
 
 

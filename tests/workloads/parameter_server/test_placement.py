@@ -6,7 +6,7 @@ import pytest
 
 from tests.workloads.training.setups import SMALL
 from workloads.core.transformer import Transformer
-from workloads.parameter_server.cost_model import Share, shares
+from workloads.parameter_server.cost_model import ServerLoad, shares
 from workloads.parameter_server.server import place
 
 
@@ -17,7 +17,7 @@ def test_each_server_holds_the_share_of_the_law(servers: int) -> None:
     weights = list(model.parameters())
     held = [[weights[index] for index in placement.held_by(server)] for server in range(servers)]
     assert shares(SMALL, servers) == tuple(
-        Share(size_bytes=sum(weight.nbytes for weight in one), tensors=len(one)) for one in held
+        ServerLoad(size_bytes=sum(weight.nbytes for weight in one), tensors=len(one)) for one in held
     )
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import OnRanks
-from workloads.probes.all_reduce import Traffic, Wire, all_reduce
+from workloads.probes.all_reduce import CountedTraffic, MessageRounds, all_reduce
 from workloads.probes.cost_model import ALGORITHMS, Algorithm, cost, refusal
 from workloads.probes.spec import scratch_elements
 
@@ -27,7 +27,7 @@ class Outcome:
 
     whole: Tensor
     random: dict[torch.dtype, Tensor]
-    traffic: Traffic
+    traffic: CountedTraffic
 
 
 Outcomes = dict[tuple[Algorithm, int], Outcome]
@@ -45,11 +45,11 @@ def random_numbers(rank: int, count: int, dtype: torch.dtype) -> Tensor:
     return (torch.randn(count, generator=generator) * magnitudes).to(dtype)
 
 
-def summed(algorithm: Algorithm, vector: Tensor) -> tuple[Tensor, Traffic]:
+def summed(algorithm: Algorithm, vector: Tensor) -> tuple[Tensor, CountedTraffic]:
     """The vector's sum over the ranks, with just the scratch that the algorithm says it needs."""
     group = dist.group.WORLD
     assert group is not None
-    wire = Wire(group)
+    wire = MessageRounds(group)
     scratch = torch.empty(scratch_elements(algorithm, wire.ranks, len(vector)), dtype=vector.dtype)
     all_reduce(algorithm, vector, scratch, wire)
     return vector, wire.traffic
@@ -70,7 +70,7 @@ def run_all() -> Outcomes:
     return outcomes
 
 
-def run_alone(algorithm: Algorithm) -> tuple[Tensor, Traffic]:
+def run_alone(algorithm: Algorithm) -> tuple[Tensor, CountedTraffic]:
     return summed(algorithm, torch.arange(3.0))
 
 
@@ -154,7 +154,7 @@ def test_of_a_pair_that_halves_the_first_keeps_the_odd_element(outcomes: Callabl
 def test_alone_nothing_is_sent(algorithm: Algorithm, on_ranks: OnRanks) -> None:
     ((vector, traffic),) = on_ranks(1, run_alone, algorithm)
     assert vector.tolist() == [0.0, 1.0, 2.0]
-    assert traffic == Traffic()
+    assert traffic == CountedTraffic()
 
 
 @pytest.mark.parametrize("algorithm", ["recursive_doubling", "recursive_halving"])

@@ -31,11 +31,11 @@ def asked(ranks: int = 2, precision: Precision = "fp32", **options: OptionValue)
     ],
 )
 def test_counts_are_those_of_nccl_tests(collective: Collective, give: int, take: int, held: int) -> None:
-    assert counts(collective, 1003, 3, 4) == Counts(give=give, take=take, held=held)
+    assert counts(collective, 1003, 3, 4) == Counts(give=give, take=take, buffers=held)
 
 
 def test_a_line_has_more_elements_where_they_are_smaller() -> None:
-    assert counts("all_gather", 1003, 3, 2) == Counts(give=160, take=480, held=640)
+    assert counts("all_gather", 1003, 3, 2) == Counts(give=160, take=480, buffers=640)
 
 
 def test_sizes_grow_by_the_factor_and_end_at_the_last_that_fits() -> None:

@@ -7,13 +7,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import OnRanks
-from workloads.probes.all_reduce import Traffic, Wire
+from workloads.probes.all_reduce import CountedTraffic, MessageRounds
 
 
-def make_wire() -> Wire:
+def make_wire() -> MessageRounds:
     group = dist.group.WORLD
     assert group is not None
-    return Wire(group)
+    return MessageRounds(group)
 
 
 def swap_with_all(rounds: int, elements: int) -> list[list[float]]:
@@ -30,7 +30,7 @@ def swap_with_all(rounds: int, elements: int) -> list[list[float]]:
     return seen
 
 
-def fan_in_then_rest() -> Traffic:
+def fan_in_then_rest() -> CountedTraffic:
     """Ranks 1 and 2 send 3 and 4 elements to rank 0, which sends 1 back to rank 1; then all rest."""
     wire = make_wire()
     if wire.rank == 0:
@@ -46,7 +46,7 @@ def fan_in_then_rest() -> Traffic:
     return wire.traffic
 
 
-def send_nothing_in_particular() -> tuple[Traffic, Tensor]:
+def send_nothing_in_particular() -> tuple[CountedTraffic, Tensor]:
     """Empty tensors beside a full one."""
     wire = make_wire()
     empty, received = torch.empty(0), torch.empty(2)
@@ -56,7 +56,7 @@ def send_nothing_in_particular() -> tuple[Traffic, Tensor]:
     return wire.traffic, received
 
 
-def send_narrow_elements() -> Traffic:
+def send_narrow_elements() -> CountedTraffic:
     wire = make_wire()
     other = 1 - wire.rank
     wire.exchange(
@@ -76,17 +76,17 @@ def test_all_ranks_can_swap_with_all_in_one_round_and_rounds_keep_their_order(on
 
 def test_rounds_count_for_all_and_bytes_for_who_has_them(on_ranks: OnRanks) -> None:
     assert on_ranks(3, fan_in_then_rest) == [
-        Traffic(rounds=3, sent_bytes=4, peak_bytes=28),
-        Traffic(rounds=3, sent_bytes=12, peak_bytes=12),
-        Traffic(rounds=3, sent_bytes=16, peak_bytes=16),
+        CountedTraffic(rounds=3, sent_bytes=4, peak_bytes=28),
+        CountedTraffic(rounds=3, sent_bytes=12, peak_bytes=12),
+        CountedTraffic(rounds=3, sent_bytes=16, peak_bytes=16),
     ]
 
 
 def test_an_empty_tensor_takes_its_round_and_no_message(on_ranks: OnRanks) -> None:
     for rank, (traffic, received) in enumerate(on_ranks(2, send_nothing_in_particular)):
-        assert traffic == Traffic(rounds=2, sent_bytes=8, peak_bytes=8)
+        assert traffic == CountedTraffic(rounds=2, sent_bytes=8, peak_bytes=8)
         assert received.tolist() == [1.0 - rank] * 2
 
 
 def test_bytes_are_those_of_the_elements(on_ranks: OnRanks) -> None:
-    assert on_ranks(2, send_narrow_elements) == [Traffic(rounds=1, sent_bytes=10, peak_bytes=10)] * 2
+    assert on_ranks(2, send_narrow_elements) == [CountedTraffic(rounds=1, sent_bytes=10, peak_bytes=10)] * 2

@@ -57,7 +57,7 @@ def test_what_is_wrong_on_any_device_is_told_first() -> None:
 
 
 IN_GRAPHS = "the graph would contain the block's collectives, and NCCL's Flight Recorder sees none in graphs"
-GATHERED = "FSDP2 gathers weights at new addresses each time, so that the graph would be recorded anew"
+GATHERED = "FSDP2 gathers weights at new addresses each time, so the graph would be recorded again"
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])

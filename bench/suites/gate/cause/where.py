@@ -192,7 +192,7 @@ def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
     good, bad: None where the folder is gone.
     """
     from bench.analysis.timelines import newest_windows, read_files
-    from collectors.traces.analyzers.diff import Change, NothingToCompare, difference
+    from collectors.traces.analyzers.diff import ItemChange, NothingToCompare, difference
 
     windows: list[dict[int, Path]] = []
     for folder, which in ((good, "good"), (bad, "bad")):
@@ -213,7 +213,7 @@ def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
     except (Misuse, InfrastructureFailed, NothingToCompare, ValueError) as error:
         return f"the traces cannot be compared: {error}"
 
-    def of(changes: Sequence[Change], *, is_collective: bool) -> tuple[TracedChange, ...]:
+    def of(changes: Sequence[ItemChange], *, is_collective: bool) -> tuple[TracedChange, ...]:
         return tuple(
             TracedChange(
                 name=" ".join(filter(None, (one.item.collective, one.item.shape))) if is_collective else one.item.name,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from collectors.metrics.gpu import GPU_ENERGY_JOULES
-from collectors.nvml.plausible import Growth, Implausible, check_value
+from collectors.nvml.plausible import Growth, ImplausibleAnswer, check_value
 from tests.collectors.nvml.binding.stub import build, run
 
 READ = """
@@ -205,7 +205,7 @@ def test_a_counter_does_not_fall_and_grows_no_faster_than_can_be(joules: list[fl
         try:
             check_value(GPU_ENERGY_JOULES, value)
             growth.check(value, second * 10**9)
-        except Implausible:
+        except ImplausibleAnswer:
             found.append(False)
         else:
             found.append(True)

@@ -15,7 +15,7 @@ from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.library import RETRY_S, NVMLError
-from collectors.nvml.recorder import Event
+from collectors.nvml.recorder import DriverEvent
 from tests.collectors.nvml.nodes import FakeClock, FakeFault, FakeHang, a_gpu, a_node, of, opened, replayed, values
 
 POWER, MISSED = gpu_metrics.GPU_POWER_WATTS.name, gpu_health_metrics.GPU_MISSED.name
@@ -138,7 +138,7 @@ def test_a_gpu_whose_events_hang_leaves_the_others_theirs() -> None:
         if name == "nvmlDeviceRegisterEvents":
             let_go.wait() if arguments[0].index == 0 else other_listens.set()
 
-    node = a_node(a_gpu(), a_gpu(events=[Event(at_s=5.0, kind=8, data=31)]))
+    node = a_node(a_gpu(), a_gpu(events=[DriverEvent(at_s=5.0, kind=8, data=31)]))
     with opened(FakeFault(replayed(node, clock), spoil=hang).spoilt, clock, open_s=SOON_S) as collector:
         try:
             assert other_listens.wait(60)  # What was before that is not told.

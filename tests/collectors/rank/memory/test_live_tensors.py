@@ -86,7 +86,7 @@ def test_states_that_model_and_optimizer_do_not_lead_to_count_as_what_they_are()
     def step() -> None:
         copy.add_(model.weight.detach())
 
-    live = by_category(live_tensor_bytes(step, model, optimizer, held={"optimizer": [copy]}, buffers=before))
+    live = by_category(live_tensor_bytes(step, model, optimizer, tensors_of={"optimizer": [copy]}, buffers=before))
     assert (live["parameters"], live["optimizer"], live["other"]) == (4 * 100 * 50, 4 * 100 * 50, 0)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from collectors.traces.analyzers.idle import CAUSES, LAUNCH_GAP_NS, idle_causes
 from collectors.traces.intervals import intersection, length_ns, union
-from collectors.traces.timeline import Kind
+from collectors.traces.timeline import SpanKind
 from tests.support.timelines import Span, timeline_of
 
 SOON_NS = 2_000
@@ -15,7 +15,7 @@ LATE_NS = 10 * LAUNCH_GAP_NS
 NOW_NS = 1_700_000_000_000_000_000
 
 
-def _host(name: str, start_ns: int, end_ns: int, kind: Kind = "host", thread: int = 1) -> Span:
+def _host(name: str, start_ns: int, end_ns: int, kind: SpanKind = "host", thread: int = 1) -> Span:
     return Span(name=name, kind=kind, start_ns=start_ns, end_ns=end_ns, stream=thread)
 
 
@@ -30,7 +30,7 @@ def _call(correlation: int, start_ns: int, end_ns: int, thread: int = 1) -> Span
     )
 
 
-def _work(correlation: int, start_ns: int, end_ns: int, kind: Kind = "compute", stream: int = 7) -> Span:
+def _work(correlation: int, start_ns: int, end_ns: int, kind: SpanKind = "compute", stream: int = 7) -> Span:
     return Span(name=kind, kind=kind, start_ns=start_ns, end_ns=end_ns, stream=stream, correlation=correlation)
 
 
@@ -257,7 +257,7 @@ def test_without_a_device_only_data_loading_is_told_from_the_rest() -> None:
     }
 
 
-KINDS: tuple[Kind, ...] = ("compute", "communication", "copy")
+KINDS: tuple[SpanKind, ...] = ("compute", "communication", "copy")
 
 
 @given(
@@ -276,7 +276,7 @@ KINDS: tuple[Kind, ...] = ("compute", "communication", "copy")
     st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 100_000), st.booleans()), max_size=3),
 )
 def test_the_causes_share_no_moment_and_together_are_all_gaps(
-    work: list[tuple[int, int, int, Kind, int, bool]], busy: list[tuple[int, int, bool]]
+    work: list[tuple[int, int, int, SpanKind, int, bool]], busy: list[tuple[int, int, bool]]
 ) -> None:
     spans: list[Span] = []
     for correlation, (launch, delay, lasts, kind, stream, is_launched) in enumerate(work):

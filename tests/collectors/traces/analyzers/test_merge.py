@@ -125,7 +125,7 @@ def test_what_was_timed_on_another_clock_is_drawn_from_the_beginning_on() -> Non
         TraceSpan(track=track, name=name, category="forward", start_ns=start_ns, end_ns=start_ns + 2_000)
         for name, start_ns in (("forward 0", 7_000), ("forward 1", 9_000))
     ]
-    file = merge([host(0, [span("compute", "aten::mm", UNIX_US, UNIX_US + 5)])], beside=beside).content
+    file = merge([host(0, [span("compute", "aten::mm", UNIX_US, UNIX_US + 5)])], added=beside).content
     drawn = _rows(_events(file))["rank 0", "stage 0, in a step of its own"]
     assert [_at_ns(file, event)[0] - UNIX_US * 1000 for event in drawn] == [0, 2_000]
 

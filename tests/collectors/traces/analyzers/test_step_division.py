@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.analyzers.step_division import PARTS, UNTIL_THE_END, Amount, Item, Part, amounts_of
+from collectors.traces.analyzers.step_division import PARTS, UNTIL_THE_END, Item, ItemTime, StepPart, amounts_of
 from collectors.traces.breakdown import divide
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.steps import StepInterval
-from collectors.traces.timeline import Call, Kind, Timeline
+from collectors.traces.timeline import Call, SpanKind, Timeline
 from tests.support.timelines import Span, timeline_of
 
-WORK: tuple[Kind, ...] = ("compute", "communication", "copy")
+WORK: tuple[SpanKind, ...] = ("compute", "communication", "copy")
 TRACES = Path(__file__).parents[4] / "../shared/data/traces"
 
 spans_of_work = st.lists(
@@ -39,7 +39,7 @@ def stretch(start_ns: int, end_ns: int) -> StepInterval:
     return StepInterval(part="step", name="step", start_ns=start_ns, end_ns=end_ns)
 
 
-def by_part(amounts: dict[Item, Amount]) -> dict[Part, int]:
+def by_part(amounts: dict[Item, ItemTime]) -> dict[StepPart, int]:
     return {
         part: sum(int(amount.exposed_ns) for item, amount in amounts.items() if item.part == part) for part in PARTS
     }
@@ -169,7 +169,7 @@ def test_nothing_has_more_time_of_its_own_than_it_worked(spans: list[Span], wind
 
 
 def test_every_part_has_a_place() -> None:
-    assert set(PARTS) == set(get_args(Part))
+    assert set(PARTS) == set(get_args(StepPart))
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real traces in {TRACES}")

@@ -113,7 +113,7 @@ def test_clocks_no_further_apart_than_ends_are_taken_as_one() -> None:
     alignment = align(ranks_of(_ended(1_000, 2_000, 3_000, 4_000), _ended(1_004, 1_998, 3_006, 3_997)))
     assert alignment.offset_ns == {0: 0, 1: 0}
     assert [(one.residual_ns, one.widest_ns) for one in alignment.agreements] == [(3, 6)]
-    assert "taken as one clock" in alignment.notes[0]
+    assert "treated as the same clock" in alignment.notes[0]
 
 
 def test_the_residual_of_a_single_collective_is_not_known() -> None:

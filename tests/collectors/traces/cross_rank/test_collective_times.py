@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collectors.traces.cross_rank.collective_times import CollectiveTime, time_of
-from collectors.traces.cross_rank.matching import Matched
+from collectors.traces.cross_rank.matching import MatchedCollective
 from collectors.traces.timeline import Call
 from tests.collectors.traces.made.made_collectives import ran, ranks_of
 
@@ -16,7 +16,7 @@ def _time(
     """One collective on as many ranks."""
     timelines = ranks_of(*([ran(start, end, call)] for start, end in lasted_ns))
     ranks = tuple(range(len(lasted_ns)))
-    matched = Matched(
+    matched = MatchedCollective(
         collective=call.collective,
         group="0",
         sequence=None,
@@ -41,7 +41,7 @@ def test_each_rank_waits_from_its_own_arrival_to_the_last_and_transfers_to_its_o
 
 def test_offsets_move_each_rank_before_they_are_compared() -> None:
     timelines = dict(enumerate(ranks_of([ran(10, 100)], [ran(5_040, 5_102)])))
-    matched = Matched(collective="all_reduce", group="0", sequence=None, ranks=(0, 1), rows=(0, 0))
+    matched = MatchedCollective(collective="all_reduce", group="0", sequence=None, ranks=(0, 1), rows=(0, 0))
     time = time_of(matched, timelines, {0: 0, 1: -5_000})
     assert (time.arrival_ns, time.end_ns, time.wait_ns) == ((10, 40), (100, 102), (30, 0))
 

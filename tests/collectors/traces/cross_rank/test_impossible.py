@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectors.traces.cross_rank.collective_times import CollectiveTime, count_impossible, is_impossible, time_of
-from collectors.traces.cross_rank.matching import Matched
+from collectors.traces.cross_rank.matching import MatchedCollective
 from collectors.traces.timeline import Call
 from tests.collectors.traces.made.made_collectives import ALL_REDUCE, ran, ranks_of
 
@@ -11,7 +11,7 @@ from tests.collectors.traces.made.made_collectives import ALL_REDUCE, ran, ranks
 def _time(apart_ns: int, call: Call = ALL_REDUCE) -> CollectiveTime:
     """A collective that rank 0 leaves so long before rank 1 comes, by one clock."""
     ranks = ranks_of([ran(0, 10_000, call)], [ran(10_000 + apart_ns, 20_000, call)])
-    matched = Matched(collective=call.collective, group="0", sequence=None, ranks=(0, 1), rows=(0, 0))
+    matched = MatchedCollective(collective=call.collective, group="0", sequence=None, ranks=(0, 1), rows=(0, 0))
     return time_of(matched, dict(enumerate(ranks)), {0: 0, 1: 0})
 
 

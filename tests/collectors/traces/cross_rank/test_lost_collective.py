@@ -108,10 +108,10 @@ def test_where_nothing_tells_which_was_lost_none_is_matched_and_the_reason_is_sa
     del lossy[20]
     matching = match(ranks_of(whole, lossy))
     assert matching.matched == ()
-    reason = "a trace of process group 0 lost some, and which of another rank's collectives it is cannot be told"
+    reason = "a trace of process group 0 lost some, so it could be any of several collectives of another rank"
     assert {one.reason for one in matching.unmatched if one.rank == 1} == {reason}
     assert matching.notes[-1].endswith(
-        "46 of rank 1's are cannot be told, since a trace lost some: they are in no figure"
+        "46 collectives of rank 1 could be any of several of rank 0, since a trace lost some; left out of all figures"
     )
 
 

@@ -31,7 +31,7 @@ import pytest
 
 from collectors.traces.intervals import Times, intersection, length_ns
 from collectors.traces.reading.reader import read_trace
-from collectors.traces.timeline import Kind, Timeline
+from collectors.traces.timeline import SpanKind, Timeline
 from tests.benchmarks.trace_parts.hta import Answer, ask, interpreter
 
 TRACES = Path(__file__).parents[4] / "../shared/data/traces"
@@ -42,7 +42,7 @@ SETS = {
     "eight V100": tuple(f"dlrm_v100_rank{rank}.json.gz" for rank in range(8)),
 }
 IN_NANOSECONDS = ("MI300X", "A100 in nanoseconds")
-DEVICE: tuple[Kind, ...] = ("compute", "communication", "copy")
+DEVICE: tuple[SpanKind, ...] = ("compute", "communication", "copy")
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from collectors.traces.timeline import About, Call, Kind, Timeline
+from collectors.traces.timeline import About, Call, SpanKind, Timeline
 from tests.collectors.traces.made.simulated import MAIN, MICROSECOND_NS, SimulatedRanks, TrueCollective
 from tests.support.timelines import Span, timeline_of
 
@@ -47,7 +47,7 @@ class Truth:
         """The Timelines as the true clock would have shown them."""
         return tuple(timeline.moved(-self.ahead_ns[timeline.rank]) for timeline in self.timelines)
 
-    def together_ns(self, rank: int, *kinds: Kind) -> int:
+    def together_ns(self, rank: int, *kinds: SpanKind) -> int:
         """How long all of these kinds ran at once on the rank's device."""
         return sum(lasted_ns for running, lasted_ns in self._between_edges(rank) if running.issuperset(kinds))
 
@@ -55,11 +55,11 @@ class Truth:
         """How long nothing ran on the rank's device, from its first work to its last."""
         return sum(lasted_ns for running, lasted_ns in self._between_edges(rank) if not running)
 
-    def work_ns(self, rank: int, kind: Kind) -> int:
+    def work_ns(self, rank: int, kind: SpanKind) -> int:
         """How long the spans of the kind ran, each for itself."""
         return sum(span.end_ns - span.start_ns for span in self.spans[rank] if span.kind == kind)
 
-    def _between_edges(self, rank: int) -> list[tuple[set[Kind], int]]:
+    def _between_edges(self, rank: int) -> list[tuple[set[SpanKind], int]]:
         """The kinds that ran on the device between one moment at which something began or ended and the next."""
         work = [span for span in self.spans[rank] if span.kind in ("compute", "communication", "copy")]
         edges_ns = sorted({moment for span in work for moment in (span.start_ns, span.end_ns)})

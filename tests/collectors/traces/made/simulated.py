@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collectors.traces.timeline import Call, Kind
+from collectors.traces.timeline import Call, SpanKind
 from tests.support.timelines import Span
 
 MAIN = 4000
@@ -39,7 +39,7 @@ class SimulatedRank:
         self._free_ns: dict[int, int] = {}
         self._launched = 0
 
-    def on_host(self, name: str, kind: Kind, lasts_ns: int) -> None:
+    def on_host(self, name: str, kind: SpanKind, lasts_ns: int) -> None:
         """What the host does itself, next."""
         end_ns = self.host_ns + lasts_ns
         self.spans.append(Span(name=name, kind=kind, start_ns=self.host_ns, end_ns=end_ns, stream=MAIN))
@@ -70,7 +70,7 @@ class SimulatedRank:
         self,
         stream: int,
         name: str,
-        kind: Kind,
+        kind: SpanKind,
         start_ns: int,
         end_ns: int,
         call: Call | None = None,
@@ -91,7 +91,7 @@ class SimulatedRank:
             )
         )
 
-    def work(self, stream: int, name: str, kind: Kind, lasts_ns: int, after_ns: int = 0) -> int:
+    def work(self, stream: int, name: str, kind: SpanKind, lasts_ns: int, after_ns: int = 0) -> int:
         """Launches work that the device then does; gives its end."""
         start_ns = self.launch(stream, after_ns)
         self.perform(stream, name, kind, start_ns, start_ns + lasts_ns)

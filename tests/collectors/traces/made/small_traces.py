@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from collectors.traces.timeline import Call, Kind, Timeline
+from collectors.traces.timeline import Call, SpanKind, Timeline
 from tests.support.timelines import Span, timeline_of
 
 MICROSECOND_NS = 1000
@@ -14,7 +14,9 @@ MAIN, BACKWARD, GLOO = 1, 2, 3
 ALL_REDUCE = Call(collective="all_reduce", group="0", ranks=(0, 1))
 
 
-def span(kind: Kind, name: str, start_us: int, end_us: int, stream: int = MAIN, correlation: int | None = None) -> Span:
+def span(
+    kind: SpanKind, name: str, start_us: int, end_us: int, stream: int = MAIN, correlation: int | None = None
+) -> Span:
     """A span of any kind."""
     return Span(
         name=name,

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from collectors.traces.timeline import ABSENT, KINDS, Kind, Timeline
+from collectors.traces.timeline import ABSENT, KINDS, SpanKind, Timeline
 
 BASE_NS = 1_711_964_646_000_000_000
-CATEGORIES: dict[Kind, str] = {
+CATEGORIES: dict[SpanKind, str] = {
     "compute": "kernel",
     "communication": "kernel",
     "copy": "gpu_memcpy",

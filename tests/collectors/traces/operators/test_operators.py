@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from collectors.traces.operators import launching_operators, operators_at
-from collectors.traces.timeline import ABSENT, Kind, Timeline
+from collectors.traces.timeline import ABSENT, SpanKind, Timeline
 from tests.support.timelines import Span, timeline_of
 
 
-def span(name: str, kind: Kind, start_ns: int, end_ns: int, stream: int = 1, correlation: int | None = None) -> Span:
+def span(
+    name: str, kind: SpanKind, start_ns: int, end_ns: int, stream: int = 1, correlation: int | None = None
+) -> Span:
     return Span(name=name, kind=kind, start_ns=start_ns, end_ns=end_ns, stream=stream, correlation=correlation)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from collectors.traces.operators import PHASES, Phase, phases
-from collectors.traces.timeline import Kind, Timeline
+from collectors.traces.operators import PHASES, StepPhase, phases
+from collectors.traces.timeline import SpanKind, Timeline
 from tests.support.timelines import Span, timeline_of
 
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -13,7 +13,7 @@ BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
 
 def timeline(*spans: tuple[str, int, int], thread: int = 1, others: list[Span] | None = None) -> Timeline:
     """Those of one thread; a step is called so."""
-    kinds: dict[str, Kind] = {"step": "step"}
+    kinds: dict[str, SpanKind] = {"step": "step"}
     rows = [
         Span(name=name, kind=kinds.get(name, "host"), start_ns=start_ns, end_ns=end_ns, stream=thread)
         for name, start_ns, end_ns in spans
@@ -21,7 +21,7 @@ def timeline(*spans: tuple[str, int, int], thread: int = 1, others: list[Span] |
     return timeline_of([*rows, *(others or [])], rank=0, is_device=True)
 
 
-def found(traced: Timeline) -> list[tuple[int, Phase]]:
+def found(traced: Timeline) -> list[tuple[int, StepPhase]]:
     told = phases(traced)
     assert told is not None
     return [

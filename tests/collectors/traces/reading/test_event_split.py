@@ -6,18 +6,18 @@ import io
 
 import pytest
 
-from collectors.traces.reading.damaged_json import Split, likely_boundary, split
-from collectors.traces.reading.json_chunks import Window
+from collectors.traces.reading.damaged_json import SplitEvents, likely_boundary, split
+from collectors.traces.reading.json_chunks import TextWindow
 
 ONE = b'{"ph": "X", "cat": "kernel", "name": "one", "pid": 0, "tid": 7, "ts": 1, "dur": 1}'
 TWO = b'{"ph": "X", "cat": "kernel", "name": "two", "pid": 0, "tid": 7, "ts": 2, "dur": 1, "args": {"}": [{"ph": 1}]}}'
 
 
-def _window(text: bytes, size_bytes: int = 1 << 16) -> Window:
-    return Window(io.BytesIO(text), size_bytes=size_bytes)
+def _window(text: bytes, size_bytes: int = 1 << 16) -> TextWindow:
+    return TextWindow(io.BytesIO(text), size_bytes=size_bytes)
 
 
-def _names(found: Split) -> list[str]:
+def _names(found: SplitEvents) -> list[str]:
     return [found.raw.names[number] for number in found.raw.name]
 
 

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from collectors.traces.reading.json_chunks import Window
+from collectors.traces.reading.json_chunks import TextWindow
 from collectors.traces.reading.metadata import NoEvents, TraceMetadata, go_to_events, ranks_of, read_metadata, read_tail
 from collectors.traces.timeline import About
 
 
-def _window(text: bytes, size_bytes: int = 1 << 16) -> Window:
-    return Window(io.BytesIO(text), size_bytes=size_bytes)
+def _window(text: bytes, size_bytes: int = 1 << 16) -> TextWindow:
+    return TextWindow(io.BytesIO(text), size_bytes=size_bytes)
 
 
 @pytest.mark.parametrize("size_bytes", [8, 1 << 16])

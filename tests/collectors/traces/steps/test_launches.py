@@ -1,16 +1,16 @@
 """A span of the device is joined with the call that launched it, by correlation."""
 
 from collectors.traces.steps import LONG_AGO, is_at_work, launch_of, launches
-from collectors.traces.timeline import ABSENT, Kind
+from collectors.traces.timeline import ABSENT, SpanKind
 from tests.support.timelines import Span, timeline_of
 
 
-def _span(kind: Kind, start_ns: int, end_ns: int, correlation: int | None = None, stream: int = 7) -> Span:
+def _span(kind: SpanKind, start_ns: int, end_ns: int, correlation: int | None = None, stream: int = 7) -> Span:
     return Span(name=kind, kind=kind, start_ns=start_ns, end_ns=end_ns, stream=stream, correlation=correlation)
 
 
 def test_what_computes_communicates_or_copies_is_at_work() -> None:
-    kinds: tuple[Kind, ...] = ("compute", "communication", "copy", "host", "step", "launch", "wait")
+    kinds: tuple[SpanKind, ...] = ("compute", "communication", "copy", "host", "step", "launch", "wait")
     spans = [_span(kind, place, place + 1) for place, kind in enumerate(kinds)]
     assert is_at_work(timeline_of(spans, rank=0, is_device=True)).tolist() == [True] * 3 + [False] * 4
 

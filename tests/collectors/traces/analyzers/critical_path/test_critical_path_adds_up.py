@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.traces.analyzers.critical_path import CriticalPath, critical_path
-from collectors.traces.timeline import Kind
+from collectors.traces.timeline import SpanKind
 from tests.collectors.traces.made.generated import Cause, generate
 from tests.collectors.traces.made.small_traces import span
 from tests.support.timelines import timeline_of
 
-Event: TypeAlias = tuple[tuple[Kind, str], int, int, int, int | None]
+Event: TypeAlias = tuple[tuple[SpanKind, str], int, int, int, int | None]
 
 
 @pytest.mark.parametrize("cause", ["compute", "data loading", "host", "copy", "an earlier collective"])

@@ -7,15 +7,15 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.analyzers.diff import Change, mean_ns
-from collectors.traces.analyzers.step_division import Amount, Item
+from collectors.traces.analyzers.diff import ItemChange, mean_ns
+from collectors.traces.analyzers.step_division import Item, ItemTime
 
 GEMM = Item(part="compute", name="gemm")
 
 amounts = st.one_of(
     st.none(),
     st.builds(
-        lambda hidden, own, count: Amount(exposed_ns=own, work_ns=own + hidden, count=count),
+        lambda hidden, own, count: ItemTime(exposed_ns=own, work_ns=own + hidden, count=count),
         st.fractions(0, 1000, max_denominator=7),
         st.integers(0, 1000),
         st.fractions(0, 20, max_denominator=6),
@@ -23,16 +23,16 @@ amounts = st.one_of(
 )
 
 
-def change(before: Amount | None, after: Amount | None) -> Change:
-    return Change(item=GEMM, before=before, after=after)
+def change(before: ItemTime | None, after: ItemTime | None) -> ItemChange:
+    return ItemChange(item=GEMM, before=before, after=after)
 
 
-def effects(found: Change) -> tuple[int, int, int]:
+def effects(found: ItemChange) -> tuple[int, int, int]:
     return found.count_effect_ns, found.duration_effect_ns, found.hiding_effect_ns
 
 
-def amount(exposed_ns: int, work_ns: int, count: int) -> Amount:
-    return Amount(exposed_ns=exposed_ns, work_ns=work_ns, count=count)
+def amount(exposed_ns: int, work_ns: int, count: int) -> ItemTime:
+    return ItemTime(exposed_ns=exposed_ns, work_ns=work_ns, count=count)
 
 
 def test_running_twice_as_often_is_an_effect_of_the_count() -> None:
@@ -61,10 +61,10 @@ def test_what_is_new_or_gone_is_an_effect_of_the_count() -> None:
 def test_the_mean_of_what_never_started_is_absent() -> None:
     assert mean_ns(amount(50, 50, 0)) is None
     assert mean_ns(None) is None
-    assert mean_ns(Amount(exposed_ns=50, work_ns=Fraction(50), count=Fraction(5, 2))) == 20
+    assert mean_ns(ItemTime(exposed_ns=50, work_ns=Fraction(50), count=Fraction(5, 2))) == 20
 
 
 @given(amounts, amounts)
-def test_the_effects_add_up_to_the_change(before: Amount | None, after: Amount | None) -> None:
+def test_the_effects_add_up_to_the_change(before: ItemTime | None, after: ItemTime | None) -> None:
     found = change(before, after)
     assert sum(effects(found)) == found.change_ns == found.after_ns - found.before_ns

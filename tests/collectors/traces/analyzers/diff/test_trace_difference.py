@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from collectors.traces.analyzers.diff import Change, Difference, NothingToCompare, difference
+from collectors.traces.analyzers.diff import ItemChange, NothingToCompare, StepDifference, difference
 from collectors.traces.analyzers.step_division import Item
 from collectors.traces.breakdown import breakdowns
 from collectors.traces.reading.reader import read_trace
-from collectors.traces.timeline import Call, Kind, Timeline
+from collectors.traces.timeline import Call, SpanKind, Timeline
 from tests.support.timelines import Span, timeline_of
 
 TRACES = Path(__file__).parents[5] / "../shared/data/traces"
 DIVISIONS = (("parts",), ("kernels", "idle"), ("kernels", "causes"), ("shapes", "idle"))
 """Each covers the whole step."""
 
-Row = tuple[str, Kind, int, int]
+Row = tuple[str, SpanKind, int, int]
 
 
 def timeline(*rows: Row, rank: int = 0) -> Timeline:
@@ -50,11 +50,11 @@ AFTER: tuple[Row, ...] = (
 )
 
 
-def changes(found: Sequence[Change]) -> dict[str, int]:
+def changes(found: Sequence[ItemChange]) -> dict[str, int]:
     return {change.item.name or change.item.part: change.change_ns for change in found}
 
 
-def assert_adds_up(found: Difference) -> None:
+def assert_adds_up(found: StepDifference) -> None:
     for names in DIVISIONS:
         together = [change for name in names for change in getattr(found, name)]
         assert sum(change.before_ns for change in together) == found.before.step_ns
@@ -180,7 +180,7 @@ def test_every_table_has_a_cell_for_each_column_and_the_first_ones_add_up() -> N
 
 def test_random_traces_of_ranks_add_up_to_the_nanosecond() -> None:
     chance = random.Random(8)
-    kinds: tuple[Kind, ...] = ("compute", "communication", "copy")
+    kinds: tuple[SpanKind, ...] = ("compute", "communication", "copy")
 
     def drawn(rank: int) -> Timeline:
         rows: list[Row] = [("step", "step", start_ns, start_ns + 997) for start_ns in range(0, 3 * 997, 997)]

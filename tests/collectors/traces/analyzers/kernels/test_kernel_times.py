@@ -4,11 +4,11 @@ import pytest
 
 from collectors.traces.analyzers.kernels import kernel_times
 from collectors.traces.intervals import length_ns, union
-from collectors.traces.timeline import Kind, Timeline
+from collectors.traces.timeline import SpanKind, Timeline
 from tests.support.timelines import Span, timeline_of
 
 
-def _timeline(rank: int, *spans: tuple[str, Kind, int, int]) -> Timeline:
+def _timeline(rank: int, *spans: tuple[str, SpanKind, int, int]) -> Timeline:
     return timeline_of(
         [
             Span(name=name, kind=kind, start_ns=start_ns, end_ns=end_ns, stream=number)
@@ -64,7 +64,7 @@ def test_a_name_of_two_kinds_is_two() -> None:
 
 def test_unions_of_unix_times_are_those_of_each_name_alone() -> None:
     now_ns = 1_700_000_000_000_000_000
-    spans: list[tuple[str, Kind, int, int]] = [
+    spans: list[tuple[str, SpanKind, int, int]] = [
         (f"kernel {number % 3}", "compute", now_ns + 7 * number, now_ns + 7 * number + 5 * (number % 5))
         for number in range(60)
     ]
@@ -77,7 +77,7 @@ def test_unions_of_unix_times_are_those_of_each_name_alone() -> None:
 
 def test_one_wrong_time_makes_no_union_wrong() -> None:
     now_ns = 1_700_000_000_000_000_000
-    spans: list[tuple[str, Kind, int, int]] = [
+    spans: list[tuple[str, SpanKind, int, int]] = [
         (f"kernel {number}", "compute", now_ns + number, now_ns + number + 5) for number in range(9)
     ]
     found = kernel_times([_timeline(0, ("kernel 0", "compute", 0, 5), *spans)]).by_name

@@ -3,7 +3,7 @@
 import pytest
 
 from collectors.traces.analyzers.kernels import GRAPH, LaunchQueue, launch_queue
-from collectors.traces.timeline import Kind
+from collectors.traces.timeline import SpanKind
 from tests.support.timelines import Span, timeline_of
 
 CALL = "cudaLaunchKernel"
@@ -13,7 +13,7 @@ def _call(correlation: int, start_ns: int, name: str = CALL) -> Span:
     return Span(name=name, kind="launch", start_ns=start_ns, end_ns=start_ns + 1, stream=1, correlation=correlation)
 
 
-def _work(correlation: int, start_ns: int, end_ns: int, kind: Kind = "compute", stream: int = 7) -> Span:
+def _work(correlation: int, start_ns: int, end_ns: int, kind: SpanKind = "compute", stream: int = 7) -> Span:
     return Span(name=kind, kind=kind, start_ns=start_ns, end_ns=end_ns, stream=stream, correlation=correlation)
 
 

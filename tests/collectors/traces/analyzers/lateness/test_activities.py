@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.traces.analyzers.lateness import ACTIVITIES, Activities, Activity
-from collectors.traces.timeline import Kind
+from collectors.traces.timeline import SpanKind
 from tests.support.timelines import Span, timeline_of
 
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
-def _span(kind: Kind, start_ns: int, end_ns: int, name: str = "", stream: int = 7) -> Span:
+def _span(kind: SpanKind, start_ns: int, end_ns: int, name: str = "", stream: int = 7) -> Span:
     return Span(name=name or kind, kind=kind, start_ns=start_ns, end_ns=end_ns, stream=stream)
 
 
@@ -57,7 +57,7 @@ SPANS = st.lists(
 
 @given(SPANS, st.integers(0, 60), st.integers(0, 60), st.booleans())
 def test_the_parts_add_up_to_the_window(
-    spans: list[tuple[Kind, int, int]], start_ns: int, lasts_ns: int, is_device: bool
+    spans: list[tuple[SpanKind, int, int]], start_ns: int, lasts_ns: int, is_device: bool
 ) -> None:
     activities = _activities(
         *(_span(kind, start, start + lasts, LOADER if kind == "host" else "") for kind, start, lasts in spans),

@@ -6,7 +6,7 @@ import pytest
 
 from collectors.traces.analyzers.collectives import collectives
 from collectors.traces.analyzers.lateness import Activities, LateArrival, late_arrivals
-from collectors.traces.timeline import Kind, Timeline
+from collectors.traces.timeline import SpanKind, Timeline
 from tests.collectors.traces.made.generated import generate
 from tests.collectors.traces.made.made_collectives import ran, ranks_of
 from tests.support.timelines import Span
@@ -18,7 +18,7 @@ def _late(timelines: list[Timeline], least_ns: int = 0) -> list[LateArrival]:
     return list(late_arrivals(found.times, activities, found.alignment.offset_ns, least_ns))
 
 
-def _did(kind: Kind, start_ns: int, end_ns: int, name: str = "work") -> Span:
+def _did(kind: SpanKind, start_ns: int, end_ns: int, name: str = "work") -> Span:
     return Span(name=name, kind=kind, start_ns=start_ns, end_ns=end_ns, stream=7)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from collectors.traces.analyzers.lateness import ACTIVITIES, LateArrival, delays_by_step
-from collectors.traces.cross_rank.matching import Matched
+from collectors.traces.cross_rank.matching import MatchedCollective
 
 
-def _collective(arrival_ns: int) -> Matched:
-    return Matched(collective="all_reduce", group="0", sequence=arrival_ns, ranks=(3, 5), rows=(0, 0))
+def _collective(arrival_ns: int) -> MatchedCollective:
+    return MatchedCollective(collective="all_reduce", group="0", sequence=arrival_ns, ranks=(3, 5), rows=(0, 0))
 
 
 def _late(rank: int, arrival_ns: int, delay_ns: int) -> LateArrival:

@@ -11,7 +11,7 @@ from tests.collectors.traces.made.changes import changes
 
 def test_a_block_lives_until_its_address_is_given_back() -> None:
     blocks = blocks_of(changes((1, 8, 100), (2, 9, 50), (3, 8, -100)), HOST)
-    assert (blocks.taken.tolist(), blocks.ended.tolist(), blocks.size_bytes.tolist()) == ([0, 1], [2, 3], [100, 50])
+    assert (blocks.allocated.tolist(), blocks.ended.tolist(), blocks.size_bytes.tolist()) == ([0, 1], [2, 3], [100, 50])
     assert [blocks.alive_after(change).tolist() for change in range(3)] == [
         [True, False],
         [True, True],
@@ -27,7 +27,7 @@ def test_a_block_that_was_dropped_unheard_ends_when_its_address_is_given_out_aga
 
 def test_a_block_from_before_the_trace_is_seen_only_as_it_goes() -> None:
     blocks = blocks_of(changes((1, 8, -100), (2, 9, 50)), HOST)
-    assert (blocks.taken.tolist(), blocks.change_bytes.tolist()) == ([1], [-100, 50])
+    assert (blocks.allocated.tolist(), blocks.change_bytes.tolist()) == ([1], [-100, 50])
 
 
 def test_devices_are_told_apart_though_their_addresses_are_alike() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collectors.traces.analyzers.memory import HOST, Block, Taker, memory_of
-from collectors.traces.timeline import Allocations, Kind, Timeline
+from collectors.traces.analyzers.memory import HOST, PeakBlock, Taker, memory_of
+from collectors.traces.timeline import Allocations, SpanKind, Timeline
 from tests.collectors.traces.made.changes import changes
 from tests.support.timelines import Span, timeline_of
 
-SPANS: tuple[tuple[str, Kind, int, int], ...] = (
+SPANS: tuple[tuple[str, SpanKind, int, int], ...] = (
     ("ProfilerStep#7", "step", 0, 50),
     ("aten::mm", "host", 10, 20),
     ("aten::empty", "host", 11, 12),
@@ -33,7 +33,9 @@ def test_what_lived_at_the_peak_is_told_by_the_operator_that_wanted_it() -> None
         Taker(step="ProfilerStep#7", operator="aten::mm", blocks=1, size_bytes=100),
         Taker(step="ProfilerStep#8", operator="aten::relu", blocks=2, size_bytes=70),
     )
-    assert found.largest[0] == Block(address=8, size_bytes=100, taken_ns=11, step="ProfilerStep#7", operator="aten::mm")
+    assert found.largest[0] == PeakBlock(
+        address=8, size_bytes=100, taken_ns=11, step="ProfilerStep#7", operator="aten::mm"
+    )
 
 
 def test_a_fetch_that_nothing_surrounds_stands_for_itself_and_what_no_operator_took_for_none() -> None:

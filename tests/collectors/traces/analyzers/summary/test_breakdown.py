@@ -4,11 +4,11 @@ import pytest
 
 from collectors.metrics import rank as rank_metrics
 from collectors.traces.breakdown import Breakdown, breakdowns, why_no_communication
-from collectors.traces.timeline import Call, Kind, Timeline
+from collectors.traces.timeline import Call, SpanKind, Timeline
 from tests.support.timelines import Span, timeline_of
 
 
-def _timeline(*spans: tuple[Kind, int, int], is_device: bool = True) -> Timeline:
+def _timeline(*spans: tuple[SpanKind, int, int], is_device: bool = True) -> Timeline:
     return timeline_of(
         [
             Span(name=f"{kind} {number % 2}", kind=kind, start_ns=start, end_ns=end, stream=number)
@@ -103,7 +103,7 @@ def test_samples_are_seconds_and_ratios_of_what_they_say() -> None:
 
 
 def test_each_collective_has_its_own_overlap() -> None:
-    spans: tuple[tuple[str, Kind, int, int], ...] = (
+    spans: tuple[tuple[str, SpanKind, int, int], ...] = (
         ("observatory step", "step", 0, 100),
         ("aten::mm", "compute", 0, 40),
         ("gloo:send", "communication", 30, 50),

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectors.traces.analyzers.summary import Summary, summary
-from collectors.traces.timeline import Kind, Timeline
+from collectors.traces.analyzers.summary import TraceSummary, summary
+from collectors.traces.timeline import SpanKind, Timeline
 from tests.support.timelines import Span, timeline_of
 
 NOW_NS = 1_700_000_000_000_000_000
 
 
-def _timeline(*spans: tuple[Kind, int, int], rank: int = 0, is_device: bool = True) -> Timeline:
+def _timeline(*spans: tuple[SpanKind, int, int], rank: int = 0, is_device: bool = True) -> Timeline:
     return timeline_of(
         [
             Span(
@@ -27,7 +27,7 @@ def _timeline(*spans: tuple[Kind, int, int], rank: int = 0, is_device: bool = Tr
     )
 
 
-def _rows(found: Summary, name: str) -> list[dict[str, object]]:
+def _rows(found: TraceSummary, name: str) -> list[dict[str, object]]:
     (table,) = (table for table in found.tables() if table.name == name)
     columns = [column.name for column in table.columns]
     return [dict(zip(columns, row, strict=True)) for row in table.rows]
@@ -86,7 +86,7 @@ def test_communication_without_computation_beside_it_has_no_overlap_and_that_is_
 
 
 def test_what_a_stretch_holds_none_of_is_zero_where_the_trace_has_some() -> None:
-    spans: tuple[tuple[Kind, int, int], ...] = (
+    spans: tuple[tuple[SpanKind, int, int], ...] = (
         ("step", 0, 10),
         ("communication", 2, 4),
         ("step", 10, 20),

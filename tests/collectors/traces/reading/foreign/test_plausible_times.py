@@ -101,9 +101,7 @@ def test_a_step_without_a_time_is_no_step(tmp_path: Path, base_us: int) -> None:
 
 def test_a_trace_that_counts_from_its_first_event_is_whole(tmp_path: Path) -> None:
     timeline = read(tmp_path, good_steps(0))
-    assert timeline.about.left_out == (
-        "the base of its times: the trace does not tell it, so that they are not Unix times",
-    )
+    assert timeline.about.left_out == ("the base of its times: the trace lacks it, so they are not Unix times",)
     assert len(_whole(timeline)) == 3
 
 

@@ -6,10 +6,10 @@ import gzip
 import io
 from pathlib import Path
 
-from collectors.traces.reading.json_chunks import Window, open_text
+from collectors.traces.reading.json_chunks import TextWindow, open_text
 
 
-def _all(window: Window, step_bytes: int) -> bytes:
+def _all(window: TextWindow, step_bytes: int) -> bytes:
     """The text, used up so many bytes at a time."""
     text = b""
     while window.unread_bytes:
@@ -24,11 +24,11 @@ def _all(window: Window, step_bytes: int) -> bytes:
 def test_the_window_gives_all_of_the_text_once() -> None:
     text = bytes(range(256)) * 4
     for size_bytes, step_bytes in ((8, 3), (100, 7), (4096, 1000)):
-        assert _all(Window(io.BytesIO(text), size_bytes=size_bytes), step_bytes) == text
+        assert _all(TextWindow(io.BytesIO(text), size_bytes=size_bytes), step_bytes) == text
 
 
 def test_a_window_that_nothing_was_used_of_grows() -> None:
-    window = Window(io.BytesIO(b"a" * 100), size_bytes=8)
+    window = TextWindow(io.BytesIO(b"a" * 100), size_bytes=8)
     assert window.unread_bytes == 8
     window.fill()
     window.fill()
@@ -51,7 +51,7 @@ def test_a_compressed_text_that_is_cut_ends_there_and_says_so(tmp_path: Path) ->
     text = bytes(range(256)) * 40
     path.write_bytes(gzip.compress(text)[:-8])
     with open_text(path) as file:
-        window = Window(file, size_bytes=1 << 20)
+        window = TextWindow(file, size_bytes=1 << 20)
     assert window.text == text
     assert window.is_last
     assert window.damage == "its compression is cut short"

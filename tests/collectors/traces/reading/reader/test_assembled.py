@@ -103,7 +103,7 @@ def test_streams_of_several_devices_are_told_apart() -> None:
     assert not any("stream" in line for line in both.about.left_out)
     one = build_timeline(raw_of(rows[1:]), rank=0, about=About())
     assert one.stream.tolist() == [7, 7]
-    told = "which of its 2 GPUs (0 and 1) a figure is of: they are counted as one rank"
+    told = "which of its 2 GPUs (0 and 1) a figure belongs to: they are reported as one rank"
     assert (both.about.left_out.count(told), any("GPU" in line for line in one.about.left_out)) == (1, False)
 
 
