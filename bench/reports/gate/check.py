@@ -62,7 +62,7 @@ _NAME_WIDTH = 48
 
 
 def verdict_words(verdict: Verdict) -> str:
-    """Return the verdict in words; where no change is shown, with what a night like this verdict would not show."""
+    """Return the verdict in words; where no change is shown, with what a night like this one would not show."""
     return _no_change([verdict]) if verdict.shown == "no_change_shown" else WORDS[verdict.shown]
 
 
@@ -117,7 +117,7 @@ def reason_of(verdict: Verdict) -> str:
         words = [f"it began {since_words(verdict)}"]
         words += [verdict.reason] if verdict.reason.startswith("not measured") else []
     if verdict.first_ns is not None:
-        words.append(f"it is of more than verdict change, of which the first began {day_of(verdict.first_ns)}")
+        words.append(f"it is of more than one change, of which the first began {day_of(verdict.first_ns)}")
     if verdict.own_ratio is not None and verdict.baseline_ratio is not None:
         own, baseline = (_percent(ratio) for ratio in (verdict.own_ratio, verdict.baseline_ratio))
         words.append(f"tokens per second of the run {own:+.1f} %, of its baseline {baseline:+.1f} %")
@@ -125,7 +125,7 @@ def reason_of(verdict: Verdict) -> str:
 
 
 def cause_words(verdict: Verdict) -> str | None:
-    """Return the likely cause and the next command in verdict line; None where no cause was looked for."""
+    """Return the likely cause and the next command in one line; None where no cause was looked for."""
     if verdict.cause is None:
         return None
     command = (
