@@ -1,14 +1,17 @@
-"""The two errors of a command that a user can fix, what their messages quote, and safe printing to standard error.
-
-The command line turns the errors into exit codes.
-"""
+"""How a command ends: exit codes, the two errors that a user can fix, Ctrl-C, and safe printing to standard error."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import resource
+import signal
 import sys
+from types import FrameType
+
+FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 5, 70, 130
+"""Exit codes of `observatory`."""
 
 
 class Misuse(ValueError):
@@ -83,3 +86,20 @@ def on_one_line(text: str) -> str:
 def printable(text: str) -> str:
     """Return the text with control characters, newlines excepted, replaced by Python's escapes."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def interrupt_in_order() -> None:
+    """Let Ctrl-C and SIGTERM interrupt the work once, so that completed work is kept; a third one ends that as well."""
+    signals = 0
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals != 2:
+            raise KeyboardInterrupt
+        with contextlib.suppress(OSError):  # Not by `say`, which this may have interrupted.
+            os.write(2, b"\nStopping; completed work is kept. Press Ctrl-C again to stop now.\n")
+
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # As a shell starts what runs in its background.
+        signal.signal(signal.SIGINT, interrupt)

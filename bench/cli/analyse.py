@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from bench.cli.completion import complete_trace
-from bench.cli.main import offer_nearest
-from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText
+from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText, offer_nearest
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.traces.analyses import ANALYSES, DRAWINGS, NAMES, Analysis, Drawing
 
@@ -177,7 +176,7 @@ class _Analyses(click.Group):
 
 @click.group(name="analyse", cls=_Analyses, no_args_is_help=False)
 def command() -> None:
-    """What traces tell: a run's, or those of any torch.profiler.
+    """Analyse traces: a run's, or any that torch.profiler wrote.
 
     \b
     Example:

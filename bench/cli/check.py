@@ -55,7 +55,7 @@ def command(
     format_name: str,
     has_details: bool,
 ) -> int:
-    """The gate: what got worse since the nights before, and what is missing.
+    """Judge the newest night: what became worse, and what is missing.
 
     Exit code 5 tells of a regression, 3 of something that is missing or failed.
 
@@ -63,7 +63,7 @@ def command(
     Example:
       observatory check --suite nightly
     """
-    from bench.cli.main import FINE
+    from bench.errors import FINE
     from bench.reports.table import to_reader
     from bench.runs.history import History, NoStoreYet
     from bench.suites.gate.check import MOST_RUNS, check_suite, night_ns, require_suite
@@ -206,7 +206,7 @@ def _print(checks: list[SuiteCheck], format_name: str, *, has_details: bool) -> 
 
 def exit_code(checks: list[SuiteCheck]) -> int:
     """Return the exit code: a regression before what is missing or failed."""
-    from bench.cli.main import CASE_FAILED, FINE, REGRESSION
+    from bench.errors import CASE_FAILED, FINE, REGRESSION
 
     if any(check.is_regression for check in checks):
         return REGRESSION

@@ -19,10 +19,11 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from bench.cli.main import COMPLETION_VARIABLE, observatory
 from bench.errors import InfrastructureFailed, Misuse
 
 PROGRAM = "observatory"
+COMPLETION_VARIABLE = "_OBSERVATORY_COMPLETE"
+"""Variable set by the shell that wants a word completed."""
 SHELLS = ("bash", "zsh", "fish")
 
 _PLAIN = "COMPREPLY+=($value)"
@@ -139,7 +140,7 @@ def script(shell: str, program: click.Command) -> str:
 @click.command(name="completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
-    """The script with which a shell completes strategies, options and runs.
+    """Print the script with which a shell completes strategies, options and runs.
 
     \b
     Example:
@@ -151,4 +152,4 @@ def command(shell: str) -> None:
       ~/.zshrc, after compinit      eval "$(observatory completion zsh)"
       ~/.config/fish/config.fish    observatory completion fish | source
     """
-    click.echo(script(shell, observatory))
+    click.echo(script(shell, click.get_current_context().find_root().command))

@@ -35,7 +35,7 @@ def _labels(context: click.Context, option: click.Parameter, words: tuple[str, .
 
 @click.group(name="dashboards", cls=OfferingGroup)
 def command() -> None:
-    """Grafana's dashboards and Prometheus' rules, as code.
+    """Render Grafana's dashboards and Prometheus' rules, or push them to a Grafana.
 
     \b
     Example:

@@ -18,7 +18,7 @@ from bench.errors import InfrastructureFailed, Misuse
 @STORE
 @FORMAT
 def command(run: str, runs_folder: Path, store_url: str | None, format_name: str) -> None:
-    """What limits a run, with its evidence, and what to try.
+    """Name what limits a run, with the evidence and what to try.
 
     One page: computing, exposed communication, a bubble, imbalance, a straggler, the host, memory or the input, each
     with its evidence, what the law expects of it, and what to try. RUN is the beginning of a run's name, or the path of

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from bench.cli.main import FINE, INFRASTRUCTURE
 from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, engine_options, seconds_within
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, say
 
 
 @click.command(name="doctor")
@@ -49,7 +48,7 @@ def command(
     *,
     is_per_nvlink: bool,
 ) -> int:
-    """This machine in one page, and what differs from the last good run.
+    """Show this machine in one page, and what has changed since the last good run.
 
     Of this machine it measures nothing: ceilings are what probes measured before. Where the history cannot be read, the
     page says so. With --engine or --nodes, each node is asked for its state and clock, and measured beside its peers
@@ -88,11 +87,11 @@ def _check_nodes(
     runs_folder: Path,
     format_name: str,
 ) -> int:
-    from bench.cli.main import interrupt_in_order
     from bench.doctor.fleet import last_good
     from bench.doctor.fleet_check import check_fleet
     from bench.engines.cluster import ClusterEngine, NodeRequest
     from bench.engines.registry import ENGINES
+    from bench.errors import interrupt_in_order
     from bench.reports.doctor import print_fleet
     from bench.suites.suite_folder import suite_run_folders
 

@@ -14,7 +14,7 @@ from bench.errors import Misuse
 @click.option("--options", "has_options", is_flag=True, help="All options, with the strategies that take them.")
 @FORMAT
 def command(strategy: str | None, has_options: bool, format_name: str) -> None:
-    """Strategies: what each is, needs and takes.
+    """List strategies and probes, with what each needs and takes.
 
     \b
     Example:

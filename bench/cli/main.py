@@ -5,57 +5,67 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from io import TextIOWrapper
-from types import FrameType
 from typing import NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
-from bench.errors import InfrastructureFailed, Misuse, open_limit_words, say, size_limit_words
+from bench.cli.completion import COMPLETION_VARIABLE, register
+from bench.cli.options import offer_nearest
+from bench.errors import (
+    FINE,
+    INFRASTRUCTURE,
+    INTERRUPTED,
+    MISUSE,
+    OUR_BUG,
+    InfrastructureFailed,
+    Misuse,
+    open_limit_words,
+    say,
+    size_limit_words,
+)
 from collectors.files import PRIVATE
 from collectors.regular_files import NotRegular
 
-FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG, INTERRUPTED = 0, 2, 3, 4, 5, 70, 130
-
-COMPLETION_VARIABLE = "_OBSERVATORY_COMPLETE"
-"""Variable set by the shell that wants a word completed; see `bench.cli.completion`."""
-
 COMMANDS = {
-    "list": "Strategies: what each is, needs and takes.",
-    "run": "Measure one strategy, on this machine or on nodes.",
-    "suite": "Suites: many cases, declared in a file.",
-    "check": "The gate: what got worse since the nights before, and what is missing.",
-    "show": "The history of runs, or all of one run.",
-    "diagnose": "What limits a run, with its evidence, and what to try.",
-    "compare": "What differs between two runs, suites or commits, and whether it is noise.",
-    "prune": "Delete folders of old runs, and never what a baseline needs.",
-    "analyse": "What traces tell: a run's, or those of any torch.profiler.",
-    "doctor": "This machine in one page, and what differs from the last good run.",
-    "dashboards": "Grafana's dashboards and Prometheus' rules, as code.",
-    "serve": "Serve /metrics of this node, its runs and results to Prometheus.",
-    "stack": "Prometheus, Alertmanager and Grafana with our alerts and dashboards, and what a fleet needs.",
-    "runbook": "Print the runbook of an alert, or without a name the list of all alerts.",
-    "completion": "The script with which a shell completes strategies, options and runs.",
+    "list": ("bench.cli.list", "List strategies and probes, with what each needs and takes."),
+    "run": ("bench.cli.run.command", "Measure one strategy, on this machine or on nodes."),
+    "suite": ("bench.cli.suite.command", "Run, plan and show suites: many cases from one file."),
+    "check": ("bench.cli.check", "Judge the newest night: what became worse, and what is missing."),
+    "show": ("bench.cli.show", "List runs, or show all of one run."),
+    "diagnose": ("bench.cli.diagnose", "Name what limits a run, with the evidence and what to try."),
+    "compare": (
+        "bench.cli.compare.command",
+        "Compare two runs, suites or commits, and tell differences from noise.",
+    ),
+    "prune": ("bench.cli.prune", "Delete folders of old runs, but nothing that a baseline needs."),
+    "analyse": ("bench.cli.analyse", "Analyse traces: a run's, or any that torch.profiler wrote."),
+    "doctor": ("bench.cli.doctor", "Show this machine in one page, and what has changed since the last good run."),
+    "dashboards": (
+        "bench.cli.dashboards",
+        "Render Grafana's dashboards and Prometheus' rules, or push them to a Grafana.",
+    ),
+    "serve": ("bench.cli.watching.serve", "Serve /metrics of this node, its runs and results to Prometheus."),
+    "stack": (
+        "bench.cli.watching.stack",
+        "Start Prometheus, Alertmanager and Grafana with our alerts and dashboards.",
+    ),
+    "runbook": (
+        "bench.cli.watching.runbook",
+        "Print the runbook of an alert; without a name, list all alerts.",
+    ),
+    "completion": (
+        "bench.cli.completion",
+        "Print the script with which a shell completes strategies, options and runs.",
+    ),
 }
-"""Each command and its one line of help, so that `--help` imports none of their modules."""
-
-_IN_FOLDERS = {
-    "compare": "compare.command",
-    "run": "run.command",
-    "runbook": "watching.runbook",
-    "serve": "watching.serve",
-    "stack": "watching.stack",
-    "suite": "suite.command",
-}
-"""Modules of the commands that stand in a folder, beneath `bench.cli`."""
+"""The module of each command, imported when it is called, and the line that `--help` prints for it."""
 
 _NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a name that no file can have; raised wherever a path from the command line is used first."""
@@ -71,20 +81,6 @@ _NO_MORE_THREADS = (
 )
 
 
-def offer_nearest(context: click.Context, args: list[str], names: Collection[str]) -> None:
-    """Offer the nearest name where the first word is not a name but is close to one.
-
-    Raises:
-        click.UsageError: the message offers the name.
-    """
-    name = args[0] if args else ""
-    if name not in names and not name.startswith("-"):
-        from collectors.settings_file import near_name  # Here, as no command that is known needs it to start.
-
-        if (near := near_name(name, names)) is not None:
-            context.fail(f"No such command '{name}'. Did you mean '{near}'?")
-
-
 class _LateGroup(click.Group):
     """A group that imports a command's module only when the command is called."""
 
@@ -94,8 +90,7 @@ class _LateGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = _IN_FOLDERS.get(name, name)
-        command: click.Command = importlib.import_module(f"bench.cli.{module}").command
+        command: click.Command = importlib.import_module(COMMANDS[name][0]).command
         return command
 
     def resolve_command(
@@ -105,18 +100,18 @@ class _LateGroup(click.Group):
         return super().resolve_command(context, args)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        named = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        named = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         return named or click.Command.shell_complete(self, context, incomplete)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="parallel-observatory", prog_name="observatory")
 def observatory() -> None:
-    """Measures distributed training: every parallelism strategy, with intervals.
+    """Measure distributed training: every parallelism strategy, with intervals.
 
     \b
     Example:
@@ -129,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
     is_completion = COMPLETION_VARIABLE in os.environ
     try:
         if is_completion:
-            importlib.import_module("bench.cli.completion").register()
+            register()
         code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
@@ -186,23 +181,6 @@ def run(arguments: Sequence[str]) -> int:
             return OUR_BUG
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     return code if isinstance(code, int) else FINE
-
-
-def interrupt_in_order() -> None:
-    """Let Ctrl-C and SIGTERM interrupt the work once, so that what is complete is kept; a third one ends that, too."""
-    signals = 0
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        if signals != 2:
-            raise KeyboardInterrupt
-        with suppress(OSError):  # Not by `say`, which this may have interrupted.
-            os.write(2, b"\nit ends, and keeps what is complete, within some seconds; once more ends it at once\n")
-
-    signal.signal(signal.SIGTERM, interrupt)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # As a shell starts what runs in its background.
-        signal.signal(signal.SIGINT, interrupt)
 
 
 def main() -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,26 @@ MOST_S = 366 * 86400.0
 """Nothing of ours takes longer than a year."""
 
 
+def offer_nearest(context: click.Context, args: list[str], names: Collection[str]) -> None:
+    """Offer the nearest name where the first word is not a name but is close to one.
+
+    Raises:
+        click.UsageError: the message offers the name.
+    """
+    name = args[0] if args else ""
+    if name not in names and not name.startswith("-"):
+        from collectors.settings_file import near_name  # Here, as no command that is known needs it to start.
+
+        if (near := near_name(name, names)) is not None:
+            context.fail(f"No such command '{name}'. Did you mean '{near}'?")
+
+
 class OfferingGroup(click.Group):
     """A group that offers the nearest subcommand."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from bench.cli.main import offer_nearest
-
         offer_nearest(context, args, self.commands)
         return super().resolve_command(context, args)
 

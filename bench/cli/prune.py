@@ -89,7 +89,7 @@ def command(
     store_url: str | None,
     format_name: str,
 ) -> int | None:
-    """Delete folders of old runs, and never what a baseline needs.
+    """Delete folders of old runs, but nothing that a baseline needs.
 
     The results stay in the history; logs and traces are gone. It asks nothing: begin with --dry-run.
 
@@ -97,7 +97,7 @@ def command(
     Example:
       observatory prune --older-than 30d --dry-run
     """
-    from bench.cli.main import INFRASTRUCTURE
+    from bench.errors import INFRASTRUCTURE
     from bench.runs.history import History, NoStoreYet, check_store
     from bench.runs.prune import Limits, carry_out, plan
 

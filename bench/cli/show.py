@@ -82,7 +82,7 @@ def command(
     store_url: str | None,
     format_name: str,
 ) -> None:
-    """The history of runs, or all of one run.
+    """List runs, or show all of one run.
 
     RUN is the beginning of a run's name, or the path of a run's folder.
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE
 from bench.machine.machine import Machine
 from bench.machine.machine import read as read_machine
 from tests.gpu.report import table_markdown, table_text

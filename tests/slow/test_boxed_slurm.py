@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from bench.case import Case
-from bench.cli import main
+from bench.errors import FINE, INFRASTRUCTURE
 from tests.slow.clusters.slurm import Slurm, run_slurm
 from tests.slow.clusters.slurm_nights import SlurmNight
 from tests.support.netbox import INTERFACE, RESOLVERS, NetBox, netbox
@@ -143,7 +143,7 @@ def cases(boxed: Boxed, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     """The summaries of the suite's cases."""
     night = boxed.night(tmp_path_factory.mktemp("home"), SUITE)
     code, cases, messages = night.run(f"--nodes={NODES}")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     return {name: case["summary"] for name, case in cases.items()}
 
 
@@ -212,7 +212,7 @@ def test_weak_scaling_falls_as_predicted(ranks: int, cases: dict[str, Any]) -> N
 def test_a_rank_on_a_slower_node_is_named_with_the_node(boxed: Boxed, tmp_path: Path) -> None:
     slower = f'if [ "$SLURM_NODEID" = {SLOW_NODE} ]; then export OBSERVATORY_TEST_SLEEP_S={SLOW_S}; fi'
     code, cases, messages = boxed.night(tmp_path, STRAGGLING, slower).run(f"--nodes={NODES}")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     summary = cases["ddp"]["summary"]
     assert any(
         f"rank {SLOW_NODE} on node{SLOW_NODE} holds the others up by compute" in note for note in summary["notes"]
@@ -236,7 +236,7 @@ def test_a_node_with_a_slower_link_is_named_by_the_check_with_what_its_pairs_rea
         )  # fmt: skip
     finally:
         node.set_rate(RATE_MBIT)
-    assert done.returncode == main.INFRASTRUCTURE, done.stderr
+    assert done.returncode == INFRASTRUCTURE, done.stderr
     fleet = json.loads(done.stdout)
     of_links = [one for one in fleet["findings"] if "network" in one["text"] or "between" in one["text"]]
     assert [one["node"] for one in of_links] == [SLOW_NODE], of_links

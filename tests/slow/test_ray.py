@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.cli import main
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE
 from tests.slow.clusters.nights import CASES, defaults, wait, words_of
 from tests.slow.clusters.ray_cluster import CPUS, GPUS, RayCluster, RayNight, processes_of, run_ray
 from tests.slow.test_faults import IN_RANKS
@@ -61,7 +61,7 @@ def test_a_suite_goes_on_over_its_faults_to_its_end(
 ) -> None:
     night = RayNight(short_path, cluster.address, SUITE + _drills(faults))
     code, cases, messages = night.run(f"--nodes={nodes}", *(["--preflight"] if nodes == 2 else []))
-    assert code == main.CASE_FAILED, messages
+    assert code == CASE_FAILED, messages
     # Ranks that wait for one that hangs may give up just before the trial's limit is over.
     assert {
         name for name, case in cases.items() if case["outcome"] not in ("failed", "timed_out")
@@ -91,7 +91,7 @@ def test_a_suite_is_planned_by_the_nodes_and_nothing_is_started(cluster: RayClus
         night.command("--nodes=2", "--dry-run"),
         env=night.environment, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert done.returncode == main.FINE, done.stderr
+    assert done.returncode == FINE, done.stderr
     plan = json.loads(done.stdout)
     resolved = plan["cases"][0]["resolved"]
     assert [resolved[name] for name in ("device", "ranks", "nodes")] == ["cuda", 2 * GPUS, 2]
@@ -122,7 +122,7 @@ def test_an_agent_s_death_is_told_and_others_go_on_in_the_same_nodes(cluster: Ra
     assert not [path for path in kept if key.encode() in path.read_bytes()]
     agents[1].kill()
     code, cases, messages = night.end(process)
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert "the agent of node" in messages
     assert cases["ddp"]["summary"]["trials_done"] == 1
     night.assert_nothing_is_left(kept=2)
@@ -131,7 +131,7 @@ def test_an_agent_s_death_is_told_and_others_go_on_in_the_same_nodes(cluster: Ra
 def test_another_node_takes_the_place_of_a_dead_one(cluster: RayCluster, short_path: Path) -> None:
     night = RayNight(short_path, cluster.address, LONG, "gpus = 0\n[resources]\nnight = 1\n")
     lost, (code, cases, messages) = _run_and_lose_a_node(night, cluster, "--nodes=2")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert f"the agent of {lost}" in messages
     assert cases["ddp"]["summary"]["trials_done"] == 1
     night.assert_nothing_is_left(kept=2)
@@ -140,11 +140,11 @@ def test_another_node_takes_the_place_of_a_dead_one(cluster: RayCluster, short_p
 def test_a_dead_node_without_another_ends_the_suite_which_goes_on_later(cluster: RayCluster, short_path: Path) -> None:
     night = RayNight(short_path, cluster.address, LONG, "[resources]\nnight = 1\n")
     lost, (code, _, messages) = _run_and_lose_a_node(night, cluster, "--nodes=3")
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     assert f"Ray's cluster has 2 node(s) with 1 night, 4 CPU, 2 GPU left ({lost} died), and 3 are needed" in messages
     assert "Traceback" not in messages
     code, cases, messages = night.run("--nodes=3", "--resume")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert cases["ddp"]["summary"]["trials_done"] == 1
     night.assert_nothing_is_left(kept=3)
 
@@ -183,12 +183,12 @@ def test_a_suite_waits_for_nodes_that_ctrl_c_gives_back(cluster: RayCluster, sho
     for night in (second, third):
         wait(lambda night=night: "waiting for 2 node(s) with 4 CPU, 2 GPU free on each" in night.messages())  # type: ignore[misc]
     given_up.send_signal(signal.SIGINT)
-    assert third.end(given_up)[0] == main.INTERRUPTED, third.messages()
+    assert third.end(given_up)[0] == INTERRUPTED, third.messages()
     running.send_signal(signal.SIGINT)
     code, _, messages = first.end(running)
-    assert code == main.INTERRUPTED, messages
+    assert code == INTERRUPTED, messages
     code, cases, messages = second.end(waiting)
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert cases["ddp"]["outcome"] == "done"
     assert (cluster.groups(), cluster.actors()) == ([], [])
     for night in (first, second, third):
@@ -211,7 +211,7 @@ def test_a_killed_runner_leaves_nothing_and_what_is_missing_is_measured_later(
     night.assert_nothing_is_left(kept=2)
     if not is_driver_killed:
         code, cases, messages = night.run("--nodes=2", "--resume")
-        assert code == main.FINE, messages
+        assert code == FINE, messages
         assert cases["ddp"]["summary"]["trials_done"] == 1
 
 
@@ -221,7 +221,7 @@ def test_a_dead_driver_is_told_and_the_suite_ends_as_interrupted(cluster: RayClu
     wait(lambda: night.measured() > 0, night.messages)
     night.drivers()[0].kill()
     code, _, messages = night.end(process)
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     assert "the connection to Ray's cluster has ended: its driver ended with code -9" in messages
     night.assert_nothing_is_left(kept=2)
     wait(lambda: not cluster.actors() and not cluster.groups())
@@ -247,7 +247,7 @@ def test_without_a_cluster_one_is_started_that_leaves_nothing(is_killed: bool, s
         night.assert_nothing_is_left(kept=1)
     else:
         code, cases, messages = night.end(process)
-        assert code == main.FINE, messages
+        assert code == FINE, messages
         assert cases["ddp"]["outcome"] == "done"
         night.assert_nothing_is_left()
     assert not [folder for folder in folders if folder.exists()]
@@ -271,7 +271,7 @@ def test_what_cannot_be_is_told_in_one_line(
     night = RayNight(short_path, cluster.address, SHORT, settings)
     found, _, messages = night.run(*words)
     assert found == code, messages
-    assert said in messages.splitlines()[-1] if code == main.MISUSE else said in messages, messages
+    assert said in messages.splitlines()[-1] if code == MISUSE else said in messages, messages
     assert "Traceback" not in messages
     night.assert_nothing_is_left()
     assert (cluster.groups(), cluster.actors()) == ([], [])
@@ -282,7 +282,7 @@ def test_an_address_without_a_cluster_is_told(cluster: RayCluster, short_path: P
         address = f"127.0.0.1:{free.getsockname()[1]}"
     night = RayNight(short_path, address, SHORT)
     code, _, messages = night.run()
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     assert f"no Ray cluster answers at {address}: Connection refused" in messages
     assert "Traceback" not in messages
     night.assert_nothing_is_left()
@@ -292,7 +292,7 @@ def test_another_version_of_ray_is_told(cluster: RayCluster, short_path: Path) -
     night = RayNight(short_path, cluster.address, SHORT)
     with cluster.of_version("2.9.9"):
         code, _, messages = night.run("--nodes=2")
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     assert f"Ray at {cluster.address}: Version mismatch: The cluster was started with: Ray: 2.9.9" in messages
     assert "Traceback" not in messages
     night.assert_nothing_is_left()

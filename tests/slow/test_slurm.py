@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import main
+from bench.errors import FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE
 from tests.slow.clusters.nights import wait
 from tests.slow.clusters.slurm import CPUS, MEMORY_MB, Slurm, run_slurm
 from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, SlurmNight, agents_of
@@ -31,7 +31,7 @@ def test_a_suite_runs_on_several_nodes_in_one_job_that_is_given_back(slurm: Slur
     nodes = 4
     night = SlurmNight(short_path, slurm, SUITE)
     code, cases, messages = night.run(f"--nodes={nodes}")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert {name: case["outcome"] for name, case in cases.items()} == dict.fromkeys(cases, "done")
     assert len(cases) == 6
     spread = {name: case["summary"]["case"]["nodes"] for name, case in cases.items()}
@@ -65,7 +65,7 @@ def test_a_suite_is_planned_by_the_nodes_and_nothing_is_asked_for(slurm: Slurm, 
     where = [str(short_path / "suite.toml"), "--engine=slurm", "--nodes=2", f"--engine-file={night.engine_file}"]
     for words in (["plan", *where, "--format=json"], ["run", *where, "--dry-run", "--format=json"]):
         done = subprocess.run([*command, *words], env=night.environment, capture_output=True, text=True, timeout=100)
-        assert done.returncode == main.FINE, done.stderr
+        assert done.returncode == FINE, done.stderr
         plan = json.loads(done.stdout)
         cases = {case["case"]: case for case in plan["cases"]}
         resolved = cases["everywhere"]["resolved"]
@@ -95,12 +95,12 @@ def test_within_an_allocation_its_nodes_are_used_and_it_is_kept(slurm: Slurm, sh
     try:
         night = SlurmNight(short_path, slurm, SUITE.partition("[case.fsdp]")[0])
         code, cases, messages = night.run("--nodes=2", SLURM_JOB_ID=job, SLURM_JOB_NUM_NODES="2")
-        assert code == main.FINE, messages
+        assert code == FINE, messages
         assert cases["ddp"]["summary"]["case"]["nodes"] == 2
         assert slurm.jobs() == [job]
         code, _, messages = night.run("--nodes=3", SLURM_JOB_ID=job, SLURM_JOB_NUM_NODES="2")
         assert (code, messages.splitlines()[-1]) == (
-            main.MISUSE,
+            MISUSE,
             f"observatory: --nodes is 3, but job {job} has only 2; use fewer",
         )
     finally:
@@ -114,7 +114,7 @@ def test_after_a_killed_agent_the_case_goes_on_with_others_in_the_same_job(slurm
     (job,) = slurm.jobs()
     max(agents_of(slurm), key=lambda agent: int(agent.cmdline()[-1])).kill()
     code, cases, messages = night.end(process)
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert "the agent of node1 ended" in messages
     assert cases["ddp"]["summary"]["trials_done"] == 2
     assert f"job {job}" not in messages
@@ -142,11 +142,11 @@ def test_a_cancelled_job_is_told_and_the_suite_goes_on_later(slurm: Slurm, short
     (job,) = slurm.jobs()
     slurm.call("scancel", job)
     code, _, messages = night.end(process)
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     wait(lambda: not listed())
     assert f"job {job} has ended: CANCELLED" in messages
     code, cases, messages = night.run("--nodes=2", "--resume")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert cases["ddp"]["summary"]["trials_done"] == 2
     assert agents_of(slurm) == []
 
@@ -158,7 +158,7 @@ def test_ctrl_c_gives_the_job_back(slurm: Slurm, short_path: Path) -> None:
     wait(lambda: night.measured() > 40 and len(listed()) == 2)
     process.send_signal(signal.SIGINT)
     code, _, messages = night.end(process)
-    assert code == main.INTERRUPTED, messages
+    assert code == INTERRUPTED, messages
     wait(lambda: not slurm.jobs())
     wait(lambda: not agents_of(slurm))
     assert listed() == set()

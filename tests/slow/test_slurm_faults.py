@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import main
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE
 from bench.runs.history import History
 from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
 from bench.suites.suite_folder import suite_run_folders
@@ -69,7 +69,7 @@ def _state(night: Night) -> SuiteState:
 def test_the_shipped_smoke_suite_passes(nodes: int, slurm: Slurm, short_path: Path) -> None:
     night = SlurmNight(short_path, slurm, SUITE)
     code, cases, messages = night.end(night.start(f"--nodes={nodes}", suite="smoke"))
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     ran = {name: case for name, case in cases.items() if case["outcome"] != "left_out"}
     assert len(ran) > 15
     assert {case["outcome"] for case in ran.values()} == {"done"}
@@ -86,13 +86,13 @@ def test_a_node_whose_clock_is_minutes_off_ends_the_suite_or_is_left_out(slurm: 
     setup = f"""setup = '[ "$SLURM_NODEID" != 1 ] || export {off}'\n"""
     night.write_settings(SETTINGS + setup)
     code, _, messages = night.run("--nodes=3", "--preflight")
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     bad = slurm.nodes[1]
     assert f"pre-flight: {bad} is bad: its clock is 5.0 min ahead of the others'" in messages
     assert f"pre-flight: {bad}: no measurement is possible with these nodes" in messages
     assert _state(night).outcome is None
     code, cases, messages = night.run("--nodes=3", "--drop-bad", "--resume")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert f"pre-flight: continuing without {bad}" in messages
     assert {name: case["summary"]["case"]["nodes"] for name, case in cases.items()} == {
         "single": 1,
@@ -112,7 +112,7 @@ def test_the_rank_with_a_fault_is_the_root_cause_on_whichever_node(slurm: Slurm,
         short_path, slurm, f"{head}{''.join(drills)}[case.afterwards]\nstrategy = 'ddp'\nranks = 4\nseed = 99\n"
     )
     code, cases, messages = night.run("--nodes=2")
-    assert code == main.CASE_FAILED, messages
+    assert code == CASE_FAILED, messages
     causes = {kind: cases[kind]["summary"]["cause"] for kind in IN_RANKS}
     assert {kind: cause["kind"] for kind, cause in causes.items()} == IN_RANKS
     assert {(cause["rank"], cause["step"]) for cause in causes.values()} == {(2, 2)}
@@ -126,7 +126,7 @@ def test_a_node_that_is_lost_is_named_and_the_suite_goes_on_in_another_job(slurm
     slurm.lose("node1")
     try:
         code, _, messages = night.end(process)
-        assert code == main.INFRASTRUCTURE, messages
+        assert code == INFRASTRUCTURE, messages
         assert "the agent of node1 ended" in messages
         assert (
             "has 1 of 2 node(s) left: node1 is DOWN (the power is gone); continue in another job with --resume"
@@ -135,7 +135,7 @@ def test_a_node_that_is_lost_is_named_and_the_suite_goes_on_in_another_job(slurm
         assert _state(night).outcome == "interrupted"
         wait(lambda: not slurm.jobs())
         code, cases, messages = night.run("--nodes=2", "--resume")
-        assert code == main.FINE, messages
+        assert code == FINE, messages
         assert cases["ddp"]["summary"]["trials_done"] == 2
     finally:
         slurm.bring_back("node1")
@@ -152,7 +152,7 @@ def test_a_job_with_a_node_to_spare_goes_on_without_the_one_that_is_lost(slurm: 
         process = _begin(night, "--nodes=2", SLURM_JOB_ID=job, SLURM_JOB_NUM_NODES="3")
         slurm.lose("node1")
         code, cases, messages = night.end(process)
-        assert code == main.FINE, messages
+        assert code == FINE, messages
         assert "the agent of node1 ended" in messages
         assert cases["ddp"]["summary"]["trials_done"] == 2
     finally:
@@ -171,7 +171,7 @@ def test_a_job_that_more_urgent_ones_displace_is_told(slurm: Slurm, short_path: 
         code, _, messages = night.end(process)
     finally:
         subprocess.run(["scancel", urgent], env=slurm.environment, capture_output=True, timeout=60)
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     assert "has ended: PREEMPTED" in messages
     assert _state(night).outcome == "interrupted"
     wait(lambda: not agents_of(slurm))
@@ -222,7 +222,7 @@ def test_the_job_of_a_killed_runner_is_given_back(slurm: Slurm, short_path: Path
 def test_no_trial_begins_that_slurm_would_end(slurm: Slurm, short_path: Path) -> None:
     night = SlurmNight(short_path, slurm, LONG, SETTINGS.replace('time = "20"', 'time = "1"'))
     code, _, messages = night.run("--nodes=2")
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     assert "too soon for a trial; continue in another job with --resume" in messages
     assert _state(night).outcome == "interrupted"
 
@@ -251,7 +251,7 @@ def test_a_store_that_is_gone_for_a_while_loses_nothing(slurm: Slurm, short_path
                 night.messages,
             )
         code, cases, messages = night.end(process)
-        assert code == main.FINE, messages
+        assert code == FINE, messages
         assert "the store answers again;" in messages
         with History(store, writable=False) as history:
             stored = history.runs(10)
@@ -301,7 +301,7 @@ def test_a_full_disk_of_a_node_names_its_rank_and_room_lets_the_suite_go_on(slur
     python.chmod(0o755)
     night.write_settings(SETTINGS.replace(sys.executable, str(python)))
     code, cases, messages = night.run("--nodes=2")
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     assert cases["first"]["outcome"] == "done"
     cause = cases["second"]["summary"]["cause"]
     assert cause["kind"] == "disk"
@@ -309,7 +309,7 @@ def test_a_full_disk_of_a_node_names_its_rank_and_room_lets_the_suite_go_on(slur
     assert "could not write its log: No space left on device" in messages
     night.write_settings(SETTINGS)
     code, cases, messages = night.run("--nodes=2", "--resume")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     assert {case["outcome"] for case in cases.values()} == {"done"}
 
 
@@ -339,7 +339,7 @@ def test_a_node_with_another_package_or_none_is_named_in_one_line(
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: parallel-observatory\nVersion: 9.9\n")
     night.write_settings('address = "127.0.0.1"\n' + settings.replace("FOLDER", str(short_path)))
     code, _, messages = night.run("--nodes=2")
-    assert code == main.INFRASTRUCTURE, messages
+    assert code == INFRASTRUCTURE, messages
     assert re.search(said, messages), messages
     assert "Traceback" not in messages
     wait(lambda: not slurm.jobs())

@@ -11,11 +11,10 @@ import click
 from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy, complete_suite
-from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedText, Ratio
 from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options
 from bench.cli.suite.plan import ONLY, SETTINGS
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, InfrastructureFailed, Misuse, say
 from workloads.cost_models.shape import DIMENSIONS
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ _DIFFERENCES_SHOWN = 6
 @STORE
 @FORMAT
 def command(**parameters: Any) -> int:
-    """What differs between two runs, suites or commits, and whether it is noise.
+    """Compare two runs, suites or commits, and tell differences from noise.
 
     A and B are runs, suite runs or commits of the history, each by the beginning of its name. With --ab both sides are
     measured now, in turn, which is the honest way on a noisy machine. With --aa one side is measured twice: how much
@@ -266,7 +265,7 @@ def _places(parameters: dict[str, Any]) -> Places:
 def _measure_sides(parameters: dict[str, Any]) -> int:
     from bench.cli.compare.ab import Wanted, measure_sides, plan_sides
     from bench.cli.compare.sides import pair
-    from bench.cli.main import interrupt_in_order
+    from bench.errors import interrupt_in_order
     from bench.reports.comparison import print_comparison
     from bench.reports.summary import cause_lines
 
@@ -303,8 +302,8 @@ def _args(parameters: dict[str, Any]) -> CaseArgs:
 
 def _measure_twice(parameters: dict[str, Any]) -> int:
     from bench.cli.compare.aa import measure_twice, report_of
-    from bench.cli.main import interrupt_in_order
     from bench.cli.suite.plan import read_plan
+    from bench.errors import interrupt_in_order
     from bench.reports.comparison import print_noise
     from bench.reports.summary import cause_lines
     from bench.runner.case_args import read_node

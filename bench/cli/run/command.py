@@ -95,10 +95,10 @@ def command(**parameters: Any) -> int:
     Example:
       observatory run ddp --ranks 2 --with-baseline weak
     """
-    from bench.cli.main import FINE
     from bench.cli.run.dry_run import plan_lines, print_plan
     from bench.cli.run.execute import execute, exit_code, present
     from bench.cli.run.planning import RunOptions, plan
+    from bench.errors import FINE
     from bench.runner.case_args import CaseArgs
 
     context = click.get_current_context()

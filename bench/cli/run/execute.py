@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import click
 
-from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, interrupt_in_order
 from bench.cli.run.planning import Plan, RunOptions
 from bench.convergence.check import ConvergenceVerdict, conclude
 from bench.engines.cluster import NodeRequest
 from bench.engines.registry import ENGINES, nodes_to_ask
-from bench.errors import say
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, interrupt_in_order, say
 from bench.exporter.server import serving
 from bench.machine.device_checks import check_torch
 from bench.reports.convergence import print_verdict

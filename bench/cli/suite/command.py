@@ -14,7 +14,7 @@ from bench.cli.suite.show import show
 
 @click.group(name="suite", cls=OfferingGroup)
 def command() -> None:
-    """Suites: many cases, declared in a file.
+    """Run, plan and show suites: many cases from one file.
 
     \b
     Example:

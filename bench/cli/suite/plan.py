@@ -53,7 +53,7 @@ def plan(
     store_url: str | None,
     format_name: str,
 ) -> None:
-    """What a suite runs here, and what it takes.
+    """Show which cases a suite runs here, and what they take.
 
     The cases, what each needs, why some cannot run here, and how long they take by the history. Starts nothing and
     writes nothing; with --engine slurm, Slurm is asked what its nodes have. NAME is a suite that is shipped:
@@ -97,7 +97,7 @@ def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, n
 
 @click.command(name="schema")
 def schema() -> None:
-    """The JSON Schema of suite files.
+    """Print the JSON Schema of suite files.
 
     By it, an editor completes and checks them: docs/suites.md.
 

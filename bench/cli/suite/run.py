@@ -90,7 +90,7 @@ def run(
     store_url: str | None,
     format_name: str,
 ) -> int:
-    """Measure the cases of a suite, and keep what is measured whatever happens.
+    """Measure the cases of a suite; completed work survives any failure.
 
     NAME is a suite that is shipped: collectives, levers, nightly, scaling, single_node or smoke.
 
@@ -98,11 +98,11 @@ def run(
     Example:
       observatory suite run smoke --budget 30m
     """
-    from bench.cli.main import FINE, interrupt_in_order
     from bench.doctor.fleet import last_good, save
     from bench.doctor.preflight import Preflight
     from bench.engines.cluster import NodeRequest
     from bench.engines.registry import ENGINES, nodes_to_ask
+    from bench.errors import FINE, interrupt_in_order
     from bench.exporter.server import serving
     from bench.reports.suites.plan import print_plan
     from bench.reports.suites.progress import SuiteProgress
@@ -284,7 +284,7 @@ def exit_code(end: SuiteEnd, result: SuiteResult, *, is_store_gone: bool, is_jud
     A suspicion that is not measured again, other than for the budget, is a failure like that of a case: the night has
     no verdict on it.
     """
-    from bench.cli.main import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
+    from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 
     if end.is_interrupted:
         return INTERRUPTED

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @STORE
 @FORMAT
 def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
-    """Efficiency, speed-up and ceilings over numbers of ranks, and what is lost.
+    """Show efficiency, speed-up and ceilings over numbers of ranks, and what is lost.
 
     Of the newest run of the suite, or of the newest of all; ID is that of a suite run, or the beginning of it.
     Weak and strong scaling are told apart. docs/scaling.md says what each figure is.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def show(
     name: str | None, count: int, runs_folder: Path, of_all_users: bool, store_url: str | None, format_name: str
 ) -> None:
-    """Suite runs and how they ended, or all of one of them.
+    """List suite runs and how they ended, or show all of one.
 
     ID is that of a suite run, or the beginning of it.
 

@@ -14,7 +14,7 @@ from bench.errors import Misuse
 @click.command(name="runbook")
 @click.argument("alert", required=False)
 def command(alert: str | None) -> None:
-    """Print the runbook of an alert, or without a name the list of all alerts.
+    """Print the runbook of an alert; without a name, list all alerts.
 
     \b
     Example:

@@ -33,7 +33,7 @@ _FOLDER = click.option(
 
 @click.group(name="stack", cls=OfferingGroup)
 def command() -> None:
-    """Prometheus, Alertmanager and Grafana with our alerts and dashboards, and what a fleet needs.
+    """Start Prometheus, Alertmanager and Grafana with our alerts and dashboards.
 
     \b
     Example:
@@ -71,7 +71,7 @@ def up(
     runs_folder: Path,
     store_url: str | None,
 ) -> None:
-    """Start Prometheus, Alertmanager and Grafana on this machine, and say what runs where.
+    """Start Prometheus, Alertmanager and Grafana on this machine, and show their addresses.
 
     From the programs that are installed; containers where Prometheus or Alertmanager is not. They go on when the
     terminal is closed, listen on the loopback address alone, and `observatory stack down` takes all of it away.
@@ -80,8 +80,8 @@ def up(
     Example:
       observatory stack up --demo
     """
-    from bench.cli.main import interrupt_in_order
     from bench.engines.settings_file import read_settings
+    from bench.errors import interrupt_in_order
     from bench.exporter.service_discovery import check_targets_folder
     from bench.exporter.stack import lifecycle
     from bench.exporter.stack.settings import StackSettings, check
@@ -153,7 +153,7 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
 @click.option("--keep-data", "keeps_data", is_flag=True, help="Keep what the servers stored, for the next `up`.")
 @_FOLDER
 def down(keeps_data: bool, folder: Path) -> None:
-    """End what `stack up` started and delete all that it made, Prometheus's data with it; also data that was kept.
+    """Stop what `stack up` started, and delete all that it made, with Prometheus's data.
 
     \b
     Example:
@@ -204,13 +204,13 @@ def down(keeps_data: bool, folder: Path) -> None:
 @_FOLDER
 @FORMAT
 def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | None:
-    """Show what of the stack runs, and which targets show our series; exits with 4 where something is missing.
+    """Show which servers run and which targets serve our series; exit with 4 if something is missing.
 
     \b
     Example:
       observatory stack status --prometheus http://127.0.0.1:9090
     """
-    from bench.cli.main import INFRASTRUCTURE
+    from bench.errors import INFRASTRUCTURE
     from bench.exporter.stack import lifecycle
     from bench.exporter.stack.coverage import left_out, of_ours, targets_of
     from bench.reports.table import write

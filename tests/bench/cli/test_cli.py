@@ -17,7 +17,7 @@ import pytest
 
 from bench.cli import main
 from bench.engines import local
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, interrupt_in_order
 from workloads.registry import SPECS
 
 LIGHT = [
@@ -61,7 +61,7 @@ def test_a_third_interruption_ends_what_the_first_one_left_to_be_kept() -> None:
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in signals]
     try:
-        main.interrupt_in_order()
+        interrupt_in_order()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
@@ -154,7 +154,7 @@ def test_help_of_run_loads_nothing_that_measures_or_keeps(tmp_path: Path) -> Non
 
 def test_help_lists_each_command_with_its_own_first_line() -> None:
     context = click.Context(main.observatory)
-    for name, line in main.COMMANDS.items():
+    for name, (_, line) in main.COMMANDS.items():
         command = main.observatory.get_command(context, name)
         assert command is not None
         assert command.help is not None

@@ -13,7 +13,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from bench.cli import main
-from bench.cli.completion import PROGRAM, SHELLS
+from bench.cli.completion import COMPLETION_VARIABLE, PROGRAM, SHELLS
+from bench.errors import OUR_BUG
 from bench.runs.files import STORE_VARIABLE
 from bench.runs.history import History
 from tests.bench.made.examples import make_machine, make_summary
@@ -22,7 +23,7 @@ from workloads.registry import SPECS, spec_of
 
 def _completed(*words: str) -> list[str]:
     """What the last word may become."""
-    completer = ShellComplete(main.observatory, {}, PROGRAM, main.COMPLETION_VARIABLE)
+    completer = ShellComplete(main.observatory, {}, PROGRAM, COMPLETION_VARIABLE)
     return [item.value for item in completer.get_completions(list(words[:-1]), words[-1])]
 
 
@@ -70,7 +71,7 @@ def test_nothing_is_written_and_a_history_that_is_not_there_is_none(store: str, 
 
 def test_traces_are_left_to_the_shell_where_some_begin_so(tmp_path: Path) -> None:
     (tmp_path / "rank0.json").touch()
-    completer = ShellComplete(main.observatory, {}, PROGRAM, main.COMPLETION_VARIABLE)
+    completer = ShellComplete(main.observatory, {}, PROGRAM, COMPLETION_VARIABLE)
     (item,) = completer.get_completions(["analyse", "summary"], str(tmp_path / "ra"))
     assert item.type == "file"
 
@@ -78,7 +79,7 @@ def test_traces_are_left_to_the_shell_where_some_begin_so(tmp_path: Path) -> Non
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_of_each_shell_calls_us(shell: str) -> None:
     answer = CliRunner().invoke(main.observatory, ["completion", shell], catch_exceptions=False)
-    assert main.COMPLETION_VARIABLE in answer.stdout
+    assert COMPLETION_VARIABLE in answer.stdout
     assert f"{shell}_complete" in answer.stdout
 
 
@@ -119,9 +120,9 @@ def test_a_mistake_of_ours_while_a_word_is_completed_writes_and_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv(main.COMPLETION_VARIABLE, "bash_complete")
+    monkeypatch.setenv(COMPLETION_VARIABLE, "bash_complete")
     monkeypatch.delenv("COMP_WORDS", raising=False)  # No shell asks like this.
-    assert main.run([]) == main.OUR_BUG
+    assert main.run([]) == OUR_BUG
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
     assert list(tmp_path.iterdir()) == []

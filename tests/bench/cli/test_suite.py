@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from bench.cli import main
-from bench.cli.completion import PROGRAM
+from bench.cli.completion import COMPLETION_VARIABLE, PROGRAM
+from bench.errors import FINE, MISUSE
 from bench.reports.suites.plan import print_plan
 from bench.suites.form.tables import json_schema
 from bench.suites.plan import left_out, plan_suite
@@ -59,7 +60,7 @@ def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 def test_the_plan_tells_cases_needs_refusals_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, "plan", "some.toml")
-    assert code == main.FINE
+    assert code == FINE
     assert out.startswith("some: Some cases.\n")
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert rows["ddp[ranks=2]"][1:3] == ["2", "CPU"]
@@ -73,7 +74,7 @@ def test_the_plan_tells_cases_needs_refusals_and_what_is_left_out(capsys: pytest
 
 def test_the_plan_is_whole_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, "plan", "some.toml", "--format", "json", "--set", "defaults.trials=5")
-    assert code == main.FINE
+    assert code == FINE
     plan = json.loads(out)
     assert (plan["suite"], plan["description"], plan["nightly"]) == ("some", "Some cases.", False)
     cases = {case["case"]: case for case in plan["cases"]}
@@ -113,7 +114,7 @@ def test_a_file_comes_before_a_shipped_suite(capsys: pytest.CaptureFixture[str],
 
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, "schema")
-    assert (code, json.loads(out)) == (main.FINE, json_schema())
+    assert (code, json.loads(out)) == (FINE, json_schema())
 
 
 @pytest.mark.parametrize(
@@ -135,12 +136,12 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_is_wrong_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     code, out, error = _run(capsys, *words)
-    assert (code, out) == (main.MISUSE, "")
+    assert (code, out) == (MISUSE, "")
     assert said in error
     assert len(error.splitlines()) == 1
 
 
 def test_the_shell_completes_shipped_suites() -> None:
-    completer = ShellComplete(main.observatory, {}, PROGRAM, main.COMPLETION_VARIABLE)
+    completer = ShellComplete(main.observatory, {}, PROGRAM, COMPLETION_VARIABLE)
     found = [item.value for item in completer.get_completions(["suite", "plan"], "s")]
     assert found == ["scaling", "single_node", "smoke"]

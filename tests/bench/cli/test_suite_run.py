@@ -17,6 +17,7 @@ import pytest
 from bench.cli import main
 from bench.cli.suite.run import exit_code, places_given
 from bench.cli.suite.run import run as suite_run
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE
 from bench.rank.messages import FailureCause
 from bench.suites.ledger import LEDGER, Begun, CaseEnded, Ended, TrialEnded, read_ledger
 from bench.suites.plan import PlannedCase
@@ -110,7 +111,7 @@ def test_a_suite_runs_over_several_nodes(tmp_path: Path) -> None:
     code, out, messages = run(
         tmp_path, "suite", "run", suite_file(tmp_path, TINY), "--port=0", "--nodes=2", "--format=json"
     )
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     cases = {case["case"]: case for case in json.loads(out)["cases"]}
     assert {name: case["outcome"] for name, case in cases.items()} == {"single": "done", "ddp": "done", "drill": "done"}
     assert {name: case["summary"]["case"]["nodes"] for name, case in cases.items()} == {
@@ -128,21 +129,21 @@ def test_a_suite_runs_over_several_nodes(tmp_path: Path) -> None:
 def test_a_dry_run_tells_what_would_run_and_writes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(home.rglob("*"))
     command = ["suite", "run", str(home / "tiny.toml"), "--dry-run"]
-    assert main.run([*command, "--only=drill", "--nodes=2"]) == main.FINE
+    assert main.run([*command, "--only=drill", "--nodes=2"]) == FINE
     out = capsys.readouterr().out
     assert "left out: single, ddp: without the tag drill" in out
     assert out.endswith("nothing was started, and nothing written\n")
     (folder,) = suite_run_folders(runs_of(home))
-    assert main.run([*command, f"--resume={folder.name}"]) == main.FINE
+    assert main.run([*command, f"--resume={folder.name}"]) == FINE
     assert "left out: single, ddp, drill: it is done already" in capsys.readouterr().out
-    assert main.run([*command, "--resume"]) == main.MISUSE
+    assert main.run([*command, "--resume"]) == MISUSE
     assert "no run of suite tiny" in capsys.readouterr().err
     assert sorted(home.rglob("*")) == before
 
 
 def test_each_case_is_said_when_it_begins_and_when_it_ends(told: tuple[int, str, str]) -> None:
     code, _, messages = told
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     lines = [line.partition(";")[0].partition(" after")[0] for line in messages.splitlines()]
     assert [line for line in lines if line.startswith(("single", "ddp", "drill"))] == [
         "single begins: 2 trials on 1 rank",
@@ -190,7 +191,7 @@ def test_a_suite_run_that_lacks_nothing_is_resumed_without_a_rank(
     (folder,) = suite_run_folders(runs_of(home))
     handler = signal.getsignal(signal.SIGTERM)
     before = sorted(path.name for path in runs_of(home).iterdir())
-    assert main.run(["suite", "run", str(home / "tiny.toml"), "--resume", folder.name, "--port=0"]) == main.FINE
+    assert main.run(["suite", "run", str(home / "tiny.toml"), "--resume", folder.name, "--port=0"]) == FINE
     signal.signal(signal.SIGTERM, handler)
     assert f"nothing is missing in {folder.name}" in capsys.readouterr().err
     assert sorted(path.name for path in runs_of(home).iterdir()) == before
@@ -202,10 +203,10 @@ def test_show_lists_suite_runs_and_shows_one_by_the_beginning_of_its_id(
 ) -> None:
     (folder,) = suite_run_folders(runs_of(home))
     for words in ([], ["tiny"]):
-        assert main.run(["suite", "show", *words, "--format=json"]) == main.FINE
+        assert main.run(["suite", "show", *words, "--format=json"]) == FINE
         (listed,) = json.loads(capsys.readouterr().out)
         assert (listed["suite_run"], listed["outcome"], listed["done"]) == (folder.name, "done", 3)
-    assert main.run(["suite", "show", folder.name[:10], "--format=json"]) == main.FINE
+    assert main.run(["suite", "show", folder.name[:10], "--format=json"]) == FINE
     shown = json.loads(capsys.readouterr().out)
     assert [case["case"] for case in shown["cases"]] == ["single", "ddp", "drill"]
 
@@ -215,7 +216,7 @@ def test_show_of_another_folder_of_runs_tells_what_the_history_knows(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder,) = suite_run_folders(runs_of(home))
-    assert main.run(["suite", "show", folder.name, "--runs", str(tmp_path), "--format=json"]) == main.FINE
+    assert main.run(["suite", "show", folder.name, "--runs", str(tmp_path), "--format=json"]) == FINE
     shown = json.loads(capsys.readouterr().out)
     assert {case["case"]: case["outcome"] for case in shown["cases"]} == {
         "single": "done",
@@ -230,7 +231,7 @@ def test_a_case_whose_folder_was_pruned_is_shown_by_the_history(
 ) -> None:
     (folder,) = suite_run_folders(runs_of(home))
     shutil.copytree(folder, tmp_path / "suites" / folder.name)
-    assert main.run(["suite", "show", folder.name, "--runs", str(tmp_path), "--format=json"]) == main.FINE
+    assert main.run(["suite", "show", folder.name, "--runs", str(tmp_path), "--format=json"]) == FINE
     shown = json.loads(capsys.readouterr().out)
     assert [(case["outcome"], case["summary"]["outcome"]) for case in shown["cases"]] == [
         ("done", "done"),
@@ -241,10 +242,10 @@ def test_a_case_whose_folder_was_pruned_is_shown_by_the_history(
 
 @pytest.mark.usefixtures("_at_home")
 def test_runs_are_filtered_by_their_suite(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["show", "--suite", "tiny", "--format=json"]) == main.FINE
+    assert main.run(["show", "--suite", "tiny", "--format=json"]) == FINE
     found = json.loads(capsys.readouterr().out)
     assert {run["purpose"]["member"]["case"] for run in found} == {"single", "ddp", "drill"}
-    assert main.run(["show", "--suite", "other"]) == main.FINE
+    assert main.run(["show", "--suite", "other"]) == FINE
     assert "no run of suite other is in the history yet" in capsys.readouterr().err
 
 
@@ -274,10 +275,10 @@ def test_results_that_the_store_lacks_are_4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("breaks", "code"),
     [
-        ([], main.FINE),
-        ([LOST_AGENT], main.FINE),
-        ([LOST_AGENT, LOST_AGENT], main.INFRASTRUCTURE),
-        ([CAUSE], main.CASE_FAILED),
+        ([], FINE),
+        ([LOST_AGENT], FINE),
+        ([LOST_AGENT, LOST_AGENT], INFRASTRUCTURE),
+        ([CAUSE], CASE_FAILED),
     ],
     ids=["measured again", "at the second attempt", "no agent comes", "the rerun fails"],
 )
@@ -295,14 +296,14 @@ def test_a_night_whose_suspicions_were_not_measured_again_does_not_end_with_0(
 def test_a_rerun_that_the_budget_leaves_out_is_no_failure(tmp_path: Path) -> None:
     night = FakeNight(tmp_path, trial_s=10.0, suspects=lambda history, suite, suite_run: {"ddp": False})
     end = night.run(plan_of(planned("ddp", estimate_s=30.0)), budget_s=40.0)
-    assert exit_code(end, read_result(next(suite_run_folders(night.runs))), is_store_gone=False) == main.FINE
+    assert exit_code(end, read_result(next(suite_run_folders(night.runs))), is_store_gone=False) == FINE
 
 
 def test_a_night_that_is_not_judged_does_not_end_with_0(tmp_path: Path) -> None:
     night = FakeNight(tmp_path)
     end = night.run(plan_of(planned("ddp")))
     result = read_result(next(suite_run_folders(night.runs)))
-    assert exit_code(end, result, is_store_gone=False, is_judged=False) == main.INFRASTRUCTURE
+    assert exit_code(end, result, is_store_gone=False, is_judged=False) == INFRASTRUCTURE
 
 
 def test_cases_that_cannot_run_here_are_3_and_those_left_out_no_failure(
@@ -316,7 +317,7 @@ def test_cases_that_cannot_run_here_are_3_and_those_left_out_no_failure(
     code = main.run(["suite", "run", str(path), "--port=0"])
     signal.signal(signal.SIGTERM, handler)
     said = capsys.readouterr()
-    assert code == main.CASE_FAILED
+    assert code == CASE_FAILED
     assert "ddp is skipped: it needs 8 GPU(s), and 0 can be used here" in said.err
     assert "failed: 1 skipped, in " in said.out
 
@@ -326,7 +327,7 @@ def test_cases_that_cannot_run_here_are_3_and_those_left_out_no_failure(
 
 def _refused(home: Path, *words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(path.name for path in (runs_of(home) / "suites").iterdir())
-    assert main.run(["suite", "run", *words, "--port=0"]) == main.MISUSE
+    assert main.run(["suite", "run", *words, "--port=0"]) == MISUSE
     assert says in capsys.readouterr().err
     assert sorted(path.name for path in (runs_of(home) / "suites").iterdir()) == before
 
@@ -419,7 +420,7 @@ def test_a_suite_that_is_ended_in_its_middle_goes_on_and_no_trial_runs_again(
         assert f"{folder.name}: interrupted: 2 interrupted, in " in out
     before = _trials(folder)
     code, out, messages = run(tmp_path, "suite", "run", path, "--resume", "--port=0")
-    assert code == main.FINE, messages
+    assert code == FINE, messages
     after = _trials(folder)
     assert after[: len(before)] == before
     assert len(set(after)) == len(after)

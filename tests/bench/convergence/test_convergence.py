@@ -13,7 +13,7 @@ from bench.case import Case, check, find_spec, parse_options
 from bench.cli import main
 from bench.convergence.check import ConvergenceVerdict, check_cases, conclude
 from bench.engines.local import LocalEngine
-from bench.errors import Misuse
+from bench.errors import CASE_FAILED, FINE, MISUSE, Misuse
 from bench.runner.measure import MeasuredRuns, TrialSettings, alike, measure
 from tests.bench.made.examples import TINY, make_case
 from workloads.options import MISTAKES, Mistake, check_of
@@ -183,7 +183,7 @@ def test_what_cannot_be_checked_is_refused_with_the_reason(
 def test_words_that_do_not_go_together_are_refused_in_one_line(
     arguments: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(arguments.split()) == main.MISUSE
+    assert main.run(arguments.split()) == MISUSE
     (said,) = capsys.readouterr().err.splitlines()
     assert line in said
 
@@ -195,14 +195,14 @@ def test_the_command_prints_the_verdict_keeps_the_runs_and_ends_with_a_failed_ca
     monkeypatch.chdir(tmp_path)
     shape = ["--layers", "1", "--width", "16", "--heads", "2", "--kv-heads", "1", "--sequence", "8", "--steps", "4"]
     asked = ["run", "ddp", "--ranks", "2", *shape, "--port", "0", "--check-convergence", "--format", "json"]
-    assert main.run([*asked, "--inject-cause", "batch_statistics"]) == main.CASE_FAILED
+    assert main.run([*asked, "--inject-cause", "batch_statistics"]) == CASE_FAILED
     out, err = capsys.readouterr()
     record = json.loads(out)
     assert (record["outcome"], record["parted_at"]) == ("disagrees", 0)
     assert [cause["cause"] for cause in record["causes"]] == ["batch_statistics"]
     assert [row["step"] for row in record["losses"]] == [0, 1, 2, 3]
     assert "ddp on 2: failed: does not train as one rank does: losses diverge in step 0; cause: batch_statistics" in err
-    assert main.run(["show", "--format", "json"]) == main.FINE
+    assert main.run(["show", "--format", "json"]) == FINE
     shown = json.loads(capsys.readouterr().out)
     assert [(run["case"]["strategy"], run["outcome"]) for run in shown] == [
         ("ddp", "failed"),

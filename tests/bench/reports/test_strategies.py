@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bench.case import parse_options
 from bench.cli import main
+from bench.errors import FINE, MISUSE
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpus
 from bench.reports.strategies import (
@@ -79,7 +80,7 @@ def test_refusals_are_those_of_the_spec_one_of_a_kind() -> None:
 
 
 def test_one_strategy_as_json_has_its_refusals_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["list", "ddp", "--format", "json"]) == main.FINE
+    assert main.run(["list", "ddp", "--format", "json"]) == FINE
     (spec,) = json.loads(capsys.readouterr().out)
     assert spec["example"] == "observatory run ddp --ranks 2 --option overlap=false"
     assert spec["refusals"] == tried_refusals(spec_of("ddp"))
@@ -95,5 +96,5 @@ def test_one_strategy_as_json_has_its_refusals_and_an_example(capsys: pytest.Cap
 def test_a_list_of_what_is_not_there_is_refused(
     words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(words) == main.MISUSE
+    assert main.run(words) == MISUSE
     assert line in capsys.readouterr().err

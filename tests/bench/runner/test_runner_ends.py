@@ -76,7 +76,7 @@ def test_no_process_outlives_the_runner(number: signal.Signals, tmp_path: Path) 
         else:
             assert runner.returncode == 130
             assert "Traceback" not in errors
-            assert "keeps what is complete, within some seconds; once more ends it at once" in errors
+            assert "Stopping; completed work is kept. Press Ctrl-C again to stop now." in errors
             assert [path.parent.parent.name for path in tmp_path.rglob("summary.json")] == ["runs"]
 
 

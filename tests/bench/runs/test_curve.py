@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from bench.cli import main
+from bench.errors import FINE, MISUSE
 from bench.reports.summary import all_notes, print_curve, print_curve_json, print_summaries
 from bench.runner.persist import PersistedRuns, persist
 from bench.runs.history import History
@@ -125,7 +126,7 @@ def test_real_ranks_are_measured_kept_and_told_as_a_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert main.run(["run", "ddp", "--ranks", "1,2", *SMALL, *QUICK]) == main.FINE
+    assert main.run(["run", "ddp", "--ranks", "1,2", *SMALL, *QUICK]) == FINE
     said = capsys.readouterr()
     rows = [line.split() for line in said.out.splitlines()]
     place = rows.index(["ranks", "throughput", "efficiency", "outcome"])
@@ -138,7 +139,7 @@ def test_real_ranks_are_measured_kept_and_told_as_a_curve(
         "ddp on 1: trial 1 of 1",
         "ddp on 2: trial 1 of 1",
     ]
-    assert main.run(["show", "--format", "json"]) == main.FINE
+    assert main.run(["show", "--format", "json"]) == FINE
     runs = json.loads(capsys.readouterr().out)
     assert sorted(run["case"]["ranks"] for run in runs) == [1, 2]
 
@@ -159,7 +160,7 @@ def test_a_curve_that_cannot_be_is_refused_before_anything_starts(
     arguments: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert main.run(["run", "ddp", "--device=cpu", *arguments.split()]) == main.MISUSE
+    assert main.run(["run", "ddp", "--device=cpu", *arguments.split()]) == MISUSE
     (said,) = capsys.readouterr().err.splitlines()
     assert line in said
     assert list(tmp_path.iterdir()) == []

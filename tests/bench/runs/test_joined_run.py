@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from bench.analysis.estimate import estimate, estimate_share
 from bench.analysis.timelines import window_path
 from bench.cli import main
+from bench.errors import FINE
 from bench.exporter.history_source import HistorySource
 from bench.exporter.latest_results import NewestResults
 from bench.reports.summary import print_summaries
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(home))
-        assert main.run(["run", "ddp", "--ranks", "2", *RUN, "--runs", str(home / "runs")]) == main.FINE
+        assert main.run(["run", "ddp", "--ranks", "2", *RUN, "--runs", str(home / "runs")]) == FINE
     (found,) = (home / "runs").iterdir()
     return found
 
@@ -64,7 +65,7 @@ def test_real_ranks_are_joined_in_each_trial(folder: Path) -> None:
 
 def test_show_tells_how_long_ranks_wait(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main.run(["show", str(folder), "--details"]) == main.FINE
+    assert main.run(["show", str(folder), "--details"]) == FINE
     rows = capsys.readouterr().out.splitlines()
     assert not any(row.startswith("clocks agree within") for row in rows)
     assert sum("ranks 0, 1 are on host " in row for row in rows) == 1

@@ -18,6 +18,7 @@ from rich.text import Text
 from bench.analysis.estimate import estimate
 from bench.cli import main
 from bench.cli.suite.scaling import scaling
+from bench.errors import FINE, MISUSE
 from bench.reports.suites.scaling import print_scaling
 from bench.runs.history import History
 from bench.runs.scaling_curves import curves_of
@@ -58,7 +59,7 @@ def _keep(*runs: Summary, suite_run: str = SUITE_RUN, suite: str = "night", star
 def test_a_curve_is_printed_with_its_points_laws_and_losses(observatory: Run) -> None:
     _keep(*weak_runs())
     code, out, error = observatory("night")
-    assert (code, error) == (main.FINE, "")
+    assert (code, error) == (FINE, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == "weak: weak scaling of ddp, batch 4 a rank, cpu, fp32"
     assert lines[2] == "ranks mean step efficiency speed-up ideal"
@@ -85,7 +86,7 @@ def test_it_takes_the_newest_run_unless_one_is_named(observatory: Run) -> None:
     _keep(*other, suite_run="20261124-010203-dawn-abc123", suite="dawn", started_ns=2)
     # The runs are the other suite run's by their own account, so that the new one has none.
     code, _, error = observatory()
-    assert code == main.MISUSE
+    assert code == MISUSE
     assert "20261124-010203-dawn-abc123 has no scaling curve" in error
     assert "weak scaling" in observatory("night")[1]
 
@@ -122,7 +123,7 @@ def test_the_example_of_the_help_works(observatory: Run) -> None:
     (example,) = (line.strip() for line in scaling.help.splitlines() if line.strip().startswith("observatory "))
     words = shlex.split(example)
     assert words[:3] == ["observatory", "suite", "scaling"]
-    assert observatory(*words[3:])[0] == main.FINE
+    assert observatory(*words[3:])[0] == FINE
     assert len(scaling.help.splitlines()[0]) <= 120
 
 
@@ -186,7 +187,7 @@ def test_one_trial_has_no_interval_and_says_so() -> None:
 
 def test_without_any_suite_run_it_says_what_to_run(observatory: Run) -> None:
     code, out, error = observatory()
-    assert (code, out) == (main.MISUSE, "")
+    assert (code, out) == (MISUSE, "")
     assert "no suite has run yet; `observatory suite run scaling` runs one" in error
     assert len(error.splitlines()) == 1
 
@@ -194,14 +195,14 @@ def test_without_any_suite_run_it_says_what_to_run(observatory: Run) -> None:
 def test_an_unknown_suite_is_refused_with_what_is_known(observatory: Run) -> None:
     _keep(*weak_runs())
     code, out, error = observatory("evening")
-    assert (code, out) == (main.MISUSE, "")
+    assert (code, out) == (MISUSE, "")
     assert f'suite or suite run "evening" is unknown; the newest are: {SUITE_RUN}' in error
 
 
 def test_a_suite_without_a_sweep_of_ranks_is_refused_with_the_next_move(observatory: Run) -> None:
     _keep(weak_runs()[0])
     code, out, error = observatory("night")
-    assert (code, out) == (main.MISUSE, "")
+    assert (code, out) == (MISUSE, "")
     assert f"suite run {SUITE_RUN} has no scaling curve: no two cases that were measured differ in ranks only" in error
     assert 'give a case ranks = [1, 2, 4] and scaling = "weak" or "strong"' in error
     assert len(error.splitlines()) == 1
@@ -211,5 +212,5 @@ def test_a_suite_whose_cases_failed_names_one(observatory: Run) -> None:
     one, two, _ = weak_runs()
     _keep(one, replace(two, outcome="failed"))
     code, _, error = observatory("night")
-    assert code == main.MISUSE
+    assert code == MISUSE
     assert f"weak[ranks=2]: failed (`observatory suite show {SUITE_RUN}` shows all)" in error

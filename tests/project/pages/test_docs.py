@@ -25,6 +25,7 @@ from bench.analysis.comparison import OUTCOMES
 from bench.analysis.diagnosis.observed import KINDS
 from bench.analysis.regressions import detector
 from bench.cli import main
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE, OUR_BUG, REGRESSION
 from bench.rank.messages import FailureCause
 from bench.reports.gate.check import WORDS
 from bench.suites import levers
@@ -323,8 +324,8 @@ def test_each_printed_row_is_defined(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_page_of_the_command_line_has_every_exit_code() -> None:
     table = (DOCS / "cli.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
-    wrong = {main.MISUSE, main.CASE_FAILED, main.INFRASTRUCTURE, main.REGRESSION, main.OUR_BUG}
-    codes = {main.FINE, main.INTERRUPTED, *wrong}
+    wrong = {MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG}
+    codes = {FINE, INTERRUPTED, *wrong}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from bench.case import Case
 from bench.cli import main
+from bench.errors import CASE_FAILED, FINE
 from bench.runs.history import History
 from bench.runs.run_dir import load, machine_of
 from tests.bench.made.diagnosed import case_of
@@ -49,10 +50,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _diagnosed(run: object, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What the command says of the run, in JSON; its page has 80 columns."""
     capsys.readouterr()
-    assert main.run(["diagnose", str(run)]) == main.FINE
+    assert main.run(["diagnose", str(run)]) == FINE
     page = capsys.readouterr().out
     assert all(len(line) <= 80 or " " not in line.strip() for line in page.splitlines()), page  # But for long paths.
-    assert main.run(["diagnose", str(run), "--format", "json"]) == main.FINE
+    assert main.run(["diagnose", str(run), "--format", "json"]) == FINE
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -61,7 +62,7 @@ def _evidence(found: dict[str, Any]) -> str:
     return "\n".join(found["limit"]["evidence"])
 
 
-def _measured(words: Sequence[str], capsys: pytest.CaptureFixture[str], *, code: int = main.FINE) -> dict[str, Any]:
+def _measured(words: Sequence[str], capsys: pytest.CaptureFixture[str], *, code: int = FINE) -> dict[str, Any]:
     """What is said of a run of this command line."""
     assert main.run(["run", *words, *QUICK]) == code
     with History() as history:
@@ -187,7 +188,7 @@ def test_a_slow_loader_is_the_input(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_ceiling_of_memory_is_the_root_cause(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["ddp", "--ranks=2", "--batch=2", "--sequence=16", "--inject=memory@1:3"]
-    found = _measured(words, capsys, code=main.CASE_FAILED)
+    found = _measured(words, capsys, code=CASE_FAILED)
     assert found["limit"]["kind"] == "memory"
     assert "rank 1" in found["root_cause"][0]
     assert found["limit"]["levers"][0]["settings"]

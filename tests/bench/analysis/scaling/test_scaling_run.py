@@ -10,6 +10,7 @@ import pytest
 from bench.analysis.scaling.loss import Loss, loss_of
 from bench.analysis.step_parts import MeasuredStep
 from bench.cli import main
+from bench.errors import FINE
 from bench.runs.history import History
 
 SMALL = ["--layers=2", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--batch=4"]
@@ -21,7 +22,7 @@ def test_a_slow_loader_is_found_in_data(tmp_path: Path, monkeypatch: pytest.Monk
     """Each of its batches takes a tenth of a second, which is some ten steps."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     for delay in ("0.0", "100.0"):
-        assert main.run(["run", "ddp", *SMALL, *QUICK, f"--option=loader_delay_ms={delay}"]) == main.FINE
+        assert main.run(["run", "ddp", *SMALL, *QUICK, f"--option=loader_delay_ms={delay}"]) == FINE
     with History() as history:
         slow, base = history.runs(limit=2)
     found = loss_of(*(MeasuredStep(case=one.case, estimates=one.estimates) for one in (slow, base)))

@@ -16,6 +16,7 @@ from rich.console import Console
 from bench.cli import main
 from bench.cli.compare.command import comparison_of
 from bench.cli.compare.sides import pair
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE
 from bench.reports.comparison import print_comparison
 from bench.runs.history import History
 from tests.bench.cli.compare.made import NOISY, SLOWER, STEADY, A, B, failed, keep, of_suite, run_of, store_in
@@ -79,14 +80,14 @@ def test_each_outcome_is_told_and_none_is_an_error(
 ) -> None:
     words = ("20261101-ddp-a", f"20261101-ddp-{b}", "--format", "json")
     code, out, err = _compare(store, *words, capsys=capsys)
-    assert (code, err) == (main.FINE, "")
+    assert (code, err) == (FINE, "")
     assert _outcomes(out)["step_seconds"] == outcome
     assert _outcomes(out)["peak_memory_bytes"] == ("insufficient_data" if b == "single" else "same")
 
 
 def test_a_person_is_told_what_differs_and_what_it_rests_on(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _compare(store, "20261101-ddp-bbbbbb", "20261101-ddp-bucket", capsys=capsys)
-    assert code == main.FINE
+    assert code == FINE
     lines = out.splitlines()
     assert lines[:3] == [
         "A: run 20261101-ddp-bbbbbb",
@@ -118,7 +119,7 @@ def test_suite_runs_are_compared_case_by_case_and_what_is_missing_is_named(
 ) -> None:
     code, out, _ = _compare(store, FIRST, SECOND, "--format", "json", capsys=capsys)
     found = json.loads(out)
-    assert code == main.CASE_FAILED
+    assert code == CASE_FAILED
     assert [one["case"] for one in found["compared"]] == ["ddp"]
     assert sorted(found["missing"]) == [
         "bucket is not compared, as it is another series: option bucket_mb 25.0 -> 1.0",
@@ -130,7 +131,7 @@ def test_suite_runs_are_compared_case_by_case_and_what_is_missing_is_named(
 def test_a_commit_is_the_newest_run_of_each_of_its_series(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _compare(store, "aaaaaaa", "AB12345", "--format", "json", capsys=capsys)
     found: dict[str, Any] = json.loads(out)
-    assert code == main.FINE
+    assert code == FINE
     assert [(one["a_run"], one["b_run"]) for one in found["compared"]] == [("at-a", "at-b")]
     assert found["missing"] == [f"fsdp on 2 is not compared: commit {B[:12]} has no run of its series"]
     assert found["notes"][0] == f"commit {A[:12]} has 3 run(s) of 2 series: the newest of each is taken"
@@ -141,7 +142,7 @@ def test_a_run_is_compared_with_the_run_of_its_series_in_a_suite(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = _compare(store, "at-a-fsdp", FIRST, "--format", "json", capsys=capsys)
-    assert code == main.FINE
+    assert code == FINE
     assert [(one["a_run"], one["b_run"]) for one in json.loads(out)["compared"]] == [("at-a-fsdp", "night1-fsdp")]
 
 
@@ -197,7 +198,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(
     words: tuple[str, ...], says: str, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = _compare(store, *words, capsys=capsys)
-    assert (code, out) == (main.MISUSE, "")
+    assert (code, out) == (MISUSE, "")
     assert says in err
     assert len(err.splitlines()) == 1
 
@@ -244,7 +245,7 @@ def test_fire_drills_that_ended_as_they_should_are_left_out(tmp_path: Path, caps
     store = _two_nights(tmp_path, failures=())
     code, out, _ = _compare(store, FIRST, SECOND, "--format", "json", capsys=capsys)
     document = json.loads(out)
-    assert code == main.FINE
+    assert code == FINE
     assert [one["case"] for one in document["compared"]] == ["ddp"]
     assert document["missing"] == ["fire drills that ended as they should are left out: diverged, killed"]
 
@@ -255,7 +256,7 @@ def test_a_case_that_failed_beside_a_fire_drill_is_still_missing(
     store = _two_nights(tmp_path, failures=("killed",))
     code, out, _ = _compare(store, FIRST, SECOND, "--format", "json", capsys=capsys)
     missing = json.loads(out)["missing"]
-    assert code == main.CASE_FAILED
+    assert code == CASE_FAILED
     assert len(missing) == 2
     assert missing[0].startswith("killed is not compared: ")
     assert missing[1] == "fire drills that ended as they should are left out: diverged"
@@ -277,10 +278,10 @@ def test_of_two_cases_of_one_series_that_of_the_same_name_is_compared(
     for words in (("0-short", SECOND), (SECOND, "0-short")):
         code, out, _ = _compare(store, *words, "--format", "json", capsys=capsys)
         (compared,) = json.loads(out)["compared"]
-        assert code == main.FINE
+        assert code == FINE
         assert {compared["a_run"], compared["b_run"]} == {"0-short", "1-short"}
     code, _, error = _compare(store, "ad-hoc", SECOND, capsys=capsys)
-    assert code == main.MISUSE
+    assert code == MISUSE
     assert f"suite run {SECOND} has several cases of its series: " in error
     assert "short (1-short)" in error
     assert "long (1-long)" in error
@@ -305,7 +306,7 @@ def test_folders_of_runs_are_compared_while_the_store_is_down(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], is_named_by_id: bool
 ) -> None:
     names = [folder.name if is_named_by_id else str(folder) for folder in folders]
-    assert main.run(["compare", *names, "--runs", str(folders[0].parent), *GONE]) == main.FINE
+    assert main.run(["compare", *names, "--runs", str(folders[0].parent), *GONE]) == FINE
     said = capsys.readouterr()
     assert said.out.startswith(f"A: run {folders[0].name}\nB: run {folders[1].name}\n")
     assert said.err.startswith("both runs are read from their folders: store postgresql")
@@ -316,13 +317,13 @@ def test_folders_of_runs_are_compared_before_there_is_a_store(
     folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = f"sqlite:///{tmp_path}/none.sqlite"
-    assert main.run(["compare", *map(str, folders), "--store", store]) == main.FINE
+    assert main.run(["compare", *map(str, folders), "--store", store]) == FINE
     assert capsys.readouterr().err == ""
 
 
 def test_what_only_the_store_knows_is_refused_while_it_is_down_and_says_what_can_be_compared(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(["compare", str(folders[0]), "abcdef1", *GONE]) == main.INFRASTRUCTURE
+    assert main.run(["compare", str(folders[0]), "abcdef1", *GONE]) == INFRASTRUCTURE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith('; without it only folders of runs can be compared, and "abcdef1" is none')

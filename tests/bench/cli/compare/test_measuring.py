@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.case import why_ad_hoc
-from bench.cli import main
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from tests.bench.made.fake_suites import TINY_SHAPE
@@ -91,7 +91,7 @@ def told(home: Path) -> tuple[int, str, str]:
 
 def test_two_options_are_compared_in_pairs_of_trials(told: tuple[int, str, str]) -> None:
     code, out, err = told
-    assert code == main.FINE, err
+    assert code == FINE, err
     found = json.loads(out)
     (compared,) = found["compared"]
     assert (compared["in_turn"], compared["differences"]) == (True, ["option bucket_mb 1.0 -> 25.0"])
@@ -116,14 +116,14 @@ def test_the_runs_are_kept_as_ad_hoc(home: Path, told: tuple[int, str, str]) -> 
 def test_the_runs_can_be_compared_again(home: Path, told: tuple[int, str, str]) -> None:
     a, b = _runs(home)
     code, out, err = _compare(home, a.run, b.run, "--format=json")
-    assert code == main.FINE, err
+    assert code == FINE, err
     assert _step(json.loads(out)) == _step(json.loads(told[1]))
 
 
 def test_sides_are_measured_without_a_store_that_is_down_and_stay_in_their_folders(tmp_path: Path) -> None:
     words = ("--ab=ddp", "--ranks=2", "--trials=2", "--a=bucket_mb=1", "--b=bucket_mb=25", "--format=json")
     code, out, err = _compare(tmp_path, *words, *SMALL, "--store=postgresql://127.0.0.1:1/nowhere")
-    assert code == main.INFRASTRUCTURE
+    assert code == INFRASTRUCTURE
     assert "the comparison continues, and its results stay in the run folders" in err
     assert len(_step(json.loads(out))["a"]["trials"]) == 2
     assert len(list((tmp_path / "parallel-observatory" / "runs").glob("*/summary.json"))) == 2
@@ -142,7 +142,7 @@ def test_two_checkouts_are_compared_each_by_its_own_code(tmp_path: Path) -> None
     sides = (f"--checkout-a={tmp_path / 'a'}", f"--checkout-b={tmp_path / 'b'}")
     words = ("--ab=single", "--trials=2", "--batch=2", *sides, "--format=json")
     code, out, err = _compare(tmp_path, *words, *SMALL)
-    assert code == main.FINE, err
+    assert code == FINE, err
     step = _step(json.loads(out))
     assert min(step["b"]["trials"]) > 0.2
     assert step["value"] > 1
@@ -158,7 +158,7 @@ def test_what_is_complete_is_compared_where_a_person_ends_it(tmp_path: Path) -> 
     ]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
-    assert process.returncode == main.INTERRUPTED, (lines, err)
+    assert process.returncode == INTERRUPTED, (lines, err)
     assert "median step" in out
     a, b = _runs(tmp_path)
     assert (a.outcome, b.outcome) == ("interrupted", "interrupted")
@@ -170,7 +170,7 @@ def test_a_suite_is_measured_twice_and_its_noise_is_told(tmp_path: Path) -> None
     suite.write_text(SUITE)
     code, out, err = _compare(tmp_path, f"--aa={suite}", "--format=json")
     found = json.loads(out)
-    assert code == main.CASE_FAILED, err  # One case cannot run here.
+    assert code == CASE_FAILED, err  # One case cannot run here.
     assert {one["case"] for one in found["series"]} == {"single"}
     (step,) = [one for one in found["series"] if one["metric"] == "observatory_run_step_seconds"]
     assert step["trial_deviation_ratio"] > 0

@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from bench.analysis.estimate import estimate
 from bench.case import Purpose
 from bench.cli import main
+from bench.errors import FINE, MISUSE
 from bench.exporter.history_source import HistorySource
 from bench.exporter.latest_results import NewestResults
 from bench.runs.hardware_baselines import against_history
@@ -47,7 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
     """What a command prints and says; it ends well."""
     capsys.readouterr()
-    assert main.run(arguments) == main.FINE
+    assert main.run(arguments) == FINE
     printed = capsys.readouterr()
     return printed.out, printed.err
 
@@ -146,6 +147,6 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_refused_in_one_line(
     arguments: str, line: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(arguments.split()) == main.MISUSE
+    assert main.run(arguments.split()) == MISUSE
     (said,) = capsys.readouterr().err.splitlines()
     assert line in said

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
+from bench.errors import FINE, MISUSE
 from bench.reports.nccl_tests.reader import read
 
 SWEEP = ["--ranks", "2", "--trials", "1", "--steps", "2", "--warm-up", "1", "--port", "0"]
@@ -23,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a command prints; it ends well."""
     capsys.readouterr()
-    assert main.run(arguments) == main.FINE
+    assert main.run(arguments) == FINE
     return capsys.readouterr().out
 
 
@@ -81,6 +82,6 @@ def test_algorithms_count_what_their_law_expects(home: Path, capsys: pytest.Capt
 def test_what_cannot_be_is_refused_in_one_line(
     arguments: str, line: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(arguments.split()) == main.MISUSE
+    assert main.run(arguments.split()) == MISUSE
     (said,) = capsys.readouterr().err.splitlines()
     assert line in said

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
+from bench.errors import FINE
 from collectors.metrics.results import RUN_ATTENTION_PAIRS, RUN_COLLECTIVE_OVERLAP_RATIO
 from workloads.context_parallel.cost_model import ring_pairs
 
@@ -22,7 +23,7 @@ def test_a_plain_ring_is_seen_to_divide_causal_attention_unequally(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     command = ["run", "ring_attention", *RUN, *SIZE, "--option", "layout=plain", "--format", "json"]
-    assert main.run([*command, "--quiet"]) == main.FINE
+    assert main.run([*command, "--quiet"]) == FINE
     said = capsys.readouterr()
     assert said.err == ""  # Whoever wants quiet hears of errors alone.
     (run,) = json.loads(said.out)

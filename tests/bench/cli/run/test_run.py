@@ -15,6 +15,7 @@ from bench.cli import main
 from bench.cli.options import ENGINE_NAMES
 from bench.cli.run.command import GROUPS, command
 from bench.engines.registry import ENGINES
+from bench.errors import CASE_FAILED, FINE, MISUSE
 from bench.exporter.server import PORT as SERVED_PORT
 from bench.runner.case_args import CaseArgs
 from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
@@ -54,7 +55,7 @@ def test_what_help_does_not_load_is_as_it_is_told() -> None:
 def test_a_dry_run_says_what_each_rank_would_hold_and_leaves_nothing(
     strategy: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run([*DRY, strategy, "--format", "json"]) == main.FINE
+    assert main.run([*DRY, strategy, "--format", "json"]) == FINE
     (found,) = json.loads(capsys.readouterr().out)
     assert found["case"]["strategy"] == strategy
     assert [row["rank"] for row in found["ranks"]] == list(range(found["case"]["ranks"]))
@@ -63,7 +64,7 @@ def test_a_dry_run_says_what_each_rank_would_hold_and_leaves_nothing(
 
 
 def test_a_dry_run_for_people_names_ranks_bytes_and_messages(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([*DRY, "ddp", "--ranks", "1,2"]) == main.FINE
+    assert main.run([*DRY, "ddp", "--ranks", "1,2"]) == FINE
     said = capsys.readouterr()
     rows = [" ".join(line.split()) for line in said.out.splitlines()]
     assert any(row.startswith("1 data 1 4 3.50 MiB 3.50 MiB 7.01 MiB ") for row in rows)
@@ -74,7 +75,7 @@ def test_a_dry_run_for_people_names_ranks_bytes_and_messages(home: Path, capsys:
 
 
 def test_a_dry_run_refuses_what_a_run_would(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([*DRY, "ddp", "--ranks", "3"]) == main.MISUSE
+    assert main.run([*DRY, "ddp", "--ranks", "3"]) == MISUSE
     assert "batch 8 cannot be shared equally by 3 data ranks" in capsys.readouterr().err
 
 
@@ -88,12 +89,12 @@ def test_a_dry_run_refuses_a_baseline_that_is_none(
     store = f"sqlite:///{home / 'history.sqlite'}"
     with History(store) as history:
         history.add(make_summary("run-a"), make_machine())
-    assert main.run([*DRY, "ddp", "--ranks", "2", "--baseline", run, "--store", store]) == main.MISUSE
+    assert main.run([*DRY, "ddp", "--ranks", "2", "--baseline", run, "--store", store]) == MISUSE
     assert line in capsys.readouterr().err
 
 
 def test_a_dry_run_of_a_check_tells_of_all_that_it_compares(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([*DRY, "ddp", "--ranks", "2", "--check-convergence", "--format", "json"]) == main.FINE
+    assert main.run([*DRY, "ddp", "--ranks", "2", "--check-convergence", "--format", "json"]) == FINE
     found = json.loads(capsys.readouterr().out)
     assert [document["case"]["strategy"] for document in found] == ["single", "single", "ddp"]
     assert list(home.iterdir()) == []
@@ -103,7 +104,7 @@ def test_a_dry_run_shows_no_password(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(STORE_VARIABLE, "postgresql://me:hush@db/runs")
-    assert main.run([*DRY, "ddp"]) == main.FINE
+    assert main.run([*DRY, "ddp"]) == FINE
     said = capsys.readouterr()
     assert "hush" not in said.out + said.err
     assert "@db/runs" in said.out
@@ -114,7 +115,7 @@ def test_a_variable_that_names_no_store_is_told_by_name_and_without_its_password
     arguments: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(STORE_VARIABLE, "mysql://me:hush@localhost:1/runs")
-    assert main.run(arguments) == main.MISUSE
+    assert main.run(arguments) == MISUSE
     said = capsys.readouterr()
     assert "(env var: 'OBSERVATORY_STORE'): store mysql://me:***@localhost:1/runs: mysql is not supported" in said.err
     assert "hush" not in said.out + said.err
@@ -128,17 +129,17 @@ def test_runs_and_history_are_where_the_environment_says(
     for name in ("told", "said"):
         with History(f"sqlite:///{home / name}.sqlite") as history:
             history.add(make_summary(f"run-{name}"), make_machine())
-    assert main.run(["show", "run-"]) == main.FINE
+    assert main.run(["show", "run-"]) == FINE
     assert "run-told: done" in capsys.readouterr().out
     assert not (home / "parallel-observatory").exists()
-    assert main.run([*DRY, "ddp"]) == main.FINE
+    assert main.run([*DRY, "ddp"]) == FINE
     assert f"kept in {home / 'told'} and sqlite:///{home / 'told.sqlite'}" in capsys.readouterr().out
-    assert main.run(["show", "run-", "--store", f"sqlite:///{home / 'said.sqlite'}"]) == main.FINE
+    assert main.run(["show", "run-", "--store", f"sqlite:///{home / 'said.sqlite'}"]) == FINE
     assert "run-said: done" in capsys.readouterr().out  # What is said goes first.
 
 
 def test_to_be_quiet_and_verbose_at_once_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([*DRY, "ddp", "-q", "-v"]) == main.MISUSE
+    assert main.run([*DRY, "ddp", "-q", "-v"]) == MISUSE
     assert "--quiet and --verbose cannot be together" in capsys.readouterr().err
 
 
@@ -148,7 +149,7 @@ def test_a_fire_drill_says_that_it_ended_as_injected_and_nothing_of_what_is_serv
     small = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--vocabulary=32"]
     drill = ["--inject=raise@0:4", "--trace-every=1", "--trials=1", "--steps=5", "--warm-up=1", "--port=0"]
     line = ["run", "single", "--device=cpu", "--sequence=8", "--batch=2", f"--runs={home}/runs", *small, *drill]
-    assert main.run(line) == main.CASE_FAILED
+    assert main.run(line) == CASE_FAILED
     said = capsys.readouterr().err
     (failed,) = [line for line in said.splitlines() if line.startswith("single on 1: failed")]
     assert failed.startswith("single on 1: failed, as injected (raise@0:4): rank 0 failed with ")
@@ -156,5 +157,5 @@ def test_a_fire_drill_says_that_it_ended_as_injected_and_nothing_of_what_is_serv
     assert "goes on showing results" not in said
     (run,) = (home / "runs").glob("*-single-*")
     assert "USDT:" in (run / "rank0.err").read_text()  # It was printed, and only left out of what is shown.
-    assert main.run(["show", run.name, f"--runs={home}/runs"]) == main.FINE
+    assert main.run(["show", run.name, f"--runs={home}/runs"]) == FINE
     assert "as injected (raise@0:4)" in capsys.readouterr().out

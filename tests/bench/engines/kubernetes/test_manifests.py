@@ -27,6 +27,7 @@ from bench.engines.kubernetes.settings import (
     read_kubernetes_settings,
 )
 from bench.engines.wire.frames import write_key
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE, OUR_BUG
 from tests.bench.engines.kubernetes.schemas import schema_of
 
 IMAGE = f"registry.example/parallel-observatory@sha256:{'0' * 64}"
@@ -135,10 +136,10 @@ def test_each_pod_is_a_node_by_its_index() -> None:
 
 def test_a_failed_case_ends_the_job_set_and_a_lost_node_begins_it_again() -> None:
     (rule,) = _replicated(JOB)["podFailurePolicy"]["rules"]
-    final = {main.MISUSE, main.CASE_FAILED, main.OUR_BUG}
+    final = {MISUSE, CASE_FAILED, OUR_BUG}
     assert rule["action"] == "FailJob"
     assert final <= set(rule["onExitCodes"]["values"])
-    assert not {main.FINE, main.INFRASTRUCTURE, main.INTERRUPTED} & set(rule["onExitCodes"]["values"])
+    assert not {FINE, INFRASTRUCTURE, INTERRUPTED} & set(rule["onExitCodes"]["values"])
     policy = _kinds(JOB)["JobSet"]["spec"]["failurePolicy"]
     assert policy["maxRestarts"] == 3
     assert policy["rules"][0]["action"] == "FailJobSet"
