@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--engine-file",
     type=NamedPath(),
     metavar="FILE",
-    help="Image, volume and pods, in TOML: docs/clusters.md.",
+    help="Image, volume and pods, in TOML: docs/clusters/kubernetes.md.",
 )
 @nodes_options
 @click.option(

@@ -127,7 +127,7 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
             "grafana is not installed, so that nobody draws the dashboards: install it and start the stack anew, or"
             " send them to another with `observatory dashboards push --url URL`"
         )
-    click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/watching.md")
+    click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/stack.md")
     click.echo(
         f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, of Grafana admin, who can look"
         " without one"

@@ -36,7 +36,7 @@ class PodAllocation:
         if index is None:
             raise Misuse(
                 "--engine kubernetes works only inside the pods of a JobSet; `observatory suite render SUITE --engine"
-                " kubernetes --nodes N --engine-file FILE` writes a JobSet for kubectl (docs/clusters.md)"
+                " kubernetes --nodes N --engine-file FILE` writes a JobSet for kubectl (docs/clusters/kubernetes.md)"
             )
         if index != "0":
             raise Misuse(f"this pod has index {index}, and a suite runs in the pod of index 0")

@@ -62,7 +62,7 @@ _NAME_WIDTH = 48
 
 
 def verdict_words(verdict: Verdict) -> str:
-    """Return the verdict in words; where no change is shown, with what a night like this would not show."""
+    """Return the verdict in words; where no change is shown, with what a night like this one would not show."""
     return _no_change([verdict]) if verdict.shown == "no_change_shown" else WORDS[verdict.shown]
 
 
@@ -125,7 +125,7 @@ def reason_of(verdict: Verdict) -> str:
 
 
 def cause_words(verdict: Verdict) -> str | None:
-    """Return the likely cause and the next command in verdict line; None where no cause was looked for."""
+    """Return the likely cause and the next command in one line; None where no cause was looked for."""
     if verdict.cause is None:
         return None
     command = (
