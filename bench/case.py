@@ -357,7 +357,7 @@ def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
         if name == "trace_steps" and case.model is None:
             continue  # Probes trace nothing.
         if (value := getattr(case, name)) < usual:
-            reasons.append(f"{name.replace('_', '-')} is {value} (default {usual})")
+            reasons.append(f"{name.replace('_', '-')} {value} instead of {usual}")
     if case.seed != SEED:
-        reasons.append(f"seed is {case.seed} (default {SEED})")
+        reasons.append(f"seed {case.seed} instead of {SEED}")
     return tuple(reasons)

@@ -39,7 +39,7 @@ class PodAllocation:
                 " kubernetes --nodes N --engine-file FILE` writes a JobSet for kubectl (docs/clusters/kubernetes.md)"
             )
         if index != "0":
-            raise Misuse(f"this pod has index {index}, and a suite runs in the pod of index 0")
+            raise Misuse(f"this pod has index {index}, but a suite runs only in the pod with index 0")
         self._settings = read_settings(request.file, PodSettings)
         try:
             self._key = read_key(Path(self._settings.key_file))

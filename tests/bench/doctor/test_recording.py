@@ -96,6 +96,6 @@ def test_a_recording_that_is_interrupted_leaves_the_older_file(tmp_path: Path) -
 
 def test_a_file_that_cannot_be_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:
     said = list[str]()
-    with pytest.raises(Misuse, match=r"none/node.json: No such file or directory; give a file in a folder that you"):
+    with pytest.raises(Misuse, match=r"none/node.json: No such file or directory; choose a file in a folder that you"):
         _record(a_node(a_gpu()), tmp_path / "none" / "node.json", said)
     assert said == []

@@ -86,8 +86,8 @@ def test_each_agent_is_told_of_its_exporter_and_the_list(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('targets = "/shared/targets"', "without an exporter no node stands in it; add exporter ="),
-        ('exporter = "9464"', 'exporter: "9464" is not HOST:PORT; it may be 0.0.0.0:9464'),
+        ('targets = "/shared/targets"', "without an exporter it lists no node; add exporter ="),
+        ('exporter = "9464"', 'exporter: "9464" is not HOST:PORT; for example 0.0.0.0:9464'),
         (LISTED.replace("/shared/", ""), 'targets is "targets"; give the absolute path of a folder'),
         (LISTED.replace("/targets", "/nodes.json"), 'is "/shared/nodes.json"; give the absolute path of a folder'),
         (LISTED.replace("0.0.0.0", "127.0.0.1"), 'exporter is "127.0.0.1:9464", where only its own node reaches it'),

@@ -345,12 +345,12 @@ def test_a_dry_run_says_what_slurm_would_be_asked_for(slurm: Recorded, capsys: p
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('environment = {"C=D" = "x"}', 'environment has "C=D", which is not the name of a variable'),
-        ('environment = {"" = "x"}', 'environment has "", which is not the name of a variable'),
-        ('environment = {C = "x\\u0000"}', "environment has a NUL character"),
-        ('setup = "echo \\u0000"', "setup has a NUL character"),
-        ('salloc = ["--mem=0", "\\u0000"]', "salloc has a NUL character"),
-        ('python = ""', "python is empty; name an interpreter"),
+        ('environment = {"C=D" = "x"}', 'environment has the key "C=D"; it may be a name of letters'),
+        ('environment = {"" = "x"}', 'environment has the key ""; it may be a name of letters'),
+        ('environment = {C = "x\\u0000"}', "environment.C has a character that cannot be printed"),
+        ('setup = "echo \\u0000"', "setup has a character that cannot be printed"),
+        ('salloc = ["--mem=0", "\\u0000"]', "salloc has a character that cannot be printed"),
+        ('python = ""', 'python is ""; it may be the path of an interpreter'),
     ],
 )
 def test_settings_with_which_no_process_can_be_started_are_refused(text: str, said: str, tmp_path: Path) -> None:

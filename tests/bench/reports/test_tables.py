@@ -94,7 +94,7 @@ def test_what_a_terminal_would_obey_reaches_none(format_name: str) -> None:
 def test_of_two_sides_each_tells_what_is_missing_of_it() -> None:
     sides = tuple(side_of(name, [Path("a.json")], [small_timeline(0)]) for name in ("before", "after"))
     lines = AnalysisReport(analysis="diff", sides=sides, tables=(), notes=()).notices()
-    assert [line.partition(" no trace")[0] for line in lines] == ["before:", "after:"]
+    assert [line.partition(" 1 of")[0] for line in lines] == ["before:", "after:"]
 
 
 def test_shortened_names_are_said_to_be() -> None:

@@ -25,12 +25,12 @@ AS_USUAL = replace(
     ("changes", "reasons"),
     [
         ({}, ()),
-        ({"trials": 2}, ("trials is 2 (default 3)",)),
-        ({"steps": 19}, ("steps is 19 (default 20)",)),
-        ({"warm_up": 0}, ("warm-up is 0 (default 5)",)),
-        ({"trace_steps": 0}, ("trace-steps is 0 (default 3)",)),
-        ({"seed": 7}, ("seed is 7 (default 0)",)),
-        ({"trials": 1, "steps": 1}, ("trials is 1 (default 3)", "steps is 1 (default 20)")),
+        ({"trials": 2}, ("trials 2 instead of 3",)),
+        ({"steps": 19}, ("steps 19 instead of 20",)),
+        ({"warm_up": 0}, ("warm-up 0 instead of 5",)),
+        ({"trace_steps": 0}, ("trace-steps 0 instead of 3",)),
+        ({"seed": 7}, ("seed 7 instead of 0",)),
+        ({"trials": 1, "steps": 1}, ("trials 1 instead of 3", "steps 1 instead of 20")),
     ],
 )
 def test_a_run_that_measures_less_or_with_another_seed_is_ad_hoc(
@@ -88,7 +88,7 @@ def test_a_summary_of_before_notes_is_of_one_run() -> None:
 def test_people_are_told_that_a_run_is_ad_hoc_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     quick = make_summary(case=replace(AS_USUAL, steps=1), purpose=ONE_RUN)
     print_summaries([quick], "table")
-    assert "ddp on 2: ad-hoc run (steps 1, usual are 20), so /metrics does not show it" in capsys.readouterr().out
+    assert "ddp on 2: ad-hoc run (steps 1 instead of 20), so /metrics does not show it" in capsys.readouterr().out
     print_run(make_summary(case=AS_USUAL, purpose=Purpose(note="[red] and [/nothing]")), "table")
     shown = capsys.readouterr().out
     assert "note  [red] and [/nothing]" in shown

@@ -139,7 +139,7 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
         ),
         ("run gpipe --trace-steps 0 --timeline", "trace-steps is 0; use --trace-steps 1 or more"),
         ("run matmul --timeline", "matmul is a probe and trains no model: --timeline cannot be set"),
-        ("run gpipe --check-convergence --timeline", "--timeline cannot be set with it"),
+        ("run gpipe --check-convergence --timeline", "measures no speed; leave out --timeline"),
         ("show --timeline", "--timeline needs a run; `observatory show RUN --timeline`"),
         ("show --timeline --export folder", "--import, --export, --rebuild and --timeline cannot be together"),
     ],

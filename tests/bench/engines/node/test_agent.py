@@ -111,7 +111,7 @@ def test_an_order_with_any_field_replaced_is_taken_whole_or_refused(name: str, v
     ("changes", "reason"),
     [
         ({"strategy": "os.system"}, 'strategy "os.system", which is not in the registry'),
-        ({"options": {"code": "1"}}, 'option "code", which ddp does not have'),
+        ({"options": {"code": "1"}}, 'option "code" that ddp does not have'),
         ({"options": {"compress": "zip"}}, 'compress "zip"; it may be none, fp16'),
     ],
 )

@@ -140,7 +140,7 @@ def test_what_two_trials_tell_and_that_a_run_is_ad_hoc_stay_with_the_first_of_wh
     assert len(lines) == MOST_NOTES
     assert lines[0] == "ddp on 2: GPU 0 was held back"
     assert lines[1] == WIDE_INTERVALS
-    assert lines[2].startswith("ddp on 2: ad-hoc run (trials 2, usual are 3")
+    assert lines[2].startswith("ddp on 2: ad-hoc run (trials 2 instead of 3")
     assert lines[4] == "17 more notes (`observatory show RUN --details`)"
     details = all_notes(run)
     assert lines[2] in details
