@@ -4,7 +4,7 @@ other than while modules are imported.
     .venv/bin/python -m tests.benchmarks.journeys [--names]
 
 - first step: from the command line of `observatory run` to the first step of a rank, in all processes of the run;
-- step time: from the step clock of a rank to the table on the screen and the page /metrics;
+- step time: the same, and on to the table on the screen and the page /metrics;
 - trace: from a trace's file to the table of `observatory analyse collectives`.
 """
 
@@ -85,10 +85,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for rank in (0, 1):
             write_kineto(Path(folder) / f"rank{rank}.json", rank)
-        before = entered(run, until_first_step=True)
         journeys = {
-            "first step": before,
-            "step time": entered(run) - before,
+            "first step": entered(run, until_first_step=True),
+            "step time": entered(run),
             "trace": entered([*ours, "analyse", "collectives", folder]),
         }
     for name, files in journeys.items():
