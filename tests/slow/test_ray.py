@@ -254,9 +254,9 @@ def test_without_a_cluster_one_is_started_that_leaves_nothing(is_killed: bool, s
 
 
 WRONG = [
-    (["--nodes=9"], "", 2, "--nodes is 9, and Ray's cluster has 4 that are alive; take fewer"),
-    (["--nodes=4"], "gpus = 2\n", 2, "has 4 that are alive, and 3 of them have 2 GPU; take fewer"),
-    ([], "[resources]\nday = 1\n", 2, "and 0 of them have 1 day; take fewer"),
+    (["--nodes=9"], "", 2, "--nodes is 9, and Ray's cluster has 4 live node(s); use fewer"),
+    (["--nodes=4"], "gpus = 2\n", 2, "has 4 live node(s), and 3 of them have 2 GPU; use fewer"),
+    ([], "[resources]\nday = 1\n", 2, "and 0 of them have 1 day; use fewer"),
     ([], "gpu = 1\n", 2, "unknown key 'gpu'; did you mean 'gpus'?"),
     (["--nodes=2"], 'python = "/nowhere"\n', 4, "it ended with code 127"),
     (["--nodes=2"], 'setup = "read line || exit 7"\n', 4, "it ended with code 7"),
