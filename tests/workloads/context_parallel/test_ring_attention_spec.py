@@ -56,7 +56,7 @@ def test_attention_without_a_mask_is_not_comparable() -> None:
     [
         ({"causal": False}, "losses mean nothing"),
         ({"checkpoint": "selective"}, "selective checkpointing keeps attention's output for the keys of each rank"),
-        ({}, "a message on gloo lasts until it is waited for"),
+        ({}, "in a trace a gloo message lasts until the rank waits for it"),
     ],
 )
 def test_what_a_reader_must_know_is_told(options: dict[str, OptionValue], words: str) -> None:

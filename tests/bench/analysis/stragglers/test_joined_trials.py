@@ -27,8 +27,8 @@ LATE_NS = 100_000
 CASE = small_case(ranks=4, trials=3, trace_steps=3)
 WINDOW: tuple[Mark, ...] = ("traced", "traced", "traced")
 ONE_CLOCK = (
-    "the clocks of ranks 0, 1, 2, 3 agree within the 0 us by which the ends of one collective lie apart: they are taken"
-    " as one clock"
+    "the clocks of ranks 0, 1, 2, 3 agree to 0 us, as closely as a collective ends on all ranks, so they are treated as"
+    " the same clock"
 )
 
 

@@ -150,7 +150,7 @@ def _printed(*, is_terminal: bool) -> list[str]:
     """Two runs beside each other, on a screen of 80 columns or into a file."""
     pairs = [pair("ddp", run_of("before", STEADY), run_of("after", NOISY)), pair("x", run_of("c"), run_of("d", SLOWER))]
     file = io.StringIO()
-    console = Console(file=file, width=80, force_terminal=is_terminal)
+    console = Console(file=file, width=80, force_terminal=is_terminal, color_system="standard" if is_terminal else None)
     for one in pairs:
         print_comparison(comparison_of("run before", "run after", [one], 0.02), "table", console)
     return file.getvalue().splitlines()
