@@ -94,6 +94,8 @@ PRIVATE = 0o077
 SHARED = 0o027
 READABLE = 0o022
 """Masks for `os.umask`: nobody else, the group too, or all may read."""
+DRAFTS = ".*.part"
+"""Names of the files that a process leaves in a folder if it is killed while it writes there."""
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
@@ -161,7 +163,7 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if is_any_folder else None
     if folder is None:
         folder = open_folder(path.parent)
-    draft = f".{secrets.token_hex(8)}.part"
+    draft = DRAFTS.replace("*", secrets.token_hex(8))
     try:
         with suppress(FileNotFoundError):  # Refused before the content is made: a name too long, or a folder's.
             existing = os.stat(path.name, dir_fd=folder, follow_symlinks=False)

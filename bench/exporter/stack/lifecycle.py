@@ -33,13 +33,12 @@ from bench.exporter.stack.processes import (
 )
 from bench.exporter.stack.settings import StackSettings
 from bench.runs.files import read_small
-from collectors.files import READABLE, make_folder, replace_file, schema_version_of, try_lock
+from collectors.files import DRAFTS, READABLE, make_folder, replace_file, schema_version_of, try_lock
 from collectors.sockets import CannotListen, holder_of, listen, uids_at
 from dashboards.publishing.publish import RENDERED
 
 SCHEMA_VERSION = 1
 STATE = "state.json"
-_DRAFT = f"{STATE}.new"
 DATA, LOGS = "data", "logs"
 DATA_MARK = "made-by-observatory-stack"
 """A file beside the servers' data that says whose it is, after the state file is gone."""
@@ -434,8 +433,8 @@ def _take_down(folder: Path, state: StackState, *, keeps_data: bool) -> None:
         _delete(folder / name)
     if not keeps_data:
         _delete_data(folder)
-    for name in (STATE, _DRAFT):  # The draft is there where an `up` was killed while it wrote.
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / STATE, *folder.glob(DRAFTS)):  # Drafts are left where an `up` was killed while it wrote.
+        path.unlink(missing_ok=True)
     for made in dict.fromkeys((str(folder), *state.made_folders)):
         with suppress(OSError):  # It holds data that is kept, or somebody else's.
             Path(made).rmdir()

@@ -77,9 +77,10 @@ class User:
                 found.append(process)
         return found
 
-    def leaves_nothing(self) -> bool:
-        """Whether no process and no file is left."""
-        return self.processes() == [] and not self.home.exists()
+    def left(self) -> list[str]:
+        """The command lines of processes and the files that are left."""
+        files = [self.home, *self.home.rglob("*")] if self.home.exists() else []
+        return [*(str(process.info["cmdline"]) for process in self.processes()), *map(str, files)]
 
 
 def _free_ports(number: int) -> list[int]:
@@ -123,7 +124,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
     said = found.call("up", "--demo", "--agent", "--config", str(folder / "stack.toml"))
     yield Begun(user=found, said=said)
     found.call("down")
-    assert found.leaves_nothing()
+    assert found.left() == []
 
 
 def test_up_says_what_runs_where(begun: Begun) -> None:
@@ -303,7 +304,7 @@ def test_an_interrupted_up_leaves_nothing(user: User, tmp_path: Path, number: si
         assert command.stderr.readline().startswith("demo starts at ")
         command.send_signal(number)
         assert command.wait(60) == 130
-    assert user.leaves_nothing()
+    assert user.left() == []
 
 
 def test_down_finds_all_of_a_stack_whose_up_was_killed(user: User, tmp_path: Path) -> None:
@@ -312,10 +313,13 @@ def test_down_finds_all_of_a_stack_whose_up_was_killed(user: User, tmp_path: Pat
         assert command.stderr is not None
         assert command.stderr.readline().startswith("demo starts at ")
         command.kill()
-    time.sleep(0.5)  # What it was about to start, if anything, is there now.
+    # A server that it was starting has the command's own words until its program is loaded.
+    while any(process.info["cmdline"] == words for process in psutil.process_iter(["cmdline"])):
+        time.sleep(0.1)
+    time.sleep(0.5)
     assert user.processes() != []
     assert user.call("down").returncode == 0
-    assert user.leaves_nothing()
+    assert user.left() == []
 
 
 def test_without_programs_and_containers_both_are_named(user: User, tmp_path: Path) -> None:
@@ -325,7 +329,7 @@ def test_without_programs_and_containers_both_are_named(user: User, tmp_path: Pa
     assert said.returncode == 4
     assert "not installed: prometheus and alertmanager" in said.stderr
     assert "there is no docker to run them in containers" in said.stderr
-    assert user.leaves_nothing()
+    assert user.left() == []
 
 
 _GRAFANA = f"""#!{sys.executable}
