@@ -14,7 +14,7 @@ _WINDOWS = {"$__rate_interval": "1m", "${__interval_ms}": "15000", "$__interval"
 def select(metric: Metric, **labels: str) -> str:
     """Return the selector of the metric's series that have these labels."""
     assert set(labels) <= set(labels_of(metric)), metric.name
-    matchers = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+    matchers = ",".join(f'{label}="{value}"' for label, value in labels.items())  # OpenMetrics takes no space.
     return f"{metric.name}{{{matchers}}}" if labels else metric.name
 
 

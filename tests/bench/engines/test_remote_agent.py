@@ -184,7 +184,7 @@ def test_an_agent_whose_runner_is_stopped_or_killed_leaves_no_process(
             if number == signal.SIGSTOP:
                 runner.send_signal(signal.SIGCONT)
                 said = runner.stdout.readline()
-                assert said.startswith("interrupted the agent ended it: the connection to the runner ended: nothing")
+                assert said.startswith("interrupted the agent ended it: the connection to the runner ended: no message")
         finally:
             runner.kill()
 
