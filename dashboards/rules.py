@@ -241,7 +241,7 @@ _SERIES = re.compile(
 )
 _MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^()]*)\)")
-_ASKED_IN_TEXT = re.compile(r'\$labels\.(\w+)|(\w+)=%q|\blabel "(\w+)"')
+_USED_IN_TEXT = re.compile(r'\$labels\.(\w+)|(\w+)=%q|\blabel "(\w+)"')
 _MADE = re.compile(r'\blabel_(?:join|replace)\(.*?,\s*"(\w+)"', re.DOTALL)
 
 
@@ -254,7 +254,7 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
         if name not in _LABELS and not name.startswith("series:") and name != "up":
             yield f"{name} is no metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
     known = {*TARGET_LABELS, *_MADE.findall(rule.expression)}
-    for series in (found for text in texts for found in _SERIES.finditer(text)):
+    for series in (match for text in texts for match in _SERIES.finditer(text)):
         name, record = series["metric"], f"series:{series['metric']}{series['operation'] or ''}"
         labels = (_LABELS_OF_RECORDED if series["record"] else _LABELS).get(name)
         if series["record"] and record not in recorded:
@@ -266,9 +266,9 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
                 if label not in labels:
                     yield f'{name} has no label "{label}"; its labels are {", ".join(labels)}'
             known.update(labels)
-    asked = [label for listed in _GROUPING.findall(rule.expression) for label in re.findall(r"\w+", listed)]
-    asked += [label for text in texts[1:] for found in _ASKED_IN_TEXT.findall(text) for label in found if label]
-    for label in asked:
+    labels_used = [label for listed in _GROUPING.findall(rule.expression) for label in re.findall(r"\w+", listed)]
+    labels_used += [label for text in texts[1:] for match in _USED_IN_TEXT.findall(text) for label in match if label]
+    for label in labels_used:
         if label not in known:
             yield f'no metric of this rule has the label "{label}"; they have {", ".join(sorted(known))}'
 

@@ -68,7 +68,7 @@ class HistorySource:
     """Samples of a history, which a thread reads again and again while the context is open.
 
     Scrapes do not wait for it: a store may be slow, or absent. What was read stays when the store goes away.
-    on_notice: is told what cannot be read, from the thread.
+    on_notice: gets each problem in reading, from the thread.
     """
 
     def __init__(self, store_url: str | None, readers: Sequence[Reader], *, on_notice: Callable[[str], None]) -> None:

@@ -37,7 +37,7 @@ from collectors.prometheus.exposition import Owned
 
 
 class NewestResults:
-    """The newest results. on_notice: is told which result, or which machine, cannot be read."""
+    """The newest results. on_notice: gets the result or machine that cannot be read."""
 
     what = "results"
 

@@ -40,7 +40,7 @@ _MISSING = ("vanished", "stopped")
 
 
 class StandingVerdicts:
-    """The verdicts that stand. on_notice: is told of which suite they cannot be read."""
+    """The verdicts that stand. on_notice: gets the name of a suite whose verdicts cannot be read."""
 
     what = "verdicts"
 

@@ -56,7 +56,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Two runs beside each other.
+    """The comparison of two runs.
 
     name: of the case. a_run, b_run: their ids. trials: complete ones of each. differences: between their cases.
     is_in_turn: their trials took turns, so that figures are compared in pairs.
@@ -73,7 +73,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two sides beside each other. a, b: what they are, for people. margin: see `bench.analysis.comparison.judge`.
+    """The comparison of two sides. a, b: their names for readers. margin: see `bench.analysis.comparison.judge`.
 
     missing: a line on each case that is not compared. notes: what else a reader must know.
     """
