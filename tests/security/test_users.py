@@ -7,7 +7,7 @@ import subprocess
 
 import psutil
 
-from tests.security.users import two_users
+from tests.security.users import processes_of, two_users
 
 
 def test_each_user_reaches_the_project_and_not_the_home_of_the_other() -> None:
@@ -26,5 +26,4 @@ def test_nothing_of_the_users_is_left() -> None:
         assert psutil.Process(process.pid).uids().real == attacker.uid
     assert process.wait() == -signal.SIGKILL
     assert not folder.exists()
-    left = [p for p in psutil.process_iter() if p.uids().real == attacker.uid and p.status() != psutil.STATUS_ZOMBIE]
-    assert not left
+    assert not processes_of(attacker.uid)

@@ -113,7 +113,7 @@ def two_users() -> Iterator[tuple[User, User]]:
 
 def _free_uids() -> Iterator[int]:
     """Return user ids that no account and no process has; processes of pytest that run at once begin apart."""
-    taken = {process.uids().real for process in psutil.process_iter()}
+    taken = {process.info["uids"].real for process in psutil.process_iter(["uids"])}  # Skips those that end meanwhile.
     start = os.getpid() * 8 % _UIDS
     for number in range(_UIDS):
         uid = _FIRST_UID + (start + number) % _UIDS
@@ -124,15 +124,20 @@ def _free_uids() -> Iterator[int]:
             yield uid
 
 
+def processes_of(uid: int) -> list[psutil.Process]:
+    """Return the processes of a user that have not ended."""
+    return [
+        process
+        for process in psutil.process_iter(["uids", "status"])
+        if process.info["uids"].real == uid and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
 def _end_all(uid: int, limit_s: float = 10.0) -> None:
     """End each process of a user whom `two_users` made."""
     until_s = time.monotonic() + limit_s
     while True:
-        left = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess):
-                if process.uids().real == uid and process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(process)
+        left = processes_of(uid)
         if not left:
             return
         for process in left:

@@ -93,12 +93,12 @@ class SessionsMeanwhile(list[TrialProgress]):
 def _ranks_left(folder: Path) -> list[str]:
     """Processes whose standard error is a file of the run: its ranks and their loaders."""
     left = []
-    for process in psutil.process_iter(["pid"]):
+    for process in psutil.process_iter(["status"]):
         try:
             target = os.readlink(f"/proc/{process.pid}/fd/2")  # noqa: PTH115
         except OSError:
             continue
-        if target.startswith(f"{folder}/") and process.status() != psutil.STATUS_ZOMBIE:
+        if target.startswith(f"{folder}/") and process.info["status"] != psutil.STATUS_ZOMBIE:
             left.append(f"{process.pid} {target}")
     return left
 
