@@ -89,16 +89,19 @@ def printable(text: str) -> str:
 
 
 def interrupt_in_order() -> None:
-    """Let Ctrl-C and SIGTERM interrupt the work once, so that completed work is kept; a third one ends that as well."""
-    signals = 0
+    """Let the first Ctrl-C or SIGTERM stop the work in order, so that completed work is kept, and a second one at once.
+
+    Each raises KeyboardInterrupt: the first in the work, the second in what the first began.
+    """
+    is_first = True
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        if signals != 2:
-            raise KeyboardInterrupt
-        with contextlib.suppress(OSError):  # Not by `say`, which this may have interrupted.
-            os.write(2, b"\nStopping; completed work is kept. Press Ctrl-C again to stop now.\n")
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            with contextlib.suppress(OSError):  # Not by `say`, which this may have interrupted.
+                os.write(2, b"\nStopping; completed work is kept. Press Ctrl-C again to stop now.\n")
+        raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # As a shell starts what runs in its background.

@@ -57,16 +57,17 @@ def _environment(home: Path) -> dict[str, str]:
     return {"XDG_DATA_HOME": str(home), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_a_third_interruption_ends_what_the_first_one_left_to_be_kept() -> None:
+def test_the_first_interruption_says_how_to_stop_at_once_which_the_second_does(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in signals]
     try:
         interrupt_in_order()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
+        for said in ("\nStopping; completed work is kept. Press Ctrl-C again to stop now.\n", ""):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+            assert capfd.readouterr().err == said
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
