@@ -31,7 +31,9 @@ class RecoveredRuns:
 
     def notices(self) -> tuple[str, ...]:
         """Return messages for the user, one line each."""
-        return (*self.problems, *((f"{len(self.moved)} run(s) were found in another folder",) if self.moved else ()))
+        moved = len(self.moved)
+        words = "1 run was" if moved == 1 else f"{moved} runs were"
+        return (*self.problems, *((f"{words} found in another folder",) if moved else ()))
 
 
 def new_runs(

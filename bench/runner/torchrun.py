@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, 
 from bench.case import Case, Purpose, check, find_spec
 from bench.engines.caches import private_caches
 from bench.engines.environment import environment
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE, InfrastructureFailed, Misuse, say
 from bench.machine import machine
 from bench.rank.messages import RankOrder, Store
 from bench.rank.worker import leave, work
@@ -40,8 +40,6 @@ PURPOSE = Purpose(note="started by torchrun")
 """Marks the run as ad hoc: a trial by hand is not the newest result of its series."""
 STORE = ".store"
 """File in the run's folder through which the ranks of one node meet."""
-FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE = 0, 2, 3, 4
-"""Exit codes, as the command line has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ def ended_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
 
 def running_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
     """Return the folders of runs that a process works on, oldest first; see `run_folders`."""
-    found = run_folders(runs, of_all_users=of_all_users)
-    return (folder for folder in found if stage_of(folder) == "running")
+    return (folder for folder in run_folders(runs, of_all_users=of_all_users) if stage_of(folder) == "running")
 
 
 def stage_of(folder: Path) -> Stage:
@@ -49,8 +48,8 @@ def stage_of(folder: Path) -> Stage:
 class FollowedFolders:
     """The running runs of a folder, polled again and again; a run that has ended is not examined any more.
 
-    A poll therefore costs what the running runs cost, however many were kept. The folder is listed anew when its mtime
-    has changed, and when its mtime cannot be relied on; see SETTLED_S and AGAIN_S.
+    A poll therefore costs what the running runs cost, however many were kept. The folder is listed again if its mtime
+    has changed, or if its mtime is not reliable; see SETTLED_S and AGAIN_S.
 
     of_all_users: also follow runs of other users. stage: returns the stage of a run's folder. clock_ns: a monotonic
         clock.
@@ -78,15 +77,15 @@ class FollowedFolders:
             OSError: the folder of runs cannot be read.
         """
         self._list()
-        found: dict[str, Path] = {}
+        running: dict[str, Path] = {}
         for name in tuple(self._names):
             folder = self._runs / name
             stage = self._stage(folder)
             if stage == "running":
-                found[name] = folder
+                running[name] = folder
             elif stage == "ended":
                 self.leave_out(name)
-        return found
+        return running
 
     def leave_out(self, name: str) -> None:
         """Treat the run as ended."""
@@ -106,7 +105,7 @@ class FollowedFolders:
         elif self._listed_ns - self._changed_ns >= SETTLED_S * 1e9 and now_ns - self._listed_ns < AGAIN_S * 1e9:
             return
         with os.scandir(self._runs) as entries:
-            found = {
+            names = {
                 entry.name
                 for entry in entries
                 if entry.name in self._ended
@@ -116,8 +115,8 @@ class FollowedFolders:
                     and (self._of_all_users or is_ours(self._runs / entry.name))
                 )
             }
-        self._ended &= found
-        self._names = sorted(found - self._ended)
+        self._ended &= names
+        self._names = sorted(names - self._ended)
         self._listed_ns = now_ns
 
 
@@ -160,8 +159,7 @@ def lock_holder(folder: Path) -> str:
 def run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
     """Return the folders of this user's runs, oldest first; of_all_users: also those of others that we may read.
 
-    A run of another user is not ours to judge, to keep in a history or to delete: anyone could put one here. A link is
-    no run's folder.
+    Another user's run is not ours to judge, store or delete: anyone could put one here. A link is not a run folder.
     """
     if not runs.is_dir():
         return

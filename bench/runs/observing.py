@@ -1,4 +1,4 @@
-"""Observing a run for its diagnosis: its summary, what its ranks' and nodes' logs add, and probes of its hardware."""
+"""Collects what a diagnosis needs of a run: its summary, its ranks' and nodes' logs, and probes of its hardware."""
 
 from __future__ import annotations
 
@@ -35,36 +35,39 @@ _IDLE = ("idle", "iowait")
 
 
 def observe(summary: Summary, history: History | Absent) -> Observed:
-    """Return all that is known of the run.
+    """Return all that is known about the run.
 
-    history: where probes of its hardware are looked for, or why it cannot be read.
+    history: searched for probes of its hardware; Absent: why it cannot be read.
 
     Raises:
-        Misuse: it is a probe's run, which measures the machine, or of a strategy that is no more, or a newer version
+        Misuse: it is a probe's run, which measures the machine, or its strategy no longer exists, or a newer version
             wrote its logs.
     """
     case, folder = summary.case, Path(summary.folder)
     if case.strategy not in {spec.name for spec in SPECS}:
         raise Misuse(
-            f"run {summary.run} is of strategy {case.strategy}, which this version does not have;"
+            f"run {summary.run} has strategy {case.strategy}, which this version does not have;"
             f" `observatory show {summary.run}` shows what was measured"
         )
     if case.model is None:
         raise Misuse(
-            f"run {summary.run} is of {case.strategy}, a probe, which measures the machine and trains nothing;"
-            f" `observatory show {summary.run}` shows it, and a diagnosis is of a run of training"
+            f"run {summary.run} measures {case.strategy}, a probe, which trains nothing;"
+            f" `observatory show {summary.run}` shows it, and `observatory diagnose` takes a run of training"
         )
     case, missing = _as_of_today(case)
     if is_gone(summary.folder):
         missing.append(f"what ranks and nodes logged: {folder} is gone; --runs names the folder that it was moved to")
-    machine = _machine(summary, history)
+    try:
+        machine: Machine | None = machine_of(folder)
+    except Misuse:
+        machine = None if isinstance(history, Absent) else history.machine(summary.run)
     if machine is None:
         missing.append("the machine of the run: neither its folder nor the history tells")
     placement = read_placement(folder)
     hosts = {
-        rank: one.host
-        for one in (placement.nodes if placement is not None and len(placement.nodes) > 1 else ())
-        for rank in range(one.first_rank, one.first_rank + one.ranks)
+        rank: node.host
+        for node in (placement.nodes if placement is not None and len(placement.nodes) > 1 else ())
+        for rank in range(node.first_rank, node.first_rank + node.ranks)
     }
     try:
         nodes, allocator = tuple(_nodes(folder)), _allocator(folder, case.ranks if case.device == "cuda" else 0)
@@ -94,25 +97,18 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
 
 
 def _as_of_today(case: Case) -> tuple[Case, list[str]]:
-    """Return the case with the options that it is older than, and what is to be said of its age."""
+    """Return the case with options that were added after it was measured, and lines on its age."""
     spec = spec_of(case.strategy)
-    absent = {one.name: one.default for one in spec.options if one.name not in case.options}
-    told = []
+    absent = {option.name: option.default for option in spec.options if option.name not in case.options}
+    lines = []
     if absent:
-        told.append(f"options {', '.join(absent)}: the run is older than they are; taken as their defaults")
+        lines.append(f"options {', '.join(absent)}: the run is older than they are; their defaults are used")
     if case.version != spec.version_on(case.device):
-        told.append(
+        lines.append(
             f"the law of its definition: the run has version {case.version} of {case.strategy}, and is compared with"
             f" version {spec.version_on(case.device)}"
         )
-    return replace(case, options={**absent, **case.options}), told
-
-
-def _machine(summary: Summary, history: History | Absent) -> Machine | None:
-    try:
-        return machine_of(Path(summary.folder))
-    except Misuse:
-        return None if isinstance(history, Absent) else history.machine(summary.run)
+    return replace(case, options={**absent, **case.options}), lines
 
 
 def _device_bytes(summary: Summary, machine: Machine) -> int | None:
@@ -130,16 +126,17 @@ def _of_probes(summary: Summary, history: History | Absent) -> tuple[Link | str,
         return history.reason, {}
     try:
         link = find_link(summary, history)
-        found = history.runs(limit=PROBES_SEARCHED, strategy="pairs")
+        probes = history.runs(limit=PROBES_SEARCHED, strategy="pairs")
     except InfrastructureFailed as error:
         return str(error), {}
-    wanted = (summary.case.ranks, summary.case.nodes, summary.case.backend, summary.hardware)
+    setting = (summary.case.ranks, summary.case.nodes, summary.case.backend, summary.hardware)
     alike = [
-        one
-        for one in found
-        if one.outcome == "done" and (one.case.ranks, one.case.nodes, one.case.backend, one.hardware) == wanted
+        probe
+        for probe in probes
+        if probe.outcome == "done"
+        and (probe.case.ranks, probe.case.nodes, probe.case.backend, probe.hardware) == setting
     ]
-    pairs = {} if not alike else {pair: one.median for (pair, _), one in _largest(alike[0]).items()}
+    pairs = {} if not alike else {pair: estimate.median for (pair, _), estimate in _largest(alike[0]).items()}
     return link.reason if isinstance(link, Absent) else link, pairs
 
 
@@ -147,14 +144,14 @@ def _largest(summary: Summary) -> dict[tuple[str, ...], Estimate]:
     """Return the bandwidth of each pair at the largest size that was sent."""
     by_pair = by_labels(summary.estimates, RUN_PAIR_BANDWIDTH)
     most = max((int(size) for _, size in by_pair), default=0)
-    return {(pair, size): one for (pair, size), one in by_pair.items() if int(size) == most}
+    return {(pair, size): estimate for (pair, size), estimate in by_pair.items() if int(size) == most}
 
 
 # What logs add: retries of the allocator, and what the nodes did meanwhile
 
 
 def _allocator(folder: Path, ranks: int) -> AllocatorTrouble | None:
-    """Return what the allocators of the ranks counted, of the rank that counted most; None where none did."""
+    """Return the counts of the rank whose allocator had the most trouble; None without any."""
     worst: AllocatorTrouble | None = None
     for rank in range(ranks):
         path = folder / f"rank{rank}.jsonl"
@@ -164,7 +161,7 @@ def _allocator(folder: Path, ranks: int) -> AllocatorTrouble | None:
         by_trial: dict[int, list[Reading]] = defaultdict(list)
         for reading in readings:
             by_trial[reading.trial].append(reading)
-        # Each trial has processes of its own, which count from 0.
+        # The processes of each trial count from 0.
         retries, errors = (
             sum(int(max(values_of(of_trial, metric), default=0)) for of_trial in by_trial.values())
             for metric in (ALLOCATION_RETRIES, OUT_OF_MEMORY)
@@ -175,10 +172,7 @@ def _allocator(folder: Path, ranks: int) -> AllocatorTrouble | None:
 
 
 def _nodes(folder: Path) -> Iterator[NodeLoad]:
-    """Yield what the samples of each node tell of the time of the run.
-
-    Counters are differences between the first beat and the last.
-    """
+    """Yield the load of each node during the run; counters are differences between the first beat and the last."""
     for path in sorted(folder.glob("node*.jsonl")):
         records = read(path).records
         state, beats = NodeState(), []

@@ -174,4 +174,4 @@ def test_a_probe_is_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[st
     options = _kept(tmp_path, _link(1e9))
     capsys.readouterr()
     assert run(["diagnose", "probe", *options]) == 2
-    assert "run probe is of collectives, a probe, which measures the machine" in capsys.readouterr().err
+    assert "run probe measures collectives, a probe, which trains nothing" in capsys.readouterr().err

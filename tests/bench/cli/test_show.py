@@ -62,7 +62,7 @@ def test_a_rebuild_finds_known_runs_at_another_place(
     _, options = moved
     assert run(["show", "--rebuild", *options]) == 0
     found, taken = capsys.readouterr().err.splitlines()
-    assert found == "1 run(s) were found in another folder"
+    assert found == "1 run was found in another folder"
     assert taken.startswith("0 run(s) of ")
     assert run(["show", "--rebuild", *options]) == 0
     assert "another place" not in capsys.readouterr().err
@@ -75,7 +75,7 @@ def test_a_run_that_was_moved_is_shown_with_its_new_folder(
     assert run(["show", name, *options, "--format", "json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)[0]["folder"] == f"{options[1]}/{name}"
-    assert said.err.strip() == "1 run(s) were found in another folder"
+    assert said.err.strip() == "1 run was found in another folder"
 
 
 def test_a_timeline_is_of_the_folder_that_the_run_was_moved_to(

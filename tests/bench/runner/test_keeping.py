@@ -277,7 +277,7 @@ def test_a_known_run_whose_folder_was_moved_has_its_new_place_and_nothing_else_c
     run_dir.save(replace(kept, folder=str(moved), outcome="failed"))  # What the history says of a run stays.
     adopted = recover_runs(tmp_path / "moved", history, "sqlite:///another.sqlite")
     assert (adopted.runs, adopted.moved) == ((), (moved,))
-    assert adopted.notices() == ("1 run(s) were found in another folder",)
+    assert adopted.notices() == ("1 run was found in another folder",)
     assert history.find(kept.run) == replace(kept, folder=str(moved))
     assert history.folders() == {kept.run: str(moved)}
     assert recover_runs(tmp_path / "moved", history, None).notices() == ()

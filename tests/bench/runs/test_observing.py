@@ -98,7 +98,7 @@ def test_ranks_of_several_nodes_have_their_hosts(summary: Summary) -> None:
 
 def test_a_strategy_that_is_no_more_is_refused(summary: Summary) -> None:
     unknown = replace(summary, case=replace(summary.case, strategy="gone"))
-    with pytest.raises(Misuse, match="is of strategy gone, which this version does not have"):
+    with pytest.raises(Misuse, match="has strategy gone, which this version does not have"):
         observe(unknown, NO_HISTORY)
 
 
