@@ -152,7 +152,6 @@ def _run(engine: ClusterEngine, case: Case, machine: Machine) -> tuple[Path, Fai
         engine=engine,
         machine=machine,
         folder=engine.runs,
-        watch=lambda case, trial, steps: None,
     )
     measured.close()
     (run,), (summary,) = measured.runs, measured.summaries

@@ -231,6 +231,16 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
     return case
 
 
+def check_limit(limit_s: float) -> None:
+    """Refuse a limit of a trial that is no time.
+
+    Raises:
+        Misuse: it is below a second, infinite or NaN.
+    """
+    if not 1 <= limit_s < float("inf"):
+        raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds, 1 or more")
+
+
 def shape_of(args: CaseArgs) -> Shape:
     """Return the preset with the given dimensions in place of its own.
 

@@ -19,7 +19,7 @@ from bench.runs.summary import Summary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRuns:
-    """Summaries of the cases, in their order, before they are stored.
+    """Summaries of the cases, in their order, before they are stored. Use it in a `with`, or close it.
 
     runs: their folders stay locked until `close`, so that no other process takes them for abandoned.
     is_interrupted: the user stopped the work.
@@ -33,6 +33,12 @@ class MeasuredRuns:
     lost_beside: frozenset[str] = frozenset()
     lost_engine: bool = False
 
+    def __enter__(self) -> MeasuredRuns:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Unlock the runs' folders."""
         for run in self.runs:
@@ -44,16 +50,13 @@ class TrialSettings:
     """How trials are carried out, whatever they measure.
 
     limit_s: for one trial. keep_traces: keep traces in addition to Timelines. instrumentation: runs in extra steps.
-    store: URL of the history that will store the runs. purpose: the purpose of the runs.
-    ceiling_of: returns the FLOP/s of the fastest matrix product measured where a case runs; None if unknown.
+    purpose: the purpose of the runs.
     """
 
     limit_s: float
     keep_traces: bool = False
     instrumentation: InstrumentationOptions = NO_INSTRUMENTATION
-    store: str | None = None
     purpose: Purpose = ONE_RUN
-    ceiling_of: Callable[[Case], float | None] = lambda case: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,13 @@ class CasePlace:
 class CaseOrder:
     """A case to measure.
 
-    fault: to inject. resumes: the folder of a run whose missing trials are to be measured; None begins a new run.
+    title: what a display calls it; None: the case's own title. fault: to inject.
+    resumes: the folder of a run whose missing trials are to be measured; None begins a new run.
     place: replaces the engine and machine that the other cases share, for example for ranks of another checkout.
     """
 
     case: Case
+    title: str | None = None
     fault: Fault | None = None
     settings: TrialSettings
     resumes: Path | None = None
@@ -84,15 +89,14 @@ def alike(cases: Iterable[tuple[Case, Fault | None]], settings: TrialSettings) -
     return [CaseOrder(case=case, fault=fault, settings=settings) for case, fault in cases]
 
 
-Watch = Callable[[Case, int, int], None]
-"""Called with the case, its trial, and how many steps its slowest rank has finished."""
-
-
 class Listener:
     """Notified of what happens to the cases; this one ignores it. Measuring waits for each call to return."""
 
     def begun(self, order: CaseOrder, run: run_dir.Run) -> None:
         """The run's folder exists, and its first trial is next."""
+
+    def progressed(self, order: CaseOrder, trial: int, steps: int) -> None:
+        """The slowest rank of the trial has finished so many steps."""
 
     def trial_ended(self, order: CaseOrder, run: run_dir.Run, ended: TrialEnded) -> None:
         """A trial of the run has ended, successfully or not."""
@@ -104,13 +108,15 @@ def measure(
     engine: Engine,
     machine: Machine,
     folder: Path,
-    watch: Watch,
+    store: str | None = None,
+    ceiling_of: Callable[[Case, Machine], float | None] = lambda case, machine: None,
     listener: Listener = Listener(),  # noqa: B008  # It has no state.
     is_counterbalanced: bool = False,
 ) -> MeasuredRuns:
     """Run all trials of all cases in turn; the summaries contain what was completed, whatever happens.
 
-    folder: where run folders are created.
+    folder: where run folders are created. store: URL of the history that will store the runs.
+    ceiling_of: returns the FLOP/s of the fastest matrix product measured where a case runs; None if unknown.
     is_counterbalanced: every other trial takes the cases in reverse, A B B A A B B A, so that a machine that slows
         down steadily affects all cases alike.
 
@@ -122,7 +128,8 @@ def measure(
     shared = CasePlace(engine=engine, machine=machine)
     try:
         for order in orders:
-            active.append(_begin(order, order.place or shared, folder))
+            place = order.place or shared
+            active.append(_begin(order, place, folder, store, ceiling_of(order.case, place.machine)))
         for state in active:
             listener.begun(state.order, state.run)
     except BaseException:
@@ -138,7 +145,7 @@ def measure(
             for state in reversed(active) if is_counterbalanced and trial % 2 else active:
                 if state.trials_done <= trial < state.run.case.trials and state.cause is None:
                     present = state
-                    listener.trial_ended(state.order, state.run, _run_trial(state, trial, watch))
+                    listener.trial_ended(state.order, state.run, _run_trial(state, trial, listener))
     except KeyboardInterrupt:
         is_interrupted = True
     except InfrastructureFailed as error:
@@ -186,26 +193,25 @@ class _RunState:
     run: run_dir.Run
     order: CaseOrder
     place: CasePlace
-    ceiling_flops_per_second: float | None = None
+    ceiling_flops_per_second: float | None
     outcome: TrialOutcome = "interrupted"
     cause: FailureCause | None = None
     trials_done: int = 0
 
 
-def _begin(order: CaseOrder, place: CasePlace, folder: Path) -> _RunState:
-    case, settings = order.case, order.settings
-    trials_done = 0
+def _begin(order: CaseOrder, place: CasePlace, folder: Path, store: str | None, ceiling: float | None) -> _RunState:
+    case, trials_done = order.case, 0
     if order.resumes is None:
-        run = run_dir.begin(case, place.machine, folder, order.fault, settings.store, settings.purpose)
+        run = run_dir.begin(case, place.machine, folder, order.fault, store, order.settings.purpose)
     else:
         run, trials_done = resume(order.resumes, place.machine)
     outcome: TrialOutcome = "done" if trials_done >= case.trials else "interrupted"
-    return _RunState(run, order, place, settings.ceiling_of(case), outcome=outcome, trials_done=trials_done)
+    return _RunState(run, order, place, ceiling, outcome=outcome, trials_done=trials_done)
 
 
-def _run_trial(active: _RunState, trial: int, watch: Watch) -> TrialEnded:
+def _run_trial(active: _RunState, trial: int, listener: Listener) -> TrialEnded:
     case, settings = active.run.case, active.order.settings
-    watch(case, trial, 0)
+    listener.progressed(active.order, trial, 0)
     ended = active.place.engine.run(
         TrialOrder(
             run=active.run.id,
@@ -217,7 +223,7 @@ def _run_trial(active: _RunState, trial: int, watch: Watch) -> TrialEnded:
             ceiling_flops_per_second=active.ceiling_flops_per_second,
             fault=active.order.fault,
         ),
-        lambda progress: watch(case, progress.trial, progress.steps),
+        lambda progress: listener.progressed(active.order, progress.trial, progress.steps),
     )
     if ended.outcome == "interrupted":
         # The runner did not ask for it: the agent heard nothing, because this process was stopped or its machine slept.

@@ -25,10 +25,15 @@ BASELINES_SEEN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistedRuns:
-    """Summaries as they were stored, and the errors of places that could not store one."""
+    """Summaries as they were stored, and the errors of places that could not store one.
+
+    is_interrupted, lost_engine: how measuring them ended, as in `MeasuredRuns`.
+    """
 
     summaries: tuple[Summary, ...]
     failures: tuple[InfrastructureFailed, ...]
+    is_interrupted: bool = False
+    lost_engine: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

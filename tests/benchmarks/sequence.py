@@ -137,7 +137,6 @@ def _measure(cases: Sequence[Case]) -> tuple[Summary, ...]:
             engine=engine,
             machine=machine,
             folder=Path(folder),
-            watch=lambda case, trial, steps: None,
         )
         measured.close()
         summaries = persist(measured.summaries, machine, history, explicit_baseline=None).summaries

@@ -84,7 +84,6 @@ def _measure(cases: list[Case], folder: Path) -> tuple[Summary, ...]:
             engine=engine,
             machine=machine,
             folder=folder,
-            watch=lambda case, trial, steps: None,
         )
         measured.close()
         return persist(measured.summaries, machine, history, explicit_baseline=None).summaries

@@ -205,7 +205,7 @@ def test_a_requeued_job_goes_on_where_it_was(slurm: Slurm, short_path: Path) -> 
     finally:
         subprocess.run(["scancel", job], env=slurm.environment, capture_output=True, timeout=60)
     said = (short_path / "said").read_text()
-    assert "goes on" in said
+    assert " continues" in said
     assert (_state(night).outcome, len(_state(night).case("ddp").trials_done)) == ("done", 2), said
 
 

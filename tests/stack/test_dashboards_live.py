@@ -164,12 +164,12 @@ def _measure_before(folder: Path, store: str) -> None:
         measured = measure(
             alike(
                 [(SINGLE, None), (DDP, None), (PIPELINE, None)],
-                TrialSettings(limit_s=60, store=store, purpose=Purpose(origin="nightly")),
+                TrialSettings(limit_s=60, purpose=Purpose(origin="nightly")),
             ),
             engine=engine,
             machine=NODE,
             folder=folder,
-            watch=lambda case, trial, steps: None,
+            store=store,
         )
         persist(measured.summaries, NODE, history, explicit_baseline=None)
         history.save_suite(SUITE)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bench.analysis.comparison import FigureChange, changes, judge
-from bench.cli.compare.ab import Places, Turns, take_turns
-from bench.engines.local import LocalEngine
-from bench.errors import InfrastructureFailed
+from bench.cli.compare.ab import ad_hoc_order, take_turns
 from bench.reports.comparison import NoiseReport, SeriesNoise
-from bench.runner.measure import CasePlace
-from bench.runner.patient_store import PatientStore
+from bench.reports.format import plural
+from bench.runner.persist import PersistedRuns
+from bench.runner.session import Session
 from bench.runs.history import History
 from bench.runs.nights import nights_of, noise_over
 from bench.runs.summary import Summary
@@ -22,61 +21,56 @@ NIGHTS_SEARCHED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Both runs of each case, in the suite's order, and how it ended."""
+class CasePair:
+    """Both runs of a case of the suite, as they were stored. name: of the case."""
 
-    pairs: tuple[tuple[str, Summary, Summary], ...]
-    failures: tuple[InfrastructureFailed, ...]
-    is_interrupted: bool = False
+    name: str
+    runs: PersistedRuns
 
 
-def measure_twice(suite: str, cases: Sequence[PlannedCase], places: Places) -> Measured:
-    """Measure each case twice in turn, one case after the other, and keep the runs as ad hoc.
+def measure_twice(
+    suite: str, cases: Sequence[PlannedCase], session: Session, *, is_drawn: bool | None
+) -> list[CasePair]:
+    """Measure each case twice in turn, one case after the other, and store the runs as ad hoc.
+
+    The list ends with the case in which a person ended it or the engine failed.
 
     Raises:
         InfrastructureFailed: nothing can be started or stored.
     """
-    pairs: list[tuple[str, Summary, Summary]] = []
-    failures: list[InfrastructureFailed] = []
-    with places.open_store() as store, LocalEngine(places.runs) as engine:
-        place = CasePlace(engine=engine, machine=engine.machine())
-        for planned in cases:
-            turns = _twice(suite, planned, place, replace(places, limit_s=planned.suite_case.limit_s), store)
-            first, second = turns.kept.summaries
-            pairs.append((planned.suite_case.name, first, second))
-            failures += turns.kept.failures
-            if turns.is_interrupted or turns.lost_engine:
-                return Measured(pairs=tuple(pairs), failures=tuple(failures), is_interrupted=turns.is_interrupted)
-    return Measured(pairs=tuple(pairs), failures=tuple(failures))
+    pairs: list[CasePair] = []
+    for planned in cases:
+        assert planned.case is not None, "a case without refusal is resolved"
+        name, limit_s = planned.suite_case.name, planned.suite_case.limit_s
+        titles = (f"{name}, first", f"{name}, second")
+        orders = [ad_hoc_order(title, planned.case, f"compare --aa {suite}: {title}", limit_s) for title in titles]
+        runs = take_turns(orders, session, is_drawn=is_drawn)
+        pairs.append(CasePair(name=name, runs=runs))
+        if runs.is_interrupted or runs.lost_engine:
+            break
+    return pairs
 
 
-def _twice(suite: str, planned: PlannedCase, place: CasePlace, places: Places, store: PatientStore) -> Turns:
-    assert planned.case is not None, "a case without refusal is resolved"
-    name = planned.suite_case.name
-    orders = [
-        (f"{name}, {word}", replace(planned.case), place, f"compare --aa {suite}: {name}, {word}")
-        for word in ("first", "second")
-    ]
-    return take_turns(orders, places, store)
+# The report.
 
 
-# What it tells.
-
-
-def report_of(suite: str, measured: Measured, history: History | None, missing: Iterable[str] = ()) -> NoiseReport:
-    """Return the noise of each series that was measured twice, and how many false differences there were.
+def report_of(
+    suite: str, pairs: Sequence[CasePair], history: History | None, missing: Iterable[str] = ()
+) -> NoiseReport:
+    """Return the noise of each series that was measured twice, and the number of false differences.
 
     history: of earlier nights; None where the store does not answer.
     """
     compared: list[tuple[str, Summary, list[FigureChange]]] = []
     lines = list(missing)
-    for name, first, second in measured.pairs:
+    for pair in pairs:
+        first, second = pair.runs.summaries
         if (trials := min(first.trials_done, second.trials_done)) < 2:
             why = first.cause or second.cause
             reason = "" if why is None else f" ({why.text})"
-            lines.append(f"{name} tells nothing: {trials} complete trial(s), of 2 that are needed{reason}")
+            lines.append(f"{pair.name} has only {plural(trials, 'complete trial')} of the 2 that noise needs{reason}")
             continue
-        compared.append((name, first, changes(first.estimates, second.estimates, is_paired=True)))
+        compared.append((pair.name, first, changes(first.estimates, second.estimates, is_paired=True)))
     series: list[SeriesNoise] = []
     for name, first, changed in compared:
         past = () if history is None else history.baselines(first.case.key(), first.hardware, NIGHTS_SEARCHED)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from bench.case import LONGEST_NOTE, Case, Purpose, known_options
 from bench.engines.local import LocalEngine
-from bench.errors import InfrastructureFailed, Misuse
-from bench.machine.device_checks import check_torch
+from bench.errors import Misuse
 from bench.machine.gpus import read_memory
+from bench.reports.suites.progress import Progress
 from bench.runner.case_args import CaseArgs, NodeResources, case_of_args, check_room, read_node
 from bench.runner.checkouts import Checkout, check_checkout, check_out
-from bench.runner.measure import CaseOrder, CasePlace, TrialSettings, measure
-from bench.runner.patient_store import PatientStore
-from bench.runner.persist import PersistedRuns, persist
-from bench.runs.history import History
-from bench.runs.run_dir import check_place
-from bench.runs.summary import Summary
+from bench.runner.measure import CaseOrder, CasePlace, TrialSettings
+from bench.runner.persist import PersistedRuns
+from bench.runner.session import Session
 from workloads.cost_models.shape import DIMENSIONS
 
 _ALIKE = ("trials", "steps", "warm_up", "trace_steps", "seed")
@@ -29,45 +25,11 @@ _NUMBERS = ("ranks", "threads", *DIMENSIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One side as a person asks for it. settings: KEY=VALUE texts. checkout: a folder or commit; None: this program."""
+class SideRequest:
+    """One side as a person requests it. settings: KEY=VALUE texts. checkout: a folder or commit; None: this program."""
 
     settings: tuple[str, ...] = ()
     checkout: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where runs are kept, how long a trial may take, and who is told what goes on."""
-
-    runs: Path
-    store: str | None
-    limit_s: float
-    tell: Callable[[str], None]
-
-    def check(self) -> None:
-        """Refuse what cannot be, before anything starts.
-
-        Raises:
-            Misuse: the limit is no time.
-            InfrastructureFailed: the places cannot be used.
-        """
-        if not 1 <= self.limit_s < float("inf"):
-            raise Misuse(f"limit is {self.limit_s:g}; it must be a number of seconds, 1 or more")
-        check_place(self.runs)
-
-    def open_store(self) -> PatientStore:
-        """Return the store, which may be down: what is measured meanwhile stays in the folders of its runs."""
-        return PatientStore(History(self.store), runs=self.runs, url=self.store, tell=self.tell, work="comparison")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """What was measured in turn: the runs of each order, as they were kept, and whether a person ended it."""
-
-    kept: PersistedRuns
-    is_interrupted: bool = False
-    lost_engine: bool = False
 
 
 # The sides as cases.
@@ -80,22 +42,22 @@ def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs
     the strategy.
 
     Raises:
-        Misuse: a text is no KEY=VALUE, a key is given twice or must be alike on both sides, or a number is none.
+        Misuse: a text is not KEY=VALUE, a key is given twice or must be alike on both sides, or a value is no number.
     """
-    keys = {one.name for one in fields(CaseArgs)} - {"dimensions", "options", "shape_name", *_ALIKE}
+    keys = {field.name for field in fields(CaseArgs)} - {"dimensions", "options", "shape_name", *_ALIKE}
     seen: set[str] = set()
     options = list(args.options)
     for text in settings:
         key, equals, value = text.partition("=")
         key = key.replace("-", "_")
         if not equals or not value:
-            raise Misuse(f'--{side} "{text}" has no value; write it as KEY=VALUE, such as --{side} bucket_mb=1')
+            raise Misuse(f'--{side} "{text}" has no value; write it as KEY=VALUE, for example --{side} bucket_mb=1')
         if key in seen:
             raise Misuse(f"--{side} gives {key} twice; give it once")
         seen.add(key)
         if key in _ALIKE:
             raise Misuse(
-                f"--{side} {key} cannot be of one side: both are measured alike; give --{key.replace('_', '-')}"
+                f"--{side} {key} cannot be set for one side: both are measured alike; use --{key.replace('_', '-')}"
             )
         if (key in _NUMBERS and not value.isascii()) or (key in _NUMBERS and not value.isdigit()):
             raise Misuse(f'--{side} {key} is "{value}"; it must be a whole number')
@@ -111,7 +73,7 @@ def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs
             options = [option for option in options if option.partition("=")[0] != key] + [f"{key}={value}"]
     if "strategy" in seen:  # An option that both sides were given and that this strategy lacks is the other's.
         known = {option.name for option in known_options(args.strategy)}
-        options = [one for one in options if one.partition("=")[0] in known | seen]
+        options = [option for option in options if option.partition("=")[0] in known | seen]
     return replace(args, options=tuple(options))
 
 
@@ -158,7 +120,7 @@ class PlannedSide:
         return f"{self.case.title}, {self.words}" if self.words else self.case.title
 
 
-def plan_side(letter: str, args: CaseArgs, wanted: Wanted, node: NodeResources) -> PlannedSide:
+def plan_side(letter: str, args: CaseArgs, request: SideRequest, node: NodeResources) -> PlannedSide:
     """Return one side, checked against this machine.
 
     Raises:
@@ -166,17 +128,16 @@ def plan_side(letter: str, args: CaseArgs, wanted: Wanted, node: NodeResources) 
     """
     side = letter.lower()
     try:
-        own = check_choices(args_of_side(args, wanted.settings, side), side)
+        own = check_choices(args_of_side(args, request.settings, side), side)
         case = case_of_args(own, None if own.ranks is None else own.ranks[0], node)
         crowds = check_room(case, node, read_memory(node.gpus.gpus) if case.device == "cuda" else ())
     except Misuse as error:
         raise Misuse(f"side {letter}: {error}") from None
-    words = [*wanted.settings, *([] if wanted.checkout is None else [f"checkout {wanted.checkout}"])]
-    # Two sides may be one case: each has an object of its own, by which it is told apart while it runs.
-    return PlannedSide(letter=letter, case=replace(case), words=" ".join(words), crowds=crowds)
+    words = [*request.settings, *([] if request.checkout is None else [f"checkout {request.checkout}"])]
+    return PlannedSide(letter=letter, case=case, words=" ".join(words), crowds=crowds)
 
 
-def plan_sides(args: CaseArgs, a: Wanted, b: Wanted) -> tuple[PlannedSide, PlannedSide]:
+def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedSide, PlannedSide]:
     """Return both sides; start nothing.
 
     Raises:
@@ -188,106 +149,80 @@ def plan_sides(args: CaseArgs, a: Wanted, b: Wanted) -> tuple[PlannedSide, Plann
             " --aa SUITE` measures how much two of the same differ)"
         )
     node = read_node()
-    one, other = plan_side("A", args, a, node), plan_side("B", args, b, node)
-    if one.case == other.case and a.checkout == b.checkout:
+    sides = plan_side("A", args, a, node), plan_side("B", args, b, node)
+    a_case, b_case = (side.case for side in sides)
+    if a_case == b_case and a.checkout == b.checkout:
+        raise Misuse(f"A and B come to the same case, {a_case.title}: what they set is the default; set something else")
+    if a_case.device != b_case.device:
         raise Misuse(
-            f"A and B come to the same case, {one.case.title}: what they set is the default; set something else"
+            f"A runs on {a_case.device} and B on {b_case.device}; figures of different hardware are not of one series"
         )
-    if one.case.device != other.case.device:
-        raise Misuse(
-            f"A runs on {one.case.device} and B on {other.case.device}; figures of different hardware are not of one"
-            " series"
-        )
-    if (one.case.model is None or other.case.model is None) and one.case.strategy != other.case.strategy:
-        raise Misuse(f"A is {one.case.strategy} and B {other.case.strategy}, which measure different things")
+    if (a_case.model is None or b_case.model is None) and a_case.strategy != b_case.strategy:
+        raise Misuse(f"A is {a_case.strategy} and B {b_case.strategy}, which measure different things")
     if args.trials < 2:
         raise Misuse(f"trials is {args.trials}; two sides are compared by 2 trials or more, best 6: --trials 6")
-    return one, other
+    return sides
 
 
 # Measuring.
 
 
-def measure_sides(sides: Sequence[PlannedSide], wanted: Sequence[Wanted], places: Places) -> Turns:
-    """Measure the sides in turn, A B B A, and keep their runs as ad hoc.
+@contextmanager
+def checked_out(sides: Sequence[PlannedSide], requests: Sequence[SideRequest]) -> Iterator[None]:
+    """Have the source trees that the sides name, each checked, for as long as the context is open.
 
     Raises:
-        Misuse: a checkout cannot be used, or the ranks cannot use torch or the GPUs as asked.
-        InfrastructureFailed: nothing can be started or stored.
+        Misuse: a checkout cannot be used, or both are the same tree.
     """
     with ExitStack() as stack:
-        for side, one in zip(sides, wanted, strict=True):  # What is wrong with one is said before anything is written.
-            if one.checkout is not None:
-                side.checkout = stack.enter_context(check_out(one.checkout))
+        for side, request in zip(sides, requests, strict=True):
+            if request.checkout is not None:
+                side.checkout = stack.enter_context(check_out(request.checkout))
                 check_checkout(side.checkout, side.case)
         trees = [None if side.checkout is None else side.checkout.commit or side.source for side in sides]
         if len(set(trees)) == 1 and sides[0].case == sides[1].case:
             raise Misuse(f"--checkout-a and --checkout-b are the same tree, {trees[0]}; name two")
-        store = stack.enter_context(places.open_store())
+        yield
+
+
+def measure_sides(
+    sides: Sequence[PlannedSide], session: Session, limit_s: float, *, is_drawn: bool | None
+) -> PersistedRuns:
+    """Measure the sides in turn, A B B A, and store their runs as ad hoc.
+
+    Raises:
+        Misuse: the ranks cannot use torch or the GPUs as requested.
+        InfrastructureFailed: nothing can be started or stored.
+    """
+    with ExitStack() as stack:
         for side in sides:
             if side.checkout is not None:
-                places.tell(f"{side.letter}: its ranks run from {side.checkout.title}")
-        # Sides of one source tree share an agent, which tells its machine once.
-        of_source: dict[Path | None, CasePlace] = {}
+                session.tell(f"{side.letter}: its ranks run from {side.checkout.title}")
+        # Sides of one source tree share an engine, and this program's is the session's.
+        places: dict[Path | None, CasePlace | None] = {None: None}
         for side in sides:
-            if side.source not in of_source:
-                engine = stack.enter_context(LocalEngine(places.runs, source=side.source))
-                of_source[side.source] = CasePlace(engine=engine, machine=engine.machine())
-        orders = [(side.title, side.case, of_source[side.source], f"compare --ab: {side.title}") for side in sides]
-        return take_turns(orders, places, store)
+            if side.source not in places:
+                engine = stack.enter_context(LocalEngine(session.runs, source=side.source))
+                places[side.source] = CasePlace(engine=engine, machine=engine.machine())
+        orders = [
+            ad_hoc_order(side.title, side.case, f"compare --ab: {side.title}", limit_s, places[side.source])
+            for side in sides
+        ]
+        return take_turns(orders, session, is_drawn=is_drawn)
 
 
-def take_turns(orders: Sequence[tuple[str, Case, CasePlace, str]], places: Places, store: PatientStore) -> Turns:
-    """Measure the cases in turn, A B B A, and keep their runs.
+def ad_hoc_order(title: str, case: Case, note: str, limit_s: float, place: CasePlace | None = None) -> CaseOrder:
+    """Return the order of a case whose run is no newest result of its series."""
+    settings = TrialSettings(limit_s=limit_s, purpose=Purpose(note=shortened_note(note)))
+    return CaseOrder(case=case, title=title, settings=settings, place=place)
 
-    orders: title, case, place and note of each; the cases are objects of their own.
-    """
-    titles = {id(case): title for title, case, _, _ in orders}
-    begun_s = time.monotonic()
-    told: set[tuple[int, int]] = set()
 
-    def watch(case: Case, trial: int, steps: int) -> None:
-        if (id(case), trial) not in told:
-            told.add((id(case), trial))
-            elapsed_s = time.monotonic() - begun_s
-            places.tell(f"{titles[id(case)]}: trial {trial + 1} of {case.trials} begins after {elapsed_s:.0f} s")
-
-    for _, case, place, _ in orders:
-        check_torch(case, place.machine)
-    measured = measure(
-        [
-            CaseOrder(
-                case=case,
-                settings=TrialSettings(
-                    limit_s=places.limit_s, store=places.store, purpose=Purpose(note=shortened_note(note))
-                ),
-                place=place,
-            )
-            for _, case, place, note in orders
-        ],
-        engine=orders[0][2].engine,
-        machine=orders[0][2].machine,
-        folder=places.runs,
-        watch=watch,
-        is_counterbalanced=True,
-    )
-    summaries: list[Summary] = []
-    failures: list[InfrastructureFailed] = []
-    try:
-        history = store.ready()
-        failures += [] if store.failure is None else [store.failure]
-        # Each side is kept with its own machine, whose commit may be another.
-        for summary, (_, _, place, _) in zip(measured.summaries, orders, strict=True):
-            kept = persist([summary], place.machine, history, None)
-            summaries += kept.summaries
-            failures += kept.failures
-    finally:
-        measured.close()
-    return Turns(
-        kept=PersistedRuns(summaries=tuple(summaries), failures=tuple(failures)),
-        is_interrupted=measured.is_interrupted,
-        lost_engine=measured.lost_engine,
-    )
+def take_turns(orders: Sequence[CaseOrder], session: Session, *, is_drawn: bool | None) -> PersistedRuns:
+    """Measure the cases in turn, A B B A, and store their runs. is_drawn: see `Progress`."""
+    with Progress(orders, tell=session.tell, is_drawn=is_drawn) as bars:
+        measured = session.measure(orders, bars, is_counterbalanced=True)
+    with measured:
+        return session.keep(measured)
 
 
 def shortened_note(text: str) -> str:

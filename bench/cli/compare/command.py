@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,15 @@ from bench.cli.completion import complete_run, complete_strategy, complete_suite
 from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedText, Ratio
 from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options
 from bench.cli.suite.plan import ONLY, SETTINGS
-from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, InfrastructureFailed, Misuse, say
+from bench.errors import CASE_FAILED, FINE, InfrastructureFailed, Misuse, say
 from workloads.cost_models.shape import DIMENSIONS
 
 if TYPE_CHECKING:
     from bench.analysis.comparison import FigureChange
-    from bench.cli.compare.ab import Places
     from bench.cli.compare.sides import Pair, Side
     from bench.reports.comparison import Comparison
-    from bench.runner.case_args import CaseArgs
+    from bench.runner.persist import PersistedRuns
+    from bench.runner.session import Session
     from bench.runs.history import History
     from bench.runs.summary import Summary
 
@@ -38,7 +39,7 @@ GROUPS = {
     "Both sides (--ab)": ("device", "backend", "precision", "threads", "seed", "shape_name", *DIMENSIONS),
     "How they are measured (--ab)": ("trials", "steps", "warm_up", "trace_steps", "limit_s"),
     "One side twice (--aa)": ("settings", "only"),
-    "Where it is kept, and what is said": ("runs_folder", "store_url", "format_name", "quiet"),
+    "Where results go, and messages": ("runs_folder", "store_url", "format_name", "quiet"),
 }
 _DIFFERENCES_SHOWN = 6
 
@@ -51,9 +52,9 @@ _DIFFERENCES_SHOWN = 6
     type=Ratio(),
     default=0.02,
     show_default=True,
-    help="Largest change that does not matter: same is an interval within it.",
+    help="Largest change that does not matter; an interval within it counts as `same`.",
 )
-@click.option("--all", "has_all", is_flag=True, help="All figures, and not only the main ones.")
+@click.option("--all", "has_all", is_flag=True, help="All figures instead of the main ones.")
 @click.option(
     "--ab",
     "strategy",
@@ -85,7 +86,7 @@ _DIFFERENCES_SHOWN = 6
 @LIMIT
 @SETTINGS
 @ONLY
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors and the final result.")
 @RUNS
 @SHARING
 @STORE
@@ -94,9 +95,9 @@ def command(**parameters: Any) -> int:
     """Compare two runs, suites or commits, and tell differences from noise.
 
     A and B are runs, suite runs or commits of the history, each by the beginning of its name. With --ab both sides are
-    measured now, in turn, which is the honest way on a noisy machine. With --aa one side is measured twice: how much
-    does the same differ, and how many trials does it take to see a change? A comparison is a look and no gate: it ends
-    with code 0 whatever became worse.
+    measured now, in turn, which is the honest way on a noisy machine. With --aa one side is measured twice, which shows
+    how much equal measurements differ, and how many trials make a change visible. A comparison is no gate: it ends with
+    code 0 whatever became worse.
 
     \b
     Example:
@@ -124,7 +125,7 @@ def _mode(parameters: dict[str, Any], given: dict[str, str]) -> str:
     """
     named = [name for name in ("a", "b") if parameters[name] is not None]
     if parameters["strategy"] is not None and parameters["suite_name"] is not None:
-        raise Misuse("--ab and --aa cannot be together; take one of them")
+        raise Misuse("--ab and --aa exclude each other; use one of them")
     mode = "ab" if parameters["strategy"] is not None else "aa" if parameters["suite_name"] is not None else "look"
     if mode == "look" and len(named) < 2:
         raise Misuse(
@@ -132,7 +133,7 @@ def _mode(parameters: dict[str, Any], given: dict[str, str]) -> str:
             " show` lists runs), --ab STRATEGY measures two sides now, and --aa SUITE one side twice"
         )
     if mode != "look" and named:
-        raise Misuse(f"--{mode} measures now, and takes no A and B of the history; leave {parameters[named[0]]} out")
+        raise Misuse(f"--{mode} measures now, and takes no A and B from the history; leave {parameters[named[0]]} out")
     foreign = {
         "look": (*_OF_AB, *_OF_AA),
         "ab": _OF_AA,
@@ -141,9 +142,9 @@ def _mode(parameters: dict[str, Any], given: dict[str, str]) -> str:
     wrong = [option for name, option in given.items() if name in foreign]
     if wrong:
         why = {
-            "look": "is of measuring now; add --ab STRATEGY or --aa SUITE",
-            "ab": "is of --aa; leave it out",
-            "aa": "is not of --aa: a suite says what its cases are, and --set KEY=VALUE what is otherwise",
+            "look": "is for measuring now; add --ab STRATEGY or --aa SUITE",
+            "ab": "is for --aa; leave it out",
+            "aa": "is not for --aa: the suite defines its cases, and --set KEY=VALUE changes them",
         }[mode]
         raise Misuse(f"{wrong[0]} {why}")
     return mode
@@ -169,8 +170,9 @@ def _look(parameters: dict[str, Any]) -> int:
         if not isinstance(error, NoStoreYet):
             say(f"both runs are read from their folders: {error}")
     notes = (*a.notes, *b.notes, *lines)
-    found = comparison_of(a.title, b.title, matched.pairs, parameters["margin"], missing=matched.missing, notes=notes)
-    print_comparison(found, parameters["format_name"], has_all=parameters["has_all"])
+    margin = parameters["margin"]
+    comparison = comparison_of(a.title, b.title, matched.pairs, margin, missing=matched.missing, notes=notes)
+    print_comparison(comparison, parameters["format_name"], has_all=parameters["has_all"])
     return CASE_FAILED if matched.is_incomplete else FINE
 
 
@@ -200,33 +202,33 @@ def comparison_of(
     missing: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Comparison:
-    """Return what differs between the runs of each pair, judged together."""
+    """Return the differences between the runs of each pair, judged together."""
     from bench.analysis.comparison import changes, judge
     from bench.reports.comparison import Compared, Comparison
 
-    found: list[list[FigureChange]] = [
-        changes(one.a.estimates, one.b.estimates, is_paired=one.is_in_turn) for one in pairs
+    changed: list[list[FigureChange]] = [
+        changes(pair.a.estimates, pair.b.estimates, is_paired=pair.is_in_turn) for pair in pairs
     ]
-    judged = iter(judge([change for of_pair in found for change in of_pair], margin=margin))
+    judged = iter(judge([change for of_pair in changed for change in of_pair], margin=margin))
     compared = [
         Compared(
-            name=one.name,
-            a_run=one.a.run,
-            b_run=one.b.run,
-            trials=(one.a.trials_done, one.b.trials_done),
-            differences=one.differences,
-            is_in_turn=one.is_in_turn,
+            name=pair.name,
+            a_run=pair.a.run,
+            b_run=pair.b.run,
+            trials=(pair.a.trials_done, pair.b.trials_done),
+            differences=pair.differences,
+            is_in_turn=pair.is_in_turn,
             figures=tuple(next(judged) for _ in of_pair),
         )
-        for one, of_pair in zip(pairs, found, strict=True)
+        for pair, of_pair in zip(pairs, changed, strict=True)
     ]
     return Comparison(a=a, b=b, margin=margin, compared=tuple(compared), missing=missing, notes=notes)
 
 
 def machine_lines(pairs: Sequence[Pair], history: History | None) -> tuple[str, ...]:
-    """Return in one line what differs between the machines and programs of the runs; nothing where all are alike.
+    """Return a line with the differences between the machines and programs of the runs; nothing if all are alike.
 
-    history: None where it cannot be read.
+    history: None if it cannot be read.
     """
     from bench.machine.machine_diff import differences
     from bench.runs.run_dir import machine_of
@@ -235,123 +237,125 @@ def machine_lines(pairs: Sequence[Pair], history: History | None) -> tuple[str, 
         known = None if history is None else history.machine(summary.run)
         return known or machine_of(Path(summary.folder))
 
-    found = dict.fromkeys(
-        f"{one.field} {one.before[:40]} -> {one.now[:40]}"
-        for pair in pairs
-        for one in differences(machine(pair.a), machine(pair.b))
+    lines = list(
+        dict.fromkeys(
+            f"{difference.field} {difference.before[:40]} -> {difference.now[:40]}"
+            for pair in pairs
+            for difference in differences(machine(pair.a), machine(pair.b))
+        )
     )
-    if not found:
+    if not lines:
         return ()
-    more = f" and {len(found) - _DIFFERENCES_SHOWN} more" if len(found) > _DIFFERENCES_SHOWN else ""
-    return (f"the machine or the program differs, too: {'; '.join(list(found)[:_DIFFERENCES_SHOWN])}{more}",)
+    more = f" and {len(lines) - _DIFFERENCES_SHOWN} more" if len(lines) > _DIFFERENCES_SHOWN else ""
+    return (f"the machine or the program also differs: {'; '.join(lines[:_DIFFERENCES_SHOWN])}{more}",)
 
 
 # Measured now.
 
 
-def _places(parameters: dict[str, Any]) -> Places:
-    from bench.cli.compare.ab import Places
+def _check(parameters: dict[str, Any]) -> None:
+    """Refuse, before anything starts, a limit that is no time and a folder of runs that cannot be used."""
+    from bench.runner.case_args import check_limit
+    from bench.runs.run_dir import check_place
 
-    found = Places(
-        runs=parameters["runs_folder"],
-        store=parameters["store_url"],
-        limit_s=parameters["limit_s"],
-        tell=(lambda line: None) if parameters["quiet"] else say,
-    )
-    found.check()
-    return found
+    check_limit(parameters["limit_s"])
+    check_place(parameters["runs_folder"])
+
+
+def _open_session(parameters: dict[str, Any]) -> AbstractContextManager[Session]:
+    from bench.runner.session import open_session
+
+    tell = (lambda line: None) if parameters["quiet"] else say
+    return open_session(runs=parameters["runs_folder"], store_url=parameters["store_url"], tell=tell, work="comparison")
 
 
 def _measure_sides(parameters: dict[str, Any]) -> int:
-    from bench.cli.compare.ab import Wanted, measure_sides, plan_sides
+    from bench.cli.compare.ab import SideRequest, checked_out, measure_sides, plan_sides
     from bench.cli.compare.sides import pair
     from bench.errors import interrupt_in_order
     from bench.reports.comparison import print_comparison
-    from bench.reports.summary import cause_lines
-
-    places = _places(parameters)
-    wanted = [Wanted(settings=parameters[f"{side}_settings"], checkout=parameters[f"{side}_checkout"]) for side in "ab"]
-    sides = plan_sides(_args(parameters), *wanted)
-    for line in dict.fromkeys(line for side in sides for line in side.crowds):
-        places.tell(line)
-    interrupt_in_order()
-    turns = measure_sides(sides, wanted, places)
-    a, b = turns.kept.summaries
-    if a.trials_done and b.trials_done:
-        a_title, b_title = (f"{side.description} (run {one.run})" for side, one in zip(sides, (a, b), strict=True))
-        notes = () if a.commit == b.commit else (f"commit {a.commit} -> {b.commit}",)
-        pairs = [pair(a.case.title, a, b)]
-        found = comparison_of(a_title, b_title, pairs, parameters["margin"], notes=notes)
-        print_comparison(found, parameters["format_name"], has_all=parameters["has_all"])
-    else:
-        say("no trial is complete on both sides, so there is nothing to compare")
-    for line in [line for one in (a, b) for line in cause_lines(one)]:
-        say(line)
-    return _code((a, b), turns.kept.failures, is_interrupted=turns.is_interrupted)
-
-
-def _args(parameters: dict[str, Any]) -> CaseArgs:
     from bench.runner.case_args import CaseArgs
 
-    given = {one.name: parameters[one.name] for one in fields(CaseArgs) if one.name not in ("dimensions", "ranks")}
-    dimensions = {name: parameters[name] for name in DIMENSIONS}
-    return CaseArgs(
-        **given, dimensions=dimensions, ranks=None if parameters["ranks"] is None else (parameters["ranks"],)
+    _check(parameters)
+    requests = [
+        SideRequest(settings=parameters[f"{side}_settings"], checkout=parameters[f"{side}_checkout"]) for side in "ab"
+    ]
+    names = {field.name for field in fields(CaseArgs)} - {"dimensions", "ranks"}
+    args = CaseArgs(
+        **{name: parameters[name] for name in names},
+        dimensions={name: parameters[name] for name in DIMENSIONS},
+        ranks=None if parameters["ranks"] is None else (parameters["ranks"],),
     )
+    sides = plan_sides(args, *requests)
+    if not parameters["quiet"]:
+        for line in dict.fromkeys(line for side in sides for line in side.crowds):
+            say(line)
+    interrupt_in_order()  # A commit that is checked out is removed also after SIGTERM.
+    with checked_out(sides, requests), _open_session(parameters) as session:
+        runs = measure_sides(sides, session, parameters["limit_s"], is_drawn=False if parameters["quiet"] else None)
+    a, b = runs.summaries
+    if a.trials_done and b.trials_done:
+        a_title, b_title = (
+            f"{side.description} (run {summary.run})" for side, summary in zip(sides, (a, b), strict=True)
+        )
+        notes = () if a.commit == b.commit else (f"commit {a.commit} -> {b.commit}",)
+        pairs = [pair(a.case.title, a, b)]
+        comparison = comparison_of(a_title, b_title, pairs, parameters["margin"], notes=notes)
+        print_comparison(comparison, parameters["format_name"], has_all=parameters["has_all"])
+    else:
+        say("no trial is complete on both sides, so there is nothing to compare")
+    return _end([runs])
 
 
 def _measure_twice(parameters: dict[str, Any]) -> int:
     from bench.cli.compare.aa import measure_twice, report_of
     from bench.cli.suite.plan import read_plan
-    from bench.errors import interrupt_in_order
     from bench.reports.comparison import print_noise
-    from bench.reports.summary import cause_lines
     from bench.runner.case_args import read_node
     from bench.runs.history import History
     from bench.suites.plan import chosen
 
-    places = _places(parameters)
-    planned = read_plan(parameters["suite_name"], parameters["settings"], parameters["store_url"], read_node())
-    names = chosen(planned.suite, parameters["only"])
-    wanted = [one for one in planned.cases if one.suite_case.name in names]
-    cases = [one for one in wanted if one.refusal is None and one.fault is None]
-    single = [one for one in cases if one.suite_case.args.trials < 2]
-    if single:
-        raise Misuse(
-            f"{planned.suite.path}: {single[0].suite_case.name} has one trial, which tells nothing of noise; take --set"
-            " defaults.trials=3"
-        )
-    missing = [f"{one.suite_case.name} cannot run here: {one.refusal}" for one in wanted if one.refusal is not None]
-    missing += [f"{one.suite_case.name} is a fire drill, and is left out" for one in wanted if one.fault is not None]
+    _check(parameters)
+    plan = read_plan(parameters["suite_name"], parameters["settings"], parameters["store_url"], read_node())
+    names = chosen(plan.suite, parameters["only"])
+    selected = [planned for planned in plan.cases if planned.suite_case.name in names]
+    refused = [planned for planned in selected if planned.refusal is not None]
+    drills = [planned for planned in selected if planned.fault is not None]
+    cases = [planned for planned in selected if planned.refusal is None and planned.fault is None]
+    for planned in cases:
+        if planned.suite_case.args.trials < 2:
+            raise Misuse(
+                f"{plan.suite.path}: {planned.suite_case.name} has a single trial, which shows no noise; use --set"
+                " defaults.trials=3"
+            )
+    missing = [f"{planned.suite_case.name} cannot run here: {planned.refusal}" for planned in refused]
+    missing += [f"{planned.suite_case.name} is a fire drill, and is left out" for planned in drills]
     if not cases:
-        raise Misuse(f"{planned.suite.path}: no case can be measured: {'; '.join(missing)}")
-    interrupt_in_order()
-    measured = measure_twice(planned.suite.name, cases, places)
+        raise Misuse(f"{plan.suite.path}: no case can be measured: {'; '.join(missing)}")
+    with _open_session(parameters) as session:
+        pairs = measure_twice(plan.suite.name, cases, session, is_drawn=False if parameters["quiet"] else None)
     try:
-        with History(places.store, writable=False) as history:
-            found = report_of(planned.suite.name, measured, history, missing)
+        with History(parameters["store_url"], writable=False) as history:
+            report = report_of(plan.suite.name, pairs, history, missing)
     except InfrastructureFailed as error:
-        missing.append(f"how nights differ is not known: {error}")
-        found = report_of(planned.suite.name, measured, None, missing)
-    if found.series or parameters["format_name"] != "table":
-        print_noise(found, parameters["format_name"], has_all=parameters["has_all"])
+        missing.append(f"the noise between nights is not known: {error}")
+        report = report_of(plan.suite.name, pairs, None, missing)
+    if report.series or parameters["format_name"] != "table":
+        print_noise(report, parameters["format_name"], has_all=parameters["has_all"])
     else:
-        for line in found.missing:
+        for line in report.missing:
             say(line)
-    summaries = [summary for _, *both in measured.pairs for summary in both]
-    for line in [line for one in summaries for line in cause_lines(one)]:
-        say(line)
-    code = _code(summaries, measured.failures, is_interrupted=measured.is_interrupted)
-    return CASE_FAILED if code == FINE and any(one.refusal for one in wanted) else code
+    code = _end([pair.runs for pair in pairs])
+    return CASE_FAILED if code == FINE and refused else code
 
 
-def _code(summaries: Sequence[Summary], failures: Sequence[InfrastructureFailed], *, is_interrupted: bool) -> int:
-    """Return the exit code: interrupted before infrastructure before a failed case; no change makes it another."""
-    for line in dict.fromkeys(map(str, failures)):
+def _end(blocks: Sequence[PersistedRuns]) -> int:
+    """Print what failed; return the exit code, which no change of a figure determines."""
+    from bench.reports.summary import cause_lines
+    from bench.runner.session import exit_code
+
+    for line in [line for block in blocks for summary in block.summaries for line in cause_lines(summary)]:
         say(line)
-    if is_interrupted:
-        return INTERRUPTED
-    causes = {one.cause.kind for one in summaries if one.cause is not None}
-    if failures or causes & {"agent", "disk"}:
-        return INFRASTRUCTURE
-    return CASE_FAILED if causes else FINE
+    for line in dict.fromkeys(str(failure) for block in blocks for failure in block.failures):
+        say(line)
+    return exit_code(blocks)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from bench.case import Case, why_ad_hoc
 from bench.errors import Misuse
+from bench.reports.format import plural
 from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.suite_record import FAILED, SuiteRecord
@@ -28,11 +29,11 @@ _NAMES_OFFERED = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What a person named, and what was measured there.
+    """What a person named, and its runs.
 
-    name: the whole id or commit. cases: the run of each case, by its name in the suite, else by what it is.
-    unmeasured: why cases have no complete trial, by their names. drills: of them, fire drills that ended as they
-    should. notes: what a reader must know of the choice.
+    name: the whole id or commit. cases: the run of each case, by its name in the suite, else by its title.
+    unmeasured: why cases have no complete trial, by name. drills: the fire drills among them that ended as expected.
+    notes: what a reader must know about the choice of runs.
     """
 
     kind: Kind
@@ -64,7 +65,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """The pairs of two sides. missing: a line on each case that is not compared. is_incomplete: a suite lacks one."""
+    """The pairs of two sides. missing: a line on each case left out. is_incomplete: a suite lacks a case."""
 
     pairs: tuple[Pair, ...]
     missing: tuple[str, ...] = ()
@@ -92,17 +93,16 @@ def find_side(text: str, history: History) -> Side:
     if text in suites:
         return _of_suite_run(records[text], history)
     commits = _commits(text, history)
-    found: list[tuple[Kind, str]] = [("run", name) for name in runs]
-    found += [("suite run", name) for name in suites if name.startswith(text)]
-    found += [("commit", commit) for commit in commits]
-    if len(found) > 1:
-        words = ", ".join(f"{kind} {name}" for kind, name in found[:_CANDIDATES_SHOWN])
-        raise Misuse(
-            f'"{text}" may be any of {words}{", ..." if len(found) > _CANDIDATES_SHOWN else ""}; give more of it'
-        )
-    if not found:
+    candidates: list[tuple[Kind, str]] = [("run", name) for name in runs]
+    candidates += [("suite run", name) for name in suites if name.startswith(text)]
+    candidates += [("commit", commit) for commit in commits]
+    if len(candidates) > 1:
+        words = ", ".join(f"{kind} {name}" for kind, name in candidates[:_CANDIDATES_SHOWN])
+        more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
+        raise Misuse(f'"{text}" may be any of {words}{more}; give more of it')
+    if not candidates:
         raise _unknown(text, history, suites)
-    kind, name = found[0]
+    kind, name = candidates[0]
     if kind == "run":
         return _of_run(history.find(name))
     return _of_suite_run(records[name], history) if kind == "suite run" else _of_commit(name, commits[name])
@@ -119,12 +119,12 @@ def side_of_folder(text: str, runs: Path) -> Side | None:
 
 
 def _commits(text: str, history: History) -> dict[str, list[Summary]]:
-    """Return the runs of each commit of the history that begins so, newest first."""
-    found: dict[str, list[Summary]] = {}
+    """Return the runs of each commit of the history that begins with the text, newest first."""
+    commits: dict[str, list[Summary]] = {}
     if re.fullmatch(rf"[0-9a-fA-F]{{{LEAST_DIGITS},40}}", text):
         for summary in history.at_commit(text.lower(), MOST_RUNS):
-            found.setdefault(summary.commit or "", []).append(summary)
-    return found
+            commits.setdefault(summary.commit or "", []).append(summary)
+    return commits
 
 
 def _unknown(text: str, history: History, suites: Sequence[str]) -> Misuse:
@@ -155,12 +155,12 @@ def _of_suite_run(record: SuiteRecord, history: History) -> Side:
         member = summary.purpose.member
         assert member is not None, "the history finds a suite's runs by their membership"
         if member.is_rerun:
-            continue  # It was measured since its case looked unlike others: no result of its own.
+            continue  # The gate ordered it to check the case's own run: it is no result of its own.
         if member.case not in cases or (summary.trials_done and not cases[member.case].trials_done):
             cases[member.case] = summary
     measured = {case: summary for case, summary in reversed(cases.items()) if summary.trials_done}
     if not measured:
-        raise Misuse(f"suite run {name} has no case with a complete trial; `observatory suite show {name}` tells why")
+        raise Misuse(f"suite run {name} has no case with a complete trial; `observatory suite show {name}` shows why")
     unmeasured = {case: _why(summary) for case, summary in cases.items() if case not in measured}
     drills = frozenset(case for case in unmeasured if cases[case].outcome in FAILED and not record.has_failed(case))
     return Side(kind="suite run", name=name, cases=measured, unmeasured=unmeasured, drills=drills)
@@ -169,11 +169,12 @@ def _of_suite_run(record: SuiteRecord, history: History) -> Side:
 def _of_commit(commit: str, summaries: Sequence[Summary]) -> Side:
     """Return a commit with the newest run of each series there; an ad hoc one only where the series has no other."""
     of_series: dict[tuple[str, str], Summary] = {}
-    for summary in sorted(summaries, key=lambda one: bool(why_ad_hoc(one.case, one.purpose))):  # Keeps newest first.
+    for summary in sorted(summaries, key=lambda run: bool(why_ad_hoc(run.case, run.purpose))):  # Keeps newest first.
         if summary.trials_done:
             of_series.setdefault((summary.case.key(), summary.hardware), summary)
     if not of_series:
-        raise Misuse(f"commit {commit[:12]} has {len(summaries)} run(s), and none has a complete trial; choose another")
+        runs = plural(len(summaries), "run")
+        raise Misuse(f"commit {commit[:12]} has {runs}, and none has a complete trial; choose another")
     titles = [summary.case.title for summary in of_series.values()]
     cases = {
         summary.case.title
@@ -182,9 +183,10 @@ def _of_commit(commit: str, summaries: Sequence[Summary]) -> Side:
         for summary in of_series.values()
     }
     ad_hoc = [summary.run for summary in of_series.values() if why_ad_hoc(summary.case, summary.purpose)]
-    notes = [f"commit {commit[:12]} has {len(summaries)} run(s) of {len(cases)} series: the newest of each is taken"]
+    runs = plural(len(summaries), "run")
+    notes = [f"commit {commit[:12]} has {runs} of {len(cases)} series: the newest run of each is compared"]
     if ad_hoc:
-        notes.append(f"commit {commit[:12]}: ad hoc, as there is no other run of the series: {', '.join(ad_hoc)}")
+        notes.append(f"commit {commit[:12]}: only ad-hoc runs for some series: {', '.join(ad_hoc)}")
     return Side(kind="commit", name=commit, cases=cases, unmeasured={}, notes=tuple(notes))
 
 
@@ -197,60 +199,61 @@ def _why(summary: Summary) -> str:
 
 
 def match(a: Side, b: Side) -> Matched:
-    """Return the pairs of two sides, and what is left over.
+    """Return the pairs of two sides, and the rest.
 
-    Two runs are compared whatever differs between their cases, which is said; two suite runs case by case, by name;
-    else runs of the same series.
+    Two runs are always compared, and the report shows how their cases differ; two suite runs are compared case by case,
+    by name; otherwise runs of the same series are compared.
 
     Raises:
-        Misuse: both sides are one, or nothing of them can be compared.
+        Misuse: both sides are the same, or they have nothing to compare.
     """
     if (a.kind, a.name) == (b.kind, b.name):
         raise Misuse(
             f"A and B are both {a.title}; name two, or measure one twice with `observatory compare --aa SUITE`"
         )
     if a.kind == b.kind == "run":
-        (one,), (other,) = a.cases.values(), b.cases.values()
-        return Matched(pairs=(pair(one.case.title, one, other),))
+        (a_run,), (b_run,) = a.cases.values(), b.cases.values()
+        return Matched(pairs=(pair(a_run.case.title, a_run, b_run),))
     matched = _by_name(a, b) if a.kind == b.kind == "suite run" else _by_series(a, b)
     if not matched.pairs:
-        raise Misuse(f"nothing of {a.title} and {b.title} can be compared: {'; '.join(matched.missing[:3])}")
+        raise Misuse(f"{a.title} and {b.title} have nothing to compare: {'; '.join(matched.missing[:3])}")
     return matched
 
 
 def _by_name(a: Side, b: Side) -> Matched:
-    """Match the cases of two suite runs by their names; they must be of the same series."""
+    """Match the cases of two suite runs by name; the runs of a pair must belong to the same series."""
     pairs, missing = [], []
     drills = a.drills & b.drills
     for name in dict.fromkeys((*a.cases, *a.unmeasured, *b.cases, *b.unmeasured)):
         if name in drills:
             continue
-        lacking = [f"{side.title} has {_lacks(name, side)}" for side in (a, b) if name not in side.cases]
+        lacking = [
+            f"{side.title} has no such case"
+            if (why := side.unmeasured.get(name)) is None
+            else f"{side.title} has no complete trial of it ({why})"
+            for side in (a, b)
+            if name not in side.cases
+        ]
         if lacking:
             missing.append(f"{name} is not compared: {'; '.join(lacking)}")
             continue
         try:
-            found = pair(name, a.cases[name], b.cases[name])
+            named = pair(name, a.cases[name], b.cases[name])
         except Misuse as error:
             missing.append(f"{name} is not compared: {error}")
             continue
-        if found.a.case.key() != found.b.case.key():
-            missing.append(f"{name} is not compared, as it is another series: {', '.join(found.differences)}")
+        if named.a.case.key() != named.b.case.key():
+            missing.append(f"{name} is not compared, as it is another series: {', '.join(named.differences)}")
             continue
-        pairs.append(found)
+        pairs.append(named)
     is_incomplete = bool(missing)
     if drills:
-        missing.append(f"fire drills that ended as they should are left out: {', '.join(sorted(drills))}")
+        missing.append(f"fire drills that ended as expected are left out: {', '.join(sorted(drills))}")
     return Matched(pairs=tuple(pairs), missing=tuple(missing), is_incomplete=is_incomplete)
 
 
-def _lacks(name: str, side: Side) -> str:
-    why = side.unmeasured.get(name)
-    return "no such case" if why is None else f"no complete trial of it ({why})"
-
-
 def _by_series(a: Side, b: Side) -> Matched:
-    """Match runs by their series, whatever a suite calls them; of several of one series, those of the same case."""
+    """Match runs by their series, whatever a suite calls them; within a series, runs of the same case."""
     of_a, of_b = _names_by_series(a), _names_by_series(b)
     pairs, missing = [], []
     for series, ours in of_a.items():
@@ -275,10 +278,10 @@ def _by_series(a: Side, b: Side) -> Matched:
 
 
 def _names_by_series(side: Side) -> dict[tuple[str, str], list[str]]:
-    found: dict[tuple[str, str], list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
     for name, summary in side.cases.items():
-        found.setdefault((summary.case.key(), summary.hardware), []).append(name)
-    return found
+        names.setdefault((summary.case.key(), summary.hardware), []).append(name)
+    return names
 
 
 def _are_one_case(a: Summary, b: Summary) -> bool:
@@ -288,7 +291,7 @@ def _are_one_case(a: Summary, b: Summary) -> bool:
 
 
 def _which_is_meant(*sides: tuple[Side, list[str]]) -> str:
-    """Return the line on a series of which a side has several cases, where it is not known which one is meant."""
+    """Return the line on a series of which a side has several cases, so that the intended one is not known."""
     side, names = next((side, names) for side, names in sides if len(names) > 1)
     runs = ", ".join(f"{name} ({side.cases[name].run})" for name in names)
     return (
@@ -305,26 +308,23 @@ def pair(name: str, a: Summary, b: Summary) -> Pair:
     """
     if a.hardware != b.hardware:
         raise Misuse(
-            f"run {a.run} ran on {a.hardware}, and {b.run} on {b.hardware}; figures of different hardware are not of"
-            " one series: choose runs of the same"
+            f"run {a.run} ran on {a.hardware}, and {b.run} on {b.hardware}; figures of different hardware are different"
+            " series: choose runs on the same hardware"
         )
     if (a.case.model is None or b.case.model is None) and a.case.strategy != b.case.strategy:
         raise Misuse(
-            f"run {a.run} is of {a.case.strategy} and {b.run} of {b.case.strategy}, which measure different things;"
-            " choose two of the same probe, or two of training"
+            f"run {a.run} measures {a.case.strategy} and {b.run} {b.case.strategy}, which measure different things;"
+            " choose two runs of the same probe, or two of training"
         )
     if a.case.strategy == b.case.strategy and a.case.version != b.case.version:
         raise Misuse(
             f"the definition of {a.case.strategy} has changed from version {a.case.version} (run {a.run}) to"
-            f" {b.case.version} ({b.run}): a new series has begun; choose runs of the same version"
+            f" {b.case.version} ({b.run}), which begins a new series; choose runs of the same version"
         )
-    return Pair(name=name, a=a, b=b, differences=tuple(differences(a.case, b.case)), is_in_turn=_took_turns(a, b))
-
-
-def _took_turns(a: Summary, b: Summary) -> bool:
-    """Whether trial i of both was measured one after the other, and no complete trial was lost between others."""
-    are_whole = all(one.outcome != "done" or one.trials_done == one.case.trials for one in (a, b))
-    return b.run in a.in_turn_with and a.run in b.in_turn_with and are_whole
+    # In turn: trial i of one run was measured right before or after trial i of the other, and no trial was lost.
+    are_whole = all(run.outcome != "done" or run.trials_done == run.case.trials for run in (a, b))
+    is_in_turn = b.run in a.in_turn_with and a.run in b.in_turn_with and are_whole
+    return Pair(name=name, a=a, b=b, differences=tuple(differences(a.case, b.case)), is_in_turn=is_in_turn)
 
 
 _KEYS = ("strategy", "ranks", "nodes", "device", "backend", "precision", "threads", "seed", "steps", "warm_up")

@@ -1,4 +1,4 @@
-"""Options that say what case is measured, and how often: of `observatory run`, and of both sides of a comparison."""
+"""Options of a case and of its trials, for `observatory run` and for both sides of `observatory compare --ab`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def named_option(name: str, text: str, **keywords: Any) -> Callable[[Any], Any]:
 def _dimensions(function: Any) -> Any:
     """Add an option for each dimension of a shape."""
     for name in reversed(DIMENSIONS):
-        text = "Sequences of one step over all ranks." if name == "batch" else f"Overrides the shape's {name}."
+        text = "Sequences of a step over all ranks." if name == "batch" else f"Overrides the shape's {name}."
         function = named_option(name, text, type=int)(function)
     return function
 
@@ -58,15 +58,17 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
     options = (
         click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}."),
         _dimensions,
-        named_option("trials", "Times that fresh ranks measure it.", default=trials),
+        named_option("trials", "Number of trials, each with fresh ranks.", default=trials),
         named_option("steps", "Measured steps of a trial.", default=20),
         named_option("warm_up", "Unmeasured steps before them.", default=5),
         named_option("trace_steps", "Steps under the profiler, after the measured ones.", default=3),
-        named_option("precision", "Of the arithmetic.", type=click.Choice(get_args(Precision)), default="fp32"),
+        named_option(
+            "precision", "Arithmetic precision of the model.", type=click.Choice(get_args(Precision)), default="fp32"
+        ),
         click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]"),
         click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]"),
         named_option("threads", "CPU threads of a rank.", default=1),
-        named_option("seed", "Of weights and data.", default=0),
+        named_option("seed", "Seed for weights and data.", default=0),
         click.option(
             "--option",
             "options",

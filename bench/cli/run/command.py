@@ -21,8 +21,8 @@ GROUPS = {
     ),
     "The model": ("shape_name", *DIMENSIONS),
     "How it is measured": ("trials", "steps", "warm_up", "limit_s"),
-    "What is watched": ("trace_steps", "keep_traces", "trace_every", "memory_snapshot", "with_timeline", "port"),
-    "Where it is kept, and what is said": (
+    "What is observed": ("trace_steps", "keep_traces", "trace_every", "memory_snapshot", "with_timeline", "port"),
+    "Where results go, and messages": (
         *("runs_folder", "shared", "store_url", "format_name", "has_details", "quiet", "verbose", "note", "is_nightly"),
     ),
     "Fire drills": ("fault_text", "mistakes"),
@@ -36,9 +36,9 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     try:
         counts = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a valid integer, and no list of such as 1,2,4.") from None
+        raise click.BadParameter(f"{text!r} is not a valid integer, nor a list such as 1,2,4.") from None
     if len(counts) > 1 and (min(counts) < 1 or len(set(counts)) < len(counts)):
-        raise click.BadParameter(f"{text!r} is no list of different numbers of ranks, such as 1,2,4.")
+        raise click.BadParameter(f"{text!r} is not a list of different numbers of ranks, such as 1,2,4.")
     return counts
 
 
@@ -52,10 +52,10 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     " strategy allows]",
 )
 @case_options(trials=3)
-@click.option("--keep-traces", is_flag=True, help="Keep each rank's trace beside its Timeline.")
-@click.option("--trace-every", type=int, metavar="STEPS", help="Trace again after each so many measured steps.")
-@click.option("--memory-snapshot", is_flag=True, help="Record the memory of one step: by category, and its blocks.")
-@click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Measure `single` too, in turn with it.")
+@click.option("--keep-traces", is_flag=True, help="Keep each rank's trace in addition to its Timeline.")
+@click.option("--trace-every", type=int, metavar="STEPS", help="Interval between traced steps, in measured steps.")
+@click.option("--memory-snapshot", is_flag=True, help="Memory of one step: by category, and its blocks.")
+@click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Also measure `single`, in turn with it.")
 @click.option(
     "--baseline",
     "baseline_run",
@@ -67,8 +67,8 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
 @LIMIT
 @engine_options
 @named_option("port", "Port of this run's /metrics.", type=click.IntRange(0, 65535), default=9464)
-@click.option("--note", metavar="TEXT", help="What the run is for; it is ad hoc then, and not shown at /metrics.")
-@click.option("--nightly", "is_nightly", is_flag=True, help="Show it at /metrics though it measures less than usual.")
+@click.option("--note", metavar="TEXT", help="Purpose of the run, which makes it ad hoc: /metrics does not show it.")
+@click.option("--nightly", "is_nightly", is_flag=True, help="Show it at /metrics even if it measures less than usual.")
 @click.option(
     "--inject",
     "fault_text",
@@ -80,9 +80,9 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     "--inject-cause", "mistakes", multiple=True, type=click.Choice(MISTAKES), help="Inject a cause for that check."
 )
 @click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of a pipeline's stages, and trace it.")
-@click.option("--dry-run", "is_dry", is_flag=True, help="Say what would run and what each rank needs; start nothing.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the final result.")
-@click.option("-v", "--verbose", is_flag=True, help="Say what is about to run, and when each trial ends.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Print what would run and what each rank needs; start nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors and the final result.")
+@click.option("-v", "--verbose", is_flag=True, help="Print what is about to run, and when each trial ends.")
 @RUNS
 @SHARING
 @STORE
@@ -96,10 +96,11 @@ def command(**parameters: Any) -> int:
       observatory run ddp --ranks 2 --with-baseline weak
     """
     from bench.cli.run.dry_run import plan_lines, print_plan
-    from bench.cli.run.execute import execute, exit_code, present
+    from bench.cli.run.execute import execute, present
     from bench.cli.run.planning import RunOptions, plan
     from bench.errors import FINE
     from bench.runner.case_args import CaseArgs
+    from bench.runner.session import exit_code
 
     context = click.get_current_context()
     given = {
@@ -124,4 +125,4 @@ def command(**parameters: Any) -> int:
             options.tell(line)
     results = execute(planned, options)
     present(planned, options, results)
-    return exit_code(results)
+    return exit_code([results.runs])

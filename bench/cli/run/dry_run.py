@@ -11,7 +11,7 @@ from bench.case import Case, written
 from bench.cli.run.planning import Plan, RunOptions
 from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
-from bench.reports.format import readable
+from bench.reports.format import plural, readable
 from bench.reports.suites.plan import cluster_lines
 from bench.reports.table import Block, Table, write
 from workloads.cost_models.absent import Absent
@@ -67,13 +67,14 @@ def plan_lines(plan: Plan, options: RunOptions) -> list[str]:
         if fault is not None:
             lines.append(f"fault: {fault.kind} of rank {fault.rank} in step {fault.step}, on {case.ranks}")
     store = "the user's own history" if options.store_url is None else redact(options.store_url)
-    return [*lines, f"kept in {options.runs_folder} and {store}; a trial may take {options.limit_s:g} s"]
+    return [*lines, f"results go to {options.runs_folder} and {store}; a trial may take {options.limit_s:g} s"]
 
 
 def _case_lines(case: Case) -> Iterator[str]:
     name = case.title
     yield (
-        f"{name}: {case.device}, {case.backend}, {case.precision}, {case.threads} thread(s) a rank, seed {case.seed}"
+        f"{name}: {case.device}, {case.backend}, {case.precision}, {plural(case.threads, 'thread')} per rank,"
+        f" seed {case.seed}"
     )
     if (shape := case.model) is not None:
         yield (
@@ -82,7 +83,7 @@ def _case_lines(case: Case) -> Iterator[str]:
         )
     what = "steps" if case.model is not None else "calls of each measurement"
     traced = f", then {case.trace_steps} under the profiler" if case.trace_steps else ""
-    yield f"{name}: {case.trials} trial(s) of {case.steps} {what} after {case.warm_up} of warm-up{traced}"
+    yield f"{name}: {plural(case.trials, 'trial')} of {case.steps} {what} after {case.warm_up} of warm-up{traced}"
     yield f"{name}: options {' '.join(f'{key}={written(value)}' for key, value in case.options.items())}"
 
 
@@ -132,7 +133,7 @@ def _step_lines(case: Case) -> Iterator[str]:
     for transfer in spec.transfers(case):
         yield (
             f"a step's {transfer.collective} over {transfer.axis}: {readable(transfer.payload_bytes, 'bytes')},"
-            f" {transfer.calls} call(s)"
+            f" {plural(transfer.calls, 'call')}"
         )
 
 

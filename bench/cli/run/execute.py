@@ -1,98 +1,80 @@
-"""What `observatory run` does with its plan: measures and stores the cases, presents them, and gives the exit code."""
+"""What `observatory run` does with its plan: measures and stores the cases, and presents them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import click
 
 from bench.cli.run.planning import Plan, RunOptions
 from bench.convergence.check import ConvergenceVerdict, conclude
 from bench.engines.cluster import NodeRequest
-from bench.engines.registry import ENGINES, nodes_to_ask
-from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, interrupt_in_order, say
+from bench.engines.registry import nodes_to_ask
+from bench.errors import FINE, say
 from bench.exporter.server import serving
-from bench.machine.device_checks import check_torch
 from bench.reports.convergence import print_verdict
 from bench.reports.pipeline import show_timeline
 from bench.reports.suites.progress import Progress
 from bench.reports.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
 from bench.reports.table import to_reader
-from bench.runner.measure import alike, measure
-from bench.runner.patient_store import PatientStore
-from bench.runner.persist import PersistedRuns, check_hardware, persist
+from bench.runner.measure import alike
+from bench.runner.persist import PersistedRuns, check_hardware
+from bench.runner.session import exit_code, open_session
 from bench.runs.hardware_baselines import PredictedStep, predicted_steps
-from bench.runs.history import History
 from bench.runs.scaling_baseline import curve_of
 from workloads.cost_models.absent import Absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What the run gave. predicted: steps by the cost model, by the run's id. verdict: of a convergence check.
+    """What the run gave. predicted: steps by the cost model, by the run's id. verdict: of a convergence check."""
 
-    is_interrupted: a person ended the run.
-    """
-
-    kept: PersistedRuns
+    runs: PersistedRuns
     predicted: Mapping[str, PredictedStep | Absent]
     verdict: ConvergenceVerdict | None
-    is_interrupted: bool
 
 
 def execute(plan: Plan, options: RunOptions) -> Results:
     """Measure the cases, reach the verdict of a convergence check, and store the results.
 
     Raises:
-        Misuse: ranks cannot use torch or the GPUs as asked, or the baseline ran on other hardware.
+        Misuse: ranks cannot use torch or the GPUs as requested, or the baseline ran on other hardware.
         InfrastructureFailed: nothing can be started or stored.
     """
-    interrupt_in_order()
-    folder, url = options.runs_folder, options.store_url
     cases = [case for case, _ in plan.cases]
-    asked = nodes_to_ask(options.engine_name, options.nodes, cases)
-    request = NodeRequest(nodes=asked, file=options.engine_file, tell=options.tell)
+    nodes = nodes_to_ask(options.engine_name, options.nodes, cases)
+    orders = alike(plan.cases, plan.settings)
     is_drawn = False if options.quiet or options.verbose else None  # Bars would hide the lines of --verbose.
-    with (
-        PatientStore(History(url), runs=folder, url=url, tell=options.tell, work="run") as store,
-        serving(folder, url, port=options.port, on_notice=options.tell, cluster=plan.cluster),
-        ENGINES[options.engine_name](request) as allocation,
-    ):
-        with (
-            allocation.open(folder) as engine,
-            Progress(cases, tell=options.tell, is_drawn=is_drawn, is_long=options.verbose) as bars,
-        ):
-            machine = engine.machine()
-            check_torch(plan.case, machine)
+    with open_session(
+        runs=options.runs_folder,
+        store_url=options.store_url,
+        tell=options.tell,
+        work="run",
+        serving=partial(serving, port=options.port, cluster=plan.cluster),
+        engine=options.engine_name,
+        request=NodeRequest(nodes=nodes, file=options.engine_file, tell=options.tell),
+    ) as session:
+        with Progress(orders, tell=options.tell, is_drawn=is_drawn, is_long=options.verbose) as bars:
+            machine = session.machine()
             if plan.explicit_baseline is not None:
                 check_hardware(plan.case, machine, plan.explicit_baseline)
-            settings = replace(plan.settings, ceiling_of=lambda case: store.ceiling_of(case, machine))
-            measured = measure(
-                alike(plan.cases, settings),
-                engine=engine,
-                machine=machine,
-                folder=folder,
-                watch=bars.update,
-            )
-        try:
-            measured, verdict = conclude(measured) if options.is_check else (measured, None)
-            history = store.ready(is_last=True)
-            kept = persist(measured.summaries, machine, history, plan.explicit_baseline, is_curve=plan.is_curve)
-            if store.failure is not None:
-                kept = replace(kept, failures=(*kept.failures, store.failure))
-        finally:
-            measured.close()
+            measured = session.measure(orders, bars)
+        with measured:
+            session.stop_engine()
+            judged, verdict = conclude(measured) if options.is_check else (measured, None)
+            runs = session.keep(judged, explicit_baseline=plan.explicit_baseline, is_curve=plan.is_curve, is_last=True)
         is_shown = options.format_name == "table" and not options.is_check
         predicted = predicted_steps(
-            kept.summaries if is_shown else (), history or Absent(reason="the store does not answer")
+            runs.summaries if is_shown else (), session.store.history or Absent(reason="the store does not answer")
         )
-    return Results(kept=kept, predicted=predicted, verdict=verdict, is_interrupted=measured.is_interrupted)
+    return Results(runs=runs, predicted=predicted, verdict=verdict)
 
 
 def present(plan: Plan, options: RunOptions, results: Results) -> None:
     """Print the results in the requested format, and what went wrong to standard error."""
-    summaries = results.kept.summaries
+    summaries = results.runs.summaries
     is_table = options.format_name == "table"
     with to_reader():
         if results.verdict is not None:
@@ -119,17 +101,7 @@ def present(plan: Plan, options: RunOptions, results: Results) -> None:
             options.tell(f"timeline: {drawn} opens in ui.perfetto.dev")
     for line in [line for summary in summaries for line in cause_lines(summary)]:
         say(line)
-    for failure in results.kept.failures:
+    for failure in results.runs.failures:
         say(str(failure))
-    if exit_code(results) == FINE:
+    if exit_code([results.runs]) == FINE:
         options.tell("`observatory serve` goes on showing results at /metrics, and `observatory show` here")
-
-
-def exit_code(results: Results) -> int:
-    """Return the exit code: interrupted before infrastructure before a failed case."""
-    if results.is_interrupted:
-        return INTERRUPTED
-    causes = {summary.cause.kind for summary in results.kept.summaries if summary.cause is not None}
-    if results.kept.failures or causes & {"agent", "disk"}:
-        return INFRASTRUCTURE
-    return CASE_FAILED if causes else FINE

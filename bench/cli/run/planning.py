@@ -22,7 +22,8 @@ from bench.errors import Misuse, say
 from bench.machine.device_checks import why_no_gpu
 from bench.machine.gpus import read_memory
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.runner.case_args import CaseArgs, NodeResources, case_of_args, check_room, read_node
+from bench.reports.format import plural
+from bench.runner.case_args import CaseArgs, NodeResources, case_of_args, check_limit, check_room, read_node
 from bench.runner.measure import TrialSettings
 from bench.runner.persist import check_baseline
 from bench.runs.history import check_store, find_run
@@ -91,10 +92,10 @@ NOT_IN_CURVES = ("with_baseline", "baseline_run", "is_check", "mistakes", "with_
 class Plan:
     """What will be measured.
 
-    cases: measured in turns, each with the fault to inject. is_curve: they are one command on several numbers of ranks.
+    cases: measured in turn, each with the fault to inject. is_curve: --ranks names several numbers of ranks.
     explicit_baseline: the run that --baseline names.
-    device_reason: why this device was chosen, None where the user named it. crowds: warnings of more processes than
-    cores, and of tensor axes that cross nodes. cluster: whose nodes it was planned by, None for this machine.
+    device_reason: why this device was chosen; None if the user named it. crowds: warnings of more processes than cores,
+    and of tensor axes that cross nodes. cluster: the cluster whose nodes were planned for; None for this machine.
     """
 
     cases: tuple[tuple[Case, Fault | None], ...]
@@ -107,7 +108,7 @@ class Plan:
 
     @property
     def case(self) -> Case:
-        """The case that was asked for; on a curve, that of the last number of ranks."""
+        """The requested case; on a curve, the case on the last number of ranks."""
         return self.cases[-1][0]
 
 
@@ -139,8 +140,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     case = measured[-1]
 
     # What goes with the case: faults, a baseline in turn with it, or the runs of a check in its place.
-    if not 1 <= options.limit_s < float("inf"):
-        raise Misuse(f"limit is {options.limit_s:g}; it must be a number of seconds, 1 or more")
+    check_limit(options.limit_s)
     cases = _with_faults(measured, options.fault_text)
     if options.with_timeline:
         require_stages(case)
@@ -157,7 +157,6 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         limit_s=options.limit_s,
         keep_traces=options.keep_traces,
         instrumentation=check_instrumentation(instrumentation, case),
-        store=options.store_url,
         purpose=purpose,
     )
     explicit_baseline = None
@@ -168,10 +167,10 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     if options.is_dry:  # Else the run opens it before anything starts.
         check_store(options.store_url)
     cluster = node.cluster
-    asked = nodes_to_ask(options.engine_name, options.nodes, (case for case, _ in cases))
-    if options.is_dry and asked != options.nodes:  # Which then says what would be asked for.
+    nodes = nodes_to_ask(options.engine_name, options.nodes, (case for case, _ in cases))
+    if options.is_dry and nodes != options.nodes:  # The cluster then reports what would be requested.
         cluster = read_node(
-            asked, engine=options.engine_name, engine_file=options.engine_file, tell=lambda text: None
+            nodes, engine=options.engine_name, engine_file=options.engine_file, tell=lambda text: None
         ).cluster
     return Plan(
         cases=tuple(cases),
@@ -192,12 +191,11 @@ def _refuse_combinations(spec: StrategySpec, args: CaseArgs, options: RunOptions
             f" `observatory list {spec.name}` shows what it takes"
         )
     if options.quiet and options.verbose:
-        raise Misuse("--quiet and --verbose cannot be together; take one of them")
+        raise Misuse("--quiet and --verbose exclude each other; use one of them")
     if args.ranks is not None and len(args.ranks) > 1 and (given := _given(options, NOT_IN_CURVES)):
         raise Misuse(
-            f"--ranks {','.join(map(str, args.ranks))} measures a curve, whose first number of ranks is what the"
-            f" others are read against: {', '.join(f'--{name}' for name in given)} cannot be set with it; take one"
-            " number of ranks"
+            f"--ranks {','.join(map(str, args.ranks))} measures a curve, whose first number of ranks is the baseline of"
+            f" the others: {', '.join(f'--{name}' for name in given)} cannot be set with it; use one number of ranks"
         )
 
 
@@ -220,4 +218,4 @@ def _why_device(node: NodeResources) -> str:
     if not node.gpus.gpus:
         return why_no_gpu(node.gpus, node.torch)
     hidden = "" if node.gpus.hidden is None else f"; {node.gpus.hidden.text}"
-    return f"{len(node.gpus.gpus)} GPU(s) found{hidden}"
+    return f"{plural(len(node.gpus.gpus), 'GPU')}{hidden}"

@@ -22,5 +22,5 @@ def command() -> None:
     """
 
 
-for one in (plan, schema, render, run, show, scaling):
-    command.add_command(one)
+for subcommand in (plan, schema, render, run, show, scaling):
+    command.add_command(subcommand)

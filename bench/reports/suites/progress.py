@@ -18,6 +18,7 @@ from bench.errors import say
 from bench.rank.messages import TrialEnded
 from bench.reports.format import digits, duration, plural, readable
 from bench.reports.run_rows import headline
+from bench.runner.measure import CaseOrder, Listener
 from bench.runs.run_dir import Run
 from bench.runs.summary import Summary
 from bench.suites.ledger import Judgement
@@ -30,7 +31,7 @@ from collectors.sample_log import Follower, NewerSchema, Reading
 # A run: its cases in turn.
 
 
-class Progress:
+class Progress(Listener):
     """One bar for each case, over all its trials and steps; to be used in a `with`.
 
     is_drawn: draw bars, else tell when each trial begins; None draws on a terminal. is_long: also tell when a trial has
@@ -39,7 +40,7 @@ class Progress:
 
     def __init__(
         self,
-        cases: Sequence[Case],
+        orders: Sequence[CaseOrder],
         *,
         is_drawn: bool | None = None,
         is_long: bool = False,
@@ -50,7 +51,7 @@ class Progress:
         self._is_long = is_long
         self._tell, self._clock_s = tell, clock_s
         self._begun_s = clock_s()
-        self._told: set[tuple[str, int, str]] = set()  # What was said, by case key and trial.
+        self._said: set[tuple[int, int, str]] = set()  # By the identity of the order, and by trial.
         self.bars = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -61,12 +62,12 @@ class Progress:
             transient=True,
         )
         self._tasks = {
-            case.key(): self.bars.add_task(
-                case.title,
-                total=case.trials * case.positions(),
+            id(order): self.bars.add_task(
+                _title(order),
+                total=order.case.trials * order.case.positions(),
                 place="starting ranks",
             )
-            for case in cases
+            for order in orders
         }
 
     def __enter__(self) -> Progress:
@@ -78,27 +79,33 @@ class Progress:
     ) -> None:
         self.bars.stop()
 
-    def update(self, case: Case, trial: int, steps: int) -> None:
-        """Show how many steps, warm-up included, or measurements the slowest rank of the trial has finished.
-
-        Steps beyond those of the case are instrumented: traced and memory steps.
-        """
-        self._say_once(case, trial, "begins")
+    def progressed(self, order: CaseOrder, trial: int, steps: int) -> None:
+        """Show how many steps, warm-up included, or measurements the slowest rank of the trial has finished."""
+        case = order.case
+        self._say_once(order, trial, "begins")
         if self._is_long and steps >= case.positions():
-            self._say_once(case, trial, "has measured all its steps")
-        word = "step" if case.model is not None else "measurement"
-        is_beside = steps > case.positions()
+            self._say_once(order, trial, "has measured all its steps")
         done = trial * case.positions() + min(steps, case.positions())
-        now = "traced and memory steps" if is_beside else f"{word} {steps} of {case.positions()}"
-        place = f"trial {trial + 1} of {case.trials}, {now}"
-        self.bars.update(self._tasks[case.key()], completed=done, place=place)
+        self.bars.update(self._tasks[id(order)], completed=done, place=_place(case, trial, steps))
 
-    def _say_once(self, case: Case, trial: int, what: str) -> None:
-        if self._is_drawn or (case.key(), trial, what) in self._told:
+    def _say_once(self, order: CaseOrder, trial: int, what: str) -> None:
+        if self._is_drawn or (id(order), trial, what) in self._said:
             return
-        self._told.add((case.key(), trial, what))
-        begun_s = self._clock_s() - self._begun_s
-        self._tell(f"{case.title}: trial {trial + 1} of {case.trials} {what} after {begun_s:.0f} s")
+        self._said.add((id(order), trial, what))
+        elapsed_s = self._clock_s() - self._begun_s
+        self._tell(f"{_title(order)}: trial {trial + 1} of {order.case.trials} {what} after {elapsed_s:.0f} s")
+
+
+def _title(order: CaseOrder) -> str:
+    return order.title or order.case.title
+
+
+def _place(case: Case, trial: int, steps: int) -> str:
+    """Return where a trial is; steps beyond those of the case are instrumented."""
+    word = "step" if case.model is not None else "measurement"
+    is_instrumented = steps > case.positions()
+    now = "traced and memory steps" if is_instrumented else f"{word} {steps} of {case.positions()}"
+    return f"trial {trial + 1} of {case.trials}, {now}"
 
 
 # A suite: the whole, and the case that is measured now.
@@ -229,10 +236,7 @@ class SuiteProgress(Display):
         if now_s - self._read_s >= FIGURES_S:
             self._read_s = now_s
             figures.read()
-        word = "step" if case.model is not None else "measurement"
-        is_beside = steps > case.positions()
-        now = "traced and memory steps" if is_beside else f"{word} {steps} of {case.positions()}"
-        self._place = f"{name}: trial {trial + 1} of {case.trials}, {now}"
+        self._place = f"{name}: {_place(case, trial, steps)}"
         self._newest = ", ".join(figures.words())
 
     def trial_ended(self, planned: PlannedCase, ended: TrialEnded) -> None:

@@ -341,7 +341,7 @@ def _refused(home: Path, *words: str, says: str, capsys: pytest.CaptureFixture[s
         (["--repeat-failed"], "no run of suite tiny in"),
         (["--resume", "nothing"], 'suite run "nothing" is unknown; the newest in'),
         (["--only", "drills"], "drill"),
-        (["--quiet", "--verbose"], "--quiet and --verbose cannot be together"),
+        (["--quiet", "--verbose"], "--quiet and --verbose exclude each other"),
         (["--budget", "0"], "'0' is too short; it may be above 0 and up to a year"),
     ],
 )
@@ -416,7 +416,7 @@ def test_a_suite_that_is_ended_in_its_middle_goes_on_and_no_trial_runs_again(
     out, messages = process.communicate(timeout=60)
     assert process.returncode == code, messages
     if number != signal.SIGKILL:
-        assert f"--resume {folder.name}` runs the 2 case(s) that are missing" in messages
+        assert f"--resume {folder.name}` runs the 2 missing cases" in messages
         assert f"{folder.name}: interrupted: 2 interrupted, in " in out
     before = _trials(folder)
     code, out, messages = run(tmp_path, "suite", "run", path, "--resume", "--port=0")

@@ -48,7 +48,6 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[object, tuple[
             engine=engine,
             machine=engine.machine(),
             folder=runs,
-            watch=lambda case, trial, steps: None,
         )
     measured.close()
     first, second, *others = measured.summaries

@@ -13,13 +13,17 @@ import pytest
 from bench.cli import main
 from bench.doctor.fleet import Fleet, FleetNode, NodeFinding
 from bench.doctor.fleet_check import check_fleet
-from bench.doctor.preflight import Preflight
+from bench.doctor.preflight import check_nodes
 from bench.engines.agent_link import NodeCheck
 from bench.engines.cluster import ClusterEngine, NodeRequest
 from bench.engines.local import LocalAllocation, LocalNodes
+from bench.engines.registry import Allocation
 from bench.engines.trial_parts import ReadyNode
 from bench.errors import InfrastructureFailed
 from bench.rank.messages import FailureCause, TrialEnded, TrialOrder, TrialProgress
+from bench.runner.patient_store import PatientStore
+from bench.runner.session import Session
+from bench.runs.history import History
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -120,8 +124,14 @@ def check_fleet_of(engine: ClusterEngine) -> Fleet:
     return Fleet(engine="local", time_ns=1, nodes=nodes)
 
 
-def _preflight(engine: ClusterEngine, told: list[str]) -> Preflight:
-    return Preflight(TwoNodes(engine, engine), engine.runs, ranks_per_node=None, tell=told.append)
+def _session(allocation: Allocation, runs: Path, lines: list[str]) -> Session:
+    """A session whose history nobody asks."""
+    store = PatientStore(History(f"sqlite:///{runs / 'history.sqlite'}"), runs=runs, url=None, tell=lines.append)
+    return Session(runs=runs, store_url=None, store=store, allocation=allocation, tell=lines.append)
+
+
+def _check(session: Session, *, is_dropping: bool) -> Fleet | None:
+    return check_nodes(session, {}, ranks_per_node=None, is_dropping=is_dropping)
 
 
 FATAL = NodeFinding(node=1, text="its torch is 2.0, but 2.13.0 on 1 other node(s)", is_fatal=True)
@@ -132,12 +142,12 @@ def test_a_bad_node_is_told_and_stays_unless_it_is_to_be_left_out(
     engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(SLOW))
-    told: list[str] = []
-    preflight = _preflight(engine, told)
-    assert preflight.check({}, is_dropping=False) is not None
-    assert told == [f"pre-flight: node 1 is bad: {SLOW.text}"]
-    assert preflight.dropped == 0
-    assert preflight.open() is engine
+    lines: list[str] = []
+    session = _session(TwoNodes(engine, engine), engine.runs, lines)
+    assert _check(session, is_dropping=False) is not None
+    assert lines == [f"pre-flight: node 1 is bad: {SLOW.text}"]
+    assert not session.dropped
+    assert session.engine() is engine
     assert len(engine.nodes()) == 2
 
 
@@ -146,21 +156,22 @@ def test_what_makes_all_figures_worthless_ends_the_suite(
 ) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL))
     with pytest.raises(InfrastructureFailed, match=r"^pre-flight: node 1: no measurement is possible .* --drop-bad$"):
-        _preflight(engine, []).check({}, is_dropping=False)
+        _check(_session(TwoNodes(engine), engine.runs, []), is_dropping=False)
 
 
 @pytest.mark.slow
 def test_a_node_that_is_left_out_is_so_in_each_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL))
-    told: list[str] = []
-    preflight = Preflight(LocalAllocation(NodeRequest(nodes=2)), tmp_path, ranks_per_node=None, tell=told.append)
-    preflight.check({}, is_dropping=True)
-    assert told[-1] == "pre-flight: continuing without node 1"
-    assert preflight.dropped == 1
+    lines: list[str] = []
+    session = _session(LocalAllocation(NodeRequest(nodes=2)), tmp_path, lines)
+    _check(session, is_dropping=True)
+    assert lines[-1] == "pre-flight: continuing without node 1"
+    assert session.dropped == {"node 1"}
     for _ in range(2):
-        with preflight.open() as engine:
-            assert isinstance(engine, ClusterEngine)
-            assert [node.number for node in engine.nodes()] == [0]
+        engine = session.engine()
+        assert isinstance(engine, ClusterEngine)
+        assert [node.number for node in engine.nodes()] == [0]
+        session.stop_engine()
 
 
 class FakeEngine(ClusterEngine):
@@ -203,26 +214,28 @@ def test_a_node_without_an_agent_is_left_out_by_its_name_like_a_bad_one(
     engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(SLOW))
-    allocation, told = Handing(fake := FakeEngine(engine)), list[str]()
-    preflight = Preflight(allocation, engine.runs, ranks_per_node=None, tell=told.append)
-    fleet = preflight.check({}, is_dropping=True)
-    assert told == [
+    allocation, lines = Handing(fake := FakeEngine(engine)), list[str]()
+    session = _session(allocation, engine.runs, lines)
+    fleet = _check(session, is_dropping=True)
+    assert lines == [
         f"pre-flight: node 1 is bad: {SLOW.text}",
         "pre-flight: node 2 is bad: its agent has not connected: another version",
         "pre-flight: continuing without node 2, node 1",
     ]
     assert fleet is not None
     assert [found.is_fatal for found in fleet.findings] == [False, True]
-    assert preflight.dropped == 2
+    assert session.dropped == {"node 1", "node 2"}
     assert sorted(fake.dropped) == ["node 1", "node 2"]
-    assert preflight.open() is preflight.open() is fake
-    assert allocation.dropped == [(), {"node 1", "node 2"}]
+    assert session.engine() is fake
+    session.stop_engine()
+    assert session.engine() is fake
+    assert allocation.dropped == [frozenset(), {"node 1", "node 2"}]
 
 
 def test_where_all_are_bad_none_is_left(engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL, replace(FATAL, node=0)))
-    with pytest.raises(InfrastructureFailed, match=r"all 2 node\(s\) are bad; none is left"):
-        _preflight(engine, []).check({}, is_dropping=True)
+    with pytest.raises(InfrastructureFailed, match=r"all nodes are bad \(node \d, node \d\); none is left"):
+        _check(_session(TwoNodes(engine), engine.runs, []), is_dropping=True)
 
 
 @pytest.mark.slow

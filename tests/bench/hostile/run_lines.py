@@ -11,8 +11,8 @@ _HERE = "but available memory is only"
 _WHOLE = "it may be a whole number of at least"
 _SHAPES = "use one of tiny, 125m, 1b, 8b, 70b"
 _NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
-_NO_LIST = "is not a valid integer, and no list of such as 1,2,4"
-_NOT_IN_A_CURVE = "cannot be set with it; take one number of ranks"
+_NO_LIST = "is not a valid integer, nor a list such as 1,2,4"
+_NOT_IN_A_CURVE = "cannot be set with it; use one number of ranks"
 
 LINES = (
     # what
@@ -53,9 +53,9 @@ LINES = (
     Line("run ddp --ranks 1,2.5", 2, f"'1,2.5' {_NO_LIST}"),
     Line("run ddp --ranks '1;2'", 2, f"'1;2' {_NO_LIST}"),
     Line("run ddp --ranks \x1b[31m,2", 2, f"'\\x1b[31m,2' {_NO_LIST}"),
-    Line("run ddp --ranks 1,1", 2, "'1,1' is no list of different numbers of ranks, such as 1,2,4"),
-    Line("run ddp --ranks 0,1", 2, "'0,1' is no list of different numbers of ranks"),
-    Line("run ddp --ranks 1,-2", 2, "'1,-2' is no list of different numbers of ranks"),
+    Line("run ddp --ranks 1,1", 2, "'1,1' is not a list of different numbers of ranks, such as 1,2,4"),
+    Line("run ddp --ranks 0,1", 2, "'0,1' is not a list of different numbers of ranks"),
+    Line("run ddp --ranks 1,-2", 2, "'1,-2' is not a list of different numbers of ranks"),
     Line("run ddp --ranks 1,3", 2, "--ranks 3: ddp: batch 8 cannot be shared equally by 3 data ranks"),
     Line(f"run ddp --ranks 1,{HUGE}", 2, f"--ranks {HUGE}: ranks is {HUGE}; it must be 4096 or less"),
     Line("run parameter_server --ranks 1,2", 2, "--ranks 1: parameter_server: ranks is 1; it needs 2 or more ranks"),
@@ -205,8 +205,8 @@ LINES = (
     Line("run ddp --note ''", 2, "note is empty; describe the run's purpose, or leave --note out"),
     Line("run ddp --note \x1b[31m", 2, "note has a character that cannot be printed"),
     Line("run ddp --nightly --note x", 2, "leave one of the two out"),
-    Line("run ddp -q -v", 2, "--quiet and --verbose cannot be together; take one of them"),
-    Line("run ddp --quiet --verbose --dry-run", 2, "--quiet and --verbose cannot be together"),
+    Line("run ddp -q -v", 2, "--quiet and --verbose exclude each other; use one of them"),
+    Line("run ddp --quiet --verbose --dry-run", 2, "--quiet and --verbose exclude each other"),
     Line("run ddp -q --option x=1", 2, 'ddp has no option "x"'),
     Line("run ddp -v --ranks 0", 2, "ranks is 0; it must be 1 or more"),
     Line("run ddp -x", 2, "No such option '-x'"),

@@ -77,9 +77,9 @@ LINES = (
     Line("suite run smoke --nodes 0", 2, "0 is not in the range 1<=x<=4096"),
     Line("suite plan smoke --ranks-per-node 0", 2, "0 is not in the range 1<=x<=4096"),
     Line("suite run smoke --port -1", 2, "-1 is not in the range 0<=x<=65535"),
-    Line("suite run smoke --quiet --verbose", 2, "--quiet and --verbose cannot be together"),
+    Line("suite run smoke --quiet --verbose", 2, "--quiet and --verbose exclude each other"),
     Line("suite run smoke --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
-    Line("suite run smoke --drop-bad", 2, "this machine alone has no peers to be compared with"),
+    Line("suite run smoke --drop-bad", 2, "a single machine has no peers to compare it with"),
     Line("suite run smoke --nodes 2 --drop-bad --no-preflight", 2, "--drop-bad leaves out what the check finds"),
     # render
     Line("suite render", 2, "Missing argument 'NAME|FILE'"),

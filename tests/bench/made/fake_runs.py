@@ -34,7 +34,6 @@ def measure_fake(folder: Path, engine: FakeEngine, *cases: object, purpose: Purp
         engine=engine,
         machine=engine.machine(),
         folder=folder,
-        watch=lambda case, trial, steps: None,
     )
     measured.close()
     return measured

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.case import Case
+from bench.engines.registry import Engine
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import FailureCause
 from bench.runner.case_args import CaseArgs
 from bench.runner.patient_store import PatientStore
+from bench.runner.session import Session
 from bench.runs.history import History
 from bench.runs.summary import Summary
 from bench.suites.choice import choose
@@ -22,7 +24,7 @@ from bench.suites.plan import PlannedCase, SuitePlan
 from bench.suites.reruns import Suspects
 from bench.suites.suite_file import Suite, SuiteCase
 from bench.suites.suite_folder import begin, resume
-from bench.suites.suite_run import Display, Setup, SuiteEnd, SuiteRunner
+from bench.suites.suite_run import Display, SuiteEnd, SuiteRunner
 from tests.bench.made.examples import SMALL, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import DDP_STEPS_S, SINGLE_STEPS_S
@@ -112,14 +114,31 @@ class RecordedDisplay(Display):
         """Keep the line."""
         self.lines.append(line)
 
-    def case_begins(self, one: PlannedCase, run: object) -> None:
+    def case_begins(self, planned: PlannedCase, run: object) -> None:
         """Keep the case's name."""
-        self.events.append(("begins", one.suite_case.name))
+        self.events.append(("begins", planned.suite_case.name))
 
-    def case_ended(self, one: PlannedCase, judgement: Judgement, summary: Summary | None) -> None:
+    def case_ended(self, planned: PlannedCase, judgement: Judgement, summary: Summary | None) -> None:
         """Keep how it ended."""
-        self.events.append((judgement.outcome, one.suite_case.name))
-        self.summaries[one.suite_case.name] = summary
+        self.events.append((judgement.outcome, planned.suite_case.name))
+        self.summaries[planned.suite_case.name] = summary
+
+
+class FakeAllocation:
+    """Nodes on which the engines are opened that a test wants."""
+
+    def __init__(self, open_engine: Callable[[], Engine]) -> None:
+        self._open_engine = open_engine
+
+    def __enter__(self) -> FakeAllocation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to release."""
+
+    def open(self, runs: Path, dropped: Collection[str] = ()) -> Engine:
+        """The next engine."""
+        return self._open_engine()
 
 
 @dataclass
@@ -172,27 +191,25 @@ class FakeNight:
             return self._go(plan, ledger, choose(plan, ledger.state, **choice), choice.get("budget_s"))
 
     def _go(self, plan: SuitePlan, ledger: LedgerWriter, chosen: Any, budget_s: float | None) -> SuiteEnd:
-        with self.store() as store:
-            setup = Setup(
-                runs=self.runs,
-                store_url=self.url,
-                store=store,
-                open_engine=self.open_engine,
-                display=self.display,
+        with self.session() as session:
+            return SuiteRunner(
+                plan,
+                ledger,
+                session,
+                self.display,
                 budget_s=budget_s,
                 clock_s=lambda: len(self.orders) * self.trial_s,
                 suspects=self.suspects,
-            )
-            return SuiteRunner(plan, ledger, setup).run(chosen)
+            ).run(chosen)
 
     @contextmanager
-    def store(self) -> Iterator[PatientStore]:
-        """The history, open."""
+    def session(self, open_engine: Callable[[], Engine] | None = None) -> Iterator[Session]:
+        """The history, open, and the night's engines, unless others are to be opened."""
         with History(self.url) as history:
-            clock = FakeClock()
-            yield PatientStore(
-                history, runs=self.runs, url=self.url, tell=self.display.tell, clock_s=clock, sleep=clock.sleep
-            )
+            clock, tell = FakeClock(), self.display.tell
+            store = PatientStore(history, runs=self.runs, url=self.url, tell=tell, clock_s=clock, sleep=clock.sleep)
+            allocation = FakeAllocation(open_engine or self.open_engine)
+            yield Session(runs=self.runs, store_url=self.url, store=store, allocation=allocation, tell=tell)
 
     def stored(self) -> Sequence[Summary]:
         """What the history has."""

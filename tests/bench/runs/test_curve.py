@@ -147,11 +147,11 @@ def test_real_ranks_are_measured_kept_and_told_as_a_curve(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--ranks 1,1", "'1,1' is no list of different numbers of ranks, such as 1,2,4."),
-        ("--ranks 1,,2", "'1,,2' is not a valid integer, and no list of such as 1,2,4."),
-        ("--ranks 0,2", "'0,2' is no list of different numbers of ranks"),
+        ("--ranks 1,1", "'1,1' is not a list of different numbers of ranks, such as 1,2,4."),
+        ("--ranks 1,,2", "'1,,2' is not a valid integer, nor a list such as 1,2,4."),
+        ("--ranks 0,2", "'0,2' is not a list of different numbers of ranks"),
         ("--ranks 1,3", "--ranks 3: ddp: batch 8 cannot be shared equally by 3 data ranks"),
-        ("--ranks 1,2 --with-baseline weak", "--with-baseline cannot be set with it; take one number of ranks"),
+        ("--ranks 1,2 --with-baseline weak", "--with-baseline cannot be set with it; use one number of ranks"),
         ("--ranks 1,2 --check-convergence", "--check-convergence cannot be set with it"),
         ("--ranks 1,2 --inject kill@2:1", 'fault "kill@2:1" is for rank 2; ranks are 0 to 1'),
     ],

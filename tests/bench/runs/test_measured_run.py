@@ -140,7 +140,6 @@ def test_turns_can_be_counterbalanced_each_side_at_a_place_of_its_own(tmp_path: 
         engine=FakeEngine(make_machine(), {}),
         machine=make_machine(),
         folder=tmp_path,
-        watch=lambda case, trial, steps: None,
         is_counterbalanced=True,
     )
     measured.close()

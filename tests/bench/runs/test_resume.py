@@ -35,7 +35,6 @@ def _measure(engine: FakeEngine, folder: Path, resumes: Path | None = None) -> S
         engine=engine,
         machine=engine.machine(),
         folder=folder,
-        watch=lambda case, trial, steps: None,
     )
     measured.close()
     (summary,) = measured.summaries

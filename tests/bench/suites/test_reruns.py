@@ -171,28 +171,27 @@ class FakeCluster(ClusterEngine):
 def test_a_rerun_takes_other_nodes_where_there_are_enough(tmp_path: Path, nodes: int, dropped: list[str]) -> None:
     engine = FakeCluster(nodes)
     with _reruns_on(tmp_path, engine) as reruns:
-        assert reruns._apart(None, nodes=2) is engine
+        assert reruns.separate(nodes=2) is engine
     assert engine.dropped == dropped
 
 
 def test_an_engine_whose_agents_do_not_come_is_stopped_before_another_attempt(tmp_path: Path) -> None:
     engine = FakeCluster(2, InfrastructureFailed("the agent of n1 has not connected: no contact for 60 s"))
-    with _reruns_on(tmp_path, engine) as reruns, pytest.raises(InfrastructureFailed, match="n1 has not connected"):
-        reruns._apart(None, nodes=1)
+    with _reruns_on(tmp_path, engine) as reruns:
+        end = reruns.run(lambda history, suite, suite_run: {"ddp": False}, left_s=None)
+    assert end.failure == "the reruns ended: the agent of n1 has not connected: no contact for 60 s"
     assert engine.is_stopped
 
 
 @contextmanager
 def _reruns_on(tmp_path: Path, engine: FakeCluster) -> Iterator[Reruns]:
     night = _night(tmp_path, {})
-    with night.store() as store, begin(plan_of(planned("ddp")).suite, night.runs) as ledger:
+    plan = plan_of(planned("ddp"))
+    with night.session(lambda: engine) as session, begin(plan.suite, night.runs) as ledger:
         yield Reruns(
-            plan=plan_of(planned("ddp")),
+            plan=plan,
             ledger=ledger,
-            runs=night.runs,
-            store=store,
-            open_engine=lambda: engine,
-            order_of=lambda one, machine: pytest.fail("nothing is measured"),
-            tell=night.display.tell,
+            session=session,
+            order_of=lambda planned: pytest.fail("nothing is measured"),
             watch=lambda: None,
         )

@@ -20,7 +20,7 @@ from bench.suites.choice import blocks_of, choose
 from bench.suites.form.tables import Expected
 from bench.suites.ledger import LEDGER, CaseEnded, SuiteState, TrialEnded, fold, judge, read_ledger
 from bench.suites.suite_folder import begin, suite_run_folders
-from bench.suites.suite_run import Setup, SuiteRunner
+from bench.suites.suite_run import SuiteRunner
 from tests.bench.made.examples import SMALL, small_case
 from tests.bench.made.fake_runs import CAUSE
 from tests.bench.made.fake_suites import FULL_DISK, LOST_AGENT, UNHEARD, FakeNight, plan_of, planned
@@ -101,17 +101,10 @@ def test_the_record_names_the_cases_that_failed(night: FakeNight) -> None:
 def test_a_step_of_a_long_trial_is_progress_of_the_suite_run(night: FakeNight, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[SuiteRecord] = []
     monkeypatch.setattr(PatientStore, "save", lambda _, record: saved.append(record))
-    with begin((plan := plan_of(planned("ddp"))).suite, night.runs) as ledger, night.store() as store:
+    with begin((plan := plan_of(planned("ddp"))).suite, night.runs) as ledger, night.session() as session:
         now_s = iter(range(0, 9999, 11))
-        setup = Setup(
-            runs=night.runs,
-            store_url=None,
-            store=store,
-            open_engine=night.open_engine,
-            display=night.display,
-            clock_s=lambda: next(now_s),
-        )
-        SuiteRunner(plan, ledger, setup).run(choose(plan, SuiteState()))
+        runner = SuiteRunner(plan, ledger, session, night.display, clock_s=lambda: next(now_s))
+        runner.run(choose(plan, SuiteState()))
     assert len({record.progress_ns for record in saved if record.running == ("ddp",)}) > 1 + 3  # Its begin and ends.
 
 
@@ -330,7 +323,7 @@ def test_a_run_on_which_a_process_works_ends_the_suite_and_is_gone_on_with_later
     assert night.orders[before:] == [("ddp", 1), ("ddp", 2)]
 
 
-def test_a_run_that_is_gone_begins_anew(night: FakeNight) -> None:
+def test_a_run_that_is_gone_begins_again(night: FakeNight) -> None:
     night.breaks = [{("ddp", 1): KeyboardInterrupt()}]
     plan = plan_of(planned("ddp"))
     night.run(plan)
@@ -341,10 +334,10 @@ def test_a_run_that_is_gone_begins_anew(night: FakeNight) -> None:
     before = len(night.orders)
     assert night.resume(plan).outcome == "done"
     assert night.orders[before:] == [("ddp", 0), ("ddp", 1), ("ddp", 2)]
-    assert any("ddp begins anew" in line for line in night.display.lines)
+    assert any("ddp begins a new run" in line for line in night.display.lines)
 
 
-def test_a_run_over_other_nodes_begins_anew(night: FakeNight) -> None:
+def test_a_run_over_other_nodes_begins_again(night: FakeNight) -> None:
     night.breaks = [{("ddp", 1): KeyboardInterrupt()}]
     night.run(plan_of(planned("ddp")))
     night.resume(plan_of(planned("ddp", case=small_case("ddp", 2, trials=3, nodes=2))))

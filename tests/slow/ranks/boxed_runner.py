@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Literal
 
 from bench.analysis.trials import read_trials
-from bench.case import Case
 from bench.engines.agent_link import AgentLink
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
@@ -42,6 +41,7 @@ class BoxedEngine(Listener):
         assert wire is not None, "no agent came"
         assert wire.peer is not None, "the sides have met"
         self.link = AgentLink(wire.stream, lambda _: wire, runs=folder, name=f"the agent of node {wire.peer.node}")
+        self.is_measuring = False
 
     def __enter__(self) -> BoxedEngine:
         return self
@@ -64,6 +64,12 @@ class BoxedEngine(Listener):
         """Have the agent send what ranks log meanwhile."""
         self.link.watch(run.id)
 
+    def progressed(self, order: CaseOrder, trial: int, steps: int) -> None:
+        """Say once that the ranks measure."""
+        if steps > 2 and not self.is_measuring:
+            self.is_measuring = True
+            print("running", flush=True)
+
     def collect(self, run: str) -> tuple[str, ...]:
         """Have the agent send its files."""
         try:
@@ -79,18 +85,10 @@ class BoxedEngine(Listener):
 
 def attempt(folder: Path, host: str, key: bytes, resumes: Path | None) -> tuple[Literal["done", "failed"], Path]:
     """Measure the case, or what a run of it lacks; return how that ended, and the run's folder."""
-    is_told = False
-
-    def watch(case: Case, trial: int, steps: int) -> None:
-        nonlocal is_told
-        if steps > 2 and not is_told:
-            is_told = True
-            print("running", flush=True)
-
     with BoxedEngine(folder, host, key) as engine:
         order = CaseOrder(case=small_case(ranks=4, steps=STEPS), settings=TrialSettings(limit_s=200.0), resumes=resumes)
         machine = engine.machine()
-        measured = measure([order], engine=engine, machine=machine, folder=folder, watch=watch, listener=engine)
+        measured = measure([order], engine=engine, machine=machine, folder=folder, listener=engine)
         (summary,), (run,) = measured.summaries, measured.runs
         try:
             if summary.cause is not None:

@@ -134,8 +134,8 @@ def test_a_commit_is_the_newest_run_of_each_of_its_series(store: str, capsys: py
     assert code == FINE
     assert [(one["a_run"], one["b_run"]) for one in found["compared"]] == [("at-a", "at-b")]
     assert found["missing"] == [f"fsdp on 2 is not compared: commit {B[:12]} has no run of its series"]
-    assert found["notes"][0] == f"commit {A[:12]} has 3 run(s) of 2 series: the newest of each is taken"
-    assert found["notes"][-1].startswith(f"the machine or the program differs, too: commit {A}")
+    assert found["notes"][0] == f"commit {A[:12]} has 3 runs of 2 series: the newest run of each is compared"
+    assert found["notes"][-1].startswith(f"the machine or the program also differs: commit {A}")
 
 
 def test_a_run_is_compared_with_the_run_of_its_series_in_a_suite(
@@ -183,14 +183,14 @@ def test_csv_has_a_row_for_each_figure(store: str, capsys: pytest.CaptureFixture
         (("20261101-ddp-a", "20261101-ddp-a"), "A and B are both run 20261101-ddp-aaaaaa; name two"),
         (("20261101-ddp-a", "20261101-ddp-failed"), "has no complete trial (failed: rank 1 was killed)"),
         (("20261101-ddp-a", "20261101-ddp-other1"), "ran on AMD EPYC, 2 cores, and 20261101-ddp-other1 on another"),
-        (("20261101-ddp-a", "20261101-ddp-newver"), "a new series has begun"),
+        (("20261101-ddp-a", "20261101-ddp-newver"), "begins a new series"),
         (("20261101-ddp-a", "20261101-coll"), "which measure different things"),
         (("20261101-ddp-a", "20261101-ddp"), '"20261101-ddp" may be any of run'),
         (("20261101-ddp-a", "20261101-ddp-bbbbbc"), 'did you mean "20261101-ddp-bbbbbb"?'),
         (("20261101-ddp-a", "ab123"), "and a commit has 7 digits or more"),
         (("20261101-ddp-a", "fffffff"), '"fffffff" is no run, suite run or commit of the history'),
-        (("20261101-ddp-a", "20261101-ddp-failed", "--set", "defaults.trials=3"), "--set is of measuring now"),
-        (("20261101-ddp-bucket", "at-a"[:4] + "-fsdp", "--ranks", "2"), "--ranks is of measuring now"),
+        (("20261101-ddp-a", "20261101-ddp-failed", "--set", "defaults.trials=3"), "--set is for measuring now"),
+        (("20261101-ddp-bucket", "at-a"[:4] + "-fsdp", "--ranks", "2"), "--ranks is for measuring now"),
         (("20261101-ddp-bucket", "bbbbbbb" * 2), "is no run, suite run or commit"),
     ],
 )
@@ -247,7 +247,7 @@ def test_fire_drills_that_ended_as_they_should_are_left_out(tmp_path: Path, caps
     document = json.loads(out)
     assert code == FINE
     assert [one["case"] for one in document["compared"]] == ["ddp"]
-    assert document["missing"] == ["fire drills that ended as they should are left out: diverged, killed"]
+    assert document["missing"] == ["fire drills that ended as expected are left out: diverged, killed"]
 
 
 def test_a_case_that_failed_beside_a_fire_drill_is_still_missing(
@@ -259,7 +259,7 @@ def test_a_case_that_failed_beside_a_fire_drill_is_still_missing(
     assert code == CASE_FAILED
     assert len(missing) == 2
     assert missing[0].startswith("killed is not compared: ")
-    assert missing[1] == "fire drills that ended as they should are left out: diverged"
+    assert missing[1] == "fire drills that ended as expected are left out: diverged"
 
 
 def test_of_two_cases_of_one_series_that_of_the_same_name_is_compared(

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from bench.analysis.noise import TrialNoise
 from bench.case import Purpose
-from bench.cli.compare.aa import Measured, report_of
+from bench.cli.compare.aa import CasePair, report_of
 from bench.reports.comparison import NoiseReport, false_differences, print_noise
 from bench.reports.suites.plan import print_plan
+from bench.runner.persist import PersistedRuns
 from bench.runs.history import History
 from bench.runs.nights import nights_of, noise_of_series
 from bench.runs.summary import Summary
@@ -60,9 +61,11 @@ def test_the_noise_of_a_series_is_found_in_its_nights() -> None:
 def _report(tmp_path: Path, nights: list[Summary], *pairs: tuple[str, Summary, Summary]) -> NoiseReport:
     keep(store_in(tmp_path), nights)
     with History(store_in(tmp_path)) as history:
-        return report_of(
-            "tiny", Measured(pairs=pairs, failures=()), history, ["drill is a fire drill, and is left out"]
-        )
+        measured = [
+            CasePair(name=name, runs=PersistedRuns(summaries=(first, second), failures=()))
+            for name, first, second in pairs
+        ]
+        return report_of("tiny", measured, history, ["drill is a fire drill, and is left out"])
 
 
 def _printed(found: NoiseReport, width: int = 160) -> list[str]:
@@ -107,7 +110,7 @@ def test_few_nights_are_the_reason_for_what_is_absent(tmp_path: Path) -> None:
 def test_a_case_without_two_complete_trials_tells_nothing_and_says_so(tmp_path: Path) -> None:
     found = _report(tmp_path, [], ("ddp", run_of("one", STEADY), failed(run_of("two"))))
     assert found.series == ()
-    assert found.missing[-1] == "ddp tells nothing: 0 complete trial(s), of 2 that are needed (rank 1 was killed)"
+    assert found.missing[-1] == "ddp has only 0 complete trials of the 2 that noise needs (rank 1 was killed)"
 
 
 def test_exact_figures_that_differ_between_two_of_the_same_are_told(tmp_path: Path) -> None:

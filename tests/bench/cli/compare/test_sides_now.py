@@ -35,10 +35,10 @@ def test_a_side_of_another_strategy_leaves_out_the_options_that_it_lacks() -> No
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("bucket_mb", "has no value; write it as KEY=VALUE, such as --a bucket_mb=1"),
+        ("bucket_mb", "has no value; write it as KEY=VALUE, for example --a bucket_mb=1"),
         ("bucket_mb=", "has no value"),
-        ("trials=3", "--a trials cannot be of one side: both are measured alike; give --trials"),
-        ("warm-up=3", "give --warm-up"),
+        ("trials=3", "--a trials cannot be set for one side: both are measured alike; use --trials"),
+        ("warm-up=3", "use --warm-up"),
         ("ranks=two", '--a ranks is "two"; it must be a whole number'),
         ("ranks=-1", "must be a whole number"),
     ],

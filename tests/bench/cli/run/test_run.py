@@ -68,7 +68,7 @@ def test_a_dry_run_for_people_names_ranks_bytes_and_messages(home: Path, capsys:
     said = capsys.readouterr()
     rows = [" ".join(line.split()) for line in said.out.splitlines()]
     assert any(row.startswith("1 data 1 4 3.50 MiB 3.50 MiB 7.01 MiB ") for row in rows)
-    assert "a step's all_reduce over data: 3.50 MiB, 1 call(s)" in rows
+    assert "a step's all_reduce over data: 3.50 MiB, 1 call" in rows
     assert rows[-1] == "nothing was started, and nothing written"
     assert said.err == ""
     assert list(home.iterdir()) == []
@@ -133,14 +133,14 @@ def test_runs_and_history_are_where_the_environment_says(
     assert "run-told: done" in capsys.readouterr().out
     assert not (home / "parallel-observatory").exists()
     assert main.run([*DRY, "ddp"]) == FINE
-    assert f"kept in {home / 'told'} and sqlite:///{home / 'told.sqlite'}" in capsys.readouterr().out
+    assert f"results go to {home / 'told'} and sqlite:///{home / 'told.sqlite'}" in capsys.readouterr().out
     assert main.run(["show", "run-", "--store", f"sqlite:///{home / 'said.sqlite'}"]) == FINE
     assert "run-said: done" in capsys.readouterr().out  # What is said goes first.
 
 
 def test_to_be_quiet_and_verbose_at_once_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*DRY, "ddp", "-q", "-v"]) == MISUSE
-    assert "--quiet and --verbose cannot be together" in capsys.readouterr().err
+    assert "--quiet and --verbose exclude each other" in capsys.readouterr().err
 
 
 def test_a_fire_drill_says_that_it_ended_as_injected_and_nothing_of_what_is_served(
