@@ -37,6 +37,7 @@ from bench.engines.slurm.nodes import (
     check_job,
     find_partitions,
     host_names,
+    step_gpus,
 )
 from bench.errors import InfrastructureFailed, Misuse
 
@@ -132,6 +133,7 @@ class SlurmAllocation:
         self.job: str | None = None
         self._salloc: subprocess.Popen[str] | None = None
         self._names: list[str] = []  # Of all nodes that the job has had.
+        self._notes: set[str] = set()
 
     def __enter__(self) -> SlurmAllocation:
         present = os.environ.get("SLURM_JOB_ID")
@@ -227,6 +229,21 @@ class SlurmAllocation:
             return (datetime.fromisoformat(self.state()["EndTime"]) - datetime.now()).total_seconds()
         return math.inf
 
+    def gpu_words(self) -> list[str]:
+        """Return the words by which srun asks for a step's GPUs; none where the user's own words for srun name them.
+
+        Raises:
+            InfrastructureFailed: Slurm does not answer.
+        """
+        assert self.job is not None, "it is entered"
+        if any(word.startswith(_GPU_WORDS) for word in self.settings.srun):
+            return []
+        gpus, note = step_gpus(self.job)
+        if note is not None and note not in self._notes:
+            self._notes.add(note)
+            self._request.tell(note)
+        return [f"--gres=gpu:{gpus}"] if gpus else []
+
     def _allocate(self) -> None:
         """Ask for the nodes, and wait for them.
 
@@ -316,7 +333,8 @@ class SlurmPlacement:
         words = [
             *("srun", f"--jobid={self._allocation.job}", f"--nodes={count}", f"--ntasks={count}"),
             *("--ntasks-per-node=1", f"--nodelist={','.join(self.nodes)}", "--overlap", "--kill-on-bad-exit=0"),
-            *("--no-kill", "--cpu-bind=none", "--export=ALL", "--job-name=agents", "--label", *settings.srun),
+            *("--no-kill", "--cpu-bind=none", "--export=ALL", "--job-name=agents", "--label"),
+            *(*self._allocation.gpu_words(), *settings.srun),
             *("sh", "-c", "\n".join(lines)),
         ]
         try:
@@ -430,10 +448,18 @@ def _address_towards(node: str) -> str:
         ) from None
 
 
+_GPU_WORDS = ("--gres", "--gpus", "-G", "--tres-per", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-gpu")
+"""Options of srun that say which GPUs a step gets."""
 _OF_STEPS = (
-    *("SLURM_STEP", "SLURM_NTASKS", "SLURM_TASKS", "SLURM_CPUS_PER", "SLURM_MEM", "SRUN_"),
+    *("SLURM_STEP", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS", "SLURM_CPUS_PER", "SLURM_MEM", "SRUN_"),
+    *("SLURM_GPU", "SLURM_GRES", "SLURM_TRES", "SLURM_CPU_BIND", "SLURM_DIST", "SLURM_HINT", "SLURM_THREAD"),
+    *("SLURM_CORE_SPEC", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERCOMMIT", "SLURM_OVERLAP", "SLURM_SPREAD_JOB"),
+    *("SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_LABELIO", "SLURM_UNBUFFEREDIO"),
+    *("SLURM_TIMELIMIT", "SLURM_SIGNAL", "SLURM_WAIT", "SLURM_IMMEDIATE", "SLURM_DEPENDENCY", "SLURM_RESV_PORTS"),
     "SLURM_EXPORT_ENV",  # Of a job by `sbatch --export=NONE`, whose steps would get none of the environment.
 )
+"""How variables begin that srun reads as options. A job's script has those of its own request, such as one GPU for each
+task, and an agent needs all of its node."""
 
 
 def _outside_of_steps(user: Mapping[str, str]) -> dict[str, str]:

@@ -134,7 +134,7 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
     counts_gpus, doubts = _counts_gpus(), ImplausibleAnswers("Slurm")
     capacities = []
     for part in resources.parts:
-        (node,) = read_nodes((part.node,), doubts)
+        (node,) = read_nodes(part.nodes[:1], doubts)
         whole = _node_has(node, counts_gpus, doubts)
         cores, memory_bytes = part.cores, part.megabytes * MEGABYTE
         if whole.cores is not None and cores > whole.cores:
@@ -153,11 +153,34 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
     return _least(capacities, f"a node of job {job}", asks, doubts)
 
 
+def step_gpus(job: str) -> tuple[int, str | None]:
+    """Return how many GPUs a step of a job can ask for on each node, and a note where nodes have more.
+
+    An exclusive job has all GPUs of its nodes, although it asked for none, and Slurm gives a step no GPU that it does
+    not ask for. Slurm 22.05 refuses a step that asks for more than the job has on the node with the fewest, also if the
+    step avoids that node.
+
+    Raises:
+        InfrastructureFailed: Slurm does not answer, or knows no such job.
+    """
+    resources = _given_in_json(job) or _given_in_text(job)
+    counts = {node: len(gpus_of(part.gres)) for part in resources.parts for node in part.nodes}
+    if not counts:
+        return 0, None
+    fewest, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    if counts[fewest] == counts[most]:
+        return counts[fewest], None
+    return counts[fewest], (
+        f"job {job} has {counts[most]} GPUs on {most} and {counts[fewest]} on {fewest}: {counts[fewest]} of each node"
+        " are used; ask for nodes that are alike"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobPart:
-    """What a job was given on a node, or on each of several alike. 0 cores or megabytes are all that the node has."""
+    """What a job was given on each of these nodes. 0 cores or megabytes are all that the node has."""
 
-    node: str
+    nodes: tuple[str, ...]
     cores: int
     megabytes: int
     gres: str
@@ -183,7 +206,7 @@ def _given_in_json(job: str) -> _JobResources | None:
     try:
         parts = [
             _JobPart(
-                node=node["name"],
+                nodes=(node["name"],),
                 cores=int(node["cpus"]["count"]),
                 megabytes=int(str(unwrapped(node["memory"]["allocated"]))),
                 gres=gres[number] if number < len(gres) else "",
@@ -203,7 +226,7 @@ def _given_in_text(job: str) -> _JobResources:
         part_fields = fields(part)
         parts.append(
             _JobPart(
-                node=host_names(part_fields["Nodes"])[0],
+                nodes=tuple(host_names(part_fields["Nodes"])),
                 cores=_count(part_fields["CPU_IDs"]),
                 megabytes=int(part_fields["Mem"] or 0),
                 gres=part_fields["GRES"],
