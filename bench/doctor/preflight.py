@@ -10,7 +10,7 @@ from bench.doctor.fleet import Fleet, NodeFinding, lines_of
 from bench.doctor.fleet_check import check_fleet
 from bench.engines.cluster import ClusterEngine
 from bench.engines.registry import Allocation, Engine
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, plural
 from bench.machine.machine import Machine
 
 
@@ -61,7 +61,9 @@ class Preflight:
         if is_dropping:
             names = [*missing, *(fleet.name(number) for number in fleet.bad)]
             if len(fleet.bad) == len(fleet.nodes):
-                raise InfrastructureFailed(f"pre-flight: all {len(names)} node(s) are bad; none is left to measure on")
+                raise InfrastructureFailed(
+                    f"pre-flight: no node is left to measure on; the check found {plural(len(names), 'bad node')}"
+                )
             self._dropped = frozenset(names)
             engine.drop(self._dropped)
             if names:

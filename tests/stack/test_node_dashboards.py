@@ -286,4 +286,4 @@ def test_the_fleet_counts_all_nodes_and_gpus(watched: Watched) -> None:
         for panel in ("Nodes responding", "Nodes not responding", "Disks filling up")
     }
     assert counted == {"Nodes responding": 1, "Nodes not responding": 0, "Disks filling up": 0}
-    assert sum(_values(watched, f"fleet: GPUs that {what}")[0][1] for what in ("answer", "do not")) == 8
+    assert sum(_values(watched, f"fleet: GPUs {what}")[0][1] for what in ("responding", "not responding")) == 8

@@ -82,7 +82,7 @@ class Observed:
     notes: Sequence[str] = ()
     scaling: Sequence[ScalingEfficiency] = ()
     cause: Sequence[str] = ()
-    link: Link | str = "no link was looked for"
+    link: Link | str = "the link was not looked up"
     pair_bandwidths: Mapping[str, float] = field(default_factory=dict)
     device_bytes: int | None = None
     cores: int | None = None
