@@ -132,7 +132,7 @@ def _read_thresholds(path: Path) -> Thresholds:
     try:
         thresholds = changed_by(read_document(path), str(path))
     except BadSettings as error:
-        raise Misuse(f"{error} (docs/watching.md)") from None
+        raise Misuse(f"{error} (docs/monitoring/watching.md)") from None
     named = [("accepted_efficiency", entry.strategy) for entry in thresholds.accepted_efficiency]
     for key, strategy in (*named, *(("live.uneven_strategies", name) for name in thresholds.live.uneven_strategies)):
         try:

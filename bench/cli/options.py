@@ -207,7 +207,7 @@ def engine_options(function: Any) -> Any:
             "--engine-file",
             type=NamedPath(),
             metavar="FILE",
-            help="TOML file with the engine's settings, for example Slurm's partition (docs/clusters.md).",
+            help="TOML file with the engine's settings, for example Slurm's partition (docs/clusters).",
         ),
         nodes_options,
         click.option(

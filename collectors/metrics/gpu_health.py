@@ -147,7 +147,7 @@ GPU_CALL_SECONDS = NODE.counter(
 GPU_CALLS = NODE.counter(
     "observatory_gpu_calls_total{function}",
     "The agent's calls to a function of NVML, answered or refused, over all GPUs of the node; exported only on"
-    " request (docs/exporter.md).",
+    " request (docs/monitoring/exporter.md).",
     unit="requests",
 )
 

@@ -309,7 +309,7 @@ def test_a_pod_gets_its_name_from_kube_state_metrics_as_the_page_says(tmp_path: 
         _series("kube_pod_info", **trainer, instance="a"): "1x10",
         _series("kube_pod_info", **trainer, instance="b"): "1x10",
     }
-    page = (Path(__file__).parents[2] / "docs/exporter.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/monitoring/exporter.md").read_text()
     (query,) = re.findall(r"^ {6}(sum by \(node, gpu, namespace, pod\).*?^ {6}\))$", page, re.DOTALL | re.MULTILINE)
     expected = {'{gpu="0", namespace="team-a", node="node1", pod="trainer-0"}': 12.0}
     Rehearsal(series=series, folder=tmp_path).gives(query, expected, at_minutes=5)

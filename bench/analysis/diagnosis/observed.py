@@ -151,7 +151,7 @@ class CostFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What limits a run. See docs/diagnosis.md for the rule.
+    """What limits a run. See docs/guides/diagnosis.md for the rule.
 
     limit: the finding that limits it, or `unknown`. is_sure: whether the evidence excludes another.
     reason: why it is the limit; where it is not sure, what else it may be and what would settle it.

@@ -1,4 +1,4 @@
-"""The rule that decides what limits a run: the largest cost other than computing, if it is large (docs/diagnosis.md).
+"""Decides what limits a run: the largest cost other than computing, if it is large (docs/guides/diagnosis.md).
 
 Computing is the purpose of a step, so it is the limit only if every cost is small and computing is shown to be fast: by
 its share of the step, and by its share of the measured ceiling. It is never the limit for lack of another.
