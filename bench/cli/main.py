@@ -42,7 +42,7 @@ COMMANDS = {
     "diagnose": ("bench.cli.diagnose", "Explain what limits a run, with evidence and what to try."),
     "compare": (
         "bench.cli.compare.command",
-        "Compare two runs, suites or commits, and separate changes from noise.",
+        "Compare two runs, suites or commits, and tell differences from noise.",
     ),
     "prune": ("bench.cli.prune", "Delete folders of old runs, except those that baselines need."),
     "analyse": ("bench.cli.analyse", "Analyse traces: a run's, or any that torch.profiler wrote."),

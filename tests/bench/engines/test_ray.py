@@ -105,7 +105,7 @@ def test_cases_are_planned_by_the_least_of_the_nodes_that_ray_may_give(
 
 def test_what_ray_would_be_asked_for_is_told_and_what_it_has_not_is_refused_before() -> None:
     assert capacity_of(_order(2), CLUSTER).asks == "Ray would be asked for 2 nodes with 16 CPU, 8 GPU on each"
-    with pytest.raises(Misuse, match=r"--nodes is 5, but Ray's cluster has 4 live node\(s\); use fewer"):
+    with pytest.raises(Misuse, match=r"--nodes is 5, but Ray's cluster has 4 live nodes; use fewer"):
         capacity_of(_order(5), CLUSTER)
 
 
