@@ -64,7 +64,9 @@ def test_agreement_is_said_with_the_widest_gap() -> None:
 
 def test_each_cause_is_one_line_with_its_step_and_the_next_move() -> None:
     said = list(lines(make_verdict(9, 7, CAUSE), CASE))
-    assert said[0].startswith("disagrees: losses of ddp on 2 ranks and of one rank diverge in step 7; they are 1.0e-01")
+    assert said[0].startswith(
+        "disagrees: losses of ddp on 2 ranks and of one rank diverge in step 7; they differ by 1.0e-01"
+    )
     assert said[1] == ("cause: sampler_epoch, from step 7: rank 0 read those of step 0 again. Next: call set_epoch")
     assert said[2:4] == ["ruled out: gradients of step 0: the same", "not examined: replicas: fewer than two"]
 

@@ -77,7 +77,7 @@ def test_without_a_run_of_ours_the_table_is_theirs_and_says_how_to_make_one() ->
     text = _printed(document(), None)
     assert "ours" not in text.partition("nccl-tests:")[0]
     assert (
-        "ours: the history has no run of all_reduce on 8 ranks; `observatory run collectives --ranks 8` makes one"
+        "ours: the history has no run of all_reduce on 8 ranks; `observatory run collectives --ranks 8` measures one"
         in text
     )
 
