@@ -1,8 +1,8 @@
 # The two commands of the README: `make demo` and `make test`. Both set up what they need.
-# `make test-all` runs the tests that take longer, too: docs/testing.md.
+# `make test-all` runs the tests that take longer, too: docs/maintaining/testing.md.
 
 PYTHON ?= python3
-# What `make test-torch` and `make test-python` test beside the versions that `make test` runs with; see docs/testing.md.
+# What `make test-torch` and `make test-python` test beside the versions that `make test` runs with; see docs/maintaining/testing.md.
 TORCH ?= 2.11 2.12
 PYTHONS ?= 2.11/3.12 2.13/3.12 2.13/3.13
 # Processes that share the tests of a file each. Ranks of a test take more than a core for moments only.

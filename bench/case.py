@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 from collectors.settings_file import near_name
 from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
 from workloads.options import microbatch_count, microbatch_option
@@ -198,7 +198,7 @@ def check(case: Case) -> Case:
         if getattr(case, name) > most:
             raise Misuse(f"{name.replace('_', '-')} is {getattr(case, name)}; it must be {most} or less")
     if case.nodes > case.ranks:
-        raise Misuse(f"nodes is {case.nodes}, but there are only {case.ranks} rank(s); use fewer nodes")
+        raise Misuse(f"nodes is {case.nodes}, but there are only {plural(case.ranks, 'rank')}; use fewer nodes")
     needs = spec.needs
     if case.ranks < needs.minimum_ranks or (needs.maximum_ranks is not None and case.ranks > needs.maximum_ranks):
         raise Misuse(f"{spec.name}: ranks is {case.ranks}; it needs {needs.text()}")

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, the two errors that a user can fix, Ctrl-C, and safe printing to standard error."""
+"""How a command ends: exit codes, the two errors that a user can fix, Ctrl-C, and what it prints to standard error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,13 @@ def open_limit_words() -> str:
     return f"this process may open {limit:,} files at once; raise the limit (`ulimit -n`)"
 
 
-# What messages quote: no more of a user's own words than can be read.
+# Words of messages: counts, and no more of a user's own words than can be read.
+
+
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """Return `1 figure`, `3 figures`; nouns is an irregular plural."""
+    return f"{count} {noun if count == 1 else nouns or f'{noun}s'}"
+
 
 LONGEST_WORD, LONGEST_LINE = 400, 2000
 """Longest word and line on standard error, in characters. Our paths are shorter; an argument may have 128 kB."""

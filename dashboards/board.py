@@ -1,6 +1,7 @@
 """Turns each board's YAML file into Grafana's JSON: fills in thresholds, checks expressions, lays the panels out.
 
-`boards/NAME.yaml` becomes the dashboard with the UID `observatory-NAME`; docs/boards.md says what may stand in it.
+`boards/NAME.yaml` becomes the dashboard with the UID `observatory-NAME`; docs/monitoring/boards.md lists
+its keys.
 """
 
 from __future__ import annotations

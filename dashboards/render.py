@@ -33,20 +33,20 @@ _HEAD = """\
 
 Made by `observatory dashboards render` from `collectors/metrics/`; change it there.
 
-Whom a value belongs to, the exporter says with labels:
+Labels identify the owner of a value:
 
-| owner | labels | shown |
+| owner | labels | exported |
 |---|---|---|
-| rank | `rank`, `slot`: a small number that tells apart the runs of one node | while the run goes |
-| node | none beside Prometheus' own `instance` | by `observatory serve` always, by a run's own server while it goes; \
-what tells of results, always |
-| run | `strategy`, `ranks`, `device`, `precision`, `series`: cases of one series compare with each other | the newest \
-finished run of each series that is not ad hoc |
+| rank | `rank`, `slot`: a small number that distinguishes the runs of one node | while the run is active |
+| node | only Prometheus' own `instance` | always by `observatory serve`; by a run's own server while the run is \
+active; metrics of results always |
+| run | `strategy`, `ranks`, `device`, `precision`, `series`: cases of one series are comparable | for \
+the newest finished run of each series that is not ad hoc |
 
-Where several names stand in a row, the first is what is kept in logs, the history and suite files, and /metrics shows
-those below it. A figure of a whole run is three metrics there: the median over trials, and the low and high end of the
-95 % interval, where there is one. And where values of a label make no sum, as a total and its parts, or what was
-measured and what was expected, each of them is a metric of its own, with the value in its name in place of the label.
+If a row has several names, logs, the history and suite files use the first, and /metrics exports those below it. A
+figure of a whole run is three metrics there: the median over trials, and the low and high end of the 95 % interval, if
+there is one. If the values of a label cannot be summed (a total and its parts, or measured and expected values), each
+value is a separate metric, with the value in its name in place of the label.
 
 Units are base units, ratios run from 0 to 1, and what cannot be known is absent.
 """

@@ -14,6 +14,7 @@ from statistics import fmean, median, variance
 from typing import Literal
 
 from bench.analysis.estimate import CONFIDENCE, Estimate
+from bench.errors import plural
 from collectors.metrics import probes, results
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS
@@ -355,7 +356,7 @@ def smallest_shown(trials: int, deviation: float) -> float:
     from scipy.special import nctdtrinc, stdtrit
 
     if trials < 2:
-        raise ValueError(f"{trials} trial(s) have no interval, and show no change; take 2 or more")
+        raise ValueError(f"{plural(trials, 'trial')}: no interval, so no change can be shown; take 2 or more")
     quantile = float(stdtrit(trials - 1, 1 - LEVEL / 2))
     return float(nctdtrinc(trials - 1, 1 - POWER, quantile)) * deviation * math.sqrt(2 / trials)
 

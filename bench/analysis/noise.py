@@ -15,6 +15,7 @@ from statistics import NormalDist, fmean, median
 
 from bench.analysis.comparison import POWER, least_trials
 from bench.analysis.regressions.settings import SETTINGS
+from bench.errors import plural
 from workloads.cost_models.absent import Absent
 
 LEAST_NIGHTS = 3
@@ -81,7 +82,7 @@ def deviation_of(differences: Sequence[float]) -> float:
 def _night_deviation(nights: Sequence[Sequence[float]], trial: float) -> float | Absent:
     """Return the deviation of nights' levels, from neighbouring nights: a change of level counts once, not for ever."""
     if len(nights) < LEAST_NIGHTS:
-        return Absent(reason=f"{len(nights)} night(s) in the history, of {LEAST_NIGHTS} that are needed")
+        return Absent(reason=f"{plural(len(nights), 'night')} in the history, of {LEAST_NIGHTS} that are needed")
     steps = [fmean(second) - fmean(first) for first, second in pairwise(nights)]
     # What is left of the centres' variance when that of their trials is taken off.
     of_trials = fmean(trial**2 / len(values) for values in nights)

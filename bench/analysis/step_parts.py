@@ -1,7 +1,7 @@
 """A run's step divided into parts: what each trial spent in computation, in communication and in waiting.
 
 The parts are compute, exposed communication, waiting, bubble, data, copies and idle; what these leave is unexplained,
-so that all add up to the step. docs/scaling.md has each part's formula, and what it cannot tell.
+so that all add up to the step. docs/guides/scaling.md has each part's formula, and what it cannot tell.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _RANK = click.option(
     "ranks",
     type=click.IntRange(0, MOST_RANKS),
     multiple=True,
-    help="Rank of a trace, in place of the one that it names; once for each trace, in their order.",
+    help="Rank of a trace, in place of the rank that it names; repeated once for each trace, in order.",
 )
 _WHAT_IT_MAY_BE = (
     "a trace of torch.profiler (.json, .json.gz, or - for standard input), a rank's .timeline.npz, a folder of these,"
@@ -43,9 +43,13 @@ def _command_of(analysis: Analysis) -> click.Command:
     @_sides(analysis.sides)
     @click.option("--table", "table_name", metavar="NAME", help="Only this table; --format csv writes one.")
     @click.option(
-        "--limit", type=click.IntRange(min=1), default=ROWS, show_default=True, help="Rows of a table for people."
+        "--limit",
+        type=click.IntRange(min=1),
+        default=ROWS,
+        show_default=True,
+        help="Most rows of a table in the form table.",
     )
-    @click.option("--output", type=_FILE, help="File to write into, in place of standard output.")
+    @click.option("--output", type=_FILE, help="Output file, in place of standard output.")
     @_RANK
     @RUNS
     @STORE
@@ -78,7 +82,7 @@ def _command_of(analysis: Analysis) -> click.Command:
 def _command_to_draw(drawing: Drawing) -> click.Command:
     @click.command(name=drawing.name, help=_help(drawing.name, drawing.summary, _LONE, "--output merged.json.gz"))
     @_sides(_LONE)
-    @click.option("--output", type=_FILE, required=True, help="File to write; .gz is packed.")
+    @click.option("--output", type=_FILE, required=True, help="Output file; with the ending .gz it is compressed.")
     @_RANK
     @RUNS
     @STORE

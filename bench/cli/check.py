@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_suite
 from bench.cli.options import DETAILS, RUNS, STORE, NamedText
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import InfrastructureFailed, Misuse, plural, say
 
 if TYPE_CHECKING:
     from bench.runs.history import History
@@ -28,10 +28,13 @@ LONGEST_REASON = 200
 @click.command(name="check")
 @click.option("--suite", metavar="NAME", type=NamedText(), shell_complete=complete_suite, help="Only this suite.")
 @click.option(
-    "--since", metavar="NIGHT", type=NamedText(), help="Also nights from this one on: 2026-11-23, or a suite run's id."
+    "--since",
+    metavar="NIGHT",
+    type=NamedText(),
+    help="Also all nights since this one: a date (2026-11-23), or the id of a suite run.",
 )
 @click.option("--accept", "accepted", metavar="CASE", type=NamedText(), help="Accept the present level of a case.")
-@click.option("--because", metavar="TEXT", type=NamedText(), help="Why it is accepted; needed with --accept.")
+@click.option("--because", metavar="TEXT", type=NamedText(), help="Reason for --accept, which requires it.")
 @click.option("--metric", metavar="NAME", type=NamedText(), help="With --accept: only this metric of the case.")
 @RUNS
 @STORE
@@ -55,9 +58,9 @@ def command(
     format_name: str,
     has_details: bool,
 ) -> int:
-    """Judge the newest night: what became worse, and what is missing.
+    """Judge the newest night: what is worse, and what is missing.
 
-    Exit code 5 tells of a regression, 3 of something that is missing or failed.
+    The exit code is 5 for a regression, and 3 for something missing or failed.
 
     \b
     Example:
@@ -177,9 +180,9 @@ def _accept(
         raise InfrastructureFailed("another process judges this suite at the moment; accept it again") from None
     places = len({one.key.series for one in levels})
     of = f" on {places} kinds of machine" if places > 1 else ""
-    said = [f"the present level of {len(levels)} figure(s){of} is accepted"] if levels else []
+    said = [f"the present level of {plural(len(levels), 'figure')}{of} is accepted"] if levels else []
     if ended := len(after) - len(levels):
-        said.append(f"what was worse of {ended} figure(s) that the last night did not measure is closed")
+        said.append(f"open verdicts on {plural(ended, 'figure')} that the last night did not measure are closed")
     say(f"{case} of suite {having[0]}: {'; '.join(said)}")
 
 

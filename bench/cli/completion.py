@@ -140,14 +140,14 @@ def script(shell: str, program: click.Command) -> str:
 @click.command(name="completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
-    """Print the script with which a shell completes strategies, options and runs.
+    """Print a shell script that completes strategies, options and runs.
 
     \b
     Example:
       observatory completion bash
 
     \b
-    To switch it on, add a line to what the shell reads when it starts:
+    To enable completion, add a line to your shell's startup file:
       ~/.bashrc                     eval "$(observatory completion bash)"
       ~/.zshrc, after compinit      eval "$(observatory completion zsh)"
       ~/.config/fish/config.fish    observatory completion fish | source

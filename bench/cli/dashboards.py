@@ -44,13 +44,13 @@ def command() -> None:
 
 
 @command.command(name="render")
-@click.option("--check", is_flag=True, help="Write nothing; name each file that is out of date.")
+@click.option("--check", is_flag=True, help="List the files that are out of date; write nothing.")
 @click.option(
     "--into",
     "root",
     type=NamedPath(is_folder=True, exists=True),
     show_default="the checkout, where this program runs from one",
-    help="Folder to write into: dashboards/rendered/ and docs/metrics.md are in it.",
+    help="Output folder, for dashboards/rendered/ and docs/metrics.md.",
 )
 @click.option(
     "--thresholds",
@@ -65,7 +65,7 @@ def command() -> None:
     type=click.Choice(["files", "kubernetes"]),
     default="files",
     show_default=True,
-    help="Files of a checkout, or manifests for kubectl and the Prometheus operator, to standard output.",
+    help="Form of the result: files, or manifests for kubectl and the Prometheus operator on standard output.",
 )
 @click.option(
     "--label",
@@ -73,12 +73,12 @@ def command() -> None:
     metavar="KEY=VALUE",
     multiple=True,
     callback=_labels,
-    help="Of kubernetes: a label of monitors and rules, by which an operator chooses them. Repeatable.",
+    help="With --as kubernetes: label of monitors and rules, by which an operator selects them. Repeatable.",
 )
 def render(check: bool, root: Path | None, thresholds_file: Path | None, form: str, labels: dict[str, str]) -> None:
     """Write dashboards, rules and the page of metrics, from boards, catalogue and thresholds.
 
-    Deletes our dashboards that no board makes any more, and nobody else's file.
+    Deletes dashboards of ours that no board defines any more, and no other file.
 
     \b
     Example:
@@ -132,7 +132,7 @@ def _read_thresholds(path: Path) -> Thresholds:
     try:
         thresholds = changed_by(read_document(path), str(path))
     except BadSettings as error:
-        raise Misuse(f"{error} (docs/watching.md)") from None
+        raise Misuse(f"{error} (docs/monitoring/watching.md)") from None
     named = [("accepted_efficiency", entry.strategy) for entry in thresholds.accepted_efficiency]
     for key, strategy in (*named, *(("live.uneven_strategies", name) for name in thresholds.live.uneven_strategies)):
         try:
@@ -143,41 +143,41 @@ def _read_thresholds(path: Path) -> Thresholds:
 
 
 @command.command(name="push")
-@click.option("--url", required=True, metavar="URL", help="The Grafana, such as http://localhost:3000.")
+@click.option("--url", required=True, metavar="URL", help="URL of the Grafana, for example http://localhost:3000.")
 @click.option(
     "--prometheus",
     "prometheus_url",
     metavar="URL",
     show_default="what the data source has; of a new one http://localhost:9090",
-    help="The Prometheus, as Grafana reaches it.",
+    help="URL of the Prometheus, as Grafana reaches it.",
 )
 @click.option(
     "--scrape-interval",
     metavar="TIME",
     show_default="what the data source has",
-    help="How often that Prometheus scrapes, such as 15s: panels take their rates over a multiple of it.",
+    help="Scrape interval of that Prometheus, for example 15s; panels compute rates over a multiple of it.",
 )
 @click.option(
     "--data-source",
     metavar="UID",
     show_default="one of its own",
-    help="Take this Prometheus of the Grafana as it is; an Editor's token is then enough.",
+    help="Existing Prometheus data source of this Grafana, left unchanged; an Editor's token is then enough.",
 )
 @click.option(
     "--folder",
     metavar="NAME",
     show_default="Parallel Observatory",
-    help="UID or title of the folder; it is made where there is none.",
+    help="UID or title of the folder, which is created if it does not exist.",
 )
-@click.option("--alerts", "with_alerts", is_flag=True, help="Push the alerts, too, for Grafana to evaluate.")
+@click.option("--alerts", "with_alerts", is_flag=True, help="Also push the alerts, for Grafana to evaluate.")
 @click.option(
     "--thresholds",
     "thresholds_file",
     type=NamedPath(is_folder=False, exists=True),
     show_default="the shipped dashboards/thresholds.toml",
-    help="With --alerts: TOML file with the thresholds that shall differ from the shipped ones.",
+    help="With --alerts: TOML file with the thresholds that differ from the shipped ones.",
 )
-@click.option("--dry-run", "is_dry_run", is_flag=True, help="Write nothing; show what would change.")
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="Show what would change; write nothing.")
 @click.option("--force", "is_forced", is_flag=True, help="Overwrite what somebody changed since the last push.")
 def push(
     url: str,
@@ -192,7 +192,7 @@ def push(
 ) -> None:
     """Push folder, data source and dashboards to a Grafana; the token is read from GRAFANA_TOKEN.
 
-    It gives up where a request has no complete answer within 60 s.
+    The command fails if a request has no complete answer within 60 s.
 
     \b
     Example:

@@ -18,11 +18,11 @@ from bench.errors import InfrastructureFailed, Misuse
 @STORE
 @FORMAT
 def command(run: str, runs_folder: Path, store_url: str | None, format_name: str) -> None:
-    """Name what limits a run, with the evidence and what to try.
+    """Explain what limits a run, with evidence and what to try.
 
-    One page: computing, exposed communication, a bubble, imbalance, a straggler, the host, memory or the input, each
-    with its evidence, what the law expects of it, and what to try. RUN is the beginning of a run's name, or the path of
-    a run's folder; a run of no traces is diagnosed as far as it goes.
+    The page covers computing, exposed communication, a bubble, imbalance, a straggler, the host, memory and the input,
+    each with its evidence, what the model predicts, and what to try. RUN is the beginning of a run's name, or the path
+    of a run's folder. A run without traces gets a partial diagnosis.
 
     \b
     Example:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, engine_options, seconds_within
-from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, say
+from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, plural, say
 
 
 @click.command(name="doctor")
@@ -23,18 +23,16 @@ from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, say
     "recording",
     metavar="FILE",
     type=NamedPath(is_folder=False),
-    help="Record NVML's answers in this file, in place of printing the page.",
+    help="Output file for a recording of NVML's answers, in place of the page.",
 )
 @click.option(
     "--seconds",
     type=float,
     show_default="60",
     callback=seconds_within(1, 86_400, "time to record for"),
-    help="How long --record records.",
+    help="Duration of --record.",
 )
-@click.option(
-    "--nvlink-per-link", "is_per_nvlink", is_flag=True, help="With --record: record the bytes of each NVLink, too."
-)
+@click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="With --record: also the bytes of each NVLink.")
 def command(
     store_url: str | None,
     format_name: str,
@@ -48,11 +46,11 @@ def command(
     *,
     is_per_nvlink: bool,
 ) -> int:
-    """Show this machine in one page, and what has changed since the last good run.
+    """Describe this machine on one page, and what has changed since the last good run.
 
-    Of this machine it measures nothing: ceilings are what probes measured before. Where the history cannot be read, the
-    page says so. With --engine or --nodes, each node is asked for its state and clock, and measured beside its peers
-    for some seconds; the exit code is 4 where one is bad.
+    This command does not measure this machine: ceilings come from earlier probes. If the history cannot be read, the
+    page says so. With --engine or --nodes, it reads the state and clock of each node and measures the nodes against
+    each other for some seconds; the exit code is 4 if a node is bad.
 
     \b
     Example:
@@ -121,7 +119,7 @@ def _print_page(store_url: str | None, format_name: str) -> None:
 
     say("doctor: starting ranks, to see the machine as they do (torch is loaded)")
     read, ranks = machine_of_ranks(partial(LocalEngine, data_folder() / "runs"), machine.read)
-    say(f"doctor: asking {len(read.gpus)} GPU(s) each question of NVML")
+    say(f"doctor: asking {plural(len(read.gpus), 'GPU')} each question of NVML")
     fields = gpu_fields(NvmlCollector(deadline_s=DEADLINE_S))
     say("doctor: reading devices, clocks, links, settings and the history")
     history: History | Absent

@@ -11,10 +11,10 @@ from bench.errors import Misuse
 
 @click.command(name="list")
 @click.argument("strategy", required=False, shell_complete=complete_strategy)
-@click.option("--options", "has_options", is_flag=True, help="All options, with the strategies that take them.")
+@click.option("--options", "has_options", is_flag=True, help="Show all options, with the strategies that accept them.")
 @FORMAT
 def command(strategy: str | None, has_options: bool, format_name: str) -> None:
-    """List strategies and probes, with what each needs and takes.
+    """List strategies and probes, with the requirements and options of each.
 
     \b
     Example:

@@ -34,19 +34,19 @@ from collectors.files import PRIVATE
 from collectors.regular_files import NotRegular
 
 COMMANDS = {
-    "list": ("bench.cli.list", "List strategies and probes, with what each needs and takes."),
+    "list": ("bench.cli.list", "List strategies and probes, with the requirements and options of each."),
     "run": ("bench.cli.run.command", "Measure one strategy, on this machine or on nodes."),
     "suite": ("bench.cli.suite.command", "Run, plan and show suites: many cases from one file."),
-    "check": ("bench.cli.check", "Judge the newest night: what became worse, and what is missing."),
+    "check": ("bench.cli.check", "Judge the newest night: what is worse, and what is missing."),
     "show": ("bench.cli.show", "List runs, or show all of one run."),
-    "diagnose": ("bench.cli.diagnose", "Name what limits a run, with the evidence and what to try."),
+    "diagnose": ("bench.cli.diagnose", "Explain what limits a run, with evidence and what to try."),
     "compare": (
         "bench.cli.compare.command",
         "Compare two runs, suites or commits, and tell differences from noise.",
     ),
-    "prune": ("bench.cli.prune", "Delete folders of old runs, but nothing that a baseline needs."),
+    "prune": ("bench.cli.prune", "Delete folders of old runs, except those that baselines need."),
     "analyse": ("bench.cli.analyse", "Analyse traces: a run's, or any that torch.profiler wrote."),
-    "doctor": ("bench.cli.doctor", "Show this machine in one page, and what has changed since the last good run."),
+    "doctor": ("bench.cli.doctor", "Describe this machine on one page, and what has changed since the last good run."),
     "dashboards": (
         "bench.cli.dashboards",
         "Render Grafana's dashboards and Prometheus' rules, or push them to a Grafana.",
@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "completion": (
         "bench.cli.completion",
-        "Print the script with which a shell completes strategies, options and runs.",
+        "Print a shell script that completes strategies, options and runs.",
     ),
 }
 """The module of each command, imported when it is called, and the line that `--help` prints for it."""

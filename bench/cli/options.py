@@ -143,10 +143,10 @@ RUNS = click.option(
     envvar=RUNS_VARIABLE,
     show_envvar=True,
     show_default="the user's data folder",
-    help="Folder of the run folders.",
+    help="Folder of all runs.",
 )
 OF_ALL_USERS = click.option(
-    "--shared", "of_all_users", is_flag=True, help="Include runs of other users in the folder of runs."
+    "--shared", "of_all_users", is_flag=True, help="Include runs of other users in the runs folder."
 )
 
 
@@ -160,7 +160,7 @@ SHARING = click.option(
     is_flag=True,
     expose_value=False,
     callback=_share,
-    help="Let the group of the folder of runs read the results.",
+    help="Let the group of the runs folder read the results.",
 )
 STORE = click.option(
     "--store",
@@ -170,7 +170,7 @@ STORE = click.option(
     envvar=STORE_VARIABLE,
     show_envvar=True,
     show_default="SQLite in the user's data folder",
-    help="History: an SQLAlchemy URL, such as sqlite:////data/history.sqlite or postgresql://host/name.",
+    help="History: an SQLAlchemy URL, for example sqlite:////data/history.sqlite or postgresql://host/name.",
 )
 FORMAT = click.option(
     "--format",
@@ -191,11 +191,9 @@ ENGINE_NAMES = ("local", "ray", "slurm", "kubernetes")
 def nodes_options(function: Any) -> Any:
     """Add --nodes and --ranks-per-node."""
     for option in (
+        click.option("--ranks-per-node", type=click.IntRange(1, 4096), help="Most ranks on a node.  [default: spread]"),
         click.option(
-            "--ranks-per-node", type=click.IntRange(1, 4096), help="Ranks that fill a node.  [default: spread]"
-        ),
-        click.option(
-            "--nodes", type=click.IntRange(1, 4096), default=1, show_default=True, help="Nodes of the engine."
+            "--nodes", type=click.IntRange(1, 4096), default=1, show_default=True, help="Number of nodes of the engine."
         ),
     ):
         function = option(function)
@@ -209,7 +207,7 @@ def engine_options(function: Any) -> Any:
             "--engine-file",
             type=NamedPath(),
             metavar="FILE",
-            help="Settings of the engine, in TOML, such as Slurm's partition: docs/clusters.md.",
+            help="TOML file with the engine's settings, for example Slurm's partition (docs/clusters).",
         ),
         nodes_options,
         click.option(
@@ -218,7 +216,7 @@ def engine_options(function: Any) -> Any:
             type=click.Choice(ENGINE_NAMES),
             default="local",
             show_default=True,
-            help="Where ranks run; local: on this machine, which is all nodes.",
+            help="Where ranks run; local: this machine, which acts as all nodes.",
         ),
     ):
         function = option(function)

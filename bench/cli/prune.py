@@ -15,7 +15,7 @@ import click
 
 from bench.cli.completion import complete_run
 from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText
-from bench.errors import Misuse, say
+from bench.errors import Misuse, plural, say
 from bench.reports.format import readable
 from bench.reports.table import Block, Table, write
 
@@ -55,13 +55,19 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer
 
 
 @click.command(name="prune")
-@click.option("--older-than", "older_than_s", metavar="TIME", type=_Age(), help="Runs that ended longer ago: 12h, 30d.")
+@click.option(
+    "--older-than",
+    "older_than_s",
+    metavar="TIME",
+    type=_Age(),
+    help="Minimum age of deleted runs since their end: 12h, 30d.",
+)
 @click.option(
     "--keep-bytes",
     "keep_bytes",
     metavar="SIZE",
     type=_Size(),
-    help="Then the oldest runs until no more than this is left: 500M, 20G.",
+    help="Size to which the oldest runs are deleted next: 500M, 20G.",
 )
 @click.option(
     "--keep",
@@ -70,12 +76,12 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer
     multiple=True,
     type=NamedText(),
     shell_complete=complete_run,
-    help="Stays. Repeatable.",
+    help="Run that stays. Repeatable.",
 )
 @click.option(
-    "--dry-run", "is_dry_run", is_flag=True, help="Say what would be deleted and what stays, and delete nothing."
+    "--dry-run", "is_dry_run", is_flag=True, help="Print what would be deleted and what stays; delete nothing."
 )
-@click.option("--history", "with_history", is_flag=True, help="Delete the results of these runs from the history, too.")
+@click.option("--history", "with_history", is_flag=True, help="Also delete the results of these runs from the history.")
 @RUNS
 @STORE
 @FORMAT
@@ -89,9 +95,10 @@ def command(
     store_url: str | None,
     format_name: str,
 ) -> int | None:
-    """Delete folders of old runs, but nothing that a baseline needs.
+    """Delete folders of old runs, except those that baselines need.
 
-    The results stay in the history; logs and traces are gone. It asks nothing: begin with --dry-run.
+    The history keeps the results; logs and traces are lost. The command does not ask for confirmation: begin with
+    --dry-run.
 
     \b
     Example:
@@ -170,7 +177,7 @@ def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> It
                 yield f"... and {len(cells) - MOST_ROWS} more, which --format json has"
             yield ""
     if plan.leftovers:
-        yield f"{len(plan.leftovers)} folder(s) that an earlier prune left half deleted, too"
+        yield f"also {plural(len(plan.leftovers), 'folder')} that an earlier prune left half deleted"
     gone, left = (readable(sum(each.size_bytes for each in folders), "bytes") for folders in (deleted, plan.kept))
     verb = "would be deleted" if is_dry_run else "deleted"
     yield f"{_counted(deleted)} {verb}, {gone}; {_counted(plan.kept)} left, {left}"
@@ -183,6 +190,6 @@ def _day(folder: Folder) -> str:
 
 
 def _counted(folders: Sequence[Folder]) -> str:
-    """Return how many runs and suite runs there are: `3 run(s), 1 suite run(s)`."""
+    """Return how many runs and suite runs there are: `3 runs, 1 suite run`."""
     counted = Counter(folder.kind for folder in folders)
-    return ", ".join(f"{number} {kind}(s)" for kind, number in counted.items()) or "nothing"
+    return ", ".join(plural(number, kind) for kind, number in counted.items()) or "nothing"

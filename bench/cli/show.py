@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy
 from bench.cli.options import DETAILS, FORMAT, OF_ALL_USERS, RUNS, STORE, NamedPath, NamedText
-from bench.errors import InfrastructureFailed, Misuse, say
+from bench.errors import InfrastructureFailed, Misuse, plural, say
 
 if TYPE_CHECKING:
     from bench.machine.machine import Machine
@@ -40,25 +40,25 @@ RUNS_SEARCHED = 200
     metavar="WORD",
     multiple=True,
     type=NamedText(),
-    help="Only runs with this word in the column settings: width=256, check, drill. Repeatable.",
+    help="Only runs with this word in the column settings, for example width=256, check or drill. Repeatable.",
 )
 @click.option(
-    "--limit", "count", type=click.IntRange(1, MOST_LISTED), default=20, show_default=True, help="Runs listed."
+    "--limit", "count", type=click.IntRange(1, MOST_LISTED), default=20, show_default=True, help="Most runs listed."
 )
 @click.option(
     "--import",
     "import_path",
     type=NamedPath(is_folder=False),
-    help="File of `nccl-tests -J`, to stand beside RUN or the most like run of collectives on as many ranks.",
+    help="File of `nccl-tests -J`, compared with RUN or with the most similar run of collectives on as many ranks.",
 )
 @click.option(
     "--export",
     "export_folder",
     type=NamedPath(is_folder=True),
-    help="Folder to write RUN's collectives into, in the form of `nccl-tests -J`.",
+    help="Output folder for RUN's collectives, in the form of `nccl-tests -J`.",
 )
 @click.option(
-    "--rebuild", "is_rebuild", is_flag=True, help="Take all runs of the folder --runs into the history, and list them."
+    "--rebuild", "is_rebuild", is_flag=True, help="Add all runs of the folder --runs to the history, and list them."
 )
 @DETAILS
 @click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of RUN's pipeline stages, and trace it.")
@@ -148,7 +148,7 @@ def _take_in(runs_folder: Path, store_url: str | None, *, of_all_users: bool) ->
 
 def _say_others(recovered: RecoveredRuns) -> None:
     if recovered.others:
-        say(f"{recovered.others} run(s) of other users are left out; --shared takes them into your history")
+        say(f"left out: {plural(recovered.others, 'run')} of other users; --shared adds them to your history")
 
 
 def _list(
@@ -258,7 +258,7 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_a
     _say_others(recovered)
     if recovered.runs or format_name != "table":
         print_history(recovered.runs[::-1], format_name)
-    say(f"{len(recovered.runs)} run(s) of {runs_folder} were taken into the history")
+    say(f"added {plural(len(recovered.runs), 'run')} of {runs_folder} to the history")
 
 
 def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:

@@ -16,7 +16,7 @@ from bench.case import Case, baseline_case
 from bench.convergence.diagnosis import diagnose
 from bench.convergence.evidence import ConvergenceEvidence, NoCause, RootCause
 from bench.convergence.updates import clipped_steps
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 from bench.rank.evidence import StepEvidence, read_evidence
 from bench.rank.messages import FailureCause
 from bench.runner.measure import MeasuredRuns
@@ -234,7 +234,7 @@ def gather_evidence(
         ranks=ranks,
         data_ranks=[None if position is None else position.rank for position in positions],
         learning_rates=[rate * rate_factor(case, data_ranks=data_ranks, step=step) for step in range(case.steps)],
-        rule=f"lr_rule={case.options['lr_rule']} over {data_ranks} data rank(s)",
+        rule=f"lr_rule={case.options['lr_rule']} over {plural(data_ranks, 'data rank')}",
         epoch_steps=check.epoch_steps,
         clip=float(case.options["clip"]),
     )
@@ -263,8 +263,8 @@ def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake])
     factor = rate_factor(case, data_ranks=check.data_ranks, step=case.steps - 1)
     if "learning_rate" in mistakes and factor == 1.0:
         raise Misuse(
-            f"cause learning_rate omits the rule, but lr_rule={case.options['lr_rule']} over {check.data_ranks}"
-            " data rank(s) changes nothing; add --option lr_rule=linear"
+            f"cause learning_rate omits the rule, but lr_rule={case.options['lr_rule']} over"
+            f" {plural(check.data_ranks, 'data rank')} changes nothing; add --option lr_rule=linear"
         )
     if "sampler_epoch" in mistakes and case.steps <= check.epoch_steps:
         raise Misuse(

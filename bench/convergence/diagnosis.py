@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from bench.convergence.evidence import CheckFinding, ConvergenceEvidence, NoCause, RootCause, join_names, name_ranks
 from bench.convergence.updates import compare_updates, difference_ratio
+from bench.errors import plural
 from bench.rank.evidence import StepEvidence
 
 RATE_LIMIT = 1e-6
@@ -112,7 +113,7 @@ def _wrong_shares(step: int, shares: Sequence[Counter[str]], expected: Counter[s
     together = sum(shares, Counter[str]())
     several = [name for name in together if sum(name in share for share in shares) > 1]
     if several:
-        text = f"several ranks read the same {len(several)} sequence(s), but one rank reads each only once"
+        text = f"several ranks read the same {plural(len(several), 'sequence')}, but one rank reads each only once"
         move = "give each data rank its own share, for example by DistributedSampler with its rank and their number"
     else:
         wrong = sum((together - expected).values())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.convergence.evidence import CheckFinding, ConvergenceEvidence, NoCause, RootCause, name_ranks
+from bench.errors import plural
 from bench.rank.evidence import Sketch, StepEvidence
 
 GRADIENT_LIMIT = 1e-4
@@ -223,7 +224,7 @@ def _update(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
         changed = f"by {sketch[0]:.3g} (norm)"
     else:
         changed = "by as much, but in another direction,"
-    more_weights = f"; {len(weights) - 1} more weight(s) also differ" if len(weights) > 1 else ""
+    more_weights = f"; {plural(len(weights) - 1, 'more weight')} with a difference" if len(weights) > 1 else ""
     has_rates = any(rank[step].learning_rates for rank in evidence.ranks)
     same = "gradient and learning rate were the same" if has_rates else "the gradient was the same"
     return RootCause(

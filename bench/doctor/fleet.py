@@ -16,7 +16,7 @@ from statistics import median, median_high, median_low, quantiles
 import msgspec
 
 from bench.engines.agent_link import NodeCheck
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, plural
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import MachineDifference
 from bench.runs.files import read_small
@@ -185,7 +185,9 @@ def _minority(
             usual_count = counts[usual]
             words = "is unknown" if value is None else f"is {value}"
             yield NodeFinding(
-                node=number, text=f"its {name} {words}, but {usual} on {usual_count} other node(s)", is_fatal=is_fatal
+                node=number,
+                text=f"its {name} {words}, but {usual} on {plural(usual_count, 'other node')}",
+                is_fatal=is_fatal,
             )
 
 
@@ -307,7 +309,7 @@ def lines_of(fleet: Fleet) -> list[str]:
     ]
     lines += fleet.absent
     if not lines:
-        lines = [f"{len(fleet.nodes)} node(s), no problems"]
+        lines = [f"{plural(len(fleet.nodes), 'node')}, no problems"]
     for node in fleet.nodes:
         lines += [
             f"{node.name} has changed since its last good check: {difference.field} was {difference.before} and is now"

@@ -23,6 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # Public, but in 
 )
 from torch.distributed.distributed_c10d import _abort_process_group
 
+from bench.errors import plural
 from bench.rank.messages import GROUPS_MADE, RankOrder
 from collectors.metrics.metric import Sample
 from collectors.sample_log import Mark, Note, Reading, Record, SampleLog
@@ -216,7 +217,8 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
         )
     if order.case.backend == "nccl" and order.local_rank >= count:
         raise NoDevice(
-            f"CUDA shows rank {order.rank} {count} GPU(s), but NCCL needs one for each rank; `observatory doctor` shows"
+            f"CUDA shows rank {order.rank} {plural(count, 'GPU')}, but NCCL needs one for each rank;"
+            " `observatory doctor` shows"
             " what hides the others"
         )
     device = torch.device("cuda", order.local_rank % count)

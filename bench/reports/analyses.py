@@ -118,7 +118,7 @@ def _page(report: AnalysisReport, tables: Sequence[AnalysisTable], console: Cons
         yield ""
     lines = [*report.notes, *report.notices()]
     if any(shortens(table, console, limit=limit) for table in tables):
-        lines.append("some names are shortened in the middle; --format json has them whole")
+        lines.append("some names are shortened in the middle; --format json has the full names")
     yield from merge_ranks(lines)
 
 

@@ -22,7 +22,8 @@ from bench.analysis.comparison import (
 )
 from bench.analysis.estimate import Estimate
 from bench.analysis.noise import WANTED_CHANGE, TrialNoise, smallest_of_night, trials_a_night
-from bench.reports.format import digits, figure, grouped, plural, share
+from bench.errors import plural
+from bench.reports.format import digits, figure, grouped, share
 from bench.reports.table import Block, Table, write
 from collectors.metrics import probes, results
 from workloads.cost_models.absent import Absent
@@ -411,8 +412,8 @@ def _noise_page(report: NoiseReport, *, has_all: bool) -> Iterator[Block]:
     if report.series:
         yield "differ by: standard deviation of one trial within a night, and of a night's level"
         yield (
-            "show: smallest change that as many trials show with 80 % power, of two sides in turn (`compare --ab`) and"
-            " of one night, so that the gate (`check`) suspects it, which knows the level from many nights"
+            "show: smallest change that as many trials detect with 80 % power, between two sides in turn"
+            " (`compare --ab`) and in one night by the gate (`check`), which knows the level from many nights"
         )
     reasons = grouped((row["reason"], row["case"]) for _, row in shown if row["reason"] is not None)
     for reason, names in reasons.items():

@@ -14,7 +14,7 @@ from bench.reports.table import Block, Table, whole, write
 STEPS_SHOWN = 12
 TOLERANCE = (
     f"{LEAST_TOLERANCE:.0e} of the loss and {TOLERANCE_PER_STEP:.0e} more with each step, as measured in fp32; and at"
-    f" least {ROUNDING_FACTOR:g} times what reading each batch backwards did to the one rank"
+    f" least {ROUNDING_FACTOR:g} times the change that reversed batches cause on the one rank"
 )
 COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio")
 
@@ -60,22 +60,22 @@ def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
     if verdict.outcome == "agrees":
         yield f"agrees: {title} trains as one rank does, in all {steps} steps; {widest}"
     elif verdict.parted_at is None:
-        yield f"disagrees: losses of {title} agree in all {steps} steps ({widest}), but their making does not"
+        yield f"disagrees: losses of {title} agree in all {steps} steps ({widest}), but the computations differ"
     else:
         gap = _gap(verdict.losses[verdict.parted_at])
-        yield f"disagrees: losses of {title} and of one rank part in step {verdict.parted_at}; {gap}"
+        yield f"disagrees: losses of {title} and of one rank diverge in step {verdict.parted_at}; {gap}"
     for culprit in verdict.causes:
         yield f"cause: {culprit.cause}, from step {culprit.step}: {culprit.text}. Next: {culprit.next_move}"
     if not verdict.is_explained:
         yield (
-            f"cause: unknown: nothing that was looked at differs up to step {verdict.parted_at}. Next: see below what"
+            f"cause: unknown: no examined quantity differs up to step {verdict.parted_at}. Next: see below what"
             " was not examined; then leave options that change the result out, one by one"
         )
     yield from (f"ruled out: {text}" for text in verdict.ruled_out)
     yield from (f"not examined: {text}" for text in verdict.not_examined)
     if verdict.clip:
         yield (
-            f"clip: the norm of the one rank's gradient was above {verdict.clip:g}, and cut to it, in"
+            f"clip: the gradient norm of the one rank exceeded {verdict.clip:g} and was clipped in"
             f" {verdict.clipped_steps} of {steps} steps"
         )
     else:
@@ -86,9 +86,7 @@ def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
 def _gap(losses: Losses) -> str:
     if losses.difference_ratio is None:
         return "one of them is not finite"
-    return (
-        f"they are {_ratio(losses.difference_ratio)} of the loss apart, where {_ratio(losses.tolerance_ratio)} may be"
-    )
+    return f"they differ by {_ratio(losses.difference_ratio)} of the loss; {_ratio(losses.tolerance_ratio)} is allowed"
 
 
 def _ratio(value: float | None) -> str:

@@ -20,13 +20,13 @@ from workloads.cost_models.absent import Absent
 # The page of this machine.
 
 COLUMNS = ("section", "name", "value", "unit", "low", "high", "setting", "run", "before", "reason")
-HEADING = "fields: what the last answer of each GPU took, by the driver or by our clock"
+HEADING = "fields: time of each GPU's last answer, by the driver's clock or ours"
 LEGEND = (
     "no: not reported by this driver for this GPU; denied: not permitted to this process; fails: at times no answer"
 )
 COMPARED = (
-    "compared: versions, host, CPU, memory, GPUs, their links and the environment; not clocks, PCIe, network or the"
-    " kernel's settings, which no run keeps"
+    "compared: versions, host, CPU, memory, GPUs, their links and the environment; not clocks, PCIe, network or"
+    " kernel settings, which runs do not record"
 )
 _WORDS: dict[SupportState, str] = {"not supported": "no", "not permitted": "denied", "not always": "fails"}
 
@@ -168,7 +168,7 @@ def field_rows(fields: GpuFields) -> Iterator[dict[str, object]]:
 # The check of several nodes.
 
 FLEET_COLUMNS = ("node", "name", "what", "value", "unit", "low", "high", "fatal", "text")
-RATES = "rates are of a node's slowest rank, the median of the trials; the lowest and the highest trial are in brackets"
+RATES = "rates: median over trials of the node's slowest rank; brackets: lowest and highest trial"
 
 
 def print_fleet(fleet: Fleet, format_name: str, console: Console | None = None) -> None:

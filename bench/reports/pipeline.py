@@ -13,7 +13,8 @@ from rich.text import Text
 
 from bench.analysis.estimate import Estimate, by_labels
 from bench.analysis.pipeline import PARTS, TimedStep, bubble_ratio, pipelines
-from bench.reports.format import digits, figure, plural
+from bench.errors import plural
+from bench.reports.format import digits, figure
 from bench.reports.table import Block, Table, open_console, print_csv, print_json, print_page
 from bench.runs.summary import Summary
 from bench.traces.pipeline_trace import require_stages, timed_steps, typical, write_trace
@@ -191,5 +192,5 @@ def _legend(step: TimedStep, groups: Sequence[Sequence[int]], column_ns: float, 
     if narrow:
         lines.append(f"not drawn: {plural(narrow, 'action')} narrower than half a column; the trace file has all")
     if not step.is_one_clock:
-        lines.append("ranks read several clocks; each counts from the end of their meeting before the step")
+        lines.append("ranks read several clocks; each counts from the barrier before the step")
     return lines

@@ -11,7 +11,8 @@ from rich.text import Text
 from bench.analysis.estimate import Estimate, by_labels
 from bench.analysis.gpu_clocks import clock_and_power
 from bench.analysis.probes import LIBRARY
-from bench.reports.format import figure, in_units, plural
+from bench.errors import plural
+from bench.reports.format import figure, in_units
 from bench.reports.table import Block, Table
 from bench.runs.summary import Summary
 from collectors.metrics import probes as metrics
@@ -22,13 +23,13 @@ Labels = tuple[str, ...]
 
 COUNTS = (
     "peak at a node: the most bytes that one rank sends, or receives, in one round; all nodes: the bytes that all ranks"
-    " send in one call, and those over its time",
-    "rounds and bytes are counted, and the predicted ones stand behind those that differ; nobody counts the library's",
+    " send in one call, and the resulting rate",
+    "rounds and bytes are counted, with the prediction in brackets where it differs; the library's are not counted",
 )
-ONE_RANK = "busbw: - on one rank, which has no bus: it sends nothing to another"
+ONE_RANK = "busbw: - on one rank, which sends nothing to another"
 WITH_HOST = (
-    "times are the device's alone, which does not wait for the host; with the host: as a loop in Python has it, which"
-    " small calls wait for"
+    "times are the device's alone, which does not wait for the host; with the host: as a loop in Python sees them,"
+    " where small calls wait for the host"
 )
 _MICROSECOND, _GIGABYTE = 1e-6, 1e9
 

@@ -13,9 +13,9 @@ from bench.analysis.estimate import Estimate, EstimatedRatio
 from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 from bench.rank.fault_injection import Fault, FaultKind
-from bench.reports.format import digits, grouped, percent, plural, wide_interval_notes
+from bench.reports.format import digits, grouped, percent, wide_interval_notes
 from bench.reports.pipeline import pipeline_blocks
 from bench.reports.probes import probe_blocks
 from bench.reports.run_rows import (
@@ -199,7 +199,7 @@ def print_curve(points: Sequence[Point], console: Console | None = None) -> None
     if first.model is not None:
         known = [point.efficiency for point in points if point.efficiency is not None]
         lines = [
-            f"efficiency: tokens/s and rank over those on {first.ranks}, all of batch {first.model.batch} (strong"
+            f"efficiency: tokens/s per rank, relative to {first.ranks}; total batch {first.model.batch} (strong"
             " scaling), measured in turn",
             *(
                 f"efficiency on {each.summary.case.ranks} is absent: {each.reason}"
@@ -286,7 +286,7 @@ def _page(
         yield from first_notes(summaries)
     yield ""
     for summary in summaries:
-        where = " (not there: pruned, moved, or on another machine; its results are the history's)"
+        where = " (missing: pruned, moved, or on another machine; the history has its results)"
         yield whole(f"run folder: {summary.folder}{where if is_gone(summary.folder) else ''}")
 
 
@@ -386,7 +386,9 @@ def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
             f" {shape.parameters():,} parameters"
         )
         rows.append(("shape", words))
-    setting = f"{case.device}, {case.backend}, {case.precision}, {case.threads} thread(s) a rank, seed {case.seed}"
+    setting = (
+        f"{case.device}, {case.backend}, {case.precision}, {plural(case.threads, 'thread')} a rank, seed {case.seed}"
+    )
     return [*rows, ("setting", setting), ("options", options), ("measured", measured), *note]
 
 

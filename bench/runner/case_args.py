@@ -269,7 +269,7 @@ def _device(args: CaseArgs, node: NodeResources) -> Device:
         if node.cluster is not None:
             raise Misuse(
                 f"device is cuda, but {node.whose} has no GPU; request other nodes or GPUs in --engine-file"
-                " (docs/clusters.md), or use --device cpu"
+                " (docs/clusters/README.md), or use --device cpu"
             )
         raise refuse_no_gpu(node.gpus, node.torch)
     device = args.device or ("cuda" if node.gpus.gpus else "cpu")

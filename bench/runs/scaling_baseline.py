@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.analysis.estimate import Estimate, EstimatedRatio, estimate, ratio
+from bench.errors import plural
 from bench.machine.machine import Machine
 from bench.runs.summary import Summary
 from collectors.metrics.results import RUN_TOKENS_PER_SECOND, RUN_TOKENS_PER_SECOND_PER_DEVICE
@@ -77,7 +78,7 @@ def _differences_of_runs(run: Summary, machine: Machine, baseline: Summary, its_
             yield f"{there} {least}, the run {wanted}"
     enough = min(run.trials_done, ENOUGH_TRIALS)
     if baseline.trials_done < enough:
-        yield f"{baseline.trials_done} trial(s) done, the run {run.trials_done}"
+        yield f"{plural(baseline.trials_done, 'trial')} done, the run {run.trials_done}"
     pairs = (
         ("torch", baseline.torch_version, run.torch_version),
         ("commit", _short(baseline.commit), _short(run.commit)),

@@ -114,23 +114,25 @@ def _merge(side: RankTimelines, spans: Sequence[TraceSpan]) -> Merged:
 
 
 ANALYSES: tuple[Analysis, ...] = (
-    Analysis(name="summary", summary="Where the time of each rank and step went.", run=_summary),
-    Analysis(name="kernels", summary="Which kernels ran, how long and how late.", run=_kernels),
-    Analysis(name="idle", summary="Why devices had nothing to do.", run=_idle),
-    Analysis(name="collectives", summary="How much of each collective is waiting.", run=_collectives),
-    Analysis(name="stragglers", summary="Which rank others wait for, and why.", run=_stragglers),
-    Analysis(name="critical-path", summary="The chain over all ranks that sets a step's time.", run=_critical_path),
-    Analysis(name="memory", summary="What held memory at its peak.", run=_memory),
+    Analysis(name="summary", summary="Show where the time of each rank and step went.", run=_summary),
+    Analysis(name="kernels", summary="List which kernels ran, how long and how late.", run=_kernels),
+    Analysis(name="idle", summary="Explain why devices were idle.", run=_idle),
+    Analysis(name="collectives", summary="Show how much of each collective is waiting.", run=_collectives),
+    Analysis(name="stragglers", summary="Find the rank that others wait for, and why.", run=_stragglers),
+    Analysis(
+        name="critical-path", summary="Show the chain over all ranks that sets a step's time.", run=_critical_path
+    ),
+    Analysis(name="memory", summary="List what held memory at its peak.", run=_memory),
     Analysis(
         name="diff",
-        summary="Which parts a change of the step time consists of.",
+        summary="Split a change of the step time into its parts.",
         run=_difference,
         sides=("before", "after"),
     ),
 )
 
 DRAWINGS: tuple[Drawing, ...] = (
-    Drawing(name="merge", summary="All ranks on one clock, for ui.perfetto.dev.", run=_merge),
+    Drawing(name="merge", summary="Merge all ranks on one clock, for ui.perfetto.dev.", run=_merge),
 )
 
 NAMES = (*(analysis.name for analysis in ANALYSES), *(drawing.name for drawing in DRAWINGS))

@@ -8,12 +8,12 @@ from collectors.metrics.metric import NODE, metrics_in
 
 GPU_PCIE_BYTES = NODE.counter(
     "observatory_gpu_pcie_bytes_total{gpu, direction}",
-    "Bytes sent and received by the GPU over PCIe since the agent could count them without a gap. NVML's counter"
-    " wraps every 4 GiB: left out where the link can carry more than that between two readings and GPM's rate does not"
-    " tell how often it wrapped, as before Hopper at a beat of 1 s.",
+    "Bytes sent and received by the GPU over PCIe since the agent could count them without a gap. NVML's"
+    " counter wraps every 4 GiB. The metric is absent if the link can carry more than that between two readings"
+    " and GPM's rate does not show how often the counter wrapped, as before Hopper at a beat of 1 s.",
 )
 GPU_PCIE_RETRIES = NODE.counter(
-    "observatory_gpu_pcie_retries_total{gpu}", "Packets that the GPU's PCIe link had to send again."
+    "observatory_gpu_pcie_retries_total{gpu}", "Packets that the GPU's PCIe link had to resend."
 )
 GPU_PCIE_ERRORS = NODE.counter(
     "observatory_gpu_pcie_errors_total{gpu, kind}", "Errors of the GPU's PCIe link: correctable, non_fatal or fatal."
@@ -28,7 +28,7 @@ GPU_NVLINK_BYTES = NODE.counter(
 )
 GPU_NVLINK_LINK_BYTES = NODE.counter(
     "observatory_gpu_nvlink_link_bytes_total{gpu, link, direction}",
-    "Bytes of data sent and received by the GPU over one of its NVLinks; shown only where it is asked for.",
+    "Bytes of data sent and received by the GPU over one of its NVLinks; exported only with --nvlink-per-link.",
 )
 GPU_NVLINK_RATE = NODE.gauge(
     "observatory_gpu_nvlink_bytes_per_second{gpu, direction}",
@@ -51,8 +51,8 @@ GPU_ECC_VOLATILE_ERRORS = NODE.counter(
 )
 GPU_ECC_AGGREGATE_ERRORS = NODE.counter(
     "observatory_gpu_ecc_aggregate_errors_total{gpu, kind}",
-    "Memory errors that ECC found in the GPU's life, those since the driver was loaded among them: corrected or"
-    " uncorrected.",
+    "Memory errors that ECC found over the GPU's lifetime, including those since the driver was loaded:"
+    " corrected or uncorrected.",
 )
 GPU_REMAPPED_ROWS = NODE.counter(
     "observatory_gpu_remapped_rows_total{gpu, kind}",
@@ -64,31 +64,31 @@ GPU_RETIRED_PAGES = NODE.counter(
 )
 GPU_MEMORY_REPAIR = NODE.gauge(
     "observatory_gpu_memory_repair_ratio{gpu, repair, state}",
-    "1 where a repair of the GPU's memory (rows or pages) waits for a reset (pending) or has failed, 0 where not.",
+    "1 if a repair of the GPU's memory (rows or pages) is pending until a reset or has failed, 0 if not.",
 )
 GPU_RECOVERY = NODE.info(
     "observatory_gpu_recovery_info{gpu, action}",
-    "What the driver says the GPU needs before it can be trusted again: none, gpu_reset, node_reboot, drain_p2p,"
-    " drain_and_reset and their like; the value is always 1.",
+    "Action that the GPU needs, according to its driver, before it can be trusted again: none, gpu_reset,"
+    " node_reboot, drain_p2p, drain_and_reset and similar; the value is always 1.",
 )
 GPU_EVENTS = NODE.counter(
     "observatory_gpu_events_total{gpu, event}",
-    "Errors that the driver reported of the GPU since the agent began to listen, by kind; xid are those of NVIDIA's"
-    " list of XIDs. Those of the slices of a GPU that MIG split are counted with the GPU's.",
+    "Errors of the GPU that the driver has reported since the agent started listening, by kind; xid are those"
+    " in NVIDIA's list of XIDs. Errors of MIG slices count with those of their GPU.",
     unit="errors",
 )
 GPU_EVENT_TIME = NODE.gauge(
     "observatory_gpu_event_timestamp_seconds{gpu, event}",
-    "When the driver last reported an error of this kind, in seconds since 1970.",
+    "Unix time at which the driver last reported an error of this kind.",
 )
 GPU_XIDS = NODE.counter(
     "observatory_gpu_xid_errors_total{gpu, slice, xid}",
-    "XID errors of the GPU since the agent began to listen, by the number that NVIDIA's list explains; slice is the"
-    " part of one that MIG split to which the driver put it down, empty for the whole.",
+    "XID errors of the GPU since the agent started listening, by number (NVIDIA's list explains them); slice is"
+    " the MIG slice that the driver attributes the error to, empty for the whole GPU.",
 )
 GPU_XID_TIME = NODE.gauge(
     "observatory_gpu_xid_timestamp_seconds{gpu, slice, xid}",
-    "When the driver last reported an XID of this number, in seconds since 1970.",
+    "Unix time at which the driver last reported an XID with this number.",
 )
 
 
@@ -104,22 +104,21 @@ GPU_SM_ACTIVITY = NODE.gauge(
 )
 GPU_SM_OCCUPANCY = NODE.gauge(
     "observatory_gpu_sm_occupancy_ratio{gpu}",
-    "Warps that were resident, as a share of the most there can be, averaged between the last two readings.",
+    "Resident warps, as a share of their maximum, averaged between the last two readings.",
 )
 GPU_TENSOR_ACTIVITY = NODE.gauge(
     "observatory_gpu_tensor_activity_ratio{gpu, kind=any|...}",
-    "Share of the time between the last two readings in which tensor cores worked: in any way, and by kind of"
-    " product: half (hmma), integer (imma), double (dfma).",
+    "Share of the time between the last two readings in which tensor cores worked: at all, and by kind of"
+    " instruction: half (hmma), integer (imma), double (dfma).",
 )
 GPU_PIPE_ACTIVITY = NODE.gauge(
     "observatory_gpu_pipe_activity_ratio{gpu, pipe}",
-    "Share of the time between the last two readings in which multiprocessors did arithmetic outside of tensor cores:"
-    " integer, fp64, fp32 or fp16.",
+    "Share of the time between the last two readings in which multiprocessors did arithmetic outside the tensor"
+    " cores: integer, fp64, fp32 or fp16.",
 )
 GPU_DRAM_ACTIVITY = NODE.gauge(
     "observatory_gpu_dram_bandwidth_ratio{gpu}",
-    "Bandwidth of device memory that was used, as a share of the most there can be, averaged between the last two"
-    " readings.",
+    "Used bandwidth of device memory, as a share of its maximum, averaged between the last two readings.",
 )
 
 
@@ -127,29 +126,28 @@ GPU_DRAM_ACTIVITY = NODE.gauge(
 
 GPU_AGE_SECONDS = NODE.gauge(
     "observatory_gpu_age_seconds{gpu}",
-    "Age of what is shown of the GPU, at the agent's last beat: up to a beat older at the scrape; more than a beat"
-    " where its driver keeps it waiting.",
+    "Age of the GPU's readings at the agent's last beat: at the scrape they are up to a beat older. More than a"
+    " beat means that the driver keeps the agent waiting.",
 )
 GPU_MISSED = NODE.counter(
     "observatory_gpu_missed_readings_total{gpu}",
-    "Beats at which the GPU had not answered by the deadline, or had no whole answer; what is shown is then what it"
-    " answered last.",
+    "Beats at which the GPU had not answered completely by the deadline; the exporter then repeats the last readings.",
     unit="errors",
 )
 GPU_FIELD_SECONDS = NODE.gauge(
     "observatory_gpu_field_seconds{field}",
-    "What the driver took to read one field, by its own account, on the slowest of the node's GPUs; fields that share"
-    " a driver call share its time; shown only where it is asked for.",
+    "Time that the driver reports for reading one field, on the slowest of the node's GPUs; fields that share a"
+    " driver call share its time; exported only with --read-costs.",
 )
 GPU_CALL_SECONDS = NODE.counter(
     "observatory_gpu_call_seconds_total{function}",
-    "Time that our calls to a function of NVML took, all of the node's GPUs together; without waiting for events; shown"
-    " only where it is asked for.",
+    "Time that the agent's calls to a function of NVML took, over all GPUs of the node, without waiting for"
+    " events; exported only with --read-costs.",
 )
 GPU_CALLS = NODE.counter(
     "observatory_gpu_calls_total{function}",
-    "Our calls to a function of NVML, answered or refused, all of the node's GPUs together; shown only where it is"
-    " asked for.",
+    "The agent's calls to a function of NVML, answered or refused, over all GPUs of the node; exported only on"
+    " request (docs/monitoring/exporter.md).",
     unit="requests",
 )
 

@@ -8,22 +8,22 @@ from collectors.metrics.metric import RANK, RUN, metrics_in
 
 COLLECTIVE_SECONDS = RANK.gauge(
     "observatory_collective_seconds{collective, algorithm, size}",
-    "Time of one call of a collective on a rank: that of all measured calls, each queued behind the one before,"
-    " divided by their number; size is in bytes as nccl-tests counts them. On a GPU of the device alone, which does"
-    " not wait for the host.",
+    "Time of one call of a collective on a rank: that of all measured calls, each queued behind the previous"
+    " one, divided by their number; size is in bytes as nccl-tests counts them. On a GPU, it is the time of the"
+    " device alone, which does not wait for the host.",
 )
 COLLECTIVE_WITH_HOST_SECONDS = RANK.gauge(
     "observatory_collective_with_host_seconds{collective, algorithm, size}",
-    "Time of one call of a collective on a rank's GPU as a loop in Python has it, which small calls wait for; absent"
-    " on a CPU, where it is the time of the call.",
+    "Time of one call of a collective on a rank's GPU as a loop in Python sees it, which small calls wait for;"
+    " absent on a CPU, where it is the time of the call.",
 )
 COLLECTIVE_CHOICE = RANK.gauge(
     "observatory_collective_choice_info{collective, size, chosen, protocol}",
-    "1 for the algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
+    "1 for the algorithm and protocol that NCCL reports as chosen for a collective of this size in bytes.",
 )
 COLLECTIVE_ROUNDS = RANK.gauge(
     "observatory_collective_rounds{collective, algorithm, size}",
-    "Rounds of messages of one call, counted on a rank, those included in which it only waits.",
+    "Rounds of messages of one call, counted on a rank, including rounds in which it only waits.",
 )
 COLLECTIVE_SENT_BYTES = RANK.gauge(
     "observatory_collective_sent_bytes{collective, algorithm, size}",
@@ -35,8 +35,8 @@ COLLECTIVE_PEAK_BYTES = RANK.gauge(
 )
 MATMUL_SECONDS = RANK.gauge(
     "observatory_matmul_seconds{m, n, k}",
-    "Time of one product of an m by k and a k by n matrix on a rank: the median of the measured calls. On a GPU of"
-    " the device alone, which does not wait for the host.",
+    "Time of one product of an m by k and a k by n matrix on a rank: the median of the measured calls. On a"
+    " GPU, it is the time of the device alone, which does not wait for the host.",
 )
 MATMUL_WITH_HOST_SECONDS = RANK.gauge(
     "observatory_matmul_with_host_seconds{m, n, k}",
@@ -45,8 +45,8 @@ MATMUL_WITH_HOST_SECONDS = RANK.gauge(
 )
 COPY_SECONDS = RANK.gauge(
     "observatory_copy_seconds{kind, size}",
-    "Time of one copy of a kind on a rank: the median of the measured calls; size is in bytes of one buffer. On a GPU"
-    " of the device alone, which does not wait for the host.",
+    "Time of one copy of a kind on a rank: the median of the measured calls; size is in bytes of one buffer. On"
+    " a GPU, it is the time of the device alone, which does not wait for the host.",
 )
 COPY_WITH_HOST_SECONDS = RANK.gauge(
     "observatory_copy_with_host_seconds{kind, size}",
@@ -55,14 +55,14 @@ COPY_WITH_HOST_SECONDS = RANK.gauge(
 )
 PAIR_SECONDS = RANK.gauge(
     "observatory_pair_seconds{pair, size}",
-    "Time of one exchange between two ranks, each of which sends size bytes to the other: that of all measured calls,"
-    " divided by their number. pair is their numbers, such as 0-1. On a GPU of the device alone, which does not wait"
-    " for the host.",
+    "Time of one exchange between two ranks, each of which sends size bytes to the other: that of all measured"
+    " calls, divided by their number. pair is the numbers of the two ranks, for example 0-1. On a GPU, it is"
+    " the time of the device alone, which does not wait for the host.",
 )
 PAIR_WITH_HOST_SECONDS = RANK.gauge(
     "observatory_pair_with_host_seconds{pair, size}",
-    "Time of one exchange between two ranks with GPUs as a loop in Python has it; absent on a CPU, where it is the"
-    " time of the exchange.",
+    "Time of one exchange between two ranks with GPUs as a loop in Python sees it; absent on a CPU, where it is"
+    " the time of the exchange.",
 )
 
 
@@ -76,8 +76,8 @@ RUN_COLLECTIVE_SECONDS = RUN.gauge(
 )
 RUN_COLLECTIVE_WITH_HOST_SECONDS = RUN.gauge(
     "observatory_run_collective_with_host_seconds{collective, algorithm, size}",
-    "Time of one call of a collective on GPUs as a loop in Python has it, joined as that of the device alone; absent"
-    " on a CPU, where both are one.",
+    "Time of one call of a collective on GPUs as a loop in Python sees it, aggregated like the time of the"
+    " device alone; absent on a CPU, where the two are equal.",
     better="lower",
 )
 RUN_COLLECTIVE_ALGORITHM_BANDWIDTH = RUN.gauge(
@@ -87,22 +87,23 @@ RUN_COLLECTIVE_ALGORITHM_BANDWIDTH = RUN.gauge(
 )
 RUN_COLLECTIVE_BUS_BANDWIDTH = RUN.gauge(
     "observatory_run_collective_bus_bytes_per_second{collective, algorithm, size}",
-    "Bus bandwidth (busbw of nccl-tests): algorithm bandwidth times the collective's factor, such as 2 (n - 1) / n"
-    " for all_reduce on n ranks, to be compared with the speed of a link.",
+    "Bus bandwidth (busbw of nccl-tests): algorithm bandwidth times the collective's factor, for example 2 (n -"
+    " 1) / n for all_reduce on n ranks. It compares with the speed of a link.",
     better="higher",
 )
 RUN_COLLECTIVE_EXPECTED_SECONDS = RUN.gauge(
     "observatory_run_collective_expected_seconds{collective, algorithm, size}",
-    "Time that one call should take by its cost model: latency times rounds plus the busiest node's bytes over the"
-    " bandwidth, both fitted from the library's own all_reduce of the same run.",
+    "Time of one call as its cost model predicts it: latency times rounds plus the busiest node's bytes over"
+    " the bandwidth, both fitted from the library's own all_reduce of the same run.",
 )
 RUN_COLLECTIVE_CHOICE = RUN.gauge(
     "observatory_run_collective_choice_info{collective, size, chosen, protocol}",
-    "1 for each algorithm and protocol that NCCL said it had chosen for a collective of this size in bytes.",
+    "1 for each algorithm and protocol that NCCL reports as chosen for a collective of this size in bytes.",
 )
 RUN_COLLECTIVE_ROUNDS = RUN.gauge(
     "observatory_run_collective_rounds{collective, algorithm, size, account=counted|expected}",
-    "Rounds of messages in one call of an algorithm: expected (by its cost model) or counted (the most of any rank).",
+    "Rounds of messages in one call of an algorithm: expected (predicted by its cost model) or counted (the"
+    " most of any rank).",
 )
 RUN_COLLECTIVE_TOTAL_BYTES = RUN.gauge(
     "observatory_run_collective_total_bytes{collective, algorithm, size, account=counted|expected}",
@@ -114,13 +115,13 @@ RUN_COLLECTIVE_PEAK_BYTES = RUN.gauge(
 )
 RUN_LINK_LATENCY_SECONDS = RUN.gauge(
     "observatory_run_link_latency_seconds{collective}",
-    "Time of a message without that of its bytes (alpha), fitted from the run's sweep of a collective.",
+    "Latency of a message, without the time of its bytes (alpha), fitted from the run's sweep of a collective.",
     better="lower",
 )
 RUN_LINK_WITH_HOST_LATENCY_SECONDS = RUN.gauge(
     "observatory_run_link_with_host_latency_seconds{collective}",
-    "Time of a message without that of its bytes, fitted from the run's sweep of a collective as a loop in Python has"
-    " it: what launching by the host makes of the latency; absent on a CPU, where both are one.",
+    "Latency of a message, without the time of its bytes, fitted from the run's sweep of a collective as a loop"
+    " in Python sees it, so it includes launching by the host; absent on a CPU, where the two are equal.",
     better="lower",
 )
 RUN_LINK_BANDWIDTH = RUN.gauge(
@@ -136,19 +137,19 @@ RUN_MATMUL_FLOPS = RUN.gauge(
 )
 RUN_MATMUL_WITH_HOST_FLOPS = RUN.gauge(
     "observatory_run_matmul_with_host_flops_per_second{m, n, k}",
-    "Floating-point operations of a product, divided by its time on the slowest rank's GPU with its launch by the"
-    " host; absent on a CPU, where both are one.",
+    "Floating-point operations of a product, divided by its time on the slowest rank's GPU including its launch"
+    " by the host; absent on a CPU, where the two are equal.",
     better="higher",
 )
 RUN_MATMUL_CLOCK_HERTZ = RUN.gauge(
     "observatory_run_matmul_clock_hertz{m, n, k}",
-    "SM clock of the slowest rank's GPU at the last beat of its node while products of a shape were computed; absent"
-    " on a CPU, and where no beat fell into them.",
+    "SM clock of the slowest rank's GPU at the last beat of its node while products of a shape were computed;"
+    " absent on a CPU, and if no beat fell into these products.",
 )
 RUN_MATMUL_POWER_WATTS = RUN.gauge(
     "observatory_run_matmul_power_watts{m, n, k}",
-    "Power of the slowest rank's GPU, over a second where NVML averages, at the last beat of its node while products"
-    " of a shape were computed; absent on a CPU, and where no beat fell into them.",
+    "Power of the slowest rank's GPU, over a second where NVML averages, at the last beat of its node while"
+    " products of a shape were computed; absent on a CPU, and if no beat fell into these products.",
 )
 RUN_COPY_BANDWIDTH = RUN.gauge(
     "observatory_run_copy_bytes_per_second{kind, size}",
@@ -158,8 +159,8 @@ RUN_COPY_BANDWIDTH = RUN.gauge(
 )
 RUN_COPY_WITH_HOST_BANDWIDTH = RUN.gauge(
     "observatory_run_copy_with_host_bytes_per_second{kind, size}",
-    "Bytes that a copy reads and writes, divided by its time on the slowest rank's GPU with its launch by the host;"
-    " absent on a CPU, where both are one.",
+    "Bytes that a copy reads and writes, divided by its time on the slowest rank's GPU including its launch by"
+    " the host; absent on a CPU, where the two are equal.",
     better="higher",
 )
 RUN_PAIR_BANDWIDTH = RUN.gauge(
@@ -171,8 +172,8 @@ RUN_PAIR_BANDWIDTH = RUN.gauge(
 )
 RUN_PAIR_WITH_HOST_BANDWIDTH = RUN.gauge(
     "observatory_run_pair_with_host_bytes_per_second{pair, size}",
-    "Bytes that each rank of a pair sends to the other, divided by the time of an exchange as a loop in Python has it;"
-    " absent on a CPU, where both are one.",
+    "Bytes that each rank of a pair sends to the other, divided by the time of an exchange as a loop in Python"
+    " sees it; absent on a CPU, where the two are equal.",
     better="higher",
     of_each="pair",
 )

@@ -6,21 +6,21 @@ from collectors.metrics.metric import NODE, metrics_in
 
 BUILD_INFO = NODE.info(
     "observatory_build_info{version, commit, python}",
-    "The program that answers: its version, the commit where it runs from a source tree, and Python's version; what is"
-    " unknown is empty; the value is always 1.",
+    "The exporting program: its version, its commit if it runs from a source tree, and Python's version;"
+    " unknown values are empty; the value is always 1.",
 )
 
 # Read by prometheus_client's own collector; Linux only.
 
 PROCESS_CPU_SECONDS = NODE.counter(
-    "process_cpu_seconds_total", "CPU time that the process has taken, user and system, all its threads included."
+    "process_cpu_seconds_total", "CPU time that the process has taken, user and system, including all its threads."
 )
 PROCESS_START_TIME = NODE.gauge("process_start_time_seconds", "Unix time at which the process was started.")
 PROCESS_RESIDENT_BYTES = NODE.gauge(
     "process_resident_memory_bytes", "Resident memory of the process, libraries and shared pages included."
 )
 PROCESS_VIRTUAL_BYTES = NODE.gauge(
-    "process_virtual_memory_bytes", "Address space that the process has mapped, whether pages stand behind it or not."
+    "process_virtual_memory_bytes", "Address space that the process has mapped, with or without pages behind it."
 )
 PROCESS_OPEN_FDS = NODE.gauge("process_open_fds", "File descriptors that the process has open, its sockets included.")
 PROCESS_MAX_FDS = NODE.gauge("process_max_fds", "File descriptors that the process may have open at once.")

@@ -8,30 +8,32 @@ from collectors.metrics.metric import RANK, metrics_in
 
 STEP_SECONDS = RANK.gauge(
     "observatory_step_seconds",
-    "Time of one optimizer step of a rank, from the end of the step before to its own end, all waits included.",
+    "Time of one optimizer step of a rank, from the end of the previous step to its own end, all waits included.",
 )
 PHASE_SECONDS = RANK.gauge(
     "observatory_phase_seconds{phase}",
     "Time of one step that a rank's device spent in a phase: data (waiting for its batch), forward, backward,"
-    " optimizer. A GPU waits for a batch only when it has no work left; what the host waits is another metric.",
+    " optimizer. A GPU waits for a batch only when it has no work left; observatory_data_wait_seconds is the"
+    " wait of the host.",
 )
 DATA_WAIT_SECONDS = RANK.gauge(
     "observatory_data_wait_seconds",
-    "Time of one step in which the host of a rank waited for its batch while its GPU may have computed: no part of"
-    " the step, and not to be added to phases; absent on a CPU, where it is the phase data.",
+    "Time of one step in which the host of a rank waited for its batch while its GPU may have computed. It is"
+    " not part of the step, so do not add it to the phases; absent on a CPU, where the phase data is this wait.",
 )
 TOKENS = RANK.counter(
     "observatory_tokens_total",
-    "Tokens that a rank has trained on in its warm-up and measured steps; traced steps are not counted. Ranks that"
-    " take the same tokens through parts of a model count equal shares of them, so that ranks add up to the batch.",
+    "Tokens that a rank has trained on in its warm-up and measured steps; traced steps are not counted. Ranks"
+    " that take the same tokens through parts of a model count equal shares of them, so the ranks add up to the"
+    " batch.",
 )
 TOKENS_PER_SECOND = RANK.gauge(
     "observatory_tokens_per_second", "Tokens that a rank counts in one measured step, divided by the step's time."
 )
 MFU = RANK.gauge(
     "observatory_mfu_ratio",
-    "Model FLOPs per second and device in one measured step of a rank (PaLM's formula), divided by the device's dense"
-    " peak at the run's precision; absent where no data sheet names one.",
+    "Model FLOPs per second and device in one measured step of a rank (PaLM's formula), divided by the device's"
+    " dense peak at the run's precision; absent if no data sheet gives one.",
 )
 MEASURED_MFU = RANK.gauge(
     "observatory_measured_mfu_ratio",
@@ -41,19 +43,20 @@ MEASURED_MFU = RANK.gauge(
 LOSS = RANK.gauge("observatory_loss_nats", "Mean cross-entropy of a rank's own tokens in one step.")
 LEARNING_RATE = RANK.gauge(
     "observatory_learning_rate_ratio",
-    "Learning rate that a rank's optimizer used in one step, after its rule and warm-up: what AdamW multiplies its"
-    " update by, which has no unit.",
+    "Learning rate that a rank's optimizer used in one step, after its rule and warm-up: the factor of AdamW's"
+    " update, which has no unit.",
 )
 GRADIENT_NORM = RANK.gauge(
     "observatory_gradient_norm_ratio",
-    "Euclidean norm of the whole gradient of one step before clipping, over all weights and ranks that hold parts of"
-    " it, which has no unit; as the clipping computes it, so absent where the option clip is 0, on a rank that does"
-    " not clip, such as a worker of a synchronous parameter server, and in a step whose norm is not finite.",
+    "Euclidean norm of the whole gradient of one step before clipping, over all weights and ranks that hold"
+    " parts of it, which has no unit. The clipping computes it, so it is absent if the option clip is 0, on a"
+    " rank that does not clip (for example a worker of a synchronous parameter server), and in a step whose"
+    " norm is not finite.",
 )
 OBSERVER_SECONDS = RANK.gauge(
     "observatory_observer_seconds",
-    "Host time of one step that a rank's own collectors and log took: reading the clock's events and memory, at the"
-    " end of each phase too, and writing the line of the step before.",
+    "Host time of one step that a rank's own collectors and log took: reading the clock's events and the"
+    " memory, also at the end of each phase, and writing the log line of the previous step.",
 )
 
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -77,20 +80,20 @@ ACTIVE_BYTES = RANK.gauge(
 )
 INACTIVE_SPLIT_BYTES = RANK.gauge(
     "observatory_memory_inactive_split_bytes",
-    "Device memory at the end of a step in unused parts of blocks whose other parts are used, so that the caching"
-    " allocator cannot return it to the device: its fragmentation.",
+    "Device memory at the end of a step in unused parts of blocks whose other parts are used, so the caching"
+    " allocator cannot return it to the device (fragmentation).",
 )
 PEAK_BYTES = RANK.gauge(
     "observatory_memory_peak_bytes",
-    "Most device memory held by tensors at once during a step, and during those before it that were not asked, by the"
-    " caching allocator's account. Steps so short that asking would take more than 0.5 % of their time are asked now"
-    " and then.",
+    "Most device memory held by tensors at once during a step, and during the unsampled steps before it, by the"
+    " caching allocator's account. Steps are sampled only now and then if sampling each would take more than"
+    " 0.5 % of their time.",
 )
 PHASE_PEAK_BYTES = RANK.gauge(
     "observatory_memory_phase_peak_bytes{phase}",
-    "Most device memory held by tensors at once in a phase of a step, what lies between it and the phase before it"
-    " included, by the caching allocator's account; absent on a CPU, where no allocator keeps one, and of most steps"
-    " that are so short that asking would take more than 0.5 % of their time.",
+    "Most device memory held by tensors at once in a phase of a step, including the time between it and the"
+    " previous phase, by the caching allocator's account; absent on a CPU, where no allocator accounts for"
+    " memory, and for most steps if sampling each would take more than 0.5 % of their time.",
 )
 ALLOCATION_RETRIES = RANK.counter(
     "observatory_memory_allocation_retries_total",
@@ -107,19 +110,19 @@ LIVE_TENSOR_BYTES = RANK.gauge(
 )
 STAGE_ACTIVATION_BYTES = RANK.gauge(
     "observatory_memory_stage_activation_bytes{stage}",
-    "Most bytes that forwards of a pipeline stage's live microbatches have left for backward, in one unmeasured step;"
-    " on CUDA by the caching allocator's account, without the buffers that messages come in.",
+    "Most bytes that forwards of a pipeline stage's live microbatches have left for backward, in one unmeasured"
+    " step; on CUDA by the caching allocator's account, without the buffers of received messages.",
 )
 TIMELINE_PEAK_BYTES = RANK.gauge(
     "observatory_memory_timeline_peak_bytes{category=total|...}",
-    "Bytes of a rank's blocks at the moment of one unmeasured step when it held most, by category and in total: those"
-    " of its state, activations (made in forward and kept after it), temporary (made and dropped in one phase), other;"
-    " blocks that are older than the step and of no state are not seen.",
+    "Bytes of a rank's blocks at the moment of one unmeasured step when it held most, by category and in total:"
+    " those of its state, activations (made in forward and kept after it), temporary (made and dropped in one"
+    " phase), other; blocks that are older than the step and belong to no state are not counted.",
 )
 STATE_BYTES = RANK.gauge(
     "observatory_memory_state_bytes{part}",
-    "Bytes of the storages behind a part of training's state on a rank after an optimizer step, each storage once:"
-    " parameters, gradients, optimizer.",
+    "Bytes of the storages behind one part of the training state on a rank after an optimizer step, each"
+    " storage once: parameters, gradients, optimizer.",
 )
 RESIDENT_BYTES = RANK.gauge(
     "observatory_process_resident_bytes",
@@ -152,9 +155,7 @@ EXPOSED_COPY_SECONDS = RANK.gauge(
     "observatory_traced_exposed_copy_seconds",
     "Time of one traced step in which copies ran and neither computation nor communication did.",
 )
-IDLE_SECONDS = RANK.gauge(
-    "observatory_traced_idle_seconds", "Time of one traced step in which nothing that is traced ran."
-)
+IDLE_SECONDS = RANK.gauge("observatory_traced_idle_seconds", "Time of one traced step in which no traced event ran.")
 OVERLAP_RATIO = RANK.gauge(
     "observatory_traced_overlap_ratio", "Overlap of one traced step, divided by its communication time."
 )
@@ -164,8 +165,8 @@ EXPOSED_COMMUNICATION_RATIO = RANK.gauge(
 )
 COLLECTIVE_SECONDS = RANK.gauge(
     "observatory_traced_collective_seconds{collective}",
-    "Time of one traced step in which a collective ran, by its events' name; NCCL sends messages and runs all_to_all"
-    " by one kernel, which is called send. Spans that overlap count once.",
+    "Time of one traced step in which a collective ran, by the name of its events; NCCL uses one kernel, which"
+    " is called send, for messages and all_to_all. Overlapping spans count once.",
 )
 COLLECTIVE_OVERLAP_RATIO = RANK.gauge(
     "observatory_traced_collective_overlap_ratio{collective}",
@@ -173,12 +174,13 @@ COLLECTIVE_OVERLAP_RATIO = RANK.gauge(
 )
 ATTENTION_PAIRS = RANK.gauge(
     "observatory_traced_attention_pairs",
-    "Pairs of query and key that the rank attended in the forward of a traced step, of all heads and layers.",
+    "Pairs of query and key that the rank attended in the forward pass of a traced step, over all heads and layers.",
 )
 PAYLOAD_BYTES = RANK.gauge(
     "observatory_traced_payload_bytes{collective, axis}",
-    "Bytes of the tensors that a rank handed to a collective in a traced step, averaged over the traced window and"
-    " before the collective's own factor; axis: that of the device mesh whose ranks took part, or other.",
+    "Bytes of the tensors that a rank passed to a collective in a traced step, averaged over the traced window"
+    " and before the collective's own factor; axis is the axis of the device mesh whose ranks took part, or"
+    " other.",
 )
 
 METRICS = metrics_in(globals())

@@ -55,17 +55,18 @@ RUN_DATA_WAIT_SECONDS = RUN.gauge(
 )
 RUN_SCALING_EFFICIENCY = RUN.gauge(
     "observatory_run_scaling_efficiency_ratio{scaling, baseline}",
-    "Tokens per second and rank of a run, divided by those of its baseline with equal work per rank (weak) or equal"
-    " total work (strong). The baseline is one rank measured in turn with the run (beside) or found in the history, or"
-    " the run that a person told; unknown where an older version wrote it. Only those of one kind compare.",
+    "Tokens per second and rank of a run, divided by those of its baseline with equal work per rank (weak) or"
+    " equal total work (strong). The baseline is one rank measured alternately with the run (beside), one rank"
+    " from the history, or the run that a person named; unknown if an older version wrote it. Only efficiencies"
+    " with one kind of baseline are comparable.",
     better="higher",
 )
 RUN_EXPECTED_EFFICIENCY = RUN.gauge(
     "observatory_run_scaling_efficiency_expected_ratio{scaling, baseline}",
-    "Scaling efficiency that the cost model expects of a run: the baseline's step of one rank at this rank's share of"
-    " the work, divided by the same and the part of the run's transfers, on the link that a collectives run measured on"
-    " the same hardware, that forward and backward cannot hide. Nothing that the run measured is in it. The interval is"
-    " of the baseline's trials; the link is taken as exact.",
+    "Scaling efficiency that the cost model predicts for a run: the baseline's step of one rank at this rank's"
+    " share of the work, divided by that step plus the transfers that forward and backward cannot hide, on the"
+    " link that a collectives run measured on the same hardware. It uses nothing that the run measured. The"
+    " interval comes from the baseline's trials; the link is taken as exact.",
 )
 RUN_PEAK_MEMORY_BYTES = RUN.gauge(
     "observatory_run_peak_memory_bytes{account=allocator|live_tensors|resident}",
@@ -75,14 +76,16 @@ RUN_PEAK_MEMORY_BYTES = RUN.gauge(
 )
 RUN_MEMORY_ACCOUNT_BYTES = RUN.gauge(
     "observatory_run_memory_account_bytes{part=total|unexplained|..., account=measured|implementation|paper}",
-    "Bytes of a part of training's memory (parameters, gradients, optimizer, activations, other that outlives a step,"
-    " unexplained of it, total): measured (the most of any rank; activations and other of the rank that held most in"
-    " all), or expected by this implementation's account or the paper's. Parameters, gradients and optimizer are what a"
-    " rank holds after a step; the total is its peak within one, so that the parts need not add up to it.",
+    "Bytes of a part of training's memory (parameters, gradients, optimizer, activations, other that outlives a"
+    " step, its unexplained part, total): measured (the most of any rank; activations and other of the rank"
+    " with the most in total), or expected by the account of this implementation or of the paper. Parameters,"
+    " gradients and optimizer are what a rank holds after a step; the total is the peak within a step, so the"
+    " parts need not add up to it.",
 )
 RUN_MEMORY_PREDICTED_RATIO = RUN.gauge(
     "observatory_run_memory_predicted_ratio{part=total|...}",
-    "Bytes of a part of training's memory that this implementation's account expects, divided by those measured.",
+    "Bytes of a part of training's memory that the account of this implementation predicts, divided by the"
+    " measured bytes.",
 )
 RUN_OBSERVER_RATIO = RUN.gauge(
     "observatory_run_observer_ratio",
@@ -98,8 +101,9 @@ RUN_GPU_POWER_WATTS = RUN.gauge(
 )
 RUN_TOKEN_ENERGY_JOULES = RUN.gauge(
     "observatory_run_token_energy_joules",
-    "Energy that all GPUs of a run take for one token: their power together, times the mean step, divided by the step's"
-    " tokens; the median over trials. Hosts, switches and cooling are not in it, and other work on the same GPUs is.",
+    "Energy that all GPUs of a run take for one token: their power together, times the mean step, divided by"
+    " the step's tokens; the median over trials. Excludes hosts, switches and cooling; includes other work on"
+    " the same GPUs.",
     better="lower",
 )
 RUN_LOSS = RUN.gauge(
@@ -115,7 +119,8 @@ RUN_TRACED_RATIO = RUN.gauge(
     "observatory_run_traced_ratio{part=communication|overlap|...}",
     "Part of a traced step, divided by the traced step's time: compute, communication, overlap,"
     " exposed_communication, exposed_copy, idle; the median over a trial's ranks and steps, then over trials."
-    " All but communication and overlap are times of their own, which add up to the step but for the medians.",
+    " All parts but communication and overlap are disjoint, and add up to the step except for rounding by"
+    " medians.",
 )
 RUN_OVERLAP_RATIO = RUN.gauge(
     "observatory_run_overlap_ratio",
@@ -131,13 +136,14 @@ RUN_COLLECTIVE_OVERLAP_RATIO = RUN.gauge(
 )
 RUN_ATTENTION_PAIRS = RUN.gauge(
     "observatory_run_attention_pairs{extreme=least|most, account=counted|expected}",
-    "Pairs of query and key that a rank attends in a step's forward, of all heads and layers: of the rank that has"
-    " least and of the one that has most; counted in traced steps, or expected by the layout.",
+    "Pairs of query and key that a rank attends in a step's forward pass, over all heads and layers, for the"
+    " rank with the fewest and the rank with the most; counted in traced steps, or expected by the layout.",
 )
 RUN_PAYLOAD_BYTES = RUN.gauge(
     "observatory_run_payload_bytes{collective, axis, account=counted|expected}",
-    "Bytes of tensors that a rank hands to a collective over an axis of the device mesh in a step, before the"
-    " collective's own factor: expected (by the strategy's cost model) or counted (in traced steps, the largest rank).",
+    "Bytes of tensors that a rank passes to a collective over an axis of the device mesh in a step, before the"
+    " collective's own factor: expected (by the strategy's cost model) or counted (in traced steps, the largest"
+    " rank).",
 )
 RUN_COMMUNICATION_SECONDS = RUN.gauge(
     "observatory_run_communication_seconds{account=traced|expected}",
@@ -151,14 +157,14 @@ RUN_COMMUNICATION_SECONDS = RUN.gauge(
 
 RUN_WAITING_RATIO = RUN.gauge(
     "observatory_run_waiting_ratio",
-    "Share of the time that ranks spend in collectives of traced steps, summed over ranks, in which they wait for the"
-    " last rank to come; each rank's first collective is left out.",
+    "Share of the time that ranks spend in collectives of traced steps, summed over ranks, in which they wait"
+    " for the last rank to arrive; each rank's first collective is left out.",
     better="lower",
 )
 RUN_COLLECTIVE_WAIT_SECONDS = RUN.gauge(
     "observatory_run_collective_wait_seconds{collective}",
-    "Time of one call of a collective that a rank waits for the last rank to come: the mean over ranks and calls of a"
-    " trial's traced steps without each rank's first, and the median over trials.",
+    "Time of one call of a collective that a rank waits for the last rank to arrive: the mean over ranks and"
+    " calls of a trial's traced steps without each rank's first, and the median over trials.",
     better="lower",
 )
 RUN_COLLECTIVE_TRANSFER_SECONDS = RUN.gauge(
@@ -175,27 +181,27 @@ RUN_TRACED_BUS_BANDWIDTH = RUN.gauge(
 )
 RUN_LAST_RATIO = RUN.gauge(
     "observatory_run_last_ratio{rank}",
-    "Share of its collectives in traced steps to which a rank comes after all others, by more than the clocks are"
-    " known; the median over trials.",
+    "Share of a rank's collectives in traced steps at which it arrives after all others, by more than the"
+    " uncertainty of the clocks; the median over trials.",
     of_each="rank",
 )
 RUN_HELD_UP_RATIO = RUN.gauge(
     "observatory_run_held_up_ratio{rank}",
-    "Time by which collectives could begin sooner if the rank came with the last but one, divided by the time of the"
-    " trial's traced steps; the median over trials.",
+    "Time by which collectives could begin sooner if the rank arrived together with the second-to-last, divided"
+    " by the time of the trial's traced steps; the median over trials.",
     of_each="rank",
 )
 RUN_STRAGGLER_RATIO = RUN.gauge(
     "observatory_run_straggler_ratio{rank, cause}",
-    "Share of the traced time for which the one rank that stands out holds all others up, and what it does meanwhile:"
-    " compute, copy, data loading, an earlier collective or host; the median over trials. Absent where none stands"
-    " out.",
+    "Share of the traced time in which the one rank that stands out delays all others, and what it does"
+    " meanwhile: compute, copy, data loading, an earlier collective or host; the median over trials. Absent if"
+    " none stands out.",
 )
 RUN_CLOCK_RESIDUAL_SECONDS = RUN.gauge(
     "observatory_run_clock_residual_seconds",
-    "Time from the first to the last clock's end of one collective on the ranks' common clock, in the median of a"
-    " trial's worst process group: how far times of different hosts may be off; absent where all ranks are on one"
-    " host, which has one clock.",
+    "Time from the first to the last clock's end of one collective on the ranks' common clock, in the median of"
+    " a trial's worst process group: the uncertainty when times of different hosts are compared; absent if all"
+    " ranks are on one host, which has one clock.",
 )
 
 
@@ -203,18 +209,18 @@ RUN_CLOCK_RESIDUAL_SECONDS = RUN.gauge(
 
 RUN_BUBBLE_RATIO = RUN.gauge(
     "observatory_run_bubble_ratio{account=measured|expected}",
-    "Share of their time that the ranks of a pipeline compute for no stage, from the first action's start to the last"
-    " one's end: measured (the median over a trial's pipelines and timed steps, then over trials), or expected (the"
-    " schedule simulated with the measured times of its stages).",
+    "Share of time in which the ranks of a pipeline do not compute for any stage, from the first action's start"
+    " to the last one's end: measured (the median over a trial's pipelines and timed steps, then over trials),"
+    " or expected (the schedule simulated with the measured times of its stages).",
     better="lower",
 )
 RUN_BUBBLE_PART_RATIO = RUN.gauge(
     "observatory_run_bubble_part_ratio{part}",
-    "Part of the measured bubble: schedule (with equal stages and an ideal wire), imbalance (what the stages' own"
-    " times add), transfer (what the time on the link adds), uneven (what actions that take longer than their stage's"
-    " median add), message (what messages take beyond the transfer), waiting_for_a_core (between actions, with a rank"
-    " that could run and is not scheduled), unexplained (the rest: what hosts do between actions). They add up to the"
-    " bubble, and one may be below 0; what is not known is in unexplained.",
+    "Part of the measured bubble: schedule (with equal stages and an ideal wire), imbalance (what the stages'"
+    " own times add), transfer (what the time on the link adds), uneven (what actions that take longer than"
+    " their stage's median add), message (what messages take beyond the transfer), waiting_for_a_core (between"
+    " actions, while a rank is ready but not scheduled), unexplained (the rest: what hosts do between actions,"
+    " and what is not known). The parts add up to the bubble, and a part may be below 0.",
 )
 RUN_STAGE_SECONDS = RUN.gauge(
     "observatory_run_stage_seconds{stage, action}",

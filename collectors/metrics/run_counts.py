@@ -8,25 +8,27 @@ from collectors.metrics.metric import NODE, RANK, metrics_in
 
 STEP_DURATION = NODE.histogram(
     "observatory_step_duration_seconds{slot}",
-    "Time of each measured step of each rank of a run, all waits included: every one since the run began, also those"
-    " from before the exporter did. 0 where none is measured yet; shown until a minute after the run's end or until"
-    " another run takes the slot, with which it begins anew. Exemplars are the newest step in each bucket, with run,"
-    " trial, rank and step (counted from 0 with the first warm-up of its trial); a run whose name has more than about"
-    " 100 letters has none.",
+    "Time of each measured step of each rank of a run, all waits included: every step since the run began, even"
+    " those before the exporter started. 0 if none is measured yet. The histogram remains until a minute after"
+    " the run's end, or until another run takes the slot and starts it from 0. Exemplars are the newest step in"
+    " each bucket, with run, trial, rank and step (counted from 0 with the first warm-up step of the trial); a"
+    " run whose name has more than about 100 letters has none.",
 )
 STEPS = RANK.counter(
     "observatory_steps_total{mark}",
-    "Steps that a rank has done since its run began, over all trials: warm_up (those of a convergence check, too) or"
-    " measured; neither traced steps nor others that are instrumented. Shown as long as the histogram of their times.",
+    "Steps that a rank has completed since its run began, over all trials: warm_up (also those of a convergence"
+    " check) or measured. Traced and other instrumented steps do not count. Exported as long as"
+    " observatory_step_duration_seconds.",
 )
 
 # Of the history.
 
 RUNS = NODE.counter(
     "observatory_runs_total{strategy, outcome}",
-    "Runs in the history, cases of suites and ad hoc runs included, by outcome: done, failed, timed_out or interrupted."
-    " Counted in the store, so that it outlives exporters; a run that `observatory prune --history` deletes, or that is"
-    " resumed and ends otherwise, counts no more as what it was, which a rate takes for a counter's reset.",
+    "Runs in the history, cases of suites and ad hoc runs included, by outcome: done, failed, timed_out or"
+    " interrupted. Counted in the store, so it survives a restart of the exporter. A run that `observatory"
+    " prune --history` deletes, or that is resumed and ends differently, no longer counts under its old"
+    " outcome, which a rate takes for a counter reset.",
 )
 
 METRICS = metrics_in(globals())

@@ -21,35 +21,35 @@ SUITE_CASES = NODE.counter(
 
 SUITE_LAST_CASES = NODE.gauge(
     "observatory_suite_last_cases{suite, run, outcome}",
-    "Cases of the newest run of a suite that has ended, and of each run that goes on, by outcome: done, failed,"
-    " timed_out, interrupted, skipped or left_out; missing, which an ended run never ended; running and waiting, of a"
-    " run that goes on only.",
+    "Cases of the newest ended run of a suite and of each active run, by outcome: done, failed, timed_out,"
+    " interrupted, skipped or left_out; missing, if the run ended without them; running and waiting, for an"
+    " active run only.",
 )
 SUITE_LAST_PROGRESS = NODE.gauge(
     "observatory_suite_last_progress_timestamp_seconds{suite, run}",
-    "Unix time at which a run of a suite last ended a step, or began or ended a case; at most 10 s late. Of the newest"
-    " run that has ended, its end; shown of the runs whose cases are.",
+    "Unix time at which a run of a suite last ended a step, or began or ended a case; at most 10 s late. For"
+    " the newest ended run, the time of its end. Exported for the same runs as observatory_suite_last_cases.",
 )
 SUITE_LAST_START = NODE.gauge(
     "observatory_suite_last_start_timestamp_seconds{suite}", "Unix time at which the newest run of a suite began."
 )
 SUITE_LAST_END = NODE.gauge(
     "observatory_suite_last_end_timestamp_seconds{suite}",
-    "Unix time at which the newest run of a suite that has ended did so.",
+    "Unix time at which the newest ended run of a suite ended.",
 )
 SUITE_PERIOD = NODE.gauge(
     "observatory_suite_period_seconds{suite}",
-    "Time from one start of a suite to the next, as its file declares it; absent where the newest run declares none.",
+    "Time from one start of a suite to the next, as its file declares it; absent if the newest run declares none.",
 )
 SUITE_CASE_INFO = NODE.info(
     "observatory_suite_case_info{suite, run, case}",
-    "A case that runs now, of a run of a suite that goes on; the value is always 1.",
+    "A running case of an active run of a suite; the value is always 1.",
 )
 SUITE_CASE_FAILURE = NODE.info(
     "observatory_suite_case_failure_info{suite, run, case, case_run, outcome, rank, cause}",
-    "A case that failed or timed out in the newest run of a suite that has ended, or in one that goes on: the run of"
-    " the case, the rank that was first (empty where it cannot be known) and what happened to it; at most 20 of each"
-    " run; the value is always 1.",
+    "A case that failed or timed out in the newest ended run of a suite or in an active one: the run of the"
+    " case, the rank that failed first (empty if unknown) and what happened to it; at most 20 for each run; the"
+    " value is always 1.",
 )
 
 METRICS = metrics_in(globals())

@@ -109,7 +109,8 @@ def landing_page(version: str) -> str:
 <body>
 <h1>Parallel Observatory</h1>
 <p>An exporter of distributed training, for Prometheus: GPUs, host, ranks of live runs, and results with intervals.
-Version {escape(version)}. Its documentation is in the folder docs of the source, docs/exporter.md on this page.</p>
+Version {escape(version)}. The source's folder docs has the documentation; docs/monitoring/exporter.md explains this
+page.</p>
 <ul>
 <li><a href="metrics">/metrics</a>: all metrics, as text or OpenMetrics</li>
 <li><a href="healthz">/healthz</a>: "ok" while it serves</li>

@@ -162,7 +162,7 @@ def test_thresholds_of_a_user_are_those_of_panels_and_alerts_alike(
 ) -> None:
     (tmp_path / "mine.toml").write_text("[host]\nfilling_ratio = 0.25\n")
     assert _observatory("render", "--into", tmp_path, "--thresholds", tmp_path / "mine.toml") == 0
-    assert "of which less than 25% is left" in (tmp_path / render.RENDERED / "fleet.json").read_text()
+    assert "with less than 25% of free space" in (tmp_path / render.RENDERED / "fleet.json").read_text()
     assert "< 0.25" in (tmp_path / render.RENDERED / "fleet.json").read_text()
     assert "< 0.25" in (tmp_path / render.RULES).read_text()
 

@@ -63,7 +63,7 @@ def _looks(panel: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_a_panel_is_described_by_its_own_words_its_metrics_once_each_and_why_it_may_be_empty() -> None:
     twice = f"{{title: A, type: stat, unit: s, description: Of all runs., {STEP}}}"
-    absent = "When empty: Nothing in this time range, or nothing of what is chosen above."
+    absent = "When empty: No data in this time range, or none that matches the selection above."
     assert _panel(twice)["description"] == f"Of all runs.\n\n`{STEP_SECONDS.name}`: {STEP_SECONDS.help}\n\n{absent}"
 
 
@@ -173,7 +173,7 @@ LABELS = "{name: Run, field: run, links: [This run]}, {name: Ranks, field: ranks
 VALUES = (
     "{name: Step, unit: s, expr: observatory_step_seconds,"
     " thresholds: {steps: [{color: text}, {color: orange, value: 1}]}},"
-    " {name: State, unit: short, expr: observatory_step_seconds, mappings: {1: {text: goes on, color: green}}}"
+    " {name: State, unit: short, expr: observatory_step_seconds, mappings: {1: {text: active, color: green}}}"
 )
 SORTED = "options: {sortBy: [{displayName: Ranks, desc: true}]}"
 TABLE = f"{{title: A, type: table, whenEmpty: No run., columns: [{LABELS}, {VALUES}], {SORTED}}}"
@@ -200,7 +200,7 @@ def test_a_cell_has_the_unit_the_width_the_colour_and_the_link_of_its_column() -
     looks = _looks(_panel(TABLE))
     assert looks["Step"]["unit"] == "s"
     assert looks["Step"]["thresholds"]["steps"][1] == {"value": 1, "color": "orange"}
-    assert looks["State"]["mappings"][0]["options"]["1"] == {"text": "goes on", "color": "green", "index": 0}
+    assert looks["State"]["mappings"][0]["options"]["1"] == {"text": "active", "color": "green", "index": 0}
     assert looks["Ranks"]["custom.width"] == 9 * len("Ranks") + 16 + 20, "its heading and the arrow of sorting"
     (link,) = looks["Run"]["links"]
     kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"

@@ -88,7 +88,7 @@ def test_a_dashboard_has_what_grafana_needs_beyond_its_schema(rendered: dict[str
         (
             ("panels", 6, "targets", 1, "refId"),
             "A",
-            "refId in Wait and transfer of one call, by collective A occurs 2 times",
+            "refId in Wait and transfer per call, by collective A occurs 2 times",
         ),
         (("panels", 0, "targets", 0, "expr"), "up{job=~'$job'}", "variable job is not defined"),
         (("panels", 1, "gridPos", "x"), 7, "overlap at (7, 0)"),
@@ -204,8 +204,8 @@ TABLES = [panel for dashboard in all_boards() for panel in dashboard.all_panels 
 def test_a_table_by_world_size_or_size_reads_as_a_curve() -> None:
     last = {table.title: table.sorted_by[-1] for table in TABLES if re.search(r"\bby (world )?size\b", table.title)}
     assert last == {
-        "Efficiency by world size, beside what is accepted and what is usual": "Ranks",
-        "Collectives by size, beside the fitted line": "Size",
+        "Efficiency by world size, compared with the accepted and the usual level": "Ranks",
+        "Collectives by size, compared with the fitted line": "Size",
     }
 
 

@@ -135,7 +135,7 @@ def test_a_fresh_history_made_of_the_folders_is_the_old_history(runs: Path, sqli
     fresh = tmp_path / "fresh.sqlite"
     said = observatory("show", "--rebuild", "--runs", runs, "--store", f"sqlite:///{fresh}")
     assert said.code == 0
-    assert said.err.splitlines()[-1] == f"{len(RUNS)} run(s) of {runs} were taken into the history"
+    assert said.err.splitlines()[-1] == f"added {len(RUNS)} runs of {runs} to the history"
     answer("show", "--store", sqlite_url, "--runs", tmp_path / "none")  # Brings the old one up to date.
     assert _rows(fresh, tmp_path) == _rows(Path(sqlite_url.removeprefix("sqlite:///")), tmp_path)
 

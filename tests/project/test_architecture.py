@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/architecture.md").read_text()
+PAGE = (ROOT / "docs/maintaining/architecture.md").read_text()
 DIAGRAM = PAGE.partition("```mermaid")[2].partition("```")[0]
 NODES = dict(re.findall(r'(\w+)\["([^":]+): [^"]+"\]', DIAGRAM))
 ARROWS = re.findall(r"^ *(\w+)(?:\[.*\])? --> (\w+)", DIAGRAM, flags=re.MULTILINE)

@@ -29,7 +29,7 @@ SMALLER_PROBES = {
 }
 
 
-PAGES = ("README.md", "docs/measured/examples.md", "docs/watching.md")
+PAGES = ("README.md", "docs/measured/examples.md", "docs/monitoring/watching.md")
 
 
 def _in_pages() -> list[str]:

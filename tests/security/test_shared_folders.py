@@ -65,7 +65,7 @@ def test_a_planted_run_overwrites_nothing_and_enters_no_history(
     shown = victim.observatory("show", "--runs", str(shared), "--format", "csv")
     assert shown.returncode == 0, shown.stderr
     assert run.name not in shown.stdout
-    assert "1 run(s) of other users are left out; --shared takes them into your history" in shown.stderr
+    assert "left out: 1 run of other users; --shared adds them to your history" in shown.stderr
     # Who trusts the others says so; even then nothing is written into what is theirs.
     asked = victim.observatory("show", "--rebuild", "--shared", "--runs", str(shared), "--format", "csv")
     assert run.name in asked.stdout, asked.stderr

@@ -1,6 +1,6 @@
 """Faults under a suite of four ranks: each is told as what it was, nothing is left, and nothing is measured twice.
 
-The last test compares the table in docs/faults.md with what was seen; OBSERVATORY_WRITE_FAULTS=1 writes it.
+The last test compares the table in docs/guides/faults.md with what was seen; OBSERVATORY_WRITE_FAULTS=1 writes it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.tcp_proxy import TcpProxy
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs/faults.md"
+DOCS = ROOT / "docs/guides/faults.md"
 GONE_S = 10.0
 DEFAULTS = f"""
 schema_version = 1

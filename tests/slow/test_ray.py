@@ -97,7 +97,7 @@ def test_a_suite_is_planned_by_the_nodes_and_nothing_is_started(cluster: RayClus
     assert [resolved[name] for name in ("device", "ranks", "nodes")] == ["cuda", 2 * GPUS, 2]
     assert plan["cluster"]["gpus"] == ["GPU"] * GPUS
     assert plan["cluster"]["cores"] == CPUS
-    assert plan["cluster"]["asks"] == "Ray would be asked for 2 node(s) with 4 CPU, 2 GPU on each"
+    assert plan["cluster"]["asks"] == "Ray would be asked for 2 nodes with 4 CPU, 2 GPU on each"
     assert not night.runs.exists()
     night.assert_nothing_is_left()
 
@@ -141,7 +141,7 @@ def test_a_dead_node_without_another_ends_the_suite_which_goes_on_later(cluster:
     night = RayNight(short_path, cluster.address, LONG, "[resources]\nnight = 1\n")
     lost, (code, _, messages) = _run_and_lose_a_node(night, cluster, "--nodes=3")
     assert code == INFRASTRUCTURE, messages
-    assert f"Ray's cluster has 2 node(s) with 1 night, 4 CPU, 2 GPU left ({lost} died), and 3 are needed" in messages
+    assert f"Ray's cluster has 2 nodes with 1 night, 4 CPU, 2 GPU left ({lost} died), and 3 are needed" in messages
     assert "Traceback" not in messages
     code, cases, messages = night.run("--nodes=3", "--resume")
     assert code == FINE, messages
@@ -181,7 +181,7 @@ def test_a_suite_waits_for_nodes_that_ctrl_c_gives_back(cluster: RayCluster, sho
     wait(lambda: first.measured() > 0, first.messages)
     waiting, given_up = second.start("--nodes=2"), third.start("--nodes=2")
     for night in (second, third):
-        wait(lambda night=night: "waiting for 2 node(s) with 4 CPU, 2 GPU free on each" in night.messages())  # type: ignore[misc]
+        wait(lambda night=night: "waiting for 2 nodes with 4 CPU, 2 GPU free on each" in night.messages())  # type: ignore[misc]
     given_up.send_signal(signal.SIGINT)
     assert third.end(given_up)[0] == INTERRUPTED, third.messages()
     running.send_signal(signal.SIGINT)
@@ -254,8 +254,8 @@ def test_without_a_cluster_one_is_started_that_leaves_nothing(is_killed: bool, s
 
 
 WRONG = [
-    (["--nodes=9"], "", 2, "--nodes is 9, and Ray's cluster has 4 live node(s); use fewer"),
-    (["--nodes=4"], "gpus = 2\n", 2, "has 4 live node(s), and 3 of them have 2 GPU; use fewer"),
+    (["--nodes=9"], "", 2, "--nodes is 9, and Ray's cluster has 4 live nodes; use fewer"),
+    (["--nodes=4"], "gpus = 2\n", 2, "has 4 live nodes, and 3 of them have 2 GPU; use fewer"),
     ([], "[resources]\nday = 1\n", 2, "and 0 of them have 1 day; use fewer"),
     ([], "gpu = 1\n", 2, "unknown key 'gpu'; did you mean 'gpus'?"),
     (["--nodes=2"], 'python = "/nowhere"\n', 4, "it ended with code 127"),

@@ -129,7 +129,7 @@ def test_a_node_that_is_lost_is_named_and_the_suite_goes_on_in_another_job(slurm
         assert code == INFRASTRUCTURE, messages
         assert "the agent of node1 ended" in messages
         assert (
-            "has 1 of 2 node(s) left: node1 is DOWN (the power is gone); continue in another job with --resume"
+            "has 1 of 2 nodes left: node1 is DOWN (the power is gone); continue in another job with --resume"
             in messages
         )
         assert _state(night).outcome == "interrupted"

@@ -65,23 +65,23 @@ SUITE = SuiteRecord(
     running=("ddp",),
     folder="/runs/suites/suite-a",
 )
-STAGES = "where-does-the-pipeline-wait: Time of a stage for one microbatch"
+STAGES = "where-does-the-pipeline-wait: Time of a stage per microbatch"
 NOT_IN_THESE_RUNS = {
     "what-needs-me-now: Alerts: critical: ",
     "what-needs-me-now: Alerts: warnings: ",
-    "where-does-the-pipeline-wait: By transfer: transfer",
-    "where-does-the-pipeline-wait: By messages: message",
-    "where-does-the-pipeline-wait: By waiting for a core: waiting_for_a_core",
-    f"{STAGES}: Of it: input",
-    f"{STAGES}: Of it: weights",
+    "where-does-the-pipeline-wait: Due to transfer: transfer",
+    "where-does-the-pipeline-wait: Due to messages: message",
+    "where-does-the-pipeline-wait: Due to waiting for a core: waiting_for_a_core",
+    f"{STAGES}: Backward: input",
+    f"{STAGES}: Backward: weights",
     "who-waits-for-whom: Collectives of a traced step: Hidden",
-    "who-waits-for-whom: Communication of a step, traced and expected: traced (low end)",
-    "who-waits-for-whom: Communication of a step, traced and expected: traced (high end)",
-    "who-waits-for-whom: Communication of a step, traced and expected: expected",
+    "who-waits-for-whom: Communication per step, traced and predicted: traced (low end)",
+    "who-waits-for-whom: Communication per step, traced and predicted: traced (high end)",
+    "who-waits-for-whom: Communication per step, traced and predicted: predicted",
 }
 """Queries that need our rules, a measured link, several collectives or trials, or a schedule that splits backward."""
 DASHBOARDS = (board("what-needs-me-now"), board("where-does-the-pipeline-wait"), board("who-waits-for-whom"))
-NOTHING_IS_WRONG = {"Alerts that fire", "Figures that the gate does not find the same"}
+NOTHING_IS_WRONG = {"Firing alerts", "Figures that changed, by the gate's verdict"}
 """Tables of what is wrong, which nothing is here; tests/stack/test_joins.py asks them where something is."""
 EXPECTED_BUBBLE = RUN_BUBBLE_RATIO.alone(account="expected")
 NOT_EXPECTED = (
@@ -96,22 +96,22 @@ OF_REAL_RUNS = (
         (
             "Step, median rank",
             "p99 of steps",
-            "Against result",
+            "Step vs result",
             "Slowest rank",
             "MFU",
             "The run",
             "Step: slowest, median and fastest rank",
             "Step of all ranks: p50, p90, p99",
-            "How often a step took so long",
+            "Distribution of step times",
             "Parts of a traced step, mean of ranks",
         ),
     ),
     (
         board("which-strategy-pays"),
-        ("Most tokens per second and device", "Its efficiency", "Step", "Model FLOPs utilization"),
+        ("Tokens per second and device", "Step", "Model FLOPs utilization"),
     ),
     (board("does-it-scale"), ("Worst efficiency", "Efficiency over the nights")),
-    (board("nightly"), ("Step of the chosen series, with its interval", "Cases that failed", "Newest night")),
+    (board("nightly"), ("Step of the selected series, with its interval", "Failed cases", "Since newest night")),
 )
 """Panels that a real run and its results fill; the demonstration fills all others: test_run_dashboards.py."""
 QUERIES = [

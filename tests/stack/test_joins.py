@@ -104,7 +104,7 @@ def test_a_change_is_told_with_its_verdict_and_not_where_all_is_the_same(tmp_pat
         **shown(VERDICT, "1x10", **FIGURE, case="fsdp", verdict="same"),
         **shown(VERDICT_CHANGE, "0.001x10", **FIGURE, case="fsdp"),
     }
-    told = _asked("what-needs-me-now", "Figures that the gate does not find the same")
+    told = _asked("what-needs-me-now", "Figures that changed, by the gate's verdict")
     Rehearsal(series=series, folder=tmp_path).gives(
         f"max by (case, verdict) ({told})", {'{case="ddp", verdict="confirmed"}': 0.05}, at_minutes=5
     )
@@ -117,7 +117,7 @@ def test_a_change_is_of_the_chosen_cluster_though_another_has_the_same_figure(tm
         **shown(VERDICT, "1x10", **FIGURE, case="ddp", verdict="confirmed", cluster="east", instance=OTHER),
         **shown(VERDICT_CHANGE, "0.05x10", **FIGURE, case="ddp", cluster="east", instance=OTHER),
     }
-    told = _asked("nightly", "Figures, as the gate finds them", "Change", cluster="west")
+    told = _asked("nightly", "Verdicts of the gate", "Change", cluster="west")
     Rehearsal(series=series, folder=tmp_path).gives(
         f"max by (case, verdict) ({told})", {'{case="ddp", verdict="same"}': 0.001}, at_minutes=5
     )
@@ -129,7 +129,7 @@ def test_an_alert_tells_for_how_long_it_is_true(tmp_path: Path) -> None:
         'up{job="observatory", instance="node1:9464"}': "1 1 1 0x30",
     }
     Rehearsal(series=series, folder=tmp_path).gives_by_rules(
-        f"max by (alertname) ({_asked('what-needs-me-now', 'Alerts that fire')})",
+        f"max by (alertname) ({_asked('what-needs-me-now', 'Firing alerts')})",
         {'{alertname="NodeAgentGone"}': 17 * 60.0},
         at_minutes=20,
     )
@@ -140,8 +140,8 @@ def test_an_alert_tells_for_how_long_it_is_true(tmp_path: Path) -> None:
 RESULT = {"strategy": "ddp", "ranks": "2", "device": "cpu", "precision": "fp32", "series": "s1"}
 ABOUT = {"name": "ddp on 2, tiny", "strategy": "ddp", "ranks": "2", "series": "s1", "shape": "tiny"}
 NIGHTS, SIDE_BY_SIDE = (
-    "Series: the newest result, and the median of the 14 nights before",
-    "Side by side: speed, and what it costs",
+    "Series: newest result, and median of the 14 nights before it",
+    "Side by side: speed and cost",
 )
 
 
@@ -184,7 +184,7 @@ def test_a_result_is_of_the_chosen_cluster_though_another_has_one_of_the_same_se
     for page, title, legend in (
         ("nightly", NIGHTS, "Step"),
         ("which-strategy-pays", SIDE_BY_SIDE, "Step"),
-        ("nightly", "Step of the chosen series, with its interval", "median"),
+        ("nightly", "Step of the selected series, with its interval", "median"),
     ):
         Rehearsal(series=series, folder=tmp_path).gives(
             _by_series(_asked(page, title, legend, cluster=cluster)), {'{series="s1"}': expected}, at_minutes=5
@@ -213,7 +213,7 @@ def test_a_bubble_as_measured_and_as_predicted_have_columns_of_their_own(tmp_pat
     }
     for legend, ratio in (("Bubble", 0.34), ("Bubble predicted", 0.27)):
         Rehearsal(series=series, folder=tmp_path).gives(
-            _by_series(_asked("does-it-scale", "What a step loses", legend)), {'{series="s1"}': ratio}, at_minutes=5
+            _by_series(_asked("does-it-scale", "Losses of a step", legend)), {'{series="s1"}': ratio}, at_minutes=5
         )
 
 
@@ -230,7 +230,7 @@ def test_an_accepted_level_is_that_of_the_ranks_or_else_of_the_strategy(
         f"{accepted}{{{of}}}": "0.8x9",
         f'{accepted}_of_ranks{{{of},ranks="2"}}': "0.7x9",
     }
-    table = "Efficiency by world size, beside what is accepted and what is usual"
+    table = "Efficiency by world size, compared with the accepted and the usual level"
     Rehearsal(series=series, folder=tmp_path).gives(
         _by_series(_asked("does-it-scale", table, "Accepted")), {'{series="s1"}': level}, at_minutes=5
     )
@@ -238,7 +238,7 @@ def test_an_accepted_level_is_that_of_the_ranks_or_else_of_the_strategy(
 
 def test_a_suite_is_late_by_its_period(tmp_path: Path) -> None:
     series = {**shown(SUITE_LAST_START, "60x9", suite="nightly"), **shown(SUITE_PERIOD, "480x9", suite="nightly")}
-    Rehearsal(series=series, folder=tmp_path).gives(_asked("nightly", "Latest suite"), {"{}": 0.5}, at_minutes=5)
+    Rehearsal(series=series, folder=tmp_path).gives(_asked("nightly", "Most overdue suite"), {"{}": 0.5}, at_minutes=5)
 
 
 # Steps and GPUs of a run.
@@ -272,7 +272,7 @@ def test_a_gpu_that_two_ranks_share_is_shown_for_each(tmp_path: Path) -> None:
         **shown(GPU_POWER_WATTS, "300x9", gpu="0"),
         **shown(GPU_POWER_WATTS, "500x9", gpu="1"),
     }
-    expression = f"max by (rank, gpu) ({_asked('one-run', 'Power: the 8 that draw most', run='a')})"
+    expression = f"max by (rank, gpu) ({_asked('one-run', 'Power: the 8 GPUs that draw most', run='a')})"
     Rehearsal(series=series, folder=tmp_path).gives(
         expression, {'{rank="0", gpu="0"}': 300.0, '{rank="1", gpu="0"}': 300.0}, at_minutes=5
     )
@@ -309,7 +309,7 @@ def test_a_pod_gets_its_name_from_kube_state_metrics_as_the_page_says(tmp_path: 
         _series("kube_pod_info", **trainer, instance="a"): "1x10",
         _series("kube_pod_info", **trainer, instance="b"): "1x10",
     }
-    page = (Path(__file__).parents[2] / "docs/exporter.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/monitoring/exporter.md").read_text()
     (query,) = re.findall(r"^ {6}(sum by \(node, gpu, namespace, pod\).*?^ {6}\))$", page, re.DOTALL | re.MULTILINE)
     expected = {'{gpu="0", namespace="team-a", node="node1", pod="trainer-0"}': 12.0}
     Rehearsal(series=series, folder=tmp_path).gives(query, expected, at_minutes=5)

@@ -41,15 +41,15 @@ QUERIES = {
 }
 
 WHERE_ALL_IS_WELL = {
-    "fleet: Errors of NVLinks in this time range: Errors",
-    "fleet: Errors of PCIe links in this time range: Errors",
-    "one-gpu: Share of time in which clocks are held back, by reason: GPU {{gpu}} {{reason}} (sampled) {{work}}",
-    "one-host: Answers that cannot be, left out since the agent began: {{source}}: {{question}}",
+    "fleet: NVLink errors in this time range: Errors",
+    "fleet: PCIe link errors in this time range: Errors",
+    "one-gpu: Share of time in which clocks are throttled, by reason: GPU {{gpu}} {{reason}} (sampled) {{work}}",
+    "one-host: Impossible readings that the agent has discarded since it started: {{source}}: {{question}}",
 }
 """Queries that show nothing where all is well, as with the links of the recorded GPUs before the first breaks."""
 STATE = "one-gpu: Lost, late, or waiting for a repair: GPU {{gpu}} {{state}} {{work}}"
-HELD_BACK = "one-gpu: Share of time in which clocks are held back, by reason"
-POWER = "one-gpu: Power, of the limit in force"
+HELD_BACK = "one-gpu: Share of time in which clocks are throttled, by reason"
+POWER = "one-gpu: Power, as a share of the limit in force"
 
 Found = list[dict[str, Any]]
 
@@ -124,7 +124,7 @@ class FakeHost:
         """Nothing was taken."""
 
 
-UNSOUND_NODES = "fleet: Nodes while they are not sound"
+UNSOUND_NODES = "fleet: Unhealthy nodes over time"
 PORT_DOWN = 2
 """The state of a node one of whose ports is down."""
 
@@ -261,15 +261,15 @@ def test_a_gpu_that_falls_off_the_bus_is_the_one_that_is_not_well(watched: Watch
 
 def test_shares_and_times_of_the_host_are_those_that_it_was_made_of(watched: Watched) -> None:
     known = {
-        "CPUs busy": 0.25,
-        "CPU time by mode, of all CPUs": 0.25,
-        "Memory left": 0.25,
-        "Memory available without swapping, of all": 0.25,
-        "Memory taken from another NUMA node than the CPU's": 0.1,
-        "Time of a disk's request": 0.0005,
+        "Busy CPUs": 0.25,
+        "CPU time by mode, as a share of all CPUs": 0.25,
+        "Available memory": 0.25,
+        "Memory available without swapping, as a share of all memory": 0.25,
+        "Memory allocated on a remote NUMA node": 0.1,
+        "Duration of a disk request": 0.0005,
         "Share of time in which a disk is busy": 0.1,
-        "Least room on disk": 0.4,
-        "InfiniBand traffic, of what the link carries": 0.4,
+        "Least free disk space": 0.4,
+        "InfiniBand traffic, as a share of the link's bandwidth": 0.4,
     }
     found = {panel: _values(watched, f"one-host: {panel}")[0][1] for panel in known}
     assert found == pytest.approx(known, rel=0.05)
@@ -283,7 +283,7 @@ def test_a_port_that_was_active_and_is_not_any_more_is_counted_and_its_node_is_n
 def test_the_fleet_counts_all_nodes_and_gpus(watched: Watched) -> None:
     counted = {
         panel: _values(watched, f"fleet: {panel}")[0][1]
-        for panel in ("Nodes that answer", "Nodes that do not", "Disks that fill up")
+        for panel in ("Nodes responding", "Nodes not responding", "Disks filling up")
     }
-    assert counted == {"Nodes that answer": 1, "Nodes that do not": 0, "Disks that fill up": 0}
-    assert sum(_values(watched, f"fleet: GPUs that {what}")[0][1] for what in ("answer", "do not")) == 8
+    assert counted == {"Nodes responding": 1, "Nodes not responding": 0, "Disks filling up": 0}
+    assert sum(_values(watched, f"fleet: GPUs {what}")[0][1] for what in ("responding", "not responding")) == 8

@@ -196,9 +196,7 @@ def _logged(summary: Summary, metric: Metric, *marks: str, **labels: str) -> dic
 @pytest.mark.parametrize(("when", "dashboard"), list(product(("while", "after"), BOARDS)))
 def test_no_dashboard_has_an_empty_panel_whose_metrics_are_there(when: str, dashboard: str, watched: Watched) -> None:
     # The run that goes on has no result of its series yet; and after the end no run goes on.
-    right = {"Step against result", "Against result"} | (
-        {"Runs that go on", "Tokens per second"} if when == "after" else set()
-    )
+    right = {"Step vs result", "vs result"} | ({"Active runs", "Tokens per second"} if when == "after" else set())
     assert watched.empty[when][dashboard] - right == set()
 
 

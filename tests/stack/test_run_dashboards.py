@@ -124,7 +124,7 @@ def test_nothing_on_the_page_of_a_run_is_of_another(prometheus: PrometheusServer
 
 
 def test_two_ranks_on_one_gpu_each_have_its_values(prometheus: PrometheusServer) -> None:
-    (query,) = board("one-run").panel("Power: the 8 that draw most").queries
+    (query,) = board("one-run").panel("Power: the 8 GPUs that draw most").queries
     every, _, _ = query.expression.partition("\nand\n")  # Which are the worst is asked of whole minutes.
     found = _ask(prometheus, _of_run(every, OTHER))
     assert sorted(series["metric"]["rank"] for series in found) == ["0", "1"]
@@ -148,7 +148,7 @@ def test_lines_of_one_query_have_names_of_their_own(dashboard: Board, prometheus
 
 
 def test_of_strategies_whose_intervals_meet_none_is_called_the_best(prometheus: PrometheusServer) -> None:
-    (query,) = board("which-strategy-pays").panel("Most tokens per second").queries
+    (query,) = board("which-strategy-pays").panel("Fastest strategy").queries
     (best,) = _ask(prometheus, with_choices(query.expression, ranks="6"))
     assert best["metric"]["name"] == "no difference shown"
 
@@ -156,15 +156,15 @@ def test_of_strategies_whose_intervals_meet_none_is_called_the_best(prometheus: 
 def test_verdicts_and_failures_are_counted(prometheus: PrometheusServer) -> None:
     counts = {
         title: [float(one["value"][1]) for one in _ask(prometheus, with_every_choice(query.expression))]
-        for title in ("Regressions", "Levels crept", "No change shown", "Cases missing", "Cases that failed")
+        for title in ("Regressions", "Crept levels", "No change shown", "Missing cases", "Failed cases")
         for query in board("nightly").panel(title).queries
     }
     assert counts == {
         "Regressions": [1],
-        "Levels crept": [0],
+        "Crept levels": [0],
         "No change shown": [1],
-        "Cases missing": [1],
-        "Cases that failed": [1],
+        "Missing cases": [1],
+        "Failed cases": [1],
     }
 
 

@@ -25,6 +25,7 @@ from bench.analysis.diagnosis.stage_cuts import stage_cuts, stage_times
 from bench.analysis.estimate import Estimate, by_labels, estimate_share, of_metric
 from bench.analysis.pipeline import CLEARLY_LONGER, CORE, MESSAGE, UNEVEN
 from bench.analysis.step_parts import MeasuredStep, StepAccount, step_account
+from bench.errors import plural
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from workloads.cost_models.schedules import Pipeline, actions
@@ -85,7 +86,7 @@ def costs_of(observed: Observed) -> tuple[list[CostFinding], StepAccount | str]:
         *_compute(observed, parts),
     ]
     unattributed = CostFinding(
-        kind="unknown", share=_share(parts["unexplained"]), evidence=("time of a step that no trace tells",)
+        kind="unknown", share=_share(parts["unexplained"]), evidence=("time of an untraced step",)
     )
     return [*findings, unattributed], account
 
@@ -141,7 +142,7 @@ def _straggler(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
     doing = f", by {cause}" if cause else ""
     evidence = [f"rank {rank}{where} holds the others up{doing}: {named.median:.1%} of the traced time"]
     if (last := _estimate_of(observed, results.RUN_LAST_RATIO, rank=rank)) is not None:
-        evidence.append(f"rank {rank} comes last to {last.median:.0%} of its collectives")
+        evidence.append(f"rank {rank} arrives last at {last.median:.0%} of its collectives")
     evidence += [note for note in observed.notes if note.startswith(f"rank {rank}") and "holds the others up" in note]
     evidence += _held_back(observed.nodes)
     yield CostFinding(
@@ -308,7 +309,9 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         recomputed = [again * estimate for estimate in parts["compute"]]
         parts["compute"] = [estimate - less for estimate, less in zip(parts["compute"], recomputed, strict=True)]
         memory_parts.append(recomputed)
-        evidence.append(f"checkpoint={case.options['checkpoint']} computes {again:.0%} of computing again, by the law")
+        evidence.append(
+            f"checkpoint={case.options['checkpoint']} repeats {again:.0%} of the computing, as the model predicts"
+        )
     if case.options.get("offload") is True and "copies" in parts:
         memory_parts.append(parts.pop("copies"))
         evidence.append("offload=true copies states between host and device")
@@ -321,8 +324,8 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         )
     if observed.allocator is not None and observed.allocator.retries:
         evidence.append(
-            f"the allocator of rank {observed.allocator.rank} returned its unused memory and tried again"
-            f" {observed.allocator.retries} times, each of which waits for the device"
+            f"the allocator of rank {observed.allocator.rank} returned its unused memory and retried"
+            f" {plural(observed.allocator.retries, 'time')}, waiting for the device each time"
         )
     for node in observed.nodes:
         if (node.memory_pressure_ratio or 0) >= HELD_RATIO:
@@ -335,7 +338,7 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
             kind="memory",
             share=share,
             expected=None if share is None else share.value,
-            why_not_expected="no law tells what retries and swapping cost" if share is None else None,
+            why_not_expected="no model predicts the cost of retries and swapping" if share is None else None,
             evidence=tuple(evidence),
         )
 
@@ -356,7 +359,8 @@ def _host(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         parts["compute"] = [ratio - queued_ratio for ratio, queued_ratio in zip(parts["compute"], queued, strict=True)]
         host_parts.append(queued)
         evidence.append(
-            f"{case.ranks // case.nodes} ranks with {case.threads} thread(s) each share {observed.cores} core(s)"
+            f"{case.ranks // case.nodes} ranks with {plural(case.threads, 'thread')} each"
+            f" share {plural(observed.cores or 0, 'core')}"
             f" (oversubscribed): at least {1 - 1 / crowding:.0%} of their computing time is waiting for a core"
         )
     for node in observed.nodes:

@@ -113,7 +113,9 @@ def _candidates(finding: CostFinding, observed: Observed) -> Iterator[Remedy]:
             if finding.subject == "stages":
                 yield from _cuts(observed)
             yield _option("give each rank a chunk from both ends", layout="zigzag")
-            yield Remedy(words=f"see which rank is late to what: `observatory analyse stragglers {observed.run}`")
+            yield Remedy(
+                words=f"see which rank is late at which collective: `observatory analyse stragglers {observed.run}`"
+            )
         case "straggler":
             if any(
                 straggler.labels["cause"] == "data loading"
@@ -200,7 +202,7 @@ def _bubble(case: Case) -> Iterator[Remedy]:
 
 def _loading(case: Case) -> Iterator[Remedy]:
     if case.options.get("loader_delay_ms"):
-        yield _option("leave out the delay that was asked for", loader_delay_ms="0")
+        yield _option("remove the requested delay", loader_delay_ms="0")
     workers = int(case.options.get("workers", 0))
     yield _option("more data loader processes a rank", workers=str(max(2, 2 * workers)))
 
@@ -238,7 +240,7 @@ def _compute(case: Case) -> Iterator[Remedy]:
         yield _option("take the tensor cores", precision="bf16")
         yield _option("fuse what lies between matrix products", compile="default")
         yield _option("attention without its scores in memory", attention="flash")
-    yield Remedy(words="larger matrices: a larger --batch or --width, less accumulate")
+    yield Remedy(words="larger matrices: a larger --batch or --width, less accumulation")
     yield Remedy(words="more ranks: computing is what they share")
 
 

@@ -82,7 +82,7 @@ class Observed:
     notes: Sequence[str] = ()
     scaling: Sequence[ScalingEfficiency] = ()
     cause: Sequence[str] = ()
-    link: Link | str = "no link was looked for"
+    link: Link | str = "the link was not looked up"
     pair_bandwidths: Mapping[str, float] = field(default_factory=dict)
     device_bytes: int | None = None
     cores: int | None = None
@@ -151,7 +151,7 @@ class CostFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What limits a run. See docs/diagnosis.md for the rule.
+    """What limits a run. See docs/guides/diagnosis.md for the rule.
 
     limit: the finding that limits it, or `unknown`. is_sure: whether the evidence excludes another.
     reason: why it is the limit; where it is not sure, what else it may be and what would settle it.

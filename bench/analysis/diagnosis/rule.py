@@ -1,4 +1,4 @@
-"""The rule that decides what limits a run: the largest cost other than computing, if it is large (docs/diagnosis.md).
+"""Decides what limits a run: the largest cost other than computing, if it is large (docs/guides/diagnosis.md).
 
 Computing is the purpose of a step, so it is the limit only if every cost is small and computing is shown to be fast: by
 its share of the step, and by its share of the measured ceiling. It is never the limit for lack of another.
@@ -15,6 +15,7 @@ from bench.analysis.diagnosis.levers import run_command, try_command, with_lever
 from bench.analysis.diagnosis.observed import CostFinding, Diagnosis, Observed, StepShare
 from bench.analysis.estimate import mean_interval, of_metric
 from bench.analysis.step_parts import StepAccount
+from bench.errors import plural
 from collectors.metrics import results
 
 LEAST_RATIO = 0.10
@@ -185,7 +186,7 @@ def _of_cost(
             doubts.append(f"{100 * unattributed.value:.0f} % of the step is unattributed")
         else:
             doubts.append(
-                f"without a trace {100 * unattributed.value:.0f} % of the step is not divided; --trace-steps 3 does"
+                f"without a trace, {100 * unattributed.value:.0f} % of the step is unattributed; use --trace-steps 3"
             )
             settles = run_command(observed.case, "--trace-steps 3")
     elif observed.trials_done == 1 and share.value <= 0.5:
@@ -300,7 +301,7 @@ def _facts(observed: Observed, limit: CostFinding) -> Iterator[str]:
     """Yield the step time, and the speed-up with its value without the limit."""
     for step in of_metric(observed.estimates, results.RUN_MEAN_STEP_SECONDS)[:1]:
         ends = "" if step.low is None or step.high is None else f" [{1e3 * step.low:,.4g}, {1e3 * step.high:,.4g}]"
-        yield f"a step takes {1e3 * step.median:,.4g} ms{ends}, the mean over {observed.trials_done} trial(s)"
+        yield f"a step takes {1e3 * step.median:,.4g} ms{ends}, the mean over {plural(observed.trials_done, 'trial')}"
     for efficiency in observed.scaling:
         factor = observed.case.ranks / efficiency.baseline_ranks
         speed_up = efficiency.ratio.value * factor

@@ -1,8 +1,8 @@
 """Detector of changes in a series, night by night: suspicion, alert, page, and what closes itself.
 
 `judge` takes a night; where it asks for reruns, `confirm_by_rerun` takes them. Both take the series' state and return
-the next one, which is all that is kept of the past. How it decides, with formulae, is in docs/detector.md. Knows
-neither store nor clock, nor which direction is worse.
+the next one, which is all that is kept of the past. docs/reference/detector.md has the formulae. Knows neither store
+nor clock, nor which direction is worse.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Settings of the detector, each with its reason: from theory, or from tuning seeds that no figure is reported on.
 
-Where a comment says "tuned", values were tried on the judge's seeds 4 to 9 and nowhere else; docs/detector.md has the
-figures. All logarithms are natural, so 0.01 is a change of 1 %.
+Where a comment says "tuned", values were tried on the judge's seeds 4 to 9 and nowhere else (docs/reference/detector.md
+has the figures). All logarithms are natural, so 0.01 is a change of 1 %.
 """
 
 from __future__ import annotations

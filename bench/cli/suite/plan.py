@@ -99,7 +99,7 @@ def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, n
 def schema() -> None:
     """Print the JSON Schema of suite files.
 
-    By it, an editor completes and checks them: docs/suites.md.
+    By it, an editor completes and checks them: docs/guides/suites.md.
 
     \b
     Example:

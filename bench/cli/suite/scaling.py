@@ -24,7 +24,7 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
     """Show efficiency, speed-up and ceilings over numbers of ranks, and what is lost.
 
     Of the newest run of the suite, or of the newest of all; ID is that of a suite run, or the beginning of it.
-    Weak and strong scaling are told apart. docs/scaling.md says what each figure is.
+    Weak and strong scaling are told apart. docs/guides/scaling.md says what each figure is.
 
     \b
     Example:

@@ -66,34 +66,36 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     "--job-mapping",
     "mapping_folder",
     type=NamedPath(is_folder=True),
-    help="Folder of dcgm-exporter's --hpc-job-mapping-dir, to tell it which run is on which GPU.",
+    help="Folder of dcgm-exporter's --hpc-job-mapping-dir, for its labels of the run on each GPU.",
 )
 @click.option(
     "--web-config",
     "web_config",
     type=NamedPath(is_folder=False),
-    help="File in the format of Prometheus's own exporters: TLS and passwords, without lists of ciphers.",
+    help="TLS and passwords, in the file format of Prometheus's own exporters, without lists of ciphers.",
 )
 @click.option(
     "--targets",
     "targets_folder",
     metavar="FOLDER",
     type=NamedPath(is_folder=True),
-    help="Folder of Prometheus's targets (file_sd), in which this node has a file while it serves.",
+    help="Folder of Prometheus's targets (file_sd); this node's file is there while the server runs.",
 )
-@click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Show the bytes of each NVLink, too.")
-@click.option("--no-processes", "is_without_processes", is_flag=True, help="Leave out what each process on a GPU uses.")
+@click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="Also export the bytes of each NVLink.")
 @click.option(
-    "--read-costs", "has_read_costs", is_flag=True, help="Show what reading each field of the GPUs takes, too."
+    "--no-processes", "is_without_processes", is_flag=True, help="Do not export what each process on a GPU uses."
+)
+@click.option(
+    "--read-costs", "has_read_costs", is_flag=True, help="Also export how long reading each field of the GPUs takes."
 )
 @click.option(
     "--results",
     type=click.Choice(("all", "only", "none")),
     default="all",
     show_default=True,
-    help="What to show of the history: all beside this node, only the history, or none of it.",
+    help="Exported results: the history and this node, the history only, or none of the history.",
 )
-@click.option("--demo", "is_demo", is_flag=True, help="Show recorded GPUs and a made-up run, to look at dashboards.")
+@click.option("--demo", "is_demo", is_flag=True, help="Export recorded GPUs and a made-up run, to try the dashboards.")
 @RUNS
 @OF_ALL_USERS
 @STORE
@@ -116,8 +118,8 @@ def command(
 ) -> None:
     """Serve /metrics of this node, its runs and results to Prometheus.
 
-    Watches this node's GPUs and host all the time, shows the runs in progress in the folder of runs, and the newest
-    results of the history. A scrape asks no driver: it gets what was read at the last beat. Ctrl-C ends it.
+    Exports this node's GPUs and host, the active runs in the runs folder, and the newest results of the history. A
+    scrape does not query any driver: it returns what was read at the last beat. Press Ctrl-C to stop.
 
     \b
     Example:

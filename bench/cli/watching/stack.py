@@ -127,7 +127,7 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
             "grafana is not installed, so that nobody draws the dashboards: install it and start the stack anew, or"
             " send them to another with `observatory dashboards push --url URL`"
         )
-    click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/stack.md")
+    click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/monitoring/stack.md")
     click.echo(
         f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, of Grafana admin, who can look"
         " without one"
@@ -304,7 +304,7 @@ def size(
     """Predict what a fleet takes of a Prometheus: series, samples per second, memory and disk.
 
     Series of each unit are counted in what the demonstration shows, on this machine's host; memory and disk follow from
-    what was measured (docs/scale.md).
+    what was measured (docs/monitoring/scale.md).
 
     \b
     Example:

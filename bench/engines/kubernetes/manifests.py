@@ -17,7 +17,7 @@ import yaml
 from bench.engines.kubernetes.settings import KubernetesSettings, check_subdomain, name_after
 from bench.engines.settings_file import setup_lines
 from bench.engines.wire.frames import key_line, new_key
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 
 Form = Literal["jobset", "trainjob"]
 Manifest = dict[str, Any]
@@ -76,7 +76,8 @@ class SuiteJob:
             )
         if self.ranks_per_node is not None and 0 < gpus < self.ranks_per_node:
             raise Misuse(
-                f"--ranks-per-node is {self.ranks_per_node}, but a pod has {gpus} GPU(s); NCCL needs one for each rank"
+                f"--ranks-per-node is {self.ranks_per_node}, but a pod has {plural(gpus, 'GPU')};"
+                " NCCL needs one for each rank"
             )
         return gpus
 

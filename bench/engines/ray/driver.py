@@ -43,7 +43,7 @@ from bench.engines.ray.orders import (
     in_words,
 )
 from bench.engines.settings_file import SETUP_FAILED
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, plural
 
 REACH_S = 10.0
 """How long the cluster's address may take to accept a connection."""
@@ -204,7 +204,7 @@ class Driver:
             self._check_there_are_enough(order, tuple(nodes.values()))
             if time.monotonic() > tell_s:
                 tell_s = float("inf")
-                needed = f"{order.nodes} node(s) with {in_words(self._bundle)} free on each"
+                needed = f"{plural(order.nodes, 'node')} with {in_words(self._bundle)} free on each"
                 self.send(WaitNotice(text=f"Ray's cluster is busy or short of nodes; waiting for {needed}"))
             self._pause()
 
@@ -214,7 +214,8 @@ class Driver:
             dead = [name for name in self._names if name not in {node.name for node in nodes}]
             of = f" ({', '.join(dead)} died)" if dead else ""
             raise InfrastructureFailed(
-                f"Ray's cluster has {able} node(s) with {in_words(self._bundle)} left{of}, but {order.nodes} are needed"
+                f"Ray's cluster has {plural(able, 'node')} with {in_words(self._bundle)} left{of},"
+                f" but {order.nodes} are needed"
             )
 
     def _start(self, order: StartAgents) -> Done:

@@ -50,7 +50,7 @@ from bench.engines.ray.orders import (
 )
 from bench.engines.settings_file import Environment, Interpreter, exporter_words, read_settings, setup_lines
 from bench.engines.wire.frames import new_key, write_key
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, plural
 
 CONNECT_S = 60.0
 """How long a cluster may take to answer; a connection takes 2 s."""
@@ -206,7 +206,7 @@ def capacity_of(order: Reserve, nodes: Sequence[RayNode]) -> Capacity:
     name = types_of_first[0].removeprefix(TYPE) if len(types_of_first) == 1 and not other_types else "GPU"
     return Capacity(
         whose="a node of Ray's cluster",
-        asks=f"Ray would be asked for {order.nodes} node(s) with {in_words(reserved)} on each",
+        asks=f"Ray would be asked for {plural(order.nodes, 'node')} with {in_words(reserved)} on each",
         cores=int(min(resources.get("CPU", 0.0) for resources in able)) or None,
         gpus=(name,) * int(reserved.get("GPU", 0.0)),
         notes=tuple(doubts.lines()),

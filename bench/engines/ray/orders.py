@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 
 
 class Connect(msgspec.Struct, frozen=True, kw_only=True, tag="connect"):
@@ -169,7 +169,9 @@ def bundle(order: Reserve, nodes: Sequence[RayNode]) -> dict[str, float]:
         among = (
             f", and {len(able)} of them {'has' if len(able) == 1 else 'have'} {in_words(reserved)}" if reserved else ""
         )
-        raise Misuse(f"--nodes is {order.nodes}, but Ray's cluster has {len(nodes)} live node(s){among}; use fewer")
+        raise Misuse(
+            f"--nodes is {order.nodes}, but Ray's cluster has {plural(len(nodes), 'live node')}{among}; use fewer"
+        )
     able.sort(key=lambda node: (node.resources.get("GPU", 0.0), node.resources.get("CPU", 0.0)), reverse=True)
     for name, value in (("CPU", order.cpus), ("GPU", order.gpus)):
         if value is None:
@@ -177,8 +179,8 @@ def bundle(order: Reserve, nodes: Sequence[RayNode]) -> dict[str, float]:
     reserved = {name: value for name, value in reserved.items() if value > 0}
     if not reserved:
         raise Misuse(
-            f"nothing would be reserved on {order.nodes} node(s): they have neither CPUs nor GPUs, or the engine's file"
-            " requests none; set cpus = 1 there"
+            f"nothing would be reserved on {plural(order.nodes, 'node')}, because Ray has no CPUs and GPUs there or the"
+            " engine's file requests none; set cpus = 1 in that file"
         )
     return reserved
 

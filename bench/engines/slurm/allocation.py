@@ -39,7 +39,7 @@ from bench.engines.slurm.nodes import (
     host_names,
     step_gpus,
 )
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, plural
 
 COMPLETING_S = 30.0
 """How long the processes of an ended job may take to disappear; Slurm kills them after some seconds."""
@@ -85,7 +85,7 @@ def read_capacity(request: NodeRequest) -> Capacity:
     """
     settings, nodes = read_settings(request.file, SlurmSettings), request.nodes
     if (job := os.environ.get("SLURM_JOB_ID")) is not None:
-        return capacity_of_job(job, nodes=nodes, asks=f"{nodes} node(s) of job {job} would be used")
+        return capacity_of_job(job, nodes=nodes, asks=f"{plural(nodes, 'node')} of job {job} would be used")
     return capacity_of_partition(
         asked_partitions(settings, os.environ),
         nodes=nodes,
@@ -186,7 +186,8 @@ class SlurmAllocation:
         if len(healthy) < needed:
             lost = "; ".join(f"{name} is {state or 'gone'}" for name, state in states.items() if name not in healthy)
             raise InfrastructureFailed(
-                f"job {self.job} has {len(healthy)} of {needed} node(s) left: {lost}; continue in another job with"
+                f"job {self.job} has {len(healthy)} of {plural(needed, 'node')} left: {lost};"
+                " continue in another job with"
                 " --resume"
             )
         return tuple(healthy[:needed])
@@ -273,7 +274,7 @@ class SlurmAllocation:
                 if match := _ID.search(line):
                     self.job = match[1]
                 if "queued and waiting" in line:
-                    self._request.tell(f"job {self.job} is waiting for {self._request.nodes} node(s)")
+                    self._request.tell(f"job {self.job} is waiting for {plural(self._request.nodes, 'node')}")
                 if "Granted job allocation" in line:
                     self._wait_for_boot()
                     return

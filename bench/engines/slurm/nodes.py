@@ -18,7 +18,7 @@ from bench.engines.slurm.node_list import (
     read_nodes,
     unwrapped,
 )
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 
 MOST_GPUS = 1024
 """Of a node; Slurm counts generic resources with files in bitmaps of that size."""
@@ -118,7 +118,8 @@ def capacity_of_partition(
             )
             for node in of_nodes
         ]
-    notes = [f"{len(away)} node(s) of the {_partitions(partitions)} get no job now: {_first_few(away)}"] if away else []
+    unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} without jobs now: {_first_few(away)}"
+    notes = [unusable] if away else []
     return _least(of_nodes, f"a node of the {_partitions(partitions)}", asks, doubts, notes)
 
 

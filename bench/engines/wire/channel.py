@@ -2,7 +2,7 @@
 
 Each side sends something every `BEAT_S`, a heartbeat where it has nothing to say, and ends itself when it has heard
 nothing for `SILENT_S`. Sending, receiving and watching have a thread each, so that neither a trial nor a full pipe
-delays the others.
+holds the others up.
 
 The limits: two cores at a load of 40 wake a thread within a second, so a healthy side's beat comes in time even when
 three in a row are late. Silence is seen after 8 s at the latest (`SILENT_S` and two ticks), which leaves a side 2 s to

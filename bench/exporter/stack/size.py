@@ -1,7 +1,7 @@
 """What a fleet's metrics take of a Prometheus: series, samples per second, memory and disk.
 
 Series are counted per unit (a GPU, a rank, a disk) in what the demonstration's sources show now, so that a metric that
-is new is in the figures. What a series takes in memory and a sample on disk was measured: docs/scale.md.
+is new is in the figures. What a series takes in memory and a sample on disk was measured: docs/monitoring/scale.md.
 Not covered: queries, whose memory depends on what is asked, and series of runs that have ended, until the head forgets
 them.
 """
@@ -28,7 +28,7 @@ from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch
 from collectors.prometheus.exposition import Source
 
-# Measured with Prometheus 2.42.0 on 2026-11-23: docs/scale.md.
+# Measured with Prometheus 2.42.0 on 2026-11-23: docs/monitoring/scale.md.
 
 BASE_BYTES = 51.5e6
 """Resident memory of a Prometheus with our rules and no target."""

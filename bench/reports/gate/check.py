@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.reports.format import grouped, plural, shortened
+from bench.errors import plural
+from bench.reports.format import grouped, shortened
 from bench.reports.table import Block, Table, print_page
 from bench.suites.gate.cause.changes import Change
 from bench.suites.gate.cause.likely import change_words as likely_words
@@ -69,7 +70,7 @@ def verdict_words(verdict: Verdict) -> str:
 def _no_change(unchanged: Sequence[Verdict]) -> str:
     """Return that no change is shown, and the change that the least exact of the figures would not show."""
     least = [verdict.visible_ratio for verdict in unchanged if verdict.visible_ratio is not None]
-    return WORDS["no_change_shown"] + (f" (less than {100 * max(least):.2g} % would not be seen)" if least else "")
+    return WORDS["no_change_shown"] + (f" (less than {100 * max(least):.2g} % would not be detected)" if least else "")
 
 
 def figure_name(verdict: Verdict) -> str:
@@ -117,7 +118,7 @@ def reason_of(verdict: Verdict) -> str:
         words = [f"it began {since_words(verdict)}"]
         words += [verdict.reason] if verdict.reason.startswith("not measured") else []
     if verdict.first_ns is not None:
-        words.append(f"it is of more than one change, of which the first began {day_of(verdict.first_ns)}")
+        words.append(f"it combines several changes, the first of which began {day_of(verdict.first_ns)}")
     if verdict.own_ratio is not None and verdict.baseline_ratio is not None:
         own, baseline = (_percent(ratio) for ratio in (verdict.own_ratio, verdict.baseline_ratio))
         words.append(f"tokens per second of the run {own:+.1f} %, of its baseline {baseline:+.1f} %")

@@ -148,10 +148,10 @@ def _below(imported: Imported, summary: Summary | None) -> Iterator[str]:
         if collective in COLLECTIVES.values():
             yield (
                 f"ours: the history has no run of {collective} on {imported.ranks} ranks;"
-                f" `observatory run collectives --ranks {imported.ranks}` makes one"
+                f" `observatory run collectives --ranks {imported.ranks}` measures one"
             )
         else:
-            yield f"ours: no probe of ours measures {collective}"
+            yield f"ours: none of our probes measures {collective}"
         return
     case = summary.case
     placement = "in place" if collective in IN_PLACE else "out of place"

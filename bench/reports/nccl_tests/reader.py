@@ -199,7 +199,7 @@ def decode(data: bytes, source: str) -> Imported:
         return _imported(file, form, source)
     except msgspec.ValidationError as error:
         raise Misuse(
-            f"{source}: is no file of nccl-tests: {_line(error)}; `all_reduce_perf -J FILE` writes one"
+            f"{source}: is not a file of nccl-tests: {_line(error)}; `all_reduce_perf -J FILE` writes one"
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(_why_no_json(data, source, error)) from None
@@ -214,7 +214,7 @@ def _why_no_json(data: bytes, source: str, error: Exception) -> str:
             f"{source}: is truncated: it ends at byte {len(data)}, within the document; was nccl-tests ended, or the"
             " file copied in part? Run it again, or copy it whole"
         )
-    return f"{source}: is no JSON: {_line(error)}; give a file that `all_reduce_perf -J FILE` wrote"
+    return f"{source}: is not JSON: {_line(error)}; give a file that `all_reduce_perf -J FILE` wrote"
 
 
 def _imported(file: WrittenFile, form: int, source: str) -> Imported:
@@ -228,7 +228,8 @@ def _imported(file: WrittenFile, form: int, source: str) -> Imported:
     placements = [each for row in rows for each in (row.out_of_place, row.in_place) if each is not None]
     if all(wrong_checks if each.wrong_count is None else each.wrong_count for each in placements):
         raise Misuse(
-            f"{source}: holds no right result, so its times mean nothing; set NCCL_DEBUG=WARN and run nccl-tests again"
+            f"{source}: holds no correct result, so its times are meaningless; set NCCL_DEBUG=WARN and run"
+            " nccl-tests again"
         )
     devices = [device for device in file.config.devices if device.group == file.config.devices[0].group]
     return Imported(
@@ -250,7 +251,7 @@ def _doubts(file: WrittenFile, wrong_checks: int) -> Iterator[str]:
         yield f"OUT OF BOUNDS: {wrong_checks} of its checks found wrong elements"
     yield from (f"NCCL's last error was {_short(error)}" for error in file.errors if error.strip())
     if file.end_time is None:
-        yield "nccl-tests did not end well, so larger sizes may be missing"
+        yield "nccl-tests failed, so larger sizes may be missing"
     for argument in file.args[1:]:
         if argument.startswith(ALGORITHM):
             yield f"it is of the algorithm {argument.removeprefix(ALGORITHM)}, not of the library's own"

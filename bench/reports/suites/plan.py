@@ -11,8 +11,9 @@ from rich.console import Console
 
 from bench.analysis.noise import WANTED_CHANGE, smallest_of_night, trials_a_night
 from bench.engines.cluster import Capacity
+from bench.errors import plural
 from bench.machine.preflight import least_bytes
-from bench.reports.format import duration, grouped, plural, readable, share
+from bench.reports.format import duration, grouped, readable, share
 from bench.reports.table import Block, Table, write
 from bench.suites.plan import PlannedCase, SuitePlan
 from workloads.cost_models.absent import Absent
@@ -175,6 +176,6 @@ def _sum(planned: Sequence[Mapping[str, Any]]) -> str:
     words = [f"{plural(len(known), 'case')} in about {duration(sum(known))}"] if known else []
     if unknown := [row for row in planned if row["estimate_s"] is None]:
         reasons = list(dict.fromkeys(row["why_no_estimate"] for row in unknown if row["why_no_estimate"] is not None))
-        more = f" and {len(reasons) - 1} other reason(s)" if len(reasons) > 1 else ""
+        more = f" and {plural(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
         words.append(f"{plural(len(unknown), 'case')} of unknown time: {''.join(reasons[:1])}{more}")
     return "; ".join(words) or "no case would run here"

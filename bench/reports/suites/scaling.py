@@ -55,7 +55,7 @@ def _page(suite_run: str, curves: Sequence[ScalingCurve]) -> Iterator[Block]:
             ratios += [ratio for ratio in (point.efficiency, point.speed_up) if ratio is not None]
         ratios += [_share(part, point, curve) for point, loss in _losses(curve) for part in loss.parts]
     yield from wide_interval_notes(ratios, is_suite=True)
-    yield f"suite run {suite_run}; docs/scaling.md says what each figure is"
+    yield f"suite run {suite_run}; docs/guides/scaling.md defines each figure"
 
 
 def _curve(curve: ScalingCurve) -> Iterator[Block]:

@@ -227,6 +227,6 @@ def json_schema() -> JsonSchema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Suite of Parallel Observatory",
-        "description": "Cases that `observatory suite run` measures; docs/suites.md.",
+        "description": "Cases that `observatory suite run` measures; docs/guides/suites.md.",
         **schema,
     }

@@ -27,7 +27,7 @@ from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import measure_fake
 from tests.bench.made.small_traces import MS, write_kineto, write_timelines
 
-PAGE = Path(__file__).parents[3] / "docs/traces.md"
+PAGE = Path(__file__).parents[3] / "docs/guides/traces.md"
 
 
 def _analyse(*arguments: object) -> Result:

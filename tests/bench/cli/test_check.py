@@ -61,7 +61,7 @@ def test_same_is_said_only_where_a_night_shows_it(tmp_path: Path, capsys: pytest
         fill(FakeNights(history, first_ns=first_ns, sd_ratio=0.03), 20)
     assert run(["check", "--details", "--store", _url(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"night0019: 2 no change shown \(less than 1\d % would not be seen\)\n", said)
+    assert re.search(r"night0019: 2 no change shown \(less than 1\d % would not be detected\)\n", said)
     assert " same" not in said
     run(["check", "--format", "json", "--store", _url(tmp_path)])
     (check,) = json.loads(capsys.readouterr().out)
@@ -144,7 +144,7 @@ def test_an_accepted_level_is_no_regression_any_more(
     own_slow: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["check", "--accept", "ddp", "--because", "exact softmax", *own_slow]) == 0
-    assert "ddp of suite nightly: the present level of 2 figure(s) is accepted" in capsys.readouterr().err
+    assert "ddp of suite nightly: the present level of 2 figures is accepted" in capsys.readouterr().err
     with History(_url(tmp_path)) as history:
         nights = FakeNights(history, first_ns=time.time_ns() - DAY_NS * NIGHTS - DAY_NS // 24)
         nights.add(NIGHTS, {"ddp": 1.08 * STEP_S, "fsdp": STEP_S})
@@ -162,7 +162,7 @@ def test_accepting_says_what_it_closed_of_a_machine_that_has_gone(
         nights.add_record(NIGHTS + 2, done=2)
     assert run(["check", *store]) == 5
     assert run(["check", "--accept", "ddp", "--because", "a new machine", *store]) == 0
-    said = "ddp of suite nightly: what was worse of 2 figure(s) that the last night did not measure is closed"
+    said = "ddp of suite nightly: open verdicts on 2 figures that the last night did not measure are closed"
     assert said in capsys.readouterr().err
     assert run(["check", *store]) == 0
 

@@ -50,7 +50,7 @@ def test_a_dry_run_says_what_would_go_and_what_stays_and_deletes_nothing(
     assert "it ended before --older-than" in gone
     assert names[NEW] in rest
     assert "it is the newest of its series that ended well" in rest
-    assert "1 run(s) would be deleted, " in rest
+    assert "1 run would be deleted, " in rest
     assert sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
@@ -58,11 +58,11 @@ def test_what_was_deleted_is_told_and_its_results_are_still_there(
     names: list[str], place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["prune", "--older-than", "0.001s", *place]) == 0
-    assert "1 run(s) deleted, " in capsys.readouterr().out
+    assert "1 run deleted, " in capsys.readouterr().out
     assert _folders(tmp_path) == {names[NEW]}
     assert run(["show", names[OLD], *place]) == 0
     said = capsys.readouterr()
-    assert f"run folder: {tmp_path}/runs/{names[OLD]} (not there: pruned, moved, or on another machine" in said.out
+    assert f"run folder: {tmp_path}/runs/{names[OLD]} (missing: pruned, moved, or on another machine" in said.out
     assert said.err == ""
     assert run(["show", *place]) == 0
     assert names[OLD] in capsys.readouterr().out

@@ -29,9 +29,9 @@ def test_a_lost_history_is_rebuilt_and_what_was_taken_is_listed(
     assert run(["show", "--rebuild", "--runs", str(folder), "--store", store]) == 0
     said = capsys.readouterr()
     assert all(name in said.out for name in names)
-    assert said.err.strip() == f"2 run(s) of {folder} were taken into the history"
+    assert said.err.strip() == f"added 2 runs of {folder} to the history"
     assert run(["show", "--rebuild", "--runs", str(folder), "--store", store]) == 0
-    assert capsys.readouterr().err.strip() == f"0 run(s) of {folder} were taken into the history"
+    assert capsys.readouterr().err.strip() == f"added 0 runs of {folder} to the history"
 
 
 def test_a_folder_is_shown_without_the_machine_of_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_a_rebuild_finds_known_runs_at_another_place(
     assert run(["show", "--rebuild", *options]) == 0
     found, taken = capsys.readouterr().err.splitlines()
     assert found == "1 run was found in another folder"
-    assert taken.startswith("0 run(s) of ")
+    assert taken.startswith("added 0 runs of ")
     assert run(["show", "--rebuild", *options]) == 0
     assert "another place" not in capsys.readouterr().err
 
@@ -120,7 +120,7 @@ def test_where_nothing_was_measured_a_look_leaves_nothing_behind(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     (tmp_path / "runs").mkdir()
     assert run(["show", *arguments, "--runs", str(tmp_path / "runs")]) == 0
-    assert "in the history yet" in (said := capsys.readouterr().err) or "0 run(s)" in said
+    assert "in the history yet" in (said := capsys.readouterr().err) or "0 runs" in said
     assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
 
 

@@ -47,7 +47,7 @@ def evidence_of(
         "ranks": [steps_of(rank, change) for rank, change in enumerate(changes)],
         "data_ranks": [0, 1],
         "learning_rates": [RATE] * STEPS,
-        "rule": "lr_rule=linear over 2 data rank(s)",
+        "rule": "lr_rule=linear over 2 data ranks",
         "epoch_steps": EPOCH_STEPS,
         "clip": CLIP,
     }

@@ -143,7 +143,7 @@ def test_the_batch_is_normalised_where_no_second_communicator_is_in_use(
         (
             make_case("ddp"),
             ("learning_rate",),
-            r"cause learning_rate omits the rule, but lr_rule=base over 2 data rank\(s\) changes nothing",
+            r"cause learning_rate omits the rule, but lr_rule=base over 2 data ranks changes nothing",
         ),
         (checked_case(steps=2), ("sampler_epoch",), "shows after an epoch of 2 steps, but steps is 2; use --steps 3"),
         (checked_case("parameter_server", 3), ("batch_statistics",), "parameter_server has server"),

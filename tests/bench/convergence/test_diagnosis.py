@@ -50,7 +50,7 @@ def test_a_rate_that_the_rule_does_not_say_is_named_with_both_rates() -> None:
     found = evidence_of((slow_rate, slow_rate))
     assert named(found) == [("learning_rate", 3)]
     assert text_of(found) == (
-        "rank 0 and rank 1 used learning rate 0.0005, but lr_rule=linear over 2 data rank(s) gives 0.001"
+        "rank 0 and rank 1 used learning rate 0.0005, but lr_rule=linear over 2 data ranks gives 0.001"
     )
 
 
@@ -83,7 +83,7 @@ def test_epochs_of_the_one_rank_that_are_all_alike_are_no_mistake_of_the_ranks()
 def test_ranks_that_read_the_same_share_are_told_from_a_repeated_epoch() -> None:
     found = evidence_of((unchanged, lambda step: {"sequences": sequences(step, 0)}))
     assert named(found) == [("data_shares", 0)]
-    assert text_of(found) == "several ranks read the same 1 sequence(s), but one rank reads each only once"
+    assert text_of(found) == "several ranks read the same 1 sequence, but one rank reads each only once"
 
 
 def test_sequences_that_nobody_should_read_are_counted() -> None:

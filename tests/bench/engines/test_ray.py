@@ -63,10 +63,10 @@ def test_all_that_so_many_nodes_have_is_reserved_unless_it_is_said(order: Reserv
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (_order(5), "--nodes is 5, but Ray's cluster has 4 live node(s); use fewer"),
-        (_order(3, gpus=4), "--nodes is 3, but Ray's cluster has 4 live node(s), and 2 of them have 4 GPU; use"),
+        (_order(5), "--nodes is 5, but Ray's cluster has 4 live nodes; use fewer"),
+        (_order(3, gpus=4), "--nodes is 3, but Ray's cluster has 4 live nodes, and 2 of them have 4 GPU; use"),
         (_order(2, cpus=32, ssd=1), "and 1 of them has 1 ssd, 32 CPU; use fewer"),
-        (_order(1, cpus=0, gpus=0), "nothing would be reserved on 1 node(s)"),
+        (_order(1, cpus=0, gpus=0), "nothing would be reserved on 1 node"),
     ],
 )
 def test_what_the_cluster_does_not_have_is_refused(order: Reserve, said: str) -> None:
@@ -104,8 +104,8 @@ def test_cases_are_planned_by_the_least_of_the_nodes_that_ray_may_give(
 
 
 def test_what_ray_would_be_asked_for_is_told_and_what_it_has_not_is_refused_before() -> None:
-    assert capacity_of(_order(2), CLUSTER).asks == "Ray would be asked for 2 node(s) with 16 CPU, 8 GPU on each"
-    with pytest.raises(Misuse, match=r"--nodes is 5, but Ray's cluster has 4 live node\(s\); use fewer"):
+    assert capacity_of(_order(2), CLUSTER).asks == "Ray would be asked for 2 nodes with 16 CPU, 8 GPU on each"
+    with pytest.raises(Misuse, match=r"--nodes is 5, but Ray's cluster has 4 live nodes; use fewer"):
         capacity_of(_order(5), CLUSTER)
 
 

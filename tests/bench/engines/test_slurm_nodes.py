@@ -253,7 +253,7 @@ def test_nodes_that_get_no_job_are_named_with_slurms_reason(slurm: Recorded) -> 
     slurm.write("scontrol", f"{node}\nNodeName=a1 CPUTot=8 RealMemory=1000 State=IDLE Partitions=gpu\n")
     found = _capacity("gpu")
     assert found.cores == 8
-    assert found.notes == ("1 node(s) of the partition gpu get no job now: a0 is IDLE+DRAIN (bad fan)",)
+    assert found.notes == ("1 node of the partition gpu without jobs now: a0 is IDLE+DRAIN (bad fan)",)
 
 
 def test_a_slurm_that_fails_is_told_in_its_words(slurm: Recorded) -> None:
@@ -296,10 +296,10 @@ def test_a_node_that_was_left_out_may_be_lost(slurm: Recorded) -> None:
     assert allocation.nodes() == ("n0", "n1", "n2")
     _job_of(slurm, "n0", "n1", "n2", down={"n1"})
     assert allocation.nodes({"n1"}) == ("n0", "n2")
-    with pytest.raises(InfrastructureFailed, match=r"job 7 has 2 of 3 node\(s\) left: n1 is "):
+    with pytest.raises(InfrastructureFailed, match=r"job 7 has 2 of 3 nodes left: n1 is "):
         allocation.nodes()
     _job_of(slurm, "n0", "n1", "n2", down={"n1", "n2"})
-    with pytest.raises(InfrastructureFailed, match=r"job 7 has 1 of 2 node\(s\) left: n2 is "):
+    with pytest.raises(InfrastructureFailed, match=r"job 7 has 1 of 2 nodes left: n2 is "):
         allocation.nodes({"n1"})
 
 

@@ -151,7 +151,7 @@ def test_cuda_that_shows_no_gpu_because_it_does_not_start_says_why(tmp_path: Pat
 
 
 def test_ranks_do_not_share_a_gpu_on_nccl_where_cuda_shows_fewer_than_the_runner_saw(tmp_path: Path) -> None:
-    with pytest.raises(NoDevice, match=r"CUDA shows rank 1 1 GPU\(s\), but NCCL needs one for each rank"):
+    with pytest.raises(NoDevice, match=r"CUDA shows rank 1 1 GPU, but NCCL needs one for each rank"):
         take_device(make_order(tmp_path), FakeCuda(count=1))
     assert take_device(make_order(tmp_path, backend="gloo"), FakeCuda(count=1)).index == 0
 

@@ -64,19 +64,21 @@ def test_agreement_is_said_with_the_widest_gap() -> None:
 
 def test_each_cause_is_one_line_with_its_step_and_the_next_move() -> None:
     said = list(lines(make_verdict(9, 7, CAUSE), CASE))
-    assert said[0].startswith("disagrees: losses of ddp on 2 ranks and of one rank part in step 7; they are 1.0e-01")
+    assert said[0].startswith(
+        "disagrees: losses of ddp on 2 ranks and of one rank diverge in step 7; they differ by 1.0e-01"
+    )
     assert said[1] == ("cause: sampler_epoch, from step 7: rank 0 read those of step 0 again. Next: call set_epoch")
     assert said[2:4] == ["ruled out: gradients of step 0: the same", "not examined: replicas: fewer than two"]
 
 
 def test_a_parting_that_nothing_explains_is_unknown() -> None:
     said = list(lines(make_verdict(9, 7, is_explained=False), CASE))
-    assert said[1].startswith("cause: unknown: nothing that was looked at differs up to step 7. Next: ")
+    assert said[1].startswith("cause: unknown: no examined quantity differs up to step 7. Next: ")
 
 
 def test_whether_gradients_were_clipped_is_said_with_the_number_of_steps() -> None:
     (said,) = (line for line in lines(make_verdict(9), CASE) if line.startswith("clip: "))
-    assert said == "clip: the norm of the one rank's gradient was above 0.1, and cut to it, in 8 of 9 steps"
+    assert said == "clip: the gradient norm of the one rank exceeded 0.1 and was clipped in 8 of 9 steps"
     (said,) = (line for line in lines(replace(make_verdict(), clip=0.0), CASE) if line.startswith("clip: "))
     assert said == "clip: 0, so that no gradient was clipped"
 

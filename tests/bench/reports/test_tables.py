@@ -99,7 +99,7 @@ def test_of_two_sides_each_tells_what_is_missing_of_it() -> None:
 
 def test_shortened_names_are_said_to_be() -> None:
     long = Table(name="long", title="Long", columns=(Column(name="name"),), rows=(("x" * 100,),))
-    assert "some names are shortened in the middle; --format json has them whole" in _lines(
+    assert "some names are shortened in the middle; --format json has the full names" in _lines(
         _written(_found(long), "table")[0]
     )
 

@@ -91,7 +91,7 @@ def test_a_baseline_beside_the_run_has_no_other_added_from_the_history(tmp_path:
     [
         ({"case": replace(SINGLE, warm_up=0)}, "0 warm-up steps, the run 1"),
         ({"case": replace(SINGLE, steps=1)}, "1 measured steps, the run 3"),
-        ({"trials_done": 1}, "1 trial(s) done, the run 3"),
+        ({"trials_done": 1}, "1 trial done, the run 3"),
         ({"torch_version": "2.11.0"}, "torch 2.11.0, the run"),
         ({"commit": "0123456789abcdef"}, "commit 0123456789ab, the run"),
         ({"started_ns": 0}, "days, of which 14 are allowed"),

@@ -53,7 +53,7 @@ def test_efficiency_is_the_rate_of_a_rank_over_that_of_the_first(tmp_path: Path)
     assert rows[1].startswith("1 ")
     assert rows[2].startswith("2 ")
     assert "62.5 % [" in rows[2]
-    assert rows[3].startswith("efficiency: tokens/s and rank over those on 1, all of batch 4 (strong scaling)")
+    assert rows[3].startswith("efficiency: tokens/s per rank, relative to 1; total batch 4 (strong scaling)")
 
 
 def test_a_number_of_ranks_that_fails_does_not_lose_the_others(

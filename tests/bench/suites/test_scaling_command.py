@@ -75,7 +75,7 @@ def test_a_curve_is_printed_with_its_points_laws_and_losses(observatory: Run) ->
     assert not any(line.startswith("bubble") for line in lines)
     (whole,) = (line for line in lines if line.startswith("1 - efficiency"))
     assert whole.startswith("1 - efficiency 9.1 % [")
-    assert lines[-1] == f"suite run {SUITE_RUN}; docs/scaling.md says what each figure is"
+    assert lines[-1] == f"suite run {SUITE_RUN}; docs/guides/scaling.md defines each figure"
 
 
 def test_it_takes_the_newest_run_unless_one_is_named(observatory: Run) -> None:

@@ -190,7 +190,7 @@ def test_suites_lie_where_the_wheel_has_them() -> None:
 
 # The page.
 
-PAGE = (Path(__file__).parents[3] / "docs" / "suites.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "suites.md").read_text()
 
 
 def test_the_page_names_every_key_and_every_shipped_suite() -> None:

@@ -53,9 +53,9 @@ def test_it_says_how_much_is_left(drill: Drill) -> None:
         "HostDiskFull",
         10,
         {**SCRAPED, "folder": "/"},
-        summary="The file system of / at node1:9464 is full: 1.5% is left",
-        description="On the file system of / at node1:9464 1.5% is available, less than 2%. A trial whose log cannot be"
-        " written fails: make room now.",
+        summary="The file system of / at node1:9464 is full: 1.5% of free space",
+        description="The file system of / at node1:9464 has 1.5% of free space, less than 2%. A trial fails"
+        " when its log cannot be written. Free space now.",
     )
 
 
@@ -79,9 +79,9 @@ def test_it_says_by_how_much_a_clock_may_be_off(drill: Drill) -> None:
         "HostClockNotKept",
         20,
         SCRAPED,
-        summary="Nothing keeps the clock of node1:9464: it may be off by 16s",
-        description="For 10 minutes nothing has corrected the clock of node1:9464, which may be off by 16s or more."
-        " Start chronyd, ntpd or ptp4l with phc2sys, and look whether it reaches its source.",
+        summary="The clock of node1:9464 is not synchronized: it may be off by 16s",
+        description="For 10 minutes nothing has corrected the clock of node1:9464, which may be off by 16s or"
+        " more. Start chronyd, ntpd or ptp4l with phc2sys, and check that it reaches its source.",
     )
 
 

@@ -47,9 +47,9 @@ def test_it_says_how_many_of_which_kind(drill: Drill) -> None:
         20,
         {**SCRAPED, "gpu": "0", "kind": "recovery"},
         summary="NVLink of GPU 0 of node1:9464: 3 errors (recovery)",
-        description="In the last 10 minutes GPU 0 of node1:9464 counted 3 errors of the kind recovery on its NVLinks."
-        " Collectives over them are slower, or fail: look whether its peers count them, too, and drain the node if they"
-        " go on.",
+        description="In the last 10 minutes GPU 0 of node1:9464 counted 3 errors of the kind recovery on its"
+        " NVLinks. Collectives over these links are slower, or fail. Check whether its peers also"
+        " count errors, and drain the node if they continue.",
     )
 
 

@@ -47,10 +47,11 @@ def test_it_says_how_slow_beside_which_result(drill: Drill) -> None:
         "RunSlow",
         70,
         RUN,
-        summary="ddp on 2 ranks (run 8f2c) has 89% of its usual speed",
-        description="ddp on 2 ranks (run 8f2c) makes 89% of the tokens per second and device of the newest result of"
-        " its series 0123456789ab, low end, over 5 minutes, and was below 90% over 60 minutes, too. Look at the ranks'"
-        " step times and at what holds a GPU back; it goes on, so nothing is lost yet.",
+        summary="ddp on 2 ranks (run 8f2c) runs at 89% of its usual speed",
+        description="Over the last 5 minutes ddp on 2 ranks (run 8f2c) reached 89% of the tokens per second and"
+        " device of the newest result of its series 0123456789ab (low end of the interval). Over 60"
+        " minutes it was also below 90%. Compare the ranks' step times and look for a throttled"
+        " GPU. The run continues, so nothing is lost yet.",
     )
 
 
@@ -183,10 +184,10 @@ def test_it_says_for_how_long_it_stands_still(drill: Drill) -> None:
         "RunStalled",
         20,
         RUN,
-        summary="ddp on 2 ranks (run 8f2c) stands still for 20m 0s",
-        description="ddp on 2 ranks (run 8f2c) goes on, and no rank of it has ended a step for 20m 0s. A rank hangs, or"
-        " waits for one that does: `py-spy dump` on each node, and the rank that entered fewest collectives is the one."
-        " Its trial ends at its limit.",
+        summary="ddp on 2 ranks (run 8f2c) has made no progress for 20m 0s",
+        description="ddp on 2 ranks (run 8f2c) is active, but none of its ranks has finished a step for 20m 0s."
+        " One rank hangs and the others wait for it: run `py-spy dump` on each node; the rank that"
+        " entered the fewest collectives is the one that hangs. The trial ends at its time limit.",
     )
 
 
@@ -210,9 +211,9 @@ def test_a_run_that_failed_is_told_by_the_name_of_its_series(drill: Drill) -> No
         30,
         of_run,
         summary="ddp on 2, 8b, bf16, cuda (run 8f2c, series 0123456789ab): failed 30m 0s ago",
-        description="The newest run of ddp on 2, 8b, bf16, cuda (run 8f2c, series 0123456789ab) ended as failed 30m 0s"
-        " ago. `observatory show 8f2c` says why and which rank was first; the alert ends a quarter of an hour after a"
-        " run of the series ends well.",
+        description="The newest run of ddp on 2, 8b, bf16, cuda (run 8f2c, series 0123456789ab) ended as failed"
+        " 30m 0s ago. `observatory show 8f2c` reports why, and which rank failed first. The alert"
+        " ends a quarter of an hour after a run of the series succeeds.",
     )
 
 

@@ -18,14 +18,14 @@ def _bare(expression: str) -> str:
 @pytest.mark.parametrize(
     ("alert", "name", "title"),
     [
-        ("GpuLost", "fleet", "GPUs that do not"),
-        ("GpuLost", "one-gpu", "How each GPU is"),
-        ("NodeAgentGone", "fleet", "Nodes that do not"),
-        ("NodeAgentGone", "one-host", "How this node is"),
+        ("GpuLost", "fleet", "GPUs not responding"),
+        ("GpuLost", "one-gpu", "Health of each GPU"),
+        ("NodeAgentGone", "fleet", "Nodes not responding"),
+        ("NodeAgentGone", "one-host", "Health of this node"),
         ("InfinibandPortDown", "fleet", "Ports down"),
         ("InfinibandPortDown", "one-host", "Ports down"),
-        ("HostDiskFilling", "fleet", "Disks that fill up"),
-        ("HostDiskFilling", "one-host", "How this node is"),
+        ("HostDiskFilling", "fleet", "Disks filling up"),
+        ("HostDiskFilling", "one-host", "Health of this node"),
     ],
 )
 def test_a_panel_asks_for_what_the_alert_asks_for(alert: str, name: str, title: str) -> None:

@@ -139,7 +139,11 @@ def test_pods_service_and_monitors_are_made_in_one_namespace(manifests: dict[str
     assert all("namespace" not in one["metadata"] for one in documents)
     monitors = [*manifests["ServiceMonitor"], *manifests["PodMonitor"]]
     assert all("namespaceSelector" not in one["spec"] for one in monitors)
-    texts = [STACK.parents[1] / "docs" / "publishing.md", STACK / "daemonset.yaml", STACK / "results.yaml"]
+    texts = [
+        STACK.parents[1] / "docs" / "monitoring" / "publishing.md",
+        STACK / "daemonset.yaml",
+        STACK / "results.yaml",
+    ]
     lines = [line for path in texts for line in path.read_text().splitlines() if "kubectl apply" in line]
     assert len(lines) == 4
     assert all("--namespace monitoring" in line for line in lines)

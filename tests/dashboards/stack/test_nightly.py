@@ -21,7 +21,7 @@ from tests.support.servers import absent_server
 
 ROOT = Path(__file__).parents[3]
 STACK = ROOT / "dashboards" / "stack"
-PAGE = ROOT / "docs" / "nightly.md"
+PAGE = ROOT / "docs" / "guides" / "nightly.md"
 ENDS = "check=$?; exit $((code ? code : check))"
 NIGHTLY = (
     *("observatory-nightly.service", "nightly.scrontab", "nightly-cronjob.yaml", "nightly-actions.yaml"),

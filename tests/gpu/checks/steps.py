@@ -146,7 +146,7 @@ def loader(session: Session) -> Iterator[Finding]:
         "sum of phases / step, at most",
         max(ratios),
         high=1.001,
-        source="docs/figures.md: phases add up to at most the step",
+        source="docs/reference/figures.md: phases add up to at most the step",
     )
 
 

@@ -1,6 +1,6 @@
 """Run the failed tests of a suite once more, alone: `python -m tests.project.ci.second_run` after a pytest that failed.
 
-A test that passes then is printed as flaky, and belongs on the list in docs/testing.md, with the cause to be found.
+A test that passes then is printed as flaky, and belongs on the list in docs/maintaining/testing.md, with its cause.
 Three kinds get no second run: a test on that list, a test in a file that the change touches, and more than `MOST` tests
 at once, which no accident explains. Exits with 0 if all passed, else with 1.
 """
@@ -33,7 +33,7 @@ def keep_exit_code(config: pytest.Config, exit_code: int) -> None:
 
 
 def listed_as_flaky(page: str) -> set[str]:
-    """Return the tests on the list in docs/testing.md, each by its name without parameters."""
+    """Return the tests on the list in docs/maintaining/testing.md, each by its name without parameters."""
     return set(_LISTED.findall(page))
 
 
@@ -69,7 +69,9 @@ def touched_files(root: Path) -> set[str]:
 def main() -> int:
     """Run what pytest's cache in the working directory calls failed."""
     failed = _failed()
-    reason = why_no_second_run(failed, touched_files(ROOT), listed_as_flaky((ROOT / "docs/testing.md").read_text()))
+    reason = why_no_second_run(
+        failed, touched_files(ROOT), listed_as_flaky((ROOT / "docs/maintaining/testing.md").read_text())
+    )
     if reason is not None:
         print(f"no second run: {reason}")
         return 1

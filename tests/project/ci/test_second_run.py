@@ -97,6 +97,6 @@ def test_the_change_is_what_was_committed_since_its_base(tmp_path: Path, monkeyp
 
 
 def test_the_list_of_flaky_tests_names_tests_that_exist() -> None:
-    for name in listed_as_flaky((ROOT / "docs/testing.md").read_text()):
+    for name in listed_as_flaky((ROOT / "docs/maintaining/testing.md").read_text()):
         path, _, test = name.partition("::")
         assert f"def {test}(" in (ROOT / path).read_text()

@@ -171,7 +171,10 @@ def test_options_in_the_text_are_options_of_some_command() -> None:
 
 
 def test_options_of_run_and_suite_run_are_on_a_page() -> None:
-    text = " ".join((DOCS / name).read_text() for name in ("cli.md", "suites.md", "clusters.md", "compare.md"))
+    text = " ".join(
+        (DOCS / name).read_text()
+        for name in ("reference/cli.md", "guides/suites.md", "clusters/README.md", "guides/compare.md")
+    )
     named = set(re.findall(r"--[a-z][\w-]*", text))
     for words in (["run"], ["suite", "run"], ["doctor"], ["prune"]):
         command, _ = _command(words)
@@ -179,7 +182,7 @@ def test_options_of_run_and_suite_run_are_on_a_page() -> None:
         assert {option for option in _options(command) if option.startswith("--")} - hidden <= named, words
 
 
-@pytest.mark.parametrize("name", ["suites.md", "scaling.md"])
+@pytest.mark.parametrize("name", ["guides/suites.md", "guides/scaling.md"])
 def test_each_whole_suite_of_a_page_is_one(name: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```toml\n(.*?)^```", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
     suites = [block for block in blocks if "schema_version" in block]
@@ -217,7 +220,7 @@ def test_each_board_exists(page: Path) -> None:
         assert set(named) <= _boards().keys()
 
 
-@pytest.mark.parametrize("page", [DOCS / "diagnosis.md", *RUNBOOKS], ids=_id)
+@pytest.mark.parametrize("page", [DOCS / "guides/diagnosis.md", *RUNBOOKS], ids=_id)
 def test_each_panel_exists(page: Path) -> None:
     titles = set().union(*_boards().values())
     said = {"as the model predicts", "more than the model predicts", "missing", "likely", "host bound", "launch gap"}
@@ -226,7 +229,7 @@ def test_each_panel_exists(page: Path) -> None:
 
 
 def test_the_page_of_boards_has_them_all() -> None:
-    listed = re.findall(r'^\| "([^"]+)" \|', (DOCS / "watching.md").read_text(), re.MULTILINE)
+    listed = re.findall(r'^\| "([^"]+)" \|', (DOCS / "monitoring" / "watching.md").read_text(), re.MULTILINE)
     assert set(listed) == _boards().keys()
 
 
@@ -266,7 +269,7 @@ def test_a_runbook_says_its_severity_and_how_long_the_alert_waits(page: Path) ->
 
 
 def test_the_table_of_alerts_has_them_all() -> None:
-    text = (DOCS / "watching.md").read_text()
+    text = (DOCS / "monitoring" / "watching.md").read_text()
     listed = text.partition("| about | alerts |")[2].partition("\n\n")[0]
     assert set(re.findall(r"\b[A-Z][a-z]+[A-Z]\w+|\bStraggler\b", listed)) == _alerts().keys()
     assert f"{len(_alerts())} Prometheus alerts" in text
@@ -278,12 +281,12 @@ def test_the_table_of_alerts_has_them_all() -> None:
 @pytest.mark.parametrize(
     ("page", "head", "words"),
     [
-        ("gate.md", "| verdict | meaning | code |", set(WORDS.values())),
-        ("detector.md", "| verdict | meaning |", set(get_args(detector.NightVerdict))),
-        ("levers.md", "| verdict | where |", set(get_args(levers.Verdict))),
-        ("compare.md", "| outcome | when |", {outcome.replace("_", " ") for outcome in OUTCOMES}),
-        ("faults.md", "| the cause is |", set(get_args(get_type_hints(FailureCause)["kind"]))),
-        ("diagnosis.md", "| kind | what it is |", {kind.replace("_", " ") for kind in KINDS} - {"unknown"}),
+        ("guides/gate.md", "| verdict | meaning | code |", set(WORDS.values())),
+        ("reference/detector.md", "| verdict | meaning |", set(get_args(detector.NightVerdict))),
+        ("guides/levers.md", "| verdict | where |", set(get_args(levers.Verdict))),
+        ("guides/compare.md", "| outcome | when |", {outcome.replace("_", " ") for outcome in OUTCOMES}),
+        ("guides/faults.md", "| the cause is |", set(get_args(get_type_hints(FailureCause)["kind"]))),
+        ("guides/diagnosis.md", "| kind | what it is |", {kind.replace("_", " ") for kind in KINDS} - {"unknown"}),
     ],
 )
 def test_the_words_of_a_table_are_those_of_the_product(page: str, head: str, words: set[str]) -> None:
@@ -295,7 +298,7 @@ def test_the_words_of_a_table_are_those_of_the_product(page: str, head: str, wor
 
 
 def _rows_of_figures() -> list[re.Pattern[str]]:
-    table = (DOCS / "figures.md").read_text().partition("## Rows of a run")[2].partition("\n## ")[0]
+    table = (DOCS / "reference" / "figures.md").read_text().partition("## Rows of a run")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (<a id=.*?) \|", table, re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     return [re.compile(re.sub(r"\b[A-Z]{4,}\b", ".+", re.escape(name))) for name in names]
@@ -323,7 +326,7 @@ def test_each_printed_row_is_defined(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_page_of_the_command_line_has_every_exit_code() -> None:
-    table = (DOCS / "cli.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    table = (DOCS / "reference/cli.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
     wrong = {MISUSE, CASE_FAILED, INFRASTRUCTURE, REGRESSION, OUR_BUG}
     codes = {FINE, INTERRUPTED, *wrong}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes

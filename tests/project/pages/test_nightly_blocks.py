@@ -1,4 +1,4 @@
-"""The blocks of docs/nightly.md run in a fresh, non-editable installation, step by step.
+"""The blocks of docs/guides/nightly.md run in a fresh, non-editable installation, step by step.
 
 The machine's own paths and programs are replaced: /etc, /opt and /var/lib lie in a folder of the test, and what would
 change the machine (systemctl, apt-get, useradd ...) is noted down. What is ours is real: the wheel, the files that are
@@ -23,7 +23,7 @@ from bench.runs.history import History
 from tests.bench.made.fake_nights import FakeNights
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "nightly.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "nightly.md").read_text()
 STEPS = re.findall(r"^## (\d+)\. .*? \((.*?)\)\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
 # Programs that change or ask the machine. promtool and amtool are real where they are installed.
 OF_THE_MACHINE = ("apt-get", "curl", "install", "journalctl", "ln", "python3", "sudo", "systemctl", "useradd")

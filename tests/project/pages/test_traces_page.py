@@ -37,4 +37,4 @@ def test_the_first_table_is_what_summary_prints_of_one_rank() -> None:
 
 
 def _page() -> str:
-    return (ROOT / "docs/traces.md").read_text()
+    return (ROOT / "docs/guides/traces.md").read_text()

@@ -42,19 +42,20 @@ def alert_of(
     result = f"{_percent(value)} [{_percent(low)}, {_percent(high)}]"
     run = f"{labels['strategy']} on {labels['ranks']} ranks"
     if alert is CRITICAL:
-        verdict = "scales far worse than it should"
+        verdict = "scales far worse than expected"
         reason = "more than 10% below the accepted level, or below the median of 14 nights"
     else:
-        verdict = "scales worse than it should"
-        reason = "below the accepted level, or below the median of 14 nights by more than their noise"
+        verdict = "scales worse than expected"
+        reason = "below the accepted level, or below the median of 14 nights by more than the noise of these nights"
     return {
         "exp_labels": {**labels, **msgspec.structs.asdict(alert.labels)},
         "exp_annotations": {
             **links_of(alert, {**labels, "name": name}),
             "summary": f"{run} {verdict}: {result}{_accepted(labels)}",
             "description": (
-                f"{labels['scaling']} scaling efficiency of {run} ({labels['device']}, {labels['precision']}, series"
-                f" {labels['series']}, baseline: {labels['baseline']}) is {result}: its whole interval lies {reason}."
+                f"The {labels['scaling']} scaling efficiency of {run} ({labels['device']}, {labels['precision']},"
+                f" series {labels['series']}, baseline: {labels['baseline']}) is {result}:"
+                f" its whole interval lies {reason}."
                 f" Next: `observatory show --strategy {labels['strategy']}`."
             ),
         },

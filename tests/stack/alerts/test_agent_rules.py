@@ -42,10 +42,11 @@ def test_a_node_that_is_gone_is_told_with_the_run_and_the_ranks_that_were_on_it(
     Rehearsal(series=series, folder=tmp_path).says(
         "NodeAgentGone",
         {
-            "summary": "node1:9464 is watched no more: no answer for 5 minutes or more",
-            "description": "`observatory serve` at node1:9464 has not answered for five minutes, and nobody took it off"
-            " the list of targets. The node, its network or the agent is down, and no other alert speaks for it. On it"
-            " then: run 8f2c, rank(s) 0, 1. Next: `observatory show 8f2c`.",
+            "summary": "node1:9464 is no longer monitored: no response for at least 5 minutes",
+            "description": "`observatory serve` at node1:9464 has not responded for five minutes and is still"
+            " listed as a target. The node, its network or the agent is down, and no other alert"
+            " covers this node now. Last seen there: run 8f2c, ranks: 0, 1. Next: `observatory"
+            " show 8f2c`.",
         },
         at_minutes=20,
         severity="critical",
@@ -68,8 +69,8 @@ def test_an_agent_that_misses_a_third_of_its_beats_is_late(tmp_path: Path) -> No
         "NodeAgentLate",
         {
             "summary": "The agent at node1:9464 misses 33.33% of its beats",
-            "description": "In the last 10 minutes 33.33% of the beats at node1:9464 went by without a reading: what is"
-            " shown of the node is older than it should be.",
+            "description": "In the last 10 minutes the agent at node1:9464 took no reading at 33.33% of its"
+            " beats, so the node's series are older than they should be.",
         },
         at_minutes=30,
         severity="warning",
@@ -97,7 +98,7 @@ def test_a_watch_that_stands_still_is_told_though_nothing_is_late(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("ages", "said"),
-    [("0+30x30", ": what is shown is 10m 0s old"), (None, "")],
+    [("0+30x30", ": its series are 10m 0s old"), (None, "")],
     ids=["of a known age", "that never answered"],
 )
 def test_a_collector_that_fails_is_told_once_with_the_age_of_what_is_shown(
@@ -111,9 +112,9 @@ def test_a_collector_that_fails_is_told_once_with_the_age_of_what_is_shown(
     stale.says(
         "NodeCollectorStale",
         {
-            "summary": f"The collector nvml at node1:9464 does not answer{said}",
-            "description": "For five minutes the collector nvml of the agent at node1:9464 has been late, or has"
-            " failed: its series are old or absent, and alerts on them are silent.",
+            "summary": f"The collector nvml at node1:9464 does not respond{said}",
+            "description": "For five minutes the collector nvml of the agent at node1:9464 has been late, or"
+            " has failed. Its series are old or absent, and alerts on them do not fire.",
         },
         at_minutes=20,
         severity="warning",

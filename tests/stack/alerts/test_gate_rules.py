@@ -240,9 +240,9 @@ def test_a_person_is_told_what_how_much_since_when_why_and_what_to_do_next(tmp_p
         FIGURE,
         summary="ddp on 8 ranks: step +5.8 % [+5.3 %, +6.8 %] since 2024-09-29 (suite nightly)",
         description=(
-            "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first one. Likely"
-            " cause: driver 550 -> 560 on the first bad night. Next: `observatory diagnose r2`,"
-            " `observatory compare r1 r2`."
+            "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights confirm it. Likely cause:"
+            " driver 550 -> 560 on the first bad night. Next: `observatory diagnose r2`, `observatory compare"
+            " r1 r2`."
         ),
     )
 
@@ -257,8 +257,8 @@ def test_the_figures_stay_in_the_text_when_no_exporter_shows_the_night_any_more(
         minute=10 * 60,
         summary="ddp on 8 ranks: step +5.8 % [+5.3 %, +6.8 %] since 2024-09-29 (suite nightly)",
         description=(
-            "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first one."
-            " Next: `observatory diagnose r2`."
+            "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights confirm it. Next:"
+            " `observatory diagnose r2`."
         ),
     )
 
@@ -273,7 +273,7 @@ def test_the_link_of_an_alert_chooses_its_series_by_name(tmp_path: Path) -> None
         name="ddp on 8, 8b",
         minute=115,
         summary="ddp on 8 ranks: step +5.8 % (suite nightly)",
-        description="step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first one.",
+        description="step of ddp on 8 x NVIDIA H100 is worse than before, and later nights confirm it.",
     )
 
 
@@ -284,7 +284,7 @@ def test_what_is_not_known_is_left_out_of_the_text(tmp_path: Path) -> None:
         "RegressionConfirmed",
         FIGURE,
         summary="ddp on 8 ranks: step +5.8 % (suite nightly)",
-        description="step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first one.",
+        description="step of ddp on 8 x NVIDIA H100 is worse than before, and later nights confirm it.",
     )
     _says(
         tmp_path,
@@ -293,8 +293,8 @@ def test_what_is_not_known_is_left_out_of_the_text(tmp_path: Path) -> None:
         FIGURE,
         summary="ddp on 8 ranks: step +5.8 % [+5.3 %, +6.8 %] since 2024-09-29 (suite nightly)",
         description=(
-            "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first one."
-            " Next: `observatory diagnose r2`."
+            "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights confirm it. Next:"
+            " `observatory diagnose r2`."
         ),
     )
 
@@ -317,8 +317,8 @@ def test_the_cause_is_that_of_the_newest_night_and_an_interval_never_of_another(
         "exp_labels": {**FIGURE, **msgspec.structs.asdict(alert.labels)},
         "exp_annotations": {
             "summary": "ddp on 8 ranks: step +0.1 % (suite nightly)",
-            "description": "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights agree with the first"
-            " one. Likely cause: new. Next: `observatory diagnose r3`, `observatory compare r1 r3`.",
+            "description": "step of ddp on 8 x NVIDIA H100 is worse than before, and later nights confirm it."
+            " Likely cause: new. Next: `observatory diagnose r3`, `observatory compare r1 r3`.",
             **links_of(alert, FIGURE),
         },
     }
@@ -344,10 +344,10 @@ def test_cases_that_a_night_lacks_are_told_once(tmp_path: Path) -> None:
         _lacks("vanished", node1=[2] * DAY, node2=[2] * DAY),
         "SuiteCaseMissing",
         {"suite": "nightly", "kind": "vanished"},
-        summary="The suite nightly: 2 case(s) vanished",
+        summary="Suite nightly: 2 cases missing",
         description=(
-            "In the newest night of the suite nightly 2 case(s) of earlier nights are missing. Nobody judges what is"
-            " not measured. Next: `observatory check --suite nightly` names them."
+            "The newest night of the suite nightly lacks 2 cases of earlier nights. The gate cannot judge what"
+            " is not measured. Next: `observatory check --suite nightly` lists the cases."
         ),
     )
 
@@ -358,10 +358,10 @@ def test_a_figure_that_stopped_is_told_in_words(tmp_path: Path) -> None:
         _lacks("stopped", node1=[1] * DAY),
         "SuiteCaseMissing",
         {"suite": "nightly", "kind": "stopped"},
-        summary="The suite nightly: 1 case(s) lack a figure",
+        summary="Suite nightly: 1 case with missing figures",
         description=(
-            "In the newest night of the suite nightly 1 case(s) of earlier nights have no longer all their figures."
-            " Nobody judges what is not measured. Next: `observatory check --suite nightly` names them."
+            "The newest night of the suite nightly lacks figures of 1 case of earlier nights. The gate cannot"
+            " judge what is not measured. Next: `observatory check --suite nightly` lists the cases."
         ),
     )
 

@@ -48,7 +48,10 @@ def _of(dashboard: Board, title: str, number: int = 0, **chosen: str) -> str:
     return with_choices(panel.queries[number].expression, **chosen)
 
 
-POWER_PANEL, MEMORY_PANEL = "Power, of the limit in force", "Memory in use, of what processes can have"
+POWER_PANEL, MEMORY_PANEL = (
+    "Power, as a share of the limit in force",
+    "Memory in use, as a share of what processes can allocate",
+)
 POWER_SHARE = _of(board("one-gpu"), POWER_PANEL)
 MEMORY_SHARE, SLICES = (_of(board("one-gpu"), MEMORY_PANEL, number) for number in (0, 1))
 STATE = _of(board("one-gpu"), "Lost, late, or waiting for a repair")
@@ -137,8 +140,8 @@ def _eight(lost: str) -> dict[str, str]:
 
 def test_of_eight_gpus_seven_answer_where_one_is_lost(tmp_path: Path) -> None:
     rehearsal = Rehearsal(series={**_eight(lost="6"), **shown(AGENT_BEATS, "0+60x10")}, folder=tmp_path)
-    rehearsal.gives(_of(board("fleet"), "GPUs that answer"), {"{}": 7.0}, at_minutes=5)
-    rehearsal.gives(_of(board("fleet"), "GPUs that do not"), {"{}": 1.0}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs responding"), {"{}": 7.0}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs not responding"), {"{}": 1.0}, at_minutes=5)
 
 
 def test_a_gpu_that_its_agent_shows_no_more_does_not_answer(tmp_path: Path) -> None:
@@ -148,14 +151,14 @@ def test_a_gpu_that_its_agent_shows_no_more_does_not_answer(tmp_path: Path) -> N
         **shown(AGENT_BEATS, "0+60x10"),
     }
     rehearsal = Rehearsal(series=series, folder=tmp_path)
-    rehearsal.gives(_of(board("fleet"), "GPUs that answer"), {"{}": 1.0}, at_minutes=5)
-    rehearsal.gives(_of(board("fleet"), "GPUs that do not"), {"{}": 1.0}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs responding"), {"{}": 1.0}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs not responding"), {"{}": 1.0}, at_minutes=5)
 
 
 def test_a_fleet_without_gpus_counts_none_as_well_or_sick(tmp_path: Path) -> None:
     rehearsal = Rehearsal(series=shown(AGENT_BEATS, "0+60x10"), folder=tmp_path)
-    rehearsal.gives(_of(board("fleet"), "GPUs that answer"), {}, at_minutes=5)
-    rehearsal.gives(_of(board("fleet"), "GPUs that do not"), {}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs responding"), {}, at_minutes=5)
+    rehearsal.gives(_of(board("fleet"), "GPUs not responding"), {}, at_minutes=5)
 
 
 HELD_BACK, ASKING, LOST = 1, 2, 5
@@ -163,7 +166,7 @@ HELD_BACK, ASKING, LOST = 1, 2, 5
 
 
 @pytest.mark.parametrize(
-    "states", [_of(board("one-gpu"), "How each GPU is"), _of(board("fleet"), "GPUs that are not sound now")]
+    "states", [_of(board("one-gpu"), "Health of each GPU"), _of(board("fleet"), "Unhealthy GPUs now")]
 )
 def test_a_gpu_has_the_worst_state_of_all_that_is_true_of_it(states: str, tmp_path: Path) -> None:
     series = {
@@ -195,7 +198,7 @@ def test_a_gpu_of_a_fleet_is_held_back_by_its_counter_where_it_has_one_and_while
         **shown(GPU_STATE, "1x6 stale", gpu="2", state="answering"),
         **shown(GPU_CLOCK_HELD_SECONDS, "0+60x6 stale", gpu="2", reason=reason),
     }
-    Rehearsal(series=series, folder=tmp_path).gives(_of(board("fleet"), "GPUs held back"), {"{}": 1.0}, at_minutes=8)
+    Rehearsal(series=series, folder=tmp_path).gives(_of(board("fleet"), "Throttled GPUs"), {"{}": 1.0}, at_minutes=8)
 
 
 def test_a_gpu_at_the_factorys_power_limit_is_sound(tmp_path: Path) -> None:
@@ -209,14 +212,14 @@ def test_a_gpu_at_the_factorys_power_limit_is_sound(tmp_path: Path) -> None:
 
     for current, state in ((700, 0), (600, HELD_BACK)):
         Rehearsal(series=of(current), folder=tmp_path).gives(
-            _of(board("one-gpu"), "How each GPU is"), {f'{{gpu="0", {WHERE}}}': float(state)}, at_minutes=8
+            _of(board("one-gpu"), "Health of each GPU"), {f'{{gpu="0", {WHERE}}}': float(state)}, at_minutes=8
         )
 
 
 def test_of_many_series_the_worst_ten_are_kept_and_over_the_whole_range(tmp_path: Path) -> None:
     cool = {name: values for gpu in range(2, 11) for name, values in _margin("40x20", gpu).items()}
     series = {**cool, **_margin("1 1 1 1 1 80x9", 0), **_margin("80 80 80 80 80 10x9", 1)}
-    chosen = _of(board("fleet"), "Hottest GPUs: degrees below slowing down")
+    chosen = _of(board("fleet"), "Hottest GPUs: degrees below the throttling temperature")
     Rehearsal(series=series, folder=tmp_path).gives(
         f"min by (gpu) ({chosen})",
         {'{gpu="1"}': 10.0, **{f'{{gpu="{gpu}"}}': 40.0 for gpu in range(2, 11)}},
@@ -231,8 +234,8 @@ def _margin(values: str, gpu: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("dashboard", "title"),
     [
-        (board("one-gpu"), "Power, of the limit in force"),
-        (board("one-host"), "Memory available without swapping, of all"),
+        (board("one-gpu"), "Power, as a share of the limit in force"),
+        (board("one-host"), "Memory available without swapping, as a share of all memory"),
     ],
     ids=["one GPU", "one host"],
 )
@@ -258,5 +261,5 @@ def test_a_chosen_node_shows_no_other_nodes_series(dashboard: Board, title: str,
 
 def test_modes_of_the_cpu_are_shares_of_all_cpus_time(tmp_path: Path) -> None:
     series = {**shown(HOST_CPU_SECONDS, "0+60x10", mode="user"), **shown(HOST_CPU_SECONDS, "0+180x10", mode="idle")}
-    expression = _of(board("one-host"), "CPU time by mode, of all CPUs").replace("[1m]", "[5m]")
+    expression = _of(board("one-host"), "CPU time by mode, as a share of all CPUs").replace("[1m]", "[5m]")
     Rehearsal(series=series, folder=tmp_path).gives(expression, {f'{{{WHERE}, mode="user"}}': 0.25}, at_minutes=8)

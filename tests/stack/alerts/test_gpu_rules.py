@@ -82,9 +82,9 @@ def test_a_lost_gpu_is_told_with_the_run_and_the_rank_that_were_on_it(tmp_path: 
         "GpuLost",
         {
             "summary": "GPU 6 of node1:9464 is lost",
-            "description": "GPU 6 of node1:9464 answers nothing more, or is not there any more, though the node's agent"
-            " answers. What ran on it has failed or will. On it then: run 8f2c, rank(s) 6. Next: `observatory show"
-            " 8f2c`.",
+            "description": "GPU 6 of node1:9464 no longer responds, or has disappeared, although the node's"
+            " agent responds. Programs on this GPU have failed or will fail. Last seen there:"
+            " run 8f2c, ranks: 6. Next: `observatory show 8f2c`.",
         },
         at_minutes=20,
         severity="critical",
@@ -144,8 +144,8 @@ def test_a_repair_that_waits_is_told_and_says_what_it_is(tmp_path: Path) -> None
         "GpuNeedsReset",
         {
             "summary": "GPU 5 of node1:9464 needs a repair of its memory's rows (pending)",
-            "description": "The driver of GPU 5 of node1:9464 says that the repair of its memory's rows is pending."
-            " Until that is done no new work should be put on it.",
+            "description": "The driver of GPU 5 of node1:9464 reports that the repair of its memory's rows is"
+            " pending. Give the GPU no new work until this is done.",
         },
         at_minutes=20,
         severity="warning",
@@ -187,8 +187,8 @@ def test_an_xid_is_named_with_its_age(tmp_path: Path) -> None:
         "GpuXidOfNode",
         {
             "summary": "GPU 6 of node1:9464 reported XID 79 11m 0s ago",
-            "description": "The driver of GPU 6 of node1:9464 reported XID 79 11m 0s ago. What ran on it has failed or"
-            " will. Give the node no work before somebody has looked.",
+            "description": "The driver of GPU 6 of node1:9464 reported XID 79 11m 0s ago. Programs on this GPU"
+            " have failed or will fail. Give the node no work until somebody has examined it.",
         },
         at_minutes=12,
         severity="critical",
@@ -202,8 +202,8 @@ def test_an_xid_of_a_slice_names_it(tmp_path: Path) -> None:
         "GpuXid",
         {
             "summary": "GPU 6 of node1:9464 reported XID 94 11m 0s ago",
-            "description": "The driver of GPU 6 of node1:9464 reported XID 94 on its slice 2/0 11m 0s ago. No program"
-            " causes it, and it concerns this GPU alone: look whether it comes again.",
+            "description": "The driver of GPU 6 of node1:9464 reported XID 94 on its slice 2/0 11m 0s ago. No"
+            " program causes this XID, and it concerns only this GPU. Watch whether it returns.",
         },
         at_minutes=12,
         severity="warning",
@@ -232,10 +232,10 @@ def test_it_says_for_how_long_what_held_back_which_rank(tmp_path: Path) -> None:
     _node(tmp_path, _rank(), _held(30, HOT)).says(
         "GpuHot",
         {
-            "summary": "GPU 0 of node1:9464 is slowed down by heat for 50% of the time",
-            "description": "For 50% of the last 10 minutes software_thermal held back the clocks of GPU 0 of"
-            " node1:9464, on which a rank computes (8f2c rank 3). The slowest rank is the speed of all: look at the"
-            " cooling of this GPU, or of the rack where its neighbours are hot, too.",
+            "summary": "Heat throttles GPU 0 of node1:9464 for 50% of the time",
+            "description": "For 50% of the last 10 minutes software_thermal throttled the clocks of GPU 0 of"
+            " node1:9464, on which a rank computes (8f2c rank 3). All ranks wait for the slowest"
+            " one. Check the cooling of this GPU, or of the rack if its neighbours are also hot.",
         },
         at_minutes=30,
         severity="warning",
@@ -307,9 +307,9 @@ def test_a_gpu_that_the_agent_fails_to_read_is_told_as_the_agents_mistake(tmp_pa
     _node(tmp_path, shown(GPU_STATE, "1x20", gpu="4", state="failed")).says(
         "GpuLate",
         {
-            "summary": "GPU 4 of node1:9464 has not answered its agent for 5 minutes or more (failed)",
-            "description": "For five minutes the agent has failed to read GPU 4 of node1:9464, by a mistake of its own"
-            " that `observatory doctor` names.",
+            "summary": "The agent at node1:9464 has been unable to read GPU 4 for at least 5 minutes (failed)",
+            "description": "For five minutes the agent has failed to read GPU 4 of node1:9464 because of its"
+            " own bug, which `observatory doctor` names.",
         },
         at_minutes=8,
         severity="warning",

@@ -136,9 +136,9 @@ def test_a_suite_that_did_not_begin_again_is_told_after_its_period_and_a_quarter
 
 def test_a_suite_that_is_missed_is_told_in_words(tmp_path: Path) -> None:
     annotations = {
-        "summary": "The suite nightly did not run: it began last 1d 8h 0m 0s ago",
-        "description": "The suite nightly began last 1d 8h 0m 0s ago, which is its period and 25% of it, or more."
-        " Nothing else is told of what it would have measured.",
+        "summary": "Suite nightly did not run: it last started 1d 8h 0m 0s ago",
+        "description": "The suite nightly last started 1d 8h 0m 0s ago, at least 25% later than its period"
+        " allows. No other alert covers what it would have measured.",
     }
     _rehearse(_says("SuiteNotRun", {"suite": "nightly"}, annotations, 32), tmp_path, _joined(_nightly(33)))
 
@@ -223,7 +223,7 @@ def test_cases_that_did_not_end_well_are_told_at_once(outcome: str, tmp_path: Pa
 
 def test_a_failed_case_is_told_in_words(tmp_path: Path) -> None:
     annotations = {
-        "summary": "2 case(s) of the suite nightly: failed",
+        "summary": "2 cases of the suite nightly: failed",
         "description": _FAILED,
     }
     labels = {"suite": "nightly", "run": "a", "outcome": "failed"}
@@ -231,14 +231,14 @@ def test_a_failed_case_is_told_in_words(tmp_path: Path) -> None:
 
 
 _FAILED = (
-    "In the run a of the suite nightly, 2 case(s) ended as failed. The others of the run are not touched by that. Next:"
-    " `observatory suite show a`, then `observatory suite run nightly --resume a --repeat-failed`."
+    "In the run a of the suite nightly, 2 cases ended as failed. The other cases of the run are unaffected."
+    " Next: `observatory suite show a`, then `observatory suite run nightly --resume a --repeat-failed`."
 )
 
 
 def test_a_failed_case_is_told_with_its_rank_its_cause_and_its_run(tmp_path: Path) -> None:
     annotations = {
-        "summary": "2 case(s) of the suite nightly: failed: ddp (rank 1), fsdp",
+        "summary": "2 cases of the suite nightly: failed: ddp (rank 1), fsdp",
         "description": f"{_FAILED} ddp: rank 1 was killed by SIGKILL (`observatory show r1`). fsdp: cause unknown"
         " (`observatory show r2`).",
     }
@@ -332,9 +332,9 @@ def test_a_suite_that_stands_still_is_told_after_half_an_hour(tmp_path: Path) ->
 
 def test_a_suite_that_stands_still_is_told_in_words(tmp_path: Path) -> None:
     annotations = {
-        "summary": "The suite nightly stands still for 1h 0m 0s",
-        "description": "The run a of the suite nightly has not ended, and no rank of it finished a step for 1h 0m 0s."
-        " It hangs, or what ran it has died.",
+        "summary": "Suite nightly has made no progress for 1h 0m 0s",
+        "description": "The run a of the suite nightly has not ended, and none of its ranks has finished a step"
+        " for 1h 0m 0s. It hangs, or its runner has died.",
     }
     _rehearse(_says("SuiteStalled", {"suite": "nightly", "run": "a"}, annotations, 1), tmp_path, _joined(_still(2)))
 

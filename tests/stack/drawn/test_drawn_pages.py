@@ -156,7 +156,7 @@ def test_the_parts_of_a_bubble_add_up(state: str, pages: Pages) -> None:
 
 @pytest.mark.parametrize("state", ["first run", "demo", "50 nodes"])
 def test_a_gpu_that_answers_is_allocated_or_idle(state: str, pages: Pages) -> None:
-    titles = ("GPUs that answer", "GPUs allocated", "GPUs idle")
+    titles = ("GPUs responding", "Allocated GPUs", "Idle GPUs")
     assert set(titles) <= {panel.title for panel in board("fleet").panels}
     shown = {panel["title"]: panel["values"] for panel in pages[state, "fleet", NARROW]}
     answering, allocated, idle = (shown[title][0]["last"] for title in titles)
@@ -166,7 +166,7 @@ def test_a_gpu_that_answers_is_allocated_or_idle(state: str, pages: Pages) -> No
 @pytest.mark.parametrize("state", ["first run", "demo"])
 def test_bars_of_states_agree_with_the_table_of_what_is_not_sound(state: str, pages: Pages) -> None:
     shown = {panel["title"]: panel for panel in pages[state, "fleet", NARROW]}
-    listed = {f"{row['Node']} GPU {row['GPU']}": row["State"] for row in _rows(shown["GPUs that are not sound now"])}
-    bars = {name: word for name, word in shown["GPUs while they are not sound"]["states"] if word is not None}
+    listed = {f"{row['Node']} GPU {row['GPU']}": row["State"] for row in _rows(shown["Unhealthy GPUs now"])}
+    bars = {name: word for name, word in shown["Unhealthy GPUs over time"]["states"] if word is not None}
     assert listed
     assert bars == listed

@@ -25,9 +25,9 @@ _METRIC = re.compile(r"\bobservatory_\w+")
 
 
 MAY_BE_EMPTY = {
-    "Errors of NVLinks in this time range": "no link has one",
-    "Errors of PCIe links in this time range": "no link has one",
-    "Parts of the bubble of the chosen series": "it is no pipeline",
+    "NVLink errors in this time range": "no link has one",
+    "PCIe link errors in this time range": "no link has one",
+    "Parts of the bubble of the selected series": "it is no pipeline",
     "Below the accepted level": "no rule records the level",
     "Alerts: critical": "no rules of ours are loaded, so that nobody knows",
     "Alerts: warnings": "no rules of ours are loaded, so that nobody knows",

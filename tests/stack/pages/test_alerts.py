@@ -12,7 +12,7 @@ from tests.support.grafana_expressions import with_choices
 
 pytestmark = pytest.mark.stack
 
-TABLE = board("what-needs-me-now").panel("Alerts that fire")
+TABLE = board("what-needs-me-now").panel("Firing alerts")
 WORDS = {
     "RunStalled": ({"strategy": "ddp", "ranks": "8", "run": "a"}, "ddp on 8"),
     "RankComputesLonger": ({"strategy": "ddp", "ranks": "8", "run": "a", "rank": "3"}, "ddp on 8 rank 3"),

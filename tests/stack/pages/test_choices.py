@@ -49,9 +49,9 @@ EAST |= {
     for severity in ("critical", "warning")
     for name, state in (("ALERTS", 'alertstate="firing",'), ("ALERTS_FOR_STATE", ""))
 }
-OF_SUITES = ("Cases of the newest run of each suite, and of those that go on", "Cases that run now")
-OF_ALERTS = ("Alerts: critical", "Alerts: warnings", "Alerts that fire")
-OF_RESULTS = ("Efficiency, lowest", "Figures that the gate does not find the same")
+OF_SUITES = ("Cases of active runs, and of the newest run of each suite", "Running cases")
+OF_ALERTS = ("Alerts: critical", "Alerts: warnings", "Firing alerts")
+OF_RESULTS = ("Lowest efficiency", "Figures that changed, by the gate's verdict")
 OTHERS = (
     *((title, {"cluster": "west"}) for title in (*OF_SUITES, *OF_ALERTS, *OF_RESULTS)),
     *((title, {"suite": "weekly"}) for title in (*OF_SUITES, *OF_ALERTS, *OF_RESULTS)),

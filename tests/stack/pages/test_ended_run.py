@@ -78,8 +78,8 @@ def _queries(title: str) -> list[str]:
     [
         ("Step, median rank", "a", 3.0),
         ("Step, median rank", "b", 8.0),
-        ("Against result", "a", 0.5),
-        ("Against result", "b", 7.0),
+        ("Step vs result", "a", 0.5),
+        ("Step vs result", "b", 7.0),
     ],
 )
 def test_the_last_value_of_a_run_is_its_own_though_another_has_its_slot(

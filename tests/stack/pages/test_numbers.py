@@ -26,7 +26,7 @@ def _asked(dashboard: Board, title: str, *by: str, **chosen: str) -> str:
 
 # Which strategy pays?
 
-FASTEST = "Most tokens per second"
+FASTEST = "Fastest strategy"
 MEMORY = RUN_MEMORY_ACCOUNT_BYTES.alone(part="total", account="measured")
 
 
@@ -94,7 +94,7 @@ GPUS = {
 
 @pytest.mark.parametrize(
     ("title", "value"),
-    [("GPUs that answer", 3), ("GPUs allocated", 2), ("GPUs idle", 1), ("Power of all GPUs", 600)],
+    [("GPUs responding", 3), ("Allocated GPUs", 2), ("Idle GPUs", 1), ("Power of all GPUs", 600)],
 )
 def test_gpus_that_answer_are_allocated_or_idle_and_their_power_adds_up(
     title: str, value: float, tmp_path: Path
@@ -110,7 +110,7 @@ def test_the_energy_of_a_fleet_is_that_of_the_time_range(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("dashboard", "title"),
     [
-        *((board("what-needs-me-now"), title) for title in ("Alerts: critical", "GPUs answering", "GPUs held back")),
+        *((board("what-needs-me-now"), title) for title in ("Alerts: critical", "GPUs responding", "Throttled GPUs")),
         *((board("fleet"), panel.title) for panel in board("fleet").panels if panel.kind == "stat"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -131,7 +131,7 @@ def test_where_rules_are_read_no_alert_is_nought(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("title", "worst"),
-    [("Busy with any kernel: the 8 that are least", range(8)), ("Power: the 8 that draw most", range(12, 20))],
+    [("Time with any kernel: the 8 least busy GPUs", range(8)), ("Power: the 8 GPUs that draw most", range(12, 20))],
 )
 def test_of_a_runs_gpus_the_worst_eight_are_drawn(title: str, worst: range, tmp_path: Path) -> None:
     series: dict[str, str] = {}

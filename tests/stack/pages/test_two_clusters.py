@@ -29,7 +29,7 @@ def _asked(dashboard: Board, title: str, **chosen: str) -> str:
 
 @pytest.mark.parametrize("chosen", [{"cluster": "east"}, {}], ids=["east", "all"])
 @pytest.mark.parametrize(
-    ("dashboard", "title"), [(board("what-needs-me-now"), "Step against result"), (board("one-run"), "Against result")]
+    ("dashboard", "title"), [(board("what-needs-me-now"), "Step vs result"), (board("one-run"), "Step vs result")]
 )
 def test_a_step_is_held_against_the_result_of_its_own_cluster(
     dashboard: Board, title: str, chosen: dict[str, str], tmp_path: Path
@@ -54,7 +54,7 @@ def test_a_verdict_has_the_change_of_its_own_hardware_and_cluster(tmp_path: Path
         **_verdict("improvement", "-0.05", hardware="h200", series="t", cluster="east"),
         **_verdict("creep", "0.1", hardware="h100", series="s", cluster="west", instance=OTHER),
     }
-    (query,) = board("what-needs-me-now").panel("Figures that the gate does not find the same").queries
+    (query,) = board("what-needs-me-now").panel("Figures that changed, by the gate's verdict").queries
     Rehearsal(series=series, folder=tmp_path).gives(
         f"max by (cluster, hardware, verdict) ({with_choices(query.expression)})",
         {

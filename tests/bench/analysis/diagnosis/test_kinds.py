@@ -177,7 +177,7 @@ def test_more_threads_than_cores_are_the_hosts() -> None:
     found = diagnose(observed_of(case_of(), GOOD, link=FAST, cores=2))
     assert (found.limit.kind, found.is_sure) == ("host", True)
     assert (
-        "4 ranks with 1 thread(s) each share 2 core(s) (oversubscribed): at least 50% of their computing time is"
+        "4 ranks with 1 thread each share 2 cores (oversubscribed): at least 50% of their computing time is"
         in _evidence(found)
     )
     assert found.limit.levers[0].words == "no more threads than cores: --ranks 2 a node, or more nodes"
@@ -192,7 +192,7 @@ def test_what_is_computed_again_is_paid_for_memory() -> None:
     assert found.limit.share is not None
     assert found.limit.share.value == pytest.approx(0.97 / 4, abs=0.01)
     assert "the peak is 78.2 GiB a rank: 98% of 80 GiB, a GPU's" in _evidence(found)
-    assert "the allocator of rank 3 returned its unused memory and tried again 17 times" in _evidence(found)
+    assert "the allocator of rank 3 returned its unused memory and retried 17 times" in _evidence(found)
     assert {"checkpoint": "none"} not in _tries(found)
 
 

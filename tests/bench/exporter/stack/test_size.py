@@ -124,7 +124,12 @@ def test_the_nodes_own_series_are_all_counted(each: dict[str, float], scraped: d
 
 def test_the_page_shows_what_the_command_prints(each: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:
     """What is recorded or made up is the same on each machine; what the host has is near."""
-    shown = (DOCS / "scale.md").read_text().partition("## 2,000 nodes of 8 GPUs\n\n")[2].partition("\n\nEach 15 s")[0]
+    shown = (
+        (DOCS / "monitoring" / "scale.md")
+        .read_text()
+        .partition("## 2,000 nodes of 8 GPUs\n\n")[2]
+        .partition("\n\nEach 15 s")[0]
+    )
     lines = [line.removeprefix("    ") for line in shown.splitlines()]
     of_page = {
         line.split()[0]: float(line.split()[2]) for line in lines[1:] if line.split()[:1] and line.split()[0] in UNITS

@@ -77,14 +77,14 @@ def test_without_a_run_of_ours_the_table_is_theirs_and_says_how_to_make_one() ->
     text = _printed(document(), None)
     assert "ours" not in text.partition("nccl-tests:")[0]
     assert (
-        "ours: the history has no run of all_reduce on 8 ranks; `observatory run collectives --ranks 8` makes one"
+        "ours: the history has no run of all_reduce on 8 ranks; `observatory run collectives --ranks 8` measures one"
         in text
     )
 
 
 def test_a_collective_that_is_none_of_ours_is_offered_no_run() -> None:
     text = _printed(document(program="hypercube_perf"), None)
-    assert "ours: no probe of ours measures hypercube" in text
+    assert "ours: none of our probes measures hypercube" in text
 
 
 def test_another_reduction_than_ours_is_said_to_differ() -> None:

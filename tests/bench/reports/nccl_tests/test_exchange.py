@@ -105,4 +105,4 @@ def test_an_import_finds_the_run_of_its_collective_behind_a_newer_one_of_another
 def test_an_import_that_no_run_is_like_says_on_how_many_ranks_one_would_be(store: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(document(groups=(0, 0)))
     answer = _told(store, "--import", str(tmp_path / "x.json"))
-    assert "`observatory run collectives --ranks 2` makes one" in answer.output
+    assert "`observatory run collectives --ranks 2` measures one" in answer.output

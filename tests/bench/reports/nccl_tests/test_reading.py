@@ -134,7 +134,7 @@ def test_a_run_that_stopped_keeps_its_whole_rows_and_says_so() -> None:
     assert [found.size_bytes for found in imported.rows] == [1048576]
     assert imported.notes == (
         "1 row without a figure: nccl-tests stopped there",
-        "nccl-tests did not end well, so larger sizes may be missing",
+        "nccl-tests failed, so larger sizes may be missing",
     )
 
 
@@ -144,15 +144,15 @@ def test_a_run_that_stopped_keeps_its_whole_rows_and_says_so() -> None:
         (b"", "is empty"),
         (b" \n", "is empty"),
         (document()[:700], "is truncated: it ends at byte 700"),
-        (document() + b"}", r"is no JSON: .*trailing characters \(byte \d+\)"),
-        (document(row(out_of_place=body().replace("51.15", "inf"))), r"is no JSON: .*\(byte \d+\)"),
-        (b"# nThread 1 nGpus 8", r"is no JSON: .*\(byte 0\)"),
-        (b"\xff\xfe\x00", r"is no JSON"),
-        (b'{"a":' + b"[" * 100_000, "is no JSON"),
-        (b"[]", "is no file of nccl-tests"),
-        (b"{}", "is no file of nccl-tests: .*`version`"),
-        (b'{"version": "1.2"}', "is no file of nccl-tests: .*version"),
-        (b'{"version": 1, "traceEvents": []}', "is no file of nccl-tests"),
+        (document() + b"}", r"is not JSON: .*trailing characters \(byte \d+\)"),
+        (document(row(out_of_place=body().replace("51.15", "inf"))), r"is not JSON: .*\(byte \d+\)"),
+        (b"# nThread 1 nGpus 8", r"is not JSON: .*\(byte 0\)"),
+        (b"\xff\xfe\x00", r"is not JSON"),
+        (b'{"a":' + b"[" * 100_000, "is not JSON"),
+        (b"[]", "is not a file of nccl-tests"),
+        (b"{}", "is not a file of nccl-tests: .*`version`"),
+        (b'{"version": "1.2"}', "is not a file of nccl-tests: .*version"),
+        (b'{"version": 1, "traceEvents": []}', "is not a file of nccl-tests"),
         (document(form=4), '"version" is 4; this program reads .* 1 to 3'),
         (document(form=0), '"version" is 0; this program reads .* 1 to 3'),
         (document(program="train.py"), '"args" begins with "train.py"'),
@@ -160,24 +160,24 @@ def test_a_run_that_stopped_keeps_its_whole_rows_and_says_so() -> None:
         (document(row(size=0)), '"results" holds no figure: 1 row of 0 bytes'),
         (
             document(row(out_of_place=body(wrong="3.000000"), in_place=body(wrong="3.000000"))),
-            "holds no right result, so its times mean nothing; set NCCL_DEBUG=WARN",
+            "holds no correct result, so its times are meaningless; set NCCL_DEBUG=WARN",
         ),
         (
             document(row(out_of_place=body(wrong="null"), in_place=body(wrong="null"))).replace(
                 b'"count":0,"okay"', b'"count":2,"okay"'
             ),
-            "holds no right result",
+            "holds no correct result",
         ),
-        (document().replace(b'"errors":[""]', b'"errors":"none"'), "is no file of nccl-tests: .*errors"),
-        (document(row(size=-8)), "is no file of nccl-tests: .*size"),
+        (document().replace(b'"errors":[""]', b'"errors":"none"'), "is not a file of nccl-tests: .*errors"),
+        (document(row(size=-8)), "is not a file of nccl-tests: .*size"),
         (document(row(in_place=body(key="cpu_time"))), 'in_place: holds "cpu_time", .* without -C'),
         (document(row(in_place=body(time_us=0))), 'in_place: "time" is 0.0; it must be above 0'),
         (document(row(in_place=body(algbw=-1))), "in_place: .*alg_bw"),
         (document(row(in_place=body(wrong="0.5"))), 'in_place: "nwrong" is 0.5'),
         (document(row(in_place=body(wrong='"nan"'))), "in_place: .*nwrong"),
         (document(row(in_place=body().replace("51.150000", "1e305"))), "larger than any measurement"),
-        (document(groups=()), "is no file of nccl-tests: .*devices"),
-        (document(gpus=0), "is no file of nccl-tests: .*ngpus"),
+        (document(groups=()), "is not a file of nccl-tests: .*devices"),
+        (document(gpus=0), "is not a file of nccl-tests: .*ngpus"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(data: bytes, words: str) -> None:

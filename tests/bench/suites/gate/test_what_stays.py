@@ -110,9 +110,7 @@ def test_a_further_regression_is_rerun_told_dated_and_has_its_own_cause(history:
     assert (last.outcome, last.good_run, last.bad_run) == ("confirmed", "run0029-ddp", "run0030-ddp")
     assert (last.since_ns, last.first_ns) == (told[30].started_ns, told[18].started_ns)
     assert last.change_ratio == pytest.approx(1.3, rel=0.02)
-    assert reason_of(last) == (
-        "it began 2024-11-03; it is of more than one change, of which the first began 2024-10-22"
-    )
+    assert reason_of(last) == ("it began 2024-11-03; it combines several changes, the first of which began 2024-10-22")
     assert "recovered" in [one.outcome for one in told[38:]]
     assert told[-1].outcome == "same"
 
