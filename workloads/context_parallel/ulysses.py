@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.context_parallel.trainer import SequenceTrainer
-from workloads.core.attention_choice import attend_of
+from workloads.core.attention import attend_of
 from workloads.core.transformer import Attend, attend
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
