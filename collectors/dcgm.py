@@ -16,8 +16,7 @@ from pathlib import Path
 from pynvml import NVML_ERROR_IN_USE
 
 from collectors.background import BackgroundTask
-from collectors.errors import in_words
-from collectors.files import drafted, holder_of, open_to_read, try_lock
+from collectors.files import drafted, holder_of, in_words, open_to_read, try_lock
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Sample
 from collectors.nvml.library import FieldSupport, NVMLError, SupportState
@@ -200,17 +199,17 @@ _MONITORS = "GPM"
 def gpus_with_held_monitors(support: Iterable[FieldSupport]) -> tuple[str, ...]:
     """Return the GPUs whose monitors refused because they are in use; they have no GPM samples while that lasts."""
     in_use = str(NVMLError(NVML_ERROR_IN_USE))  # The table keeps NVML's message, and not its code.
-    held = (one.gpu for one in support if one.question.startswith(_MONITORS) and one.reason == in_use)
+    held = (field.gpu for field in support if field.question.startswith(_MONITORS) and field.reason == in_use)
     return tuple(dict.fromkeys(held))
 
 
 def gpus_by_monitors(support: Iterable[FieldSupport]) -> dict[SupportState, tuple[str, ...]]:
     """Return the GPUs by their answer to the GPM question; a GPU not yet asked, or asked only once, is left out."""
-    found: dict[SupportState, list[str]] = {}
-    for one in support:
-        if one.question == _MONITORS:
-            found.setdefault(one.answer, []).append(one.gpu)
-    return {answer: tuple(gpus) for answer, gpus in found.items()}
+    by_answer: dict[SupportState, list[str]] = {}
+    for field in support:
+        if field.question == _MONITORS:
+            by_answer.setdefault(field.answer, []).append(field.gpu)
+    return {answer: tuple(gpus) for answer, gpus in by_answer.items()}
 
 
 _NAMES = ("nv-hostengine", "dcgm-exporter")
@@ -226,8 +225,7 @@ def signs_of_dcgm(root: Path = Path("/")) -> tuple[str, ...]:
     Another container's processes may be invisible. Sockets are looked at only where no process is found, since any
     program may listen on the port.
     """
-    found = tuple(_running(root / "proc"))
-    return found or tuple(_listening(root / "proc/net"))
+    return tuple(_running(root / "proc")) or tuple(_listening(root / "proc/net"))
 
 
 def _running(proc: Path) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Files that several processes and users share: one safe writer, one lock, and the schema version of what they hold.
 
 Nothing is written through a link, nor into a folder that belongs to another user, so that whoever else may write in
-the folder of runs cannot turn our files into others.
+the folder of runs cannot turn our files into others. A name may also be that of a pipe, a socket or a device:
+`open_regular` refuses it. `in_words` puts any error into one line.
 """
 
 from __future__ import annotations
@@ -436,3 +437,17 @@ def _not_regular(path: Path, mode: int) -> OSError:
     if stat.S_ISDIR(mode):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return NotRegular(errno.EINVAL, _OTHER_KINDS.get(stat.S_IFMT(mode), "Is no regular file"), str(path))
+
+
+def in_words(error: BaseException) -> str:
+    """Return the error's message, without the exception's class name where the message is clear alone.
+
+    Any other kind than OSError, RuntimeError, ValueError and KeyError is a bug of ours, and is called so with its name.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if isinstance(error, (OSError, RuntimeError, ValueError)) and str(error):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return f"our own mistake, {type(error).__name__}: {error}"

@@ -32,7 +32,7 @@ ENTRIES: tuple[tuple[StrategySpec, str], ...] = (
     (pipeline_parallel.InterleavedSpec(), "workloads.pipeline_parallel.strategy:build"),
     (pipeline_parallel.ZeroBubbleSpec(), "workloads.pipeline_parallel.strategy:build"),
     (context_parallel.RingAttentionSpec(), "workloads.context_parallel.ring_attention:build"),
-    (context_parallel.UlyssesSpec(), "workloads.context_parallel.ulysses:build"),
+    (context_parallel.UlyssesSpec(), "workloads.context_parallel.strategy:build"),
     (three_d.ThreeDSpec(), "workloads.three_d.strategy:build"),
     (probes.CollectivesSpec(), "workloads.probes.collectives:probe"),
     (probes.AllReduceSpec(), "workloads.probes.all_reduce:probe"),

@@ -40,7 +40,6 @@ class ImplausibleAnswers:
         self._examples: dict[str, str] = {}
 
     def add(self, question: str, example: str) -> None:
-        """Count an implausible answer."""
         self.counts[question] += 1
         self._examples.setdefault(question, example)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.host import devices, system
 from collectors.host.procfs import HostPart, KernelFiles
 from collectors.host.system import CpuTime

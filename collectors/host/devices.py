@@ -107,7 +107,6 @@ class Port:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels that all samples of the port bear."""
         return {"device": self.device, "port": self.number}
 
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.context_parallel.cost_model import PositionLayout
 from workloads.context_parallel.spec import RingAttentionSpec
-from workloads.context_parallel.trainer import SequenceTrainer
+from workloads.context_parallel.strategy import SequenceTrainer
 from workloads.core.attention import Kernel, ring_kernel
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup

@@ -123,7 +123,6 @@ class RankProcess:
 
     @property
     def rank(self) -> int:
-        """The rank's number in the trial."""
         return self.order.rank
 
     @property

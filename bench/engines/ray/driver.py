@@ -276,7 +276,6 @@ class Driver:
         return results
 
     def stop(self) -> Done:
-        """End agents and actors."""
         import ray
 
         actors, self._actors = self._actors, []
@@ -288,7 +287,6 @@ class Driver:
         return Done()
 
     def close(self) -> None:
-        """End all that was started here."""
         import ray
 
         if ray.is_initialized():

@@ -96,7 +96,6 @@ def read_capacity(request: NodeRequest) -> Capacity:
 
 
 def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
-    """Return the command that asks for an allocation."""
     words = ["salloc", "--no-kill", f"--nodes={nodes}", "--job-name=observatory"]
     for name in ("partition", "account", "qos", "constraint", "gres", "time"):
         if (value := getattr(settings, name)) is not None:

@@ -115,7 +115,6 @@ class SocketStream:
 
     @property
     def address(self) -> str:
-        """This side's address."""
         address: str = self._socket.getsockname()[0]
         return address
 
@@ -141,7 +140,6 @@ class SocketStream:
 
 
 def new_key() -> bytes:
-    """Return a key for one suite."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -282,7 +280,6 @@ class SignedWire:
 
 
 def program_version() -> str:
-    """Return the version of this program."""
     try:
         return metadata.version("parallel-observatory")
     except metadata.PackageNotFoundError:

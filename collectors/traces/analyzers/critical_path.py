@@ -49,7 +49,6 @@ class PathPart:
 
     @property
     def lasting_ns(self) -> int:
-        """The length of the part."""
         return self.end_ns - self.start_ns
 
 
@@ -70,7 +69,6 @@ class StepPath:
 
     @property
     def step_ns(self) -> int:
-        """How long the step took."""
         return self.end_ns - self.start_ns
 
     def spent_ns(self, kind: PathKind) -> int:
