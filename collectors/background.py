@@ -62,7 +62,6 @@ class BackgroundThread:
         self._thread = threading.Thread(target=run, args=(self._stop_requested,), name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread; once."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:

@@ -1,13 +1,15 @@
 """Files that several processes and users share: one safe writer, one lock, and the schema version of what they hold.
 
 Nothing is written through a link, nor into a folder that belongs to another user, so that whoever else may write in
-the folder of runs cannot turn our files into others.
+the folder of runs cannot turn our files into others. A name may also be that of a pipe, a socket or a device:
+`open_regular` refuses it. `in_words` puts any error into one line.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import os
 import pwd
 import secrets
@@ -16,11 +18,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 import msgspec
-
-from collectors.regular_files import open_regular
 
 
 class _Versioned(msgspec.Struct):
@@ -295,8 +295,6 @@ def is_writable_by_others(folder: os.stat_result) -> bool:
 
 def _is_own_group(folder: os.stat_result) -> bool:
     """Whether a folder's group has its owner alone in it, as distributions make one for each user."""
-    import grp  # Imported here, as it is rarely asked.
-
     try:
         return grp.getgrgid(folder.st_gid).gr_name == pwd.getpwuid(folder.st_uid).pw_name
     except KeyError:
@@ -386,3 +384,70 @@ def holder_of(fd: int) -> str:
                 program = (process / "comm").read_text(errors="replace").strip()
                 return f"process {words[4]} ({program!a}) of {user_name(process.stat().st_uid)}"
     return "another process"
+
+
+_OTHER_KINDS = {
+    stat.S_IFIFO: "Is a named pipe",
+    stat.S_IFSOCK: "Is a socket",
+    stat.S_IFCHR: "Is a device",
+    stat.S_IFBLK: "Is a device",
+}
+
+
+class NotRegular(OSError):
+    """A name is that of a pipe, socket or device, whose reading may wait or go on for ever. `strerror` says which."""
+
+
+def open_regular(path: Path, *, follows_link: bool = True) -> BinaryIO:
+    """Open a regular file for reading, without waiting for whatever else the name may be of.
+
+    follows_link: the path itself may be a link. A link in its place is an error of the system (ELOOP) otherwise.
+
+    Raises:
+        NotRegular: it is a pipe, a socket or a device.
+        IsADirectoryError: it is a folder.
+        OSError: it cannot be opened.
+    """
+    # O_NONBLOCK: a named pipe that nobody writes to would keep us waiting. A regular file is read as without it.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        fd = os.open(path, flags if follows_link else flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise _not_regular(path, path.stat().st_mode) from None  # A socket, or a device without a driver.
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    raise _not_regular(path, mode)
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: it is none, or cannot be read.
+    """
+    with open_regular(path) as file:
+        return file.read()
+
+
+def _not_regular(path: Path, mode: int) -> OSError:
+    if stat.S_ISDIR(mode):
+        return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return NotRegular(errno.EINVAL, _OTHER_KINDS.get(stat.S_IFMT(mode), "Is no regular file"), str(path))
+
+
+def in_words(error: BaseException) -> str:
+    """Return the error's message, without the exception's class name where the message is clear alone.
+
+    Any other kind than OSError, RuntimeError, ValueError and KeyError is a bug of ours, and is called so with its name.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if isinstance(error, (OSError, RuntimeError, ValueError)) and str(error):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return f"our own mistake, {type(error).__name__}: {error}"

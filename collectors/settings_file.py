@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from collectors.regular_files import open_regular
+from collectors.files import open_regular
 
 MOST_BYTES = 1_000_000
 MOST_PARTS = 16

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import yaml
 
-from collectors.regular_files import read_regular
+from collectors.files import read_regular
 
 Json = dict[str, Any]
 

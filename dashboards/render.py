@@ -14,11 +14,10 @@ from typing import Any
 
 import msgspec
 
-from collectors.files import drafted
+from collectors.files import drafted, read_regular
 from collectors.metrics import registry
 from collectors.metrics.agent import RESULT_INFO
 from collectors.metrics.metric import Metric
-from collectors.regular_files import read_regular
 from dashboards import kubernetes, rules
 from dashboards.board import BOARDS, TAG, documents, read_board, to_json
 from dashboards.expressions import OWNER_LABELS

@@ -77,7 +77,7 @@ class Stopwatch(Protocol):
 
 
 Probe = Callable[[ProbeSetup, DeviceMesh, Record, Stopwatch], None]
-"""Type of the function that a probe's `StrategySpec.entry` names.
+"""Type of the function that a probe's entry in `workloads.registry` names.
 
 Raises:
     RuntimeError: what was computed is wrong, or what was asked for does not fit into memory.
@@ -186,4 +186,4 @@ class HoldsTensors(Protocol):
 
 
 Build = Callable[[Setup, DeviceMesh, Phase], Workload]
-"""The function that `StrategySpec.entry` names: it seeds, makes model and optimizer, and wraps them."""
+"""The function that a strategy's entry in `workloads.registry` names: seeds, makes model and optimizer, wraps them."""

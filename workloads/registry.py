@@ -1,6 +1,6 @@
 """Registry of all strategies and probes: one line for each spec.
 
-Imports no torch; a rank loads the module that the spec's `entry` names.
+Imports no torch; a rank loads the module that an entry names. Nothing in `workloads` imports the registry.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ from workloads.spec import StrategySpec
 from workloads.tensor_parallel import spec as tensor_parallel
 from workloads.three_d import spec as three_d
 
-SPECS: tuple[StrategySpec, ...] = (
-    data_parallel.SingleSpec(),
-    data_parallel.DdpSpec(),
-    data_parallel.Zero1Spec(),
-    fsdp.Zero2Spec(),
-    fsdp.FsdpSpec(),
-    fsdp.HsdpSpec(),
-    deepspeed.DeepSpeedSpec(),
-    parameter_server.ParameterServerSpec(),
-    tensor_parallel.TensorParallelSpec(),
-    pipeline_parallel.PipelineNaiveSpec(),
-    pipeline_parallel.GpipeSpec(),
-    pipeline_parallel.OneFOneBSpec(),
-    pipeline_parallel.InterleavedSpec(),
-    pipeline_parallel.ZeroBubbleSpec(),
-    context_parallel.RingAttentionSpec(),
-    context_parallel.UlyssesSpec(),
-    three_d.ThreeDSpec(),
-    probes.CollectivesSpec(),
-    probes.AllReduceSpec(),
-    probes.MatmulSpec(),
-    probes.CopiesSpec(),
-    probes.PairsSpec(),
+ENTRIES: tuple[tuple[StrategySpec, str], ...] = (
+    (data_parallel.SingleSpec(), "workloads.data_parallel.strategy:build_single"),
+    (data_parallel.DdpSpec(), "workloads.data_parallel.strategy:build_ddp"),
+    (data_parallel.Zero1Spec(), "workloads.data_parallel.strategy:build_zero1"),
+    (fsdp.Zero2Spec(), "workloads.fsdp.strategy:build"),
+    (fsdp.FsdpSpec(), "workloads.fsdp.strategy:build"),
+    (fsdp.HsdpSpec(), "workloads.fsdp.strategy:build"),
+    (deepspeed.DeepSpeedSpec(), "workloads.deepspeed.strategy:build"),
+    (parameter_server.ParameterServerSpec(), "workloads.parameter_server.strategy:build"),
+    (tensor_parallel.TensorParallelSpec(), "workloads.tensor_parallel.strategy:build"),
+    (pipeline_parallel.PipelineNaiveSpec(), "workloads.pipeline_parallel.strategy:build"),
+    (pipeline_parallel.GpipeSpec(), "workloads.pipeline_parallel.strategy:build"),
+    (pipeline_parallel.OneFOneBSpec(), "workloads.pipeline_parallel.strategy:build"),
+    (pipeline_parallel.InterleavedSpec(), "workloads.pipeline_parallel.strategy:build"),
+    (pipeline_parallel.ZeroBubbleSpec(), "workloads.pipeline_parallel.strategy:build"),
+    (context_parallel.RingAttentionSpec(), "workloads.context_parallel.ring_attention:build"),
+    (context_parallel.UlyssesSpec(), "workloads.context_parallel.strategy:build"),
+    (three_d.ThreeDSpec(), "workloads.three_d.strategy:build"),
+    (probes.CollectivesSpec(), "workloads.probes.collectives:probe"),
+    (probes.AllReduceSpec(), "workloads.probes.all_reduce:probe"),
+    (probes.MatmulSpec(), "workloads.probes.device:probe_matmul"),
+    (probes.CopiesSpec(), "workloads.probes.device:probe_copies"),
+    (probes.PairsSpec(), "workloads.probes.collectives:probe_pairs"),
 )
+"""Each spec, and as "module:name" what a rank runs: a `Build` function for training, a `Probe` function for a probe. It
+is a string because that module loads torch."""
+
+SPECS = tuple(spec for spec, _ in ENTRIES)
 
 
 def spec_of(name: str) -> StrategySpec:
@@ -49,3 +53,8 @@ def spec_of(name: str) -> StrategySpec:
         KeyError: there is none of that name.
     """
     return {spec.name: spec for spec in SPECS}[name]
+
+
+def entry_of(name: str) -> str:
+    """Return the "module:name" of what a rank runs of a strategy or probe; KeyError if there is none of that name."""
+    return {spec.name: entry for spec, entry in ENTRIES}[name]

@@ -197,14 +197,11 @@ class StrategySpec(ABC):
     A subclass sets the attributes and overrides the methods in which it differs. By default a training is data-parallel
     over all ranks and keeps the whole model on each of them. A spec holds no state.
 
-    entry: "module:name" of what a rank runs: a `Build` function for training, a `Probe` function for a probe. A string,
-        because that module loads torch.
     version: of the definition; a changed workload begins a new series, which is not compared with older ones.
     cuda_version: of the definition on CUDA, where only that changed; None where it is `version`.
     """
 
     name: str
-    entry: str
     kind: WorkloadKind = "training"
     summary: str
     version: int = 1

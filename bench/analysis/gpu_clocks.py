@@ -9,8 +9,7 @@ from pathlib import Path
 
 from collectors.metrics.gpu import GPU_CLOCK_HERTZ, GPU_ENERGY_JOULES, GPU_INFO, GPU_INSTANCE, GPU_POWER_WATTS
 from collectors.metrics.metric import Sample
-from collectors.node.node_log import NodeState
-from collectors.sample_log import read
+from collectors.sample_log import NodeState, read
 from workloads.cost_models.absent import Absent
 
 CLOCK = "sm"

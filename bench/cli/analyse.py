@@ -14,7 +14,7 @@ import click
 from bench.cli.completion import complete_trace
 from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText, offer_nearest
 from bench.errors import InfrastructureFailed, Misuse, say
-from bench.traces.analyses import ANALYSES, DRAWINGS, NAMES, Analysis, Drawing
+from bench.traces.analyses import ANALYSES, Analysis
 
 if TYPE_CHECKING:
     from bench.traces.inputs import TraceSet
@@ -79,31 +79,6 @@ def _command_of(analysis: Analysis) -> click.Command:
     return answer
 
 
-def _command_to_draw(drawing: Drawing) -> click.Command:
-    @click.command(name=drawing.name, help=_help(drawing.name, drawing.summary, _LONE, "--output merged.json.gz"))
-    @_sides(_LONE)
-    @click.option("--output", type=_FILE, required=True, help="Output file; with the ending .gz it is compressed.")
-    @_RANK
-    @RUNS
-    @STORE
-    def answer(
-        output: Path, ranks: tuple[int, ...], runs_folder: Path, store_url: str | None, **named: str | tuple[str, ...]
-    ) -> None:
-        from bench.reports.format import on_one_line
-        from bench.traces.inputs import read_sides
-        from bench.traces.pipeline_trace import stage_spans
-
-        (side,) = read_sides(_by_side(named), ranks=ranks, runs_folder=runs_folder, store_url=store_url)
-        _keep_traces(output, (side,))
-        drawn = drawing.run(side.timelines(), () if side.folder is None else stage_spans(side.folder, on_notice=say))
-        _write(output, gzip.compress(drawn.content, mtime=0) if output.suffix == ".gz" else drawn.content)
-        for line in (*drawn.notes, *side.notices):
-            say(on_one_line(line))
-        click.echo(output)
-
-    return answer
-
-
 def _sides(sides: tuple[str, ...]) -> Callable[[F], F]:
     """Add a click argument for each side; a lone side takes any number of names."""
 
@@ -156,8 +131,37 @@ def _not_written(path: Path, error: OSError) -> InfrastructureFailed:
     return InfrastructureFailed(f"{path} cannot be written: {error.strerror}; choose another --output")
 
 
+@click.command(
+    name="merge",
+    help=_help("merge", "Merge all ranks on one clock, for ui.perfetto.dev.", _LONE, "--output merged.json.gz"),
+)
+@_sides(_LONE)
+@click.option("--output", type=_FILE, required=True, help="File to write; .gz is packed.")
+@_RANK
+@RUNS
+@STORE
+def _merge(
+    output: Path, ranks: tuple[int, ...], runs_folder: Path, store_url: str | None, **named: str | tuple[str, ...]
+) -> None:
+    from bench.reports.format import on_one_line
+    from bench.traces.inputs import read_sides
+    from bench.traces.pipeline_trace import stage_spans
+    from collectors.traces.analyzers.merge import merge
+
+    (side,) = read_sides(_by_side(named), ranks=ranks, runs_folder=runs_folder, store_url=store_url)
+    _keep_traces(output, (side,))
+    drawn = merge(side.timelines(), added=() if side.folder is None else stage_spans(side.folder, on_notice=say))
+    _write(output, gzip.compress(drawn.content, mtime=0) if output.suffix == ".gz" else drawn.content)
+    for line in (*drawn.notes, *side.notices):
+        say(on_one_line(line))
+    click.echo(output)
+
+
+NAMES = (*(analysis.name for analysis in ANALYSES), "merge")
+
+
 class _Analyses(click.Group):
-    """A group with one command for each entry of `bench.traces.analyses`."""
+    """A group with a command for each entry of `bench.traces.analyses`, and `merge`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(NAMES)
@@ -166,10 +170,7 @@ class _Analyses(click.Group):
         for analysis in ANALYSES:
             if analysis.name == name:
                 return _command_of(analysis)
-        for drawing in DRAWINGS:
-            if drawing.name == name:
-                return _command_to_draw(drawing)
-        return None
+        return _merge if name == "merge" else None
 
     def resolve_command(
         self, context: click.Context, args: list[str]

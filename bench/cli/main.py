@@ -30,8 +30,7 @@ from bench.errors import (
     say,
     size_limit_words,
 )
-from collectors.files import PRIVATE
-from collectors.regular_files import NotRegular
+from collectors.files import PRIVATE, NotRegular
 
 COMMANDS = {
     "list": ("bench.cli.list", "List strategies and probes, with the requirements and options of each."),

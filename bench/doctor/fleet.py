@@ -20,8 +20,7 @@ from bench.errors import InfrastructureFailed, plural
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import MachineDifference
 from bench.runs.files import read_small
-from collectors.errors import in_words
-from collectors.files import replace_file
+from collectors.files import in_words, replace_file
 
 SCHEMA_VERSION = 1
 PREFLIGHT = "preflight.json"

@@ -14,7 +14,7 @@ from typing import Any
 from bench.doctor.page import Entry
 from bench.machine.gpus import Gpu, Nvml, read_memory
 from bench.machine.preflight import holders_text
-from collectors.dcgm.host_engine import gpus_by_monitors, gpus_with_held_monitors, signs_of_dcgm
+from collectors.dcgm import gpus_by_monitors, gpus_with_held_monitors, signs_of_dcgm
 from collectors.nvml.library import FieldSupport
 
 # GPUs by NVML: clocks, PCIe links and free memory.

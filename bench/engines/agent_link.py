@@ -56,7 +56,6 @@ class StartLimit:
 
     @property
     def seconds(self) -> float:
-        """The limit of the next start."""
         if self._slowest_s is None:
             return LOADING_S
         return min(LOADING_S, max(LEAST_LOADING_S, SLOWER * self._slowest_s))

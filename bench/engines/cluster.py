@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,6 +26,43 @@ from bench.machine.machine_diff import differences_of_nodes
 from bench.machine.placement import PLACEMENT, NodePlace, read_placement, write_placement
 from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
 from collectors.files import replace_file
+
+
+class ImplausibleAnswers:
+    """A cluster's implausible answers: their number by query, and an example of each for the user.
+
+    cluster: its name in messages, for example "Slurm".
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+        self.counts: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+
+    def add(self, question: str, example: str) -> None:
+        self.counts[question] += 1
+        self._examples.setdefault(question, example)
+
+    def number(self, question: str, value: object, least: int, most: int, node: str) -> int | None:
+        """Return a number if it is in its range; otherwise count it, and return None."""
+        text = str(value)
+        if text.isdecimal() and least <= int(text) <= most:
+            return int(text)
+        self.out_of_range(question, value, least, most, node)
+        return None
+
+    def out_of_range(self, question: str, value: object, least: int, most: int, node: str) -> None:
+        """Count a number that is out of its range."""
+        self.add(question, f"{question} {value} of node {node} (plausible: {least} to {most})")
+
+    def lines(self) -> list[str]:
+        """Return a line for each query with implausible answers."""
+        return [f"{self._cluster}: {text} is left out{self._more(name)}" for name, text in self._examples.items()]
+
+    def _more(self, question: str) -> str:
+        more = self.counts[question] - 1
+        return f", and {more} more of {question}" if more else ""
+
 
 SPARE_S = 60.0
 """How long before the end of an allocation the last trial must have ended: Slurm may signal that early."""

@@ -1,10 +1,25 @@
-"""The environment of ranks: torch's settings as this program needs them, unless the user has set them."""
+"""The environment of ranks: torch's settings, and private folders for code that torch, Triton and DeepSpeed compile.
+
+A setting of the user is respected. By default torch compiles into /tmp/torchinductor_USER, which another user may
+create first, and whoever can write there can run code in ranks. A folder that the user names is respected unless
+others can write to it.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
+import platformdirs
 import psutil
+
+from bench.errors import InfrastructureFailed
+from bench.machine.machine import CACHES
+from bench.runs.files import APPLICATION
+from collectors.files import exposed_by
 
 LOOPBACK = "127.0.0.1"
 DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
@@ -30,3 +45,50 @@ def environment(user: Mapping[str, str], host: str = LOOPBACK) -> dict[str, str]
             variables["GLOO_SOCKET_IFNAME"] = name  # Else gloo resolves the host's own name, which fails on laptops.
             break
     return {**variables, **user}
+
+
+def private_caches(user: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return variables for the environment of ranks, and a notice for each variable of the user that is ignored.
+
+    Raises:
+        InfrastructureFailed: no private folder can be made in the user's cache folder or in the temporary folder.
+    """
+    variables, notices = {}, []
+    for name, within in CACHES.items():
+        why = exposed_by(Path(user[name])) if name in user else ""
+        if why is None:
+            continue
+        variables[name] = str(_private_folder() / within)
+        if why:
+            notices.append(f"{name} is ignored because {why}; compiled code is kept in {variables[name]}")
+    return variables, notices
+
+
+def _make(folder: Path) -> None:
+    """Make the folder and its missing parents, accessible to their owner only, whatever the umask."""
+    for path in reversed((folder, *folder.parents)):
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            path.chmod(0o700)
+
+
+def _private_folder() -> Path:
+    places = (
+        Path(platformdirs.user_cache_dir(APPLICATION)) / "compiled",
+        Path(tempfile.gettempdir()) / f"{APPLICATION}-{os.geteuid()}",
+    )
+    reasons = []
+    for place in places:
+        try:
+            _make(place)
+        except OSError as error:
+            reasons.append(f"{place} cannot be made ({error.strerror})")
+            continue
+        why = f"{place} is a link" if place.is_symlink() else exposed_by(place)
+        if why is None:
+            return place
+        reasons.append(why)
+    raise InfrastructureFailed(
+        f"there is no private folder for compiled code: {'; '.join(reasons)}; set TMPDIR to a folder of your own with"
+        " mode 0700"
+    )

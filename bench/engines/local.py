@@ -117,11 +117,9 @@ class LocalEngine:
         self.stop()
 
     def machine(self) -> Machine:
-        """See `AgentLink`."""
         return self._link.machine()
 
     def run(self, order: TrialOrder, progress: Callable[[TrialProgress], None]) -> TrialEnded:
-        """See `AgentLink`."""
         return self._link.run(order, progress)
 
     def collect(self, run: str) -> tuple[str, ...]:
@@ -154,7 +152,7 @@ def environment_of(source: Path) -> dict[str, str]:
 
 
 class LocalNodes:
-    """Places agents on this machine to simulate nodes: each has its own folder of runs."""
+    """An `AgentPlacement` on this machine, to simulate nodes: each has its own folder of runs."""
 
     name = "local"
     address = LOOPBACK
@@ -166,7 +164,6 @@ class LocalNodes:
         self._folder = tempfile.TemporaryDirectory(prefix="observatory-nodes-")
 
     def start(self, meeting: Meeting) -> None:
-        """See `AgentPlacement`."""
         for node in range(len(self.nodes)):
             words = ["--runs", f"{self._folder.name}/node{node}", "--send-files", *meeting.words(node)]
             with Path(self._folder.name, f"agent{node}.err").open("wb") as errors:
@@ -181,7 +178,6 @@ class LocalNodes:
                 )
 
     def failure(self) -> str | None:
-        """See `AgentPlacement`."""
         for node, agent in enumerate(self._agents):
             if (code := agent.poll()) is not None:
                 output = Path(self._folder.name, f"agent{node}.err").read_bytes()
@@ -189,11 +185,9 @@ class LocalNodes:
         return None
 
     def left_s(self) -> float:
-        """See `AgentPlacement`."""
         return math.inf
 
     def stop(self) -> None:
-        """See `AgentPlacement`."""
         deadline_s = time.monotonic() + STOP_S
         for agent in self._agents:
             try:
@@ -225,7 +219,6 @@ class LocalAllocation:
         """Nothing to release."""
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> LocalEngine | ClusterEngine:
-        """See `Allocation`."""
         if self._nodes == 1:
             return LocalEngine(runs, start_limit=self._start_limit)
         return ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped, start_limit=self._start_limit)

@@ -110,7 +110,6 @@ class Parts:
         return ended
 
     def _end(self, ended: set[int]) -> None:
-        """End the remaining parts."""
         for place, (node, order) in enumerate(zip(self._nodes, self._orders, strict=True)):
             if place not in ended:
                 with suppress(InfrastructureFailed):

@@ -23,8 +23,7 @@ from collectors.node.registry import OPENERS, USUAL, NodeCollector, Opener, Poll
 from collectors.node.watch import NodeWatch
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
-from collectors.prometheus.exposition import Owned, Source
-from collectors.prometheus.histogram import Exemplar, Histogram, Observations, histogram_of
+from collectors.prometheus.exposition import Exemplar, Histogram, Observations, Owned, Source, histogram_of
 from collectors.prometheus.http_server import Server, ServerConfig
 from collectors.sockets import CannotListen
 

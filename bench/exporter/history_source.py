@@ -16,7 +16,7 @@ from bench.exporter.verdicts import StandingVerdicts
 from bench.rank.messages import TrialOutcome
 from bench.runs.history import History
 from collectors.background import BackgroundThread
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.metrics.run_counts import RUNS
 from collectors.prometheus.exposition import Owned
 

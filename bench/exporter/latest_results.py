@@ -21,7 +21,7 @@ from bench.machine.machine import Machine
 from bench.runs.history import History
 from bench.runs.nights import day_of, is_of_a_night
 from bench.runs.summary import Summary, series_of
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.metrics.agent import (
     RESULT_INFO,
     RUN_LAST_COMPLETION,

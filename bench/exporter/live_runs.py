@@ -19,17 +19,16 @@ from bench.runs.active_runs import FollowedFolders
 from bench.runs.run_dir import case_file, machine_of
 from bench.runs.summary import series_of
 from collectors.background import BackgroundTask
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
-from collectors.node.node_log import NodeState
 from collectors.node.poller import HOLD_S, CollectorPoll, CollectorState
 from collectors.node.watch import agent_samples
 from collectors.prometheus.exposition import Owned
-from collectors.sample_log import Follower, Mark, NewerSchema, Newest, Opened, Reading, Record
+from collectors.sample_log import Follower, Mark, NewerSchema, Newest, NodeState, Opened, Reading, Record
 from workloads.registry import SPECS
 
 # The log of one rank or node: following it, and which samples of a rank hold now.

@@ -19,7 +19,7 @@ from bench.exporter.gpu_placement import Placement, with_ranks
 from bench.exporter.history_source import of_history
 from bench.exporter.live_runs import LiveRuns, RunLogs
 from bench.exporter.own_process import own_process
-from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
+from collectors.dcgm import JobMapping, JobMappingWriter
 from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.registry import SHOWN, as_shown
 from collectors.node.poller import HOLD_S

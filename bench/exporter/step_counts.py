@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from collectors.metrics.run_counts import STEP_DURATION, STEPS
-from collectors.prometheus.exposition import Owned
-from collectors.prometheus.histogram import Exemplar, Observations, histogram_of
+from collectors.prometheus.exposition import Exemplar, Observations, Owned, histogram_of
 from collectors.sample_log import LoggedStep, Mark
 
 LONGEST_EXEMPLAR = 128

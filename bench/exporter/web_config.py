@@ -24,8 +24,8 @@ import yaml
 
 from bench.errors import Misuse
 from bench.runs.files import read_small
+from collectors.files import open_regular
 from collectors.prometheus.http_server import ServerConfig
-from collectors.regular_files import open_regular
 
 # Checking passwords, of which only the bcrypt hashes are known.
 

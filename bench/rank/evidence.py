@@ -52,7 +52,6 @@ class EvidenceFile:
         self._file = os.fdopen(open_to_append(path_of(folder, rank)), "ab")
 
     def write(self, evidence: StepEvidence) -> None:
-        """Append one step as one line."""
         self._file.write(msgspec.json.encode(evidence) + b"\n")
         self._file.flush()  # An unbuffered file would raise nothing if the disk filled up in the middle of a line.
 

@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 from bench.rank.fault_injection import Fault
 from workloads.spec import Device
 
@@ -41,9 +44,6 @@ def commit_at(fault: Fault | None, *, rank: int, step: int, device: Device) -> N
 
 
 def _wait_for_no_message(device: Device) -> None:
-    import torch
-    import torch.distributed as dist
-
     dist.recv(torch.empty(1, device=device), src=(dist.get_rank() + 1) % dist.get_world_size(), tag=7)
     if device == "cuda":  # The receive itself does not block the host.
         torch.cuda.synchronize()
@@ -55,8 +55,6 @@ def _use_up_memory(device: Device) -> None:
     Raises:
         RuntimeError: no memory is left; torch.OutOfMemoryError on CUDA.
     """
-    import torch
-
     if device == "cpu":
         used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used_bytes + SPARE_BYTES, resource.RLIM_INFINITY))

@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from bench.analysis.timelines import save_timeline
 from bench.case import Case
-from bench.rank.distributed import TrialLog, wait_for_all
-from bench.rank.full_disk import as_full_disk
+from bench.rank.distributed import TrialLog, as_full_disk, wait_for_all
 from bench.rank.messages import RankOrder
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ATTENTION_PAIRS, PAYLOAD_BYTES

@@ -17,6 +17,7 @@ from collectors.rank.stopwatch import CudaStopwatch, HostStopwatch
 from collectors.sample_log import Mark
 from workloads.core.mesh import make_mesh
 from workloads.protocols import Elapsed, Probe, Quantity
+from workloads.registry import entry_of
 
 METRICS: dict[Quantity, Metric] = {
     "collective_s": probes_metrics.COLLECTIVE_SECONDS,
@@ -64,7 +65,7 @@ def run_probe(order: RankOrder, log: TrialLog) -> None:
         ready = partial(wait_for_all, device)
         agree = partial(all_agree, device=device)
         stopwatch = CudaStopwatch(ready, device, agree=agree) if device.type == "cuda" else HostStopwatch(ready)
-        probe: Probe = resolve_name(case.spec().entry)
+        probe: Probe = resolve_name(entry_of(case.strategy))
         probe(case, mesh, record, stopwatch)
         if is_logged and order.rank == 0:
             try:

@@ -44,6 +44,7 @@ from workloads.core.data import Batches, NoBatches, make_batches, to_device
 from workloads.core.mesh import make_mesh
 from workloads.cost_models.absent import Absent
 from workloads.protocols import KnowsNorm, KnowsNotes, Phase, Workload
+from workloads.registry import entry_of
 
 
 def measure(order: RankOrder, log: TrialLog) -> None:
@@ -76,7 +77,7 @@ def build_workload(case: Case, log: TrialLog, phase: Phase) -> tuple[DeviceMesh,
     """Build the mesh and the workload of a case, and log the workload's notes."""
     spec = case.spec()
     mesh = make_mesh(spec.mesh(case), case.device, high_priority=spec.high_priority_axes(case))
-    workload: Workload = resolve_name(spec.entry)(case, mesh, phase)
+    workload: Workload = resolve_name(entry_of(spec.name))(case, mesh, phase)
     for text in workload.notes() if isinstance(workload, KnowsNotes) else ():
         log.note(text)
     return mesh, workload

@@ -23,8 +23,7 @@ from typing import NoReturn
 import msgspec
 
 from bench.rank.convergence import train_with_evidence
-from bench.rank.distributed import TrialLog, give_up, gpu_uuid, stay_on_device, with_cause
-from bench.rank.full_disk import as_full_disk
+from bench.rank.distributed import TrialLog, as_full_disk, give_up, gpu_uuid, stay_on_device, with_cause
 from bench.rank.messages import ABORT, DUMP, RankOrder
 from bench.rank.probe import run_probe
 from bench.rank.train import measure

@@ -12,8 +12,7 @@ from bench.runs import run_dir
 from bench.runs.active_runs import ended_folders, run_folders
 from bench.runs.history import History
 from bench.runs.summary import Summary
-from collectors.errors import in_words
-from collectors.files import is_open_to_others, is_ours
+from collectors.files import in_words, is_open_to_others, is_ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
 from bench.case import Case, Purpose, check, find_spec
-from bench.engines.caches import private_caches
-from bench.engines.environment import environment
+from bench.engines.environment import environment, private_caches
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE, InfrastructureFailed, Misuse, say
 from bench.machine import machine
 from bench.rank.messages import RankOrder, Store

@@ -10,8 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from bench.errors import Misuse
-from collectors.files import exposed_by, is_open_to_others, open_to_read, user_name
-from collectors.regular_files import open_regular
+from collectors.files import exposed_by, is_open_to_others, open_regular, open_to_read, user_name
 
 APPLICATION = "parallel-observatory"
 RUNS_VARIABLE = "OBSERVATORY_RUNS"

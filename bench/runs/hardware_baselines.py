@@ -13,7 +13,7 @@ from bench.analysis.estimate import Estimate, estimate, ratio
 from bench.analysis.gpu_clocks import clock_and_power
 from bench.analysis.pipeline import bubble_parts
 from bench.analysis.probes import CALIBRATION, link_by
-from bench.analysis.scaling.prediction import expected_efficiency
+from bench.analysis.scaling.efficiency import expected_efficiency
 from bench.case import Case
 from bench.errors import InfrastructureFailed
 from bench.runs.history import History

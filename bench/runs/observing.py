@@ -24,8 +24,7 @@ from collectors.metrics.host import HOST_CPU_SECONDS, HOST_LOAD, HOST_PRESSURE_S
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.probes import RUN_PAIR_BANDWIDTH
 from collectors.metrics.rank import ALLOCATION_RETRIES, OUT_OF_MEMORY
-from collectors.node.node_log import NodeState
-from collectors.sample_log import NewerSchema, NodeOpened, Reading, read
+from collectors.sample_log import NewerSchema, NodeOpened, NodeState, Reading, read
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
 from workloads.registry import SPECS, spec_of

@@ -25,8 +25,7 @@ from bench.runs.history import History
 from bench.runs.run_dir import case_file
 from bench.runs.suite_record import SuiteRecord
 from bench.runs.summary import Summary
-from collectors.errors import in_words
-from collectors.files import NotOurs, is_ours, open_folder
+from collectors.files import NotOurs, in_words, is_ours, open_folder
 
 SUITES = "suites"
 """The folder of suite runs, in the folder of runs."""

@@ -27,8 +27,7 @@ from bench.rank.messages import FailureCause, TrialOutcome
 from bench.runs.active_runs import is_running, lock_folder, lock_holder, running_folders
 from bench.runs.files import read_small
 from bench.runs.summary import Summary, decode, encode
-from collectors.errors import in_words
-from collectors.files import is_ours, locked, make_folder, open_folder, replace_file, schema_version_of
+from collectors.files import in_words, is_ours, locked, make_folder, open_folder, replace_file, schema_version_of
 from collectors.sample_log import NewerSchema
 from workloads.options import check_of
 from workloads.registry import SPECS

@@ -14,9 +14,8 @@ from fractions import Fraction
 from typing import Protocol
 
 from bench.analysis.estimate import Estimate, EstimatedRatio, of_metric, ratio
-from bench.analysis.scaling.efficiency import Scaling, scaling_between, scaling_efficiency
+from bench.analysis.scaling.efficiency import Loss, Scaling, loss_of, scaling_between, scaling_efficiency
 from bench.analysis.scaling.laws import LAWS, NoScalingFit, ScalingFit, WorldSize, fit
-from bench.analysis.scaling.loss import Loss, loss_of
 from bench.analysis.step_parts import MeasuredStep
 from bench.case import Case
 from bench.errors import Misuse

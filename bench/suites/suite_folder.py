@@ -20,8 +20,7 @@ from bench.runs.files import read_small
 from bench.suites.ledger import LEDGER, Begun, LedgerWriter, SuiteState, fold, read_ledger
 from bench.suites.plan import chosen
 from bench.suites.suite_file import Suite
-from collectors.errors import in_words
-from collectors.files import NotOurs, is_open_to_others, is_ours, make_folder, replace_file, user_name
+from collectors.files import NotOurs, in_words, is_open_to_others, is_ours, make_folder, replace_file, user_name
 
 SCHEMA_VERSION = 1
 SUITE_RUNS = "suites"

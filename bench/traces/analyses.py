@@ -1,19 +1,15 @@
-"""The registry of trace analyses and drawings: name, help line, and function.
-
-Each function imports its analyzer when it is called, so that help loads none of them.
-"""
+"""The registry of trace analyses: name, help line, and the function as "module:name", so that help loads none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from bench.errors import Misuse
 
 if TYPE_CHECKING:
-    from collectors.traces.analyzers.merge import Merged
-    from collectors.traces.perfetto import TraceSpan
     from collectors.traces.table import Table
     from collectors.traces.timeline import Timeline
 
@@ -34,105 +30,69 @@ class Tabled(Protocol):
 class Analysis:
     """One analysis of traces.
 
-    name: on the command line. summary: one line of help. sides: the names of its inputs.
-    run: takes one `RankTimelines` for each of these names; raises Misuse where the analysis cannot be made of them.
+    name: on the command line. summary: one line of help. function: takes one `RankTimelines` for each of the sides.
     """
 
     name: str
     summary: str
-    run: Callable[..., Tabled]
+    function: str
     sides: tuple[str, ...] = ("trace",)
 
+    def run(self, *sides: RankTimelines) -> Tabled:
+        """Analyse the traces.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """One way to draw the traces of a run's ranks.
+        Raises:
+            Misuse: they hold nothing to compare.
+        """
+        from collectors.traces.analyzers.diff import NothingToCompare  # Loads numpy, like every analysis.
 
-    run: takes a side, and spans with a clock of their own to draw alongside it.
-    """
-
-    name: str
-    summary: str
-    run: Callable[[RankTimelines, Sequence[TraceSpan]], Merged]
-
-
-def _summary(side: RankTimelines) -> Tabled:
-    from collectors.traces.analyzers.summary import summary
-
-    return summary(side)
-
-
-def _kernels(side: RankTimelines) -> Tabled:
-    from collectors.traces.analyzers.kernels import kernels
-
-    return kernels(side)
-
-
-def _idle(side: RankTimelines) -> Tabled:
-    from collectors.traces.analyzers.idle import idle
-
-    return idle(side)
-
-
-def _collectives(side: RankTimelines) -> Tabled:
-    from collectors.traces.analyzers.collectives import collectives
-
-    return collectives(side)
-
-
-def _stragglers(side: RankTimelines) -> Tabled:
-    from collectors.traces.analyzers.stragglers import stragglers
-
-    return stragglers(side)
-
-
-def _critical_path(side: RankTimelines) -> Tabled:
-    from collectors.traces.analyzers.critical_path import critical_path
-
-    return critical_path(side)
-
-
-def _memory(side: RankTimelines) -> Tabled:
-    from collectors.traces.analyzers.memory import held_memory
-
-    return held_memory(side)
-
-
-def _difference(before: RankTimelines, after: RankTimelines) -> Tabled:
-    from collectors.traces.analyzers.diff import NothingToCompare, difference
-
-    try:
-        return difference(before, after)
-    except NothingToCompare as error:
-        raise Misuse(str(error)) from None
-
-
-def _merge(side: RankTimelines, spans: Sequence[TraceSpan]) -> Merged:
-    from collectors.traces.analyzers.merge import merge
-
-    return merge(side, added=spans)
+        try:
+            tabled: Tabled = resolve_name(self.function)(*sides)
+        except NothingToCompare as error:
+            raise Misuse(str(error)) from None
+        return tabled
 
 
 ANALYSES: tuple[Analysis, ...] = (
-    Analysis(name="summary", summary="Show where the time of each rank and step went.", run=_summary),
-    Analysis(name="kernels", summary="List which kernels ran, how long and how late.", run=_kernels),
-    Analysis(name="idle", summary="Explain why devices were idle.", run=_idle),
-    Analysis(name="collectives", summary="Show how much of each collective is waiting.", run=_collectives),
-    Analysis(name="stragglers", summary="Find the rank that others wait for, and why.", run=_stragglers),
     Analysis(
-        name="critical-path", summary="Show the chain over all ranks that sets a step's time.", run=_critical_path
+        name="summary",
+        summary="Show where the time of each rank and step went.",
+        function="collectors.traces.analyzers.summary:summary",
     ),
-    Analysis(name="memory", summary="List what held memory at its peak.", run=_memory),
+    Analysis(
+        name="kernels",
+        summary="List which kernels ran, how long and how late.",
+        function="collectors.traces.analyzers.kernels:kernels",
+    ),
+    Analysis(
+        name="idle",
+        summary="Explain why devices were idle.",
+        function="collectors.traces.analyzers.idle:idle",
+    ),
+    Analysis(
+        name="collectives",
+        summary="Show how much of each collective is waiting.",
+        function="collectors.traces.analyzers.collectives:collectives",
+    ),
+    Analysis(
+        name="stragglers",
+        summary="Find the rank that others wait for, and why.",
+        function="collectors.traces.analyzers.stragglers:stragglers",
+    ),
+    Analysis(
+        name="critical-path",
+        summary="Show the chain over all ranks that sets a step's time.",
+        function="collectors.traces.analyzers.critical_path:critical_path",
+    ),
+    Analysis(
+        name="memory",
+        summary="List what held memory at its peak.",
+        function="collectors.traces.analyzers.memory:held_memory",
+    ),
     Analysis(
         name="diff",
         summary="Split a change of the step time into its parts.",
-        run=_difference,
+        function="collectors.traces.analyzers.diff:difference",
         sides=("before", "after"),
     ),
 )
-
-DRAWINGS: tuple[Drawing, ...] = (
-    Drawing(name="merge", summary="Merge all ranks on one clock, for ui.perfetto.dev.", run=_merge),
-)
-
-NAMES = (*(analysis.name for analysis in ANALYSES), *(drawing.name for drawing in DRAWINGS))

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collectors.errors import in_words
-from collectors.host import devices, infiniband, system
-from collectors.host.clock import read_clock
+from collectors.files import in_words
+from collectors.host import devices, system
 from collectors.host.procfs import HostPart, KernelFiles
 from collectors.host.system import CpuTime
 from collectors.metrics.metric import Sample
@@ -41,10 +40,10 @@ def parts(folders: Sequence[Path]) -> tuple[HostPart, ...]:
         HostPart(name="disks", read=devices.read_disks, pause_s=MODERATE_S),
         HostPart(name="file systems", read=devices.read_filesystems(folders), pause_s=SELDOM_S),
         HostPart(name="network", read=devices.read_network),
-        HostPart(name="clock", read=lambda files: read_clock(files.clock), pause_s=MODERATE_S),
+        HostPart(name="clock", read=lambda files: system.read_clock(files.clock), pause_s=MODERATE_S),
         HostPart(name="NUMA", read=system.read_numa, pause_s=MODERATE_S),
-        HostPart(name="InfiniBand", read=infiniband.read_infiniband, pause_s=MODERATE_S),
-        HostPart(name="InfiniBand errors", read=infiniband.read_infiniband_errors, pause_s=SELDOM_S),
+        HostPart(name="InfiniBand", read=devices.read_infiniband, pause_s=MODERATE_S),
+        HostPart(name="InfiniBand errors", read=devices.read_infiniband_errors, pause_s=SELDOM_S),
     )
 
 

@@ -1,10 +1,11 @@
-"""The host's disks, file systems and network interfaces: traffic, time of requests, room, lost packets and errors."""
+"""The host's disks, file systems, network interfaces and InfiniBand ports: traffic, room, states, losses and errors."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from collectors.host.procfs import HostAnswer, KernelFiles
@@ -87,3 +88,130 @@ def read_network(files: KernelFiles) -> Iterator[Sample]:
             yield host.HOST_NETWORK_BYTES.at(moved_bytes, **labels)
             yield host.HOST_NETWORK_DROPPED.at(dropped, **labels)
             yield host.HOST_NETWORK_ERRORS.at(errors, **labels)
+
+
+CLASS = "sys/class/infiniband"
+"""Where the kernel lists ports for RDMA: InfiniBand's, and those of adapters for RoCE."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One port. device, number: the kernel's names; folder: where the port's files are."""
+
+    device: str
+    number: str
+    folder: str
+
+    def __str__(self) -> str:
+        return f"InfiniBand {self.device} port {self.number}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"device": self.device, "port": self.number}
+
+
+def ports(files: KernelFiles) -> Iterator[Port]:
+    """Return all ports, in order; empty without an adapter."""
+    for device in _names(files, CLASS):
+        for number in _names(files, f"{CLASS}/{device}/ports"):
+            yield Port(device=device, number=number, folder=f"{CLASS}/{device}/ports/{number}")
+
+
+def counters(files: KernelFiles, port: Port, folder: str, names: tuple[str, ...]) -> dict[str, int]:
+    """Return the wanted counters that the port has; adapters and drivers differ.
+
+    Raises:
+        OSError: the port does not answer.
+        ValueError: an answer is not a number.
+    """
+    existing = set(_names(files, f"{port.folder}/{folder}"))
+    return {name: int(files.text(f"{port.folder}/{folder}/{name}")) for name in names if name in existing}
+
+
+def _names(files: KernelFiles, folder: str) -> tuple[str, ...]:
+    try:
+        return files.names(folder)
+    except FileNotFoundError:
+        return ()
+
+
+_WORD_BYTES = 4
+"""Ports count data in words. Source: InfiniBand Architecture Specification, PortXmitData and PortRcvData."""
+_DIRECTIONS = {"received": "port_rcv_data", "sent": "port_xmit_data"}
+_WAIT = "port_xmit_wait"
+
+
+def read_infiniband(files: KernelFiles) -> Iterator[HostAnswer]:
+    """Return state, speed and bytes of each port; one that does not answer has a reason, and the others are read."""
+    active = list(ports(files))
+    if not active:
+        yield Absent(f"no InfiniBand or RoCE port (none in /{CLASS})")
+    for port in active:
+        try:
+            yield from _port(files, port)
+        except OSError as error:
+            yield Absent(f"{port}: {error.filename}: {error.strerror}; left out at times")
+        except ValueError as error:
+            yield Absent(f"{port}: {error}; its bytes are left out")
+
+
+def _port(files: KernelFiles, port: Port) -> Iterator[HostAnswer]:
+    words = {name: files.text(f"{port.folder}/{name}").strip() for name in ("state", "link_layer", "phys_state")}
+    state, physical_state = (words[name].rpartition(": ")[2] for name in ("state", "phys_state"))  # Of "4: ACTIVE".
+    yield host.HOST_INFINIBAND_INFO.at(
+        1, **port.labels, layer=words["link_layer"], state=state, physical_state=physical_state
+    )
+    if state == "ACTIVE":  # A port that is down reports the rate of a link that it does not have.
+        gigabits = float(files.text(f"{port.folder}/rate").split()[0])  # Of "400 Gb/sec (4X NDR)".
+        yield host.HOST_INFINIBAND_LINK.at(gigabits * 1e9 / 8, **port.labels)
+    counts = counters(files, port, "counters", (*_DIRECTIONS.values(), _WAIT))
+    if not counts.keys() >= set(_DIRECTIONS.values()):
+        yield Absent(f"{port}: no data counters; its bytes are left out")
+        return
+    for direction, name in _DIRECTIONS.items():
+        yield host.HOST_INFINIBAND_BYTES.at(counts[name] * _WORD_BYTES, **port.labels, direction=direction)
+    if _WAIT in counts:
+        yield host.HOST_INFINIBAND_WAIT.at(counts[_WAIT], **port.labels)
+
+
+# Errors of ports.
+
+_BY_FOLDER = {
+    "counters": (
+        "symbol_error",
+        "link_error_recovery",
+        "link_downed",
+        "port_rcv_errors",
+        "port_rcv_remote_physical_errors",
+        "port_xmit_discards",
+        "port_rcv_constraint_errors",
+        "port_xmit_constraint_errors",
+        "local_link_integrity_errors",
+        "excessive_buffer_overrun_errors",
+        "VL15_dropped",
+    ),
+    "hw_counters": (
+        "out_of_sequence",
+        "packet_seq_err",
+        "local_ack_timeout_err",
+        "implied_nak_seq_err",
+        "rnr_nak_retry_err",
+        "out_of_buffer",
+        "rx_icrc_encapsulated",
+    ),
+}
+"""counters: of any port; hw_counters: of RDMA on Mellanox adapters. port_rcv_switch_relay_errors is left out, since
+healthy adapters also count it."""
+
+
+def read_infiniband_errors(files: KernelFiles) -> Iterator[HostAnswer]:
+    """Return errors of each port by kind; `read_infiniband` reports that there is no port."""
+    for port in ports(files):
+        try:
+            for folder, names in _BY_FOLDER.items():
+                for kind, count in counters(files, port, folder, names).items():
+                    yield host.HOST_INFINIBAND_ERRORS.at(count, **port.labels, kind=kind)
+        except OSError as error:
+            yield Absent(f"{port}: {error.filename}: {error.strerror}; its errors are left out at times")
+        except ValueError as error:
+            yield Absent(f"{port}: {error}; its errors are left out")

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectors.regular_files import open_regular
+from collectors.files import open_regular
 
 _PROC = Path("/proc")
 _MOST_BYTES = 1 << 16

@@ -1,22 +1,59 @@
-"""The kernel's files under /proc and /sys, or recorded copies in a folder, and the type of a part read from them.
+"""The kernel's files under /proc and /sys, or recorded copies in a folder, and its clock; the type of a host's part.
 
 Knows no single metric and no single part of the host.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collectors.host.clock import ClockState, ask_kernel
 from collectors.metrics.metric import Sample
 from workloads.cost_models.absent import Absent
 
 _PIECE_BYTES = 1 << 16
 _OF_A_PAGE = os.sysconf("SC_PAGE_SIZE")
 _OF_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class _Timex(ctypes.Structure):
+    """The kernel's `struct timex`, as 64-bit Linux has it."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),  # More than what follows: the kernel writes into it.
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockState:
+    """The kernel's report on its clock. offset: in the units that the status names; max_error_us: in microseconds."""
+
+    offset: int
+    max_error_us: int
+    status: int
+
+
+def ask_kernel() -> ClockState:
+    """Ask the kernel, and change nothing.
+
+    Raises:
+        OSError: the kernel refuses, as it may in a container.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    answer = _Timex()  # modes is 0: nothing is set.
+    if library.adjtimex(ctypes.byref(answer)) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "adjtimex")
+    return ClockState(offset=answer.offset, max_error_us=answer.maxerror, status=answer.status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,12 @@
-"""The host as a whole by its kernel: identity, CPU time, load, memory and swap, NUMA nodes, paging, pressure."""
+"""The host as a whole by its kernel: identity, CPU time, load, memory and swap, NUMA nodes, paging, pressure, clock."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 
-from collectors.host.procfs import HostAnswer, KernelFiles
+from collectors.host.procfs import ClockState, HostAnswer, KernelFiles
 from collectors.metrics import host
 from collectors.metrics.metric import Sample
 from workloads.cost_models.absent import Absent
@@ -171,3 +171,22 @@ def read_pressure(files: KernelFiles) -> Iterator[Sample]:
             if (resource, stalled) != _UNDEFINED:
                 total_us = dict(figure.split("=") for figure in figures)["total"]
                 yield host.HOST_PRESSURE_SECONDS.at(int(total_us) / 1e6, resource=resource, stalled=stalled)
+
+
+# The clock: how far it is off, how far it may be, and whether anything keeps it.
+
+_UNSYNCHRONISED = 0x0040
+_IN_NANOSECONDS = 0x2000
+"""Bits of the status. Source: linux/timex.h, STA_UNSYNC and STA_NANO."""
+
+
+def read_clock(ask: Callable[[], ClockState]) -> Iterator[Sample]:
+    """Return the clock's offset, its maximum error, and whether it is kept.
+
+    The offset is what is left to correct: near 0 where chrony corrects by frequency, whatever the error was.
+    """
+    state = ask()
+    per_second = 1e9 if state.status & _IN_NANOSECONDS else 1e6
+    yield host.HOST_CLOCK_OFFSET_SECONDS.at(state.offset / per_second)
+    yield host.HOST_CLOCK_ERROR_SECONDS.at(state.max_error_us / 1e6)
+    yield host.HOST_CLOCK_KEPT.at(0 if state.status & _UNSYNCHRONISED else 1)

@@ -184,7 +184,7 @@ class Owner:
         return self._define("counter", series, help, unit)
 
     def histogram(self, series: str, help: str) -> Metric:  # noqa: A002
-        """Define how often values were in each bucket; its samples are those of `collectors.prometheus.histogram`."""
+        """Define how often values were in each bucket; its samples are those of `collectors.prometheus.exposition`."""
         return self._define("histogram", series, help, None)
 
     def info(self, series: str, help: str) -> Metric:  # noqa: A002

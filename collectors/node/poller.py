@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from collectors.background import BackgroundTask
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.metrics.metric import Sample
 from collectors.node.registry import CountingCollector, NodeCollector
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.host.collector import HostCollector
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import DEADLINE_S, HOLD_S, NvmlCollector

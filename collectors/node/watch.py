@@ -10,15 +10,14 @@ from pathlib import Path
 from types import TracebackType
 
 from collectors.background import BackgroundThread, Beat
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.metrics import agent
 from collectors.metrics.metric import Sample
-from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.node.poller import DEADLINE_S, HOLD_S, CollectorPoll, Poller
 from collectors.node.registry import USUAL, GpuCollector, NodeCollector, PollingConfig, open_collectors
 from collectors.nvml.queries import GpuProcess
 from collectors.prometheus.exposition import Owned
-from collectors.sample_log import LogUnwritable, Note, SampleLog
+from collectors.sample_log import LogUnwritable, NodeLogWriter, Note, SampleLog, open_node_log
 
 # Into the node's log, during a trial.
 
@@ -93,7 +92,6 @@ class Sampler:
 
     @property
     def missed(self) -> int:
-        """Beats that were skipped."""
         return self._beat.missed
 
     @property

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal
 
 from collectors.background import BackgroundTask
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.host.process_owner import NOBODY
 from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics import gpu_health as gpu_health_metrics

@@ -1,21 +1,96 @@
 """The exporter: the samples of several sources as metrics of prometheus_client, which writes them in every format.
 
+Histograms are classic ones: buckets, and the observation that came last in each. Of a bucket the upper bound is 41 %
+above the lower: 35 bounds go from 0.98 ms to 128 s, every other one a power of 2.
 Knows neither bench nor any store, and no HTTP.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
+import msgspec
 from prometheus_client import Metric as Family
+from prometheus_client import samples as client_samples
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 from prometheus_client.samples import Sample as Line
 from prometheus_client.utils import floatToGoString
 
 from collectors.metrics.metric import Metric, Sample, Scope
-from collectors.prometheus.histogram import BOUNDS_S, Histogram
+
+BOUNDS_S = tuple(math.ldexp((1.0, 2.0**0.5)[half % 2], half // 2) for half in range(-20, 15))
+"""Upper bounds of the buckets: a bound belongs to its bucket. One more bucket, without a bound, follows."""
+
+
+class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
+    """One observation, with labels that tell which one it was and the Unix time at which it was made."""
+
+    labels: Mapping[str, str]
+    value: float
+    time_ns: int
+
+
+class Histogram(Sample, frozen=True, kw_only=True):
+    """All observations of one series of a histogram so far; as a sample of any other kind, its value is their number.
+
+    total: sum of the observed values. counts: how many are in each bucket. exemplars: by the bucket's place.
+    """
+
+    total: float
+    counts: list[int]
+    exemplars: dict[int, Exemplar]
+
+    def cumulative(self) -> list[int]:
+        """Return how many values are at most each of BOUNDS_S, and at last how many there are."""
+        return list(accumulate(self.counts))
+
+
+@dataclass(slots=True)
+class Observations:
+    """Counts observations."""
+
+    total: float = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+
+    def observe(self, value: float, times: int = 1) -> int:
+        """Count a value, which came so many times; return the place of its bucket.
+
+        Raises:
+            ValueError: the value is negative or not finite, as no duration is.
+        """
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{value} is no duration")
+        self.total += times * value
+        bucket = bisect_left(BOUNDS_S, value)
+        self.counts[bucket] += times
+        return bucket
+
+
+def histogram_of(
+    metric: Metric, parts: Iterable[Observations], *, exemplars: Mapping[int, Exemplar] | None = None, **labels: str
+) -> Histogram:
+    """Return one series of a metric, from all observations of the parts. exemplars: by the bucket's place.
+
+    Raises:
+        ValueError: a label is missing or unknown.
+    """
+    whole = Observations()
+    for part in parts:
+        whole.total += part.total
+        whole.counts = [before + more for before, more in zip(whole.counts, part.counts, strict=True)]
+    return Histogram(
+        metric=metric.name,
+        value=sum(whole.counts),
+        labels=metric.at(0, **labels).labels,
+        total=whole.total,
+        counts=whole.counts,
+        exemplars=dict(exemplars or {}),
+    )
+
 
 Owned = tuple[Sample, Mapping[str, str]]
 """A sample, and the labels of its owner: a rank, a node or a run."""
@@ -110,7 +185,9 @@ def _histogram(sample: Histogram, labels: Mapping[str, str]) -> Iterator[Line]:
     name = sample.metric
     for place, (bound, count) in enumerate(zip(_BOUNDS, sample.cumulative(), strict=True)):
         newest = sample.exemplars.get(place)
-        exemplar = None if newest is None else Exemplar(dict(newest.labels), newest.value, newest.time_ns / 1e9)
+        exemplar = (
+            None if newest is None else client_samples.Exemplar(dict(newest.labels), newest.value, newest.time_ns / 1e9)
+        )
         yield Line(f"{name}_bucket", {**labels, "le": bound}, count, exemplar=exemplar)
     yield Line(f"{name}_count", dict(labels), sample.value)
     yield Line(f"{name}_sum", dict(labels), sample.total)

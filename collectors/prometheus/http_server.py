@@ -25,7 +25,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from prometheus_client import make_wsgi_app
 from prometheus_client.registry import Collector
 
-from collectors.errors import in_words
+from collectors.files import in_words
 from collectors.sockets import listen, network_of
 
 SLOW_S = 5.0
@@ -247,7 +247,6 @@ class Server(ThreadingMixIn, TCPServer):
             _Handler(client, client_address, self)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close the connection."""
         with self._lock:
             client = self._clients.pop(request, None)
             _close(request if client is None else client.socket)
@@ -410,7 +409,6 @@ class _Handler(WSGIRequestHandler):
             self.wfile.write(body)
 
     def end_headers(self) -> None:
-        """Add the headers of the configuration to each answer."""
         for name, value in self.server.config().headers.items():
             self.send_header(name, value)
         super().end_headers()

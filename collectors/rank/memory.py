@@ -176,8 +176,7 @@ class ProcessMemory:
     def __init__(self, statm: Path = STATM) -> None:
         self._statm = statm
 
-    def start(self) -> None:
-        """See `StepMemory.start`."""
+    def start(self) -> None: ...
 
     def end_phase(self, name: str) -> None:
         """See `StepMemory.end_phase`; phases are not measured here."""

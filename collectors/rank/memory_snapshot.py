@@ -59,7 +59,6 @@ class MemoryCurve:
         return {**sizes, "total": sum(sizes.values())}
 
     def samples(self) -> list[Sample]:
-        """Return the peak as samples."""
         return [TIMELINE_PEAK_BYTES.at(size_bytes, category=name) for name, size_bytes in self.peak().items()]
 
     def save(self, path: Path) -> None:

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collectors.files import open_regular
 from collectors.metrics.metric import Sample
 from collectors.metrics.probes import COLLECTIVE_CHOICE
-from collectors.regular_files import open_regular
 
 _COLLECTIVES = {
     "AllReduce": "all_reduce",

@@ -16,8 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from collectors.files import replace_file
 from collectors.traces.event_names import STEP
-from collectors.traces.reading.profiler_events import read_events
-from collectors.traces.reading.reader import read_trace
+from collectors.traces.reading.reader import read_events, read_trace
 from collectors.traces.timeline import Timeline
 
 EVENTS_HAVE_KINDS = hasattr(_KinetoEvent, "activity_type")

@@ -101,7 +101,6 @@ class _File:
         )
 
     def connect(self, number: int, flow: Flow) -> None:
-        """Write the arrow."""
         arrow = {"name": flow.name, "cat": "flow", "id": number}
         source, target = flow.source, flow.target
         # A viewer attaches an arrow to the span that contains its moment; a span does not contain its own end.
@@ -112,7 +111,6 @@ class _File:
         self._write({"ph": "f", "bp": "e", **arrow, "ts": arrived_us, **self._tracks[target.track]})
 
     def end(self) -> bytes:
-        """Return the whole file."""
         self._text.write(b"]}")
         return self._text.getvalue()
 

@@ -32,7 +32,6 @@ from bench.exporter.server import named
 from bench.runs.run_dir import begin
 from collectors.host.collector import HostCollector
 from collectors.metrics.registry import SHOWN
-from collectors.node.node_log import NodeLogWriter
 from collectors.node.registry import NodeCollector
 from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
@@ -40,7 +39,7 @@ from collectors.nvml.library import Nvml
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
 from collectors.prometheus.exposition import Exporter, Owned
-from collectors.sample_log import SampleLog
+from collectors.sample_log import NodeLogWriter, SampleLog
 from tests.bench.made.examples import make_case, make_machine
 from tests.benchmarks.exporter_parts.fast_time import FastTime
 from tests.benchmarks.exporter_parts.logging_ranks import RANKS, LoggingRanks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectors.errors import in_words
+from collectors.files import in_words
 
 
 @pytest.mark.parametrize(

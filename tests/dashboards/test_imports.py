@@ -14,7 +14,7 @@ def imports() -> grimp.ImportGraph:
     return grimp.build_graph("bench", "collectors", "dashboards", "workloads")
 
 
-_FILES = {"collectors.settings_file", "collectors.files", "collectors.regular_files"}
+_FILES = {"collectors.settings_file", "collectors.files"}
 """Doors to files that others may have written or put links into: of thresholds.toml, and of what is rendered."""
 
 

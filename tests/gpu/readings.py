@@ -14,8 +14,7 @@ import msgspec
 
 from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric, Sample
-from collectors.node.node_log import NodeState
-from collectors.sample_log import Mark, Reading, read
+from collectors.sample_log import Mark, NodeState, Reading, read
 from tests.gpu.check import NotHere
 from tests.gpu.session import Commands, Completed, Program
 

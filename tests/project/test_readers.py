@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 READERS = ("read_text", "read_bytes")
 MAY_READ_OTHERWISE = {
-    "the opening itself": {"collectors/regular_files.py"},
+    "the opening itself": {"collectors/files.py"},
     "files of the system, in /proc and /sys": {
         "bench/doctor/node_state.py",
         "bench/exporter/stack/processes.py",
@@ -18,7 +18,7 @@ MAY_READ_OTHERWISE = {
         "bench/machine/node_now.py",
         "bench/machine/preflight.py",
         "bench/rank/fault_commit.py",
-        "collectors/dcgm/host_engine.py",
+        "collectors/dcgm.py",
         "collectors/files.py",
         "collectors/host/procfs.py",
         "collectors/rank/action_clock.py",
@@ -72,7 +72,7 @@ def test_named_files_are_opened_by_open_regular() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and _opens_to_read(node)
     }
-    assert not found, "use collectors.regular_files.open_regular, which refuses pipes and devices"
+    assert not found, "use collectors.files.open_regular, which refuses pipes and devices"
 
 
 def test_each_file_that_may_read_otherwise_exists() -> None:

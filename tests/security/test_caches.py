@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(120)
 _READ = """
 import json, os, sys
 os.umask(int(sys.argv[1], 8))
-from bench.engines.caches import private_caches
+from bench.engines.environment import private_caches
 from bench.errors import InfrastructureFailed
 try:
     variables, notices = private_caches(os.environ)

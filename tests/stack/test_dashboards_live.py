@@ -26,11 +26,10 @@ from bench.runs.suite_record import SuiteRecord
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
 from collectors.metrics.results import RUN_BUBBLE_RATIO, RUN_STAGE_ACTIVATION_BYTES
-from collectors.node.node_log import open_node_log
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.recorder import EIGHT_GPUS, load
 from collectors.nvml.replay import RecordedNvml
-from collectors.sample_log import Opened, Polled, Reading, SampleLog
+from collectors.sample_log import Opened, Polled, Reading, SampleLog, open_node_log
 from tests.bench.made.examples import SMALL, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.windows import made_windows

@@ -28,8 +28,7 @@ from collectors.metrics.metric import STATISTICS, Metric
 from collectors.metrics.rank import LOSS, OVERLAP_SECONDS, PHASE_SECONDS, STATE_BYTES, STEP_SECONDS, TOKENS
 from collectors.metrics.registry import form_of
 from collectors.metrics.run_counts import RUNS, STEP_DURATION, STEPS
-from collectors.node.node_log import NodeState
-from collectors.sample_log import Reading, read
+from collectors.sample_log import NodeState, Reading, read
 from dashboards.board import BOARDS
 from tests.stack.pages.asking import Page, rendered
 from tests.support.servers import PrometheusServer, program, run_prometheus

@@ -23,7 +23,7 @@ from bench.runs.run_dir import begin
 from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.rank import LOSS, STEP_SECONDS
 from collectors.metrics.run_counts import STEP_DURATION, STEPS
-from collectors.prometheus.histogram import BOUNDS_S
+from collectors.prometheus.exposition import BOUNDS_S
 from collectors.sample_log import Opened, Reading, SampleLog
 from tests.bench.made.examples import make_machine, small_case
 from tests.dashboards.boards import board

@@ -20,9 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.context_parallel.cost_model import PositionLayout
 from workloads.context_parallel.spec import RingAttentionSpec
-from workloads.context_parallel.trainer import SequenceTrainer
-from workloads.core.attention_choice import ring_kernel
-from workloads.core.attention_kernels import Kernel
+from workloads.context_parallel.strategy import SequenceTrainer
+from workloads.core.attention import Kernel, ring_kernel
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
@@ -304,7 +303,6 @@ class RingTrainer(SequenceTrainer):
         super().__init__(setup, mesh, watched, attend=attention, layout=layout, notes=chosen.notes)
 
     def step(self, tokens_bs: Tensor) -> Tensor | None:
-        """See `Workload.step`."""
         self._before_bytes, self._before_pairs = self._ring.sent_bytes, self._pairs.pairs
         return super().step(tokens_bs)
 
@@ -313,5 +311,4 @@ class RingTrainer(SequenceTrainer):
         return {"send": self._ring.sent_bytes - self._before_bytes}
 
     def attention_pairs(self) -> int:
-        """See `CountsPairs`."""
         return self._pairs.pairs - self._before_pairs

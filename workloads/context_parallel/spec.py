@@ -124,7 +124,6 @@ class RingAttentionSpec(SequenceSpec):
     """Spec of `ring_attention`."""
 
     name = "ring_attention"
-    entry = "workloads.context_parallel.ring_attention:build"
     summary = "sequences sharded over ranks by positions; keys and values pass around a ring during attention"
     options = (
         *SEQUENCE_OPTIONS,
@@ -251,7 +250,6 @@ class UlyssesSpec(SequenceSpec):
     """Spec of `ulysses`."""
 
     name = "ulysses"
-    entry = "workloads.context_parallel.ulysses:build"
     summary = "sequences sharded over ranks by positions, and by heads in attention: all_to_all (DeepSpeed-Ulysses)"
     parity = Parity(
         variants=(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from workloads.core.attention_choice import attend_of, attention_notes
+from workloads.core.attention import attend_of, attention_notes
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss
 from workloads.options import check_of, microbatch_count, rate_factor
 from workloads.protocols import Phase

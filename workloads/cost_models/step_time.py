@@ -88,7 +88,6 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        """Time of the whole step."""
         return self.compute.step_s + self.exposed_s
 
     @property

@@ -86,7 +86,6 @@ class Uncompressed:
         self._group = group
 
     def average(self, bucket: Bucket) -> None:
-        """See `Scheme.average`."""
         bucket.flat.div_(self._group.size())
         dist.all_reduce(bucket.flat, group=self._group)
 
@@ -204,7 +203,6 @@ class PowerSGD:
         self._rights: dict[int, Tensor] = {}
 
     def average(self, bucket: Bucket) -> None:
-        """See `Scheme.average`."""
         errors = self._feedback.of(bucket)
         # M: gradients plus the last errors. The bucket and `errors` both start as M; means replace the one, the new
         # errors the other.
@@ -276,7 +274,6 @@ class Rounding:
         self._dtype = dtype
 
     def average(self, bucket: Bucket) -> None:
-        """See `Scheme.average`."""
         # Divide before the sum: in fp16 the sum over many ranks could overflow.
         rounded = (bucket.flat / self._group.size()).to(self._dtype)
         dist.all_reduce(rounded, group=self._group)
@@ -303,7 +300,6 @@ class TopK:
         self._feedback = feedback
 
     def average(self, bucket: Bucket) -> None:
-        """See `Scheme.average`."""
         flat, errors = bucket.flat, self._feedback.of(bucket)
         flat += errors
         # Choose elements of each weight, then address them in the bucket: start of the weight + index in the weight.

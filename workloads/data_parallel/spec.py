@@ -128,7 +128,6 @@ class DdpSpec(StrategySpec):
     """Spec of `ddp`."""
 
     name = "ddp"
-    entry = "workloads.data_parallel.strategy:build_ddp"
     summary = "data parallel: full model on each rank, gradients averaged during backward"
     options = (
         *TRAINING_OPTIONS,
@@ -235,7 +234,6 @@ class SingleSpec(StrategySpec):
     """Spec of `single`."""
 
     name = "single"
-    entry = "workloads.data_parallel.strategy:build_single"
     summary = "one rank trains the full model; the baseline of all others"
     options = TRAINING_OPTIONS
     needs = Needs(maximum_ranks=1)
@@ -262,7 +260,6 @@ class Zero1Spec(StrategySpec):
     """Spec of `zero1`."""
 
     name = "zero1"
-    entry = "workloads.data_parallel.strategy:build_zero1"
     summary = "ZeRO-1: as ddp, but optimizer states are sharded over ranks, weight by weight and so unevenly"
     options = (*TRAINING_OPTIONS, BUCKET_MB)
     parity = Parity(variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}))

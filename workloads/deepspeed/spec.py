@@ -114,7 +114,6 @@ class DeepSpeedSpec(StrategySpec):
     """Spec of `deepspeed`."""
 
     name = "deepspeed"
-    entry = "workloads.deepspeed.strategy:build"
     summary = "DeepSpeed's own engine (an extra to install): ZeRO stages 0 to 3, optionally with CPU offload"
     options = (
         *TRAINING_OPTIONS,

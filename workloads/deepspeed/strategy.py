@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from workloads.core.attention_choice import attention_notes
+from workloads.core.attention import attention_notes
 from workloads.core.mesh import share_world_timeout
 from workloads.core.trainer import AUTOCAST_TYPES, LearningRate, make_model, make_optimizer
 from workloads.core.transformer import next_token_loss
@@ -149,7 +149,6 @@ class DeepSpeedTrainer:
         self.optimizer: Optimizer = optimizer
 
     def step(self, tokens_bs: Tensor) -> Tensor:
-        """See `Workload.step`."""
         with self._phase("optimizer"):
             self._gradients.clear()
             self._learning_rate.begin_step(self.optimizer)
@@ -165,7 +164,6 @@ class DeepSpeedTrainer:
         return torch.stack(losses).sum()
 
     def notes(self) -> Sequence[str]:
-        """See `KnowsNotes`."""
         return self._notes
 
     def gradient_norm(self) -> Tensor | None:

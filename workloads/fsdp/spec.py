@@ -9,8 +9,14 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import States, Transfer
-from workloads.fsdp.cost_model import Sharding, Wrap, building_bytes, sharded_states, sharded_transfers
-from workloads.fsdp.peak_memory import sharded_step_peak
+from workloads.fsdp.cost_model import (
+    Sharding,
+    Wrap,
+    building_bytes,
+    sharded_states,
+    sharded_step_peak,
+    sharded_transfers,
+)
 from workloads.options import (
     GATHERED_IN_GRAPHS,
     TRAINING_OPTIONS,
@@ -101,7 +107,6 @@ class ShardedSpec(StrategySpec):
     stage: of ZeRO; in the third, weights are divided again between forward and backward.
     """
 
-    entry = "workloads.fsdp.strategy:build"
     stage: Literal[2, 3] = 3
 
     def mesh(self, setup: Setup) -> dict[str, int]:

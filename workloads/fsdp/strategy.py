@@ -22,13 +22,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from workloads.core.mesh import share_world_timeout
+from workloads.core.sharded_gradients import NORM_EPSILON
 from workloads.core.trainer import Trainer, make_model
 from workloads.core.transformer import Block, Transformer
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
-
-NORM_EPSILON = 1e-6
-"""Added to the norm before dividing by it, as in torch's own clipping."""
 
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:

@@ -155,7 +155,6 @@ class SynchronousServer:
         return {"send": self._share.sent_bytes + self._share.received_bytes}
 
     def gradient_norm(self) -> Tensor | None:
-        """See `KnowsNorm`."""
         return self._gradient_norm
 
     def _take_one_of_each(self) -> list[Push]:

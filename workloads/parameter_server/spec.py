@@ -29,7 +29,6 @@ class ParameterServerSpec(StrategySpec):
     """Spec of `parameter_server`; the servers are the first ranks."""
 
     name = "parameter_server"
-    entry = "workloads.parameter_server.strategy:build"
     summary = "the first ranks are servers, which hold the weights; the others push gradients to them and pull weights"
     options = (
         *TRAINING_OPTIONS,

@@ -135,7 +135,6 @@ class PipelineSpec(StrategySpec):
     only_schedule: order of a stage's microbatches; a strategy with several overrides `schedule`.
     """
 
-    entry = "workloads.pipeline_parallel.strategy:build"
     options = PIPELINE_OPTIONS
     needs = Needs(minimum_ranks=2)
     only_schedule: ScheduleName
@@ -266,3 +265,6 @@ class ZeroBubbleSpec(PipelineSpec):
 
     def schedule(self, setup: Setup) -> ScheduleName:
         return "zbv" if setup.options[VARIANT.name] == "zbv" else "interleaved_zero_bubble"
+
+
+SPECS = (PipelineNaiveSpec(), GpipeSpec(), OneFOneBSpec(), InterleavedSpec(), ZeroBubbleSpec())

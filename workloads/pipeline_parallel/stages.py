@@ -25,15 +25,15 @@ from torch.distributed.pipelining import (
 )
 from torch.optim import AdamW
 
-from workloads.core.attention_choice import attention_notes
-from workloads.core.named_tensors import gather_named
+from workloads.core.attention import attention_notes
+from workloads.core.collectives import gather_named
+from workloads.core.sharded_gradients import AgreeingScaler, clip_gradients, parameter_groups
 from workloads.core.trainer import Clip, Trainer, adamw_settings, autocast, gather_gradients
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Action, ActionKind, MessageEnd, Pipeline, ScheduleName
 from workloads.options import DEFER_RECEIVES
 from workloads.protocols import MarkAction, Phase, TellMessage
 from workloads.spec import Setup
-from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, clip_gradients, parameter_groups
 
 
 class StageModel(nn.Module):

@@ -21,10 +21,9 @@ from workloads.core.trainer import Clip, autocast, make_model
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Pipeline, balance
 from workloads.options import local_batch
-from workloads.pipeline_parallel.spec import BALANCE, counts
+from workloads.pipeline_parallel.spec import BALANCE, SPECS, PipelineSpec, counts
 from workloads.pipeline_parallel.stages import PipelineTrainer, StageModel, cut
 from workloads.protocols import Phase, Workload
-from workloads.registry import spec_of
 from workloads.spec import Setup
 
 # Time of each part of the model on this machine, by which balance=measured cuts stages.
@@ -93,6 +92,7 @@ def _synchronise(setup: Setup) -> None:
 
 def make_trainer(
     setup: Setup,
+    spec: PipelineSpec,
     mesh: DeviceMesh,
     phase: Phase,
     *,
@@ -110,9 +110,7 @@ def make_trainer(
     after_backward: called with the stages when their gradients are complete.
     clip, scaler: as in `Trainer`; by default those that agree over the axis `stage`.
     """
-    spec = spec_of(setup.strategy)
     pipeline = spec.pipeline(setup)
-    assert pipeline is not None, "its spec has a pipeline"
     sequences = local_batch(setup, spec.data_ranks(setup))
     model, group = make_model(setup), mesh.get_group("stage")
     blocks_of = divide(setup, model, pipeline, sequences)
@@ -148,4 +146,5 @@ def divide(setup: Setup, model: Transformer, pipeline: Pipeline, sequences: int)
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     """Build this rank's stages of the model, and torch's schedule over all ranks."""
-    return make_trainer(setup, mesh, phase)
+    spec = next(spec for spec in SPECS if spec.name == setup.strategy)
+    return make_trainer(setup, spec, mesh, phase)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 
-from workloads.cost_models.collective_sizes import (
+from workloads.cost_models.communication import (
     CHECK_BYTES,
     COLLECTIVES,
     Counts,
@@ -158,7 +158,6 @@ class AllReduceSpec(ProbeSpec):
     """Spec of the probe `all_reduce`."""
 
     name = "all_reduce"
-    entry = "workloads.probes.all_reduce:probe"
     summary = "textbook algorithms of all-reduce, each compared with the library's own"
     options = (
         Option(
@@ -268,7 +267,6 @@ class CollectivesSpec(ProbeSpec):
     """Spec of the probe `collectives`."""
 
     name = "collectives"
-    entry = "workloads.probes.collectives:probe"
     summary = "the library's collectives, at each size of a sweep, as nccl-tests measures them"
     options = (
         Option(
@@ -328,7 +326,6 @@ class CopiesSpec(ProbeSpec):
     """Spec of the probe `copies`."""
 
     name = "copies"
-    entry = "workloads.probes.device:probe_copies"
     summary = "memory bandwidth: copy and triad on a CPU; on CUDA within the GPU, and between host and GPU"
     options = (
         Option(
@@ -374,7 +371,6 @@ class MatmulSpec(ProbeSpec):
     """Spec of the probe `matmul`."""
 
     name = "matmul"
-    entry = "workloads.probes.device:probe_matmul"
     summary = "FLOP/s of a device on square matrix products, by size, in the precision of the run"
     options = (
         Option(name="min_size", default=256, minimum=1, help="rows and columns of the smallest matrices"),
@@ -435,7 +431,6 @@ class PairsSpec(ProbeSpec):
     """Spec of the probe `pairs`."""
 
     name = "pairs"
-    entry = "workloads.probes.pairs:probe_pairs"
     summary = "bandwidth between neighbours on a ring of ranks or nodes, pair by pair, both ways at once"
     options = (
         Option(

@@ -37,22 +37,18 @@ class ShardedMicrobatch(Microbatch):
 
     @property
     def stream_bytes(self) -> int:
-        """See `Microbatch`."""
         return FULL_BYTES * self._own_positions * self.shape.width
 
     @property
     def logits_bytes(self) -> int:
-        """See `Microbatch`."""
         return self._product_bytes(self._own_vocabulary)
 
     @property
     def probabilities_bytes(self) -> int:
-        """See `Microbatch`."""
         return FULL_BYTES * self._positions * self._own_vocabulary
 
     @property
     def block_casts_bytes(self) -> int:
-        """See `Microbatch`."""
         if not self.is_autocast:
             return 0
         mlp = 3 * self.shape.width * self.shape.mlp_width
@@ -60,7 +56,6 @@ class ShardedMicrobatch(Microbatch):
 
     @property
     def block_bytes(self) -> int:
-        """See `Microbatch`."""
         own_width_bytes = self.width_bytes // self.ranks
         copy_bytes = own_width_bytes if min(self.shape.heads // self.ranks, self.shape.sequence) > 1 else 0
         attention = own_width_bytes + self._own_heads_bytes + copy_bytes

@@ -115,7 +115,6 @@ class TensorParallelSpec(StrategySpec):
     """Spec of `tensor_parallel`."""
 
     name = "tensor_parallel"
-    entry = "workloads.tensor_parallel.strategy:build"
     summary = "each matrix product sharded over ranks, by columns and then by rows (Megatron-LM, on DTensor)"
     options = (*TRAINING_OPTIONS, SEQUENCE_PARALLEL, LOSS_PARALLEL, ASYNC_TP)
     parity = Parity(

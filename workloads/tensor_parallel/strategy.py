@@ -32,11 +32,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.optim import AdamW
 
+from workloads.core.sharded_gradients import AgreeingScaler, add_up, clip_gradients, parameter_groups
 from workloads.core.trainer import Trainer, adamw_settings, make_model
 from workloads.core.transformer import Block
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
-from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, add_up, clip_gradients, parameter_groups
 
 WHOLE = Replicate()
 BY_POSITION = Shard(1)

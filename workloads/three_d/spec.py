@@ -114,7 +114,6 @@ class ThreeDSpec(PipelineSpec):
     """Spec of `three_d`."""
 
     name = "three_d"
-    entry = "workloads.three_d.strategy:build"
     summary = "data x tensor x pipeline parallel on one mesh: replicas of pipelines with sharded matrix products"
     options = (
         *PIPELINE_OPTIONS,

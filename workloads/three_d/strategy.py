@@ -16,14 +16,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from workloads.core.sharded_gradients import AgreeingScaler, add_up, clip_gradients, local_gradient
 from workloads.options import bucket_bytes
 from workloads.pipeline_parallel.stages import StageModel
 from workloads.pipeline_parallel.strategy import make_trainer
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
-from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, add_up, clip_gradients, local_gradient
 from workloads.tensor_parallel.strategy import norm_weights, parallelize
 from workloads.three_d.cost_model import fill_buckets
+from workloads.three_d.spec import ThreeDSpec
 
 
 @torch.no_grad()
@@ -74,6 +75,7 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
 
     return make_trainer(
         setup,
+        ThreeDSpec(),
         mesh,
         phase,
         prepare=prepare,

@@ -19,9 +19,10 @@ from bench.analysis.diagnosis.laws import (
     memory_in_use,
     peak_bytes,
     recomputed_share,
+    stage_cuts,
+    stage_times,
 )
 from bench.analysis.diagnosis.observed import CostFinding, CostKind, NodeLoad, Observed, StepShare
-from bench.analysis.diagnosis.stage_cuts import stage_cuts, stage_times
 from bench.analysis.estimate import Estimate, by_labels, estimate_share, of_metric
 from bench.analysis.pipeline import CLEARLY_LONGER, CORE, MESSAGE, UNEVEN
 from bench.analysis.step_parts import MeasuredStep, StepAccount, step_account
@@ -63,7 +64,10 @@ def costs_of(observed: Observed) -> tuple[list[CostFinding], StepAccount | str]:
     if isinstance(account, str):
         return [], account
     divided = account.divide(account.absent)
-    parts: _Parts = {name: _shares(seconds, account.steps_s) for name, seconds in divided.items()}
+    parts: _Parts = {
+        name: [min(1.0, max(0.0, value / step_s)) for value, step_s in zip(seconds, account.steps_s, strict=True)]
+        for name, seconds in divided.items()
+    }
     if not account.traces:  # What else is known: the phase data, and expectations.
         findings = [*_input(observed, parts), *_communication(observed, parts), *_bubbles(observed, None, 0.0)]
         unattributed = CostFinding(
@@ -92,10 +96,6 @@ def costs_of(observed: Observed) -> tuple[list[CostFinding], StepAccount | str]:
 
 
 _Parts = dict[str, list[float]]
-
-
-def _shares(seconds: Sequence[float], steps_s: Sequence[float]) -> list[float]:
-    return [min(1.0, max(0.0, value / step_s)) for value, step_s in zip(seconds, steps_s, strict=True)]
 
 
 def _share(ratios: Sequence[float]) -> StepShare:

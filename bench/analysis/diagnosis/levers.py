@@ -11,9 +11,8 @@ from dataclasses import replace
 from itertools import takewhile
 
 from bench.analysis.diagnosis.costs import slow_links
-from bench.analysis.diagnosis.laws import NEAR_CEILING, exposed_ratio, memory_in_use
+from bench.analysis.diagnosis.laws import NEAR_CEILING, exposed_ratio, memory_in_use, stage_cuts
 from bench.analysis.diagnosis.observed import CostFinding, Observed, Remedy
-from bench.analysis.diagnosis.stage_cuts import stage_cuts
 from bench.analysis.estimate import of_metric
 from bench.case import Case, known_options, written
 from collectors.metrics.results import RUN_STRAGGLER_RATIO

@@ -18,8 +18,15 @@ from msgspec.structs import replace as with_fields
 
 from bench.analysis.regressions.hypotheses import Weighed, begin, score, weigh, with_reruns
 from bench.analysis.regressions.level_filter import Candidate, NightValue, moved, unchanged_since
-from bench.analysis.regressions.night import Night, TrialSample, require_finite
-from bench.analysis.regressions.noise import CLIP_SDS, SeriesNoise, learn, trial_variance
+from bench.analysis.regressions.night import (
+    CLIP_SDS,
+    Night,
+    SeriesNoise,
+    TrialSample,
+    learn,
+    require_finite,
+    trial_variance,
+)
 from bench.analysis.regressions.placements import learn_offsets, reduce_trials
 from bench.analysis.regressions.settings import SETTINGS, DetectorSettings
 from bench.analysis.regressions.state import KeptNight, SeriesAlert, SeriesState, Suspected
@@ -382,3 +389,45 @@ def _p_value(score: float, noise: SeriesNoise) -> float:
     from scipy.special import stdtr  # Imported here: what only reads states needs no scipy.
 
     return 2 * float(stdtr(_freedom(noise), -abs(score)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Creep:
+    """How far the newest nights lie from an accepted level, on logarithms.
+
+    low, high: interval with the settings' `creep_p` outside, in both directions together. nights: that were used.
+    has_crept: the interval excludes no change, and the change is at least `smallest_creep`.
+    """
+
+    log_change: float
+    low: float
+    high: float
+    nights: int
+    has_crept: bool
+
+
+def creep(state: SeriesState, accepted_log_level: float, settings: DetectorSettings = SETTINGS) -> Creep | None:
+    """Compare the newest nights with a level that somebody accepted; None before the first verdict.
+
+    The test is asked each night, so its interval is wider than 95 %. It takes the newest nights alone, since the level
+    of a regime that creeps lags behind them.
+
+    Raises:
+        ValueError: the accepted level is not finite.
+    """
+    from scipy.special import stdtrit  # Imported here: what only reads states needs no scipy.
+
+    if not math.isfinite(accepted_log_level):
+        raise ValueError(f"the accepted level is {accepted_log_level}; it must be finite, a logarithm")
+    mean = newest_mean(state, settings)
+    if mean is None:
+        return None
+    change = mean.log_value - accepted_log_level
+    half_width = float(stdtrit(mean.freedom, 1 - settings.creep_p / 2)) * math.sqrt(mean.variance)
+    return Creep(
+        log_change=change,
+        low=change - half_width,
+        high=change + half_width,
+        nights=mean.nights,
+        has_crept=abs(change) > max(half_width, settings.smallest_creep),
+    )

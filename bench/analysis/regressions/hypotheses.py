@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.analysis.regressions.level_filter import Candidate, Filter, NightValue, changed, log_odds, moved, see
-from bench.analysis.regressions.night import OUTLIER_SDS
-from bench.analysis.regressions.noise import SeriesNoise
+from bench.analysis.regressions.night import OUTLIER_SDS, SeriesNoise
 from bench.analysis.regressions.settings import DetectorSettings
 
 

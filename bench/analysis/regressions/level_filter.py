@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from bench.analysis.regressions.noise import SeriesNoise
+from bench.analysis.regressions.night import SeriesNoise
 from bench.analysis.regressions.settings import DetectorSettings
 
 AnyFilter = TypeVar("AnyFilter", bound="Filter")

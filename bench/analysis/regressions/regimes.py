@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.analysis.regressions.detector import judge
-from bench.analysis.regressions.night import RESOLUTION, Night
-from bench.analysis.regressions.noise import learn, trial_variance
+from bench.analysis.regressions.night import RESOLUTION, Night, learn, trial_variance
 from bench.analysis.regressions.placements import reduce_trials
 from bench.analysis.regressions.settings import SETTINGS, DetectorSettings
 from bench.analysis.regressions.state import SeriesState

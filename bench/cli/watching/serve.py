@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from bench.cli.options import OF_ALL_USERS, RUNS, STORE, NamedPath, NamedText, seconds_within
 from bench.errors import Misuse, say
-from collectors.dcgm.job_mapping import JobMapping, NoMapping
+from collectors.dcgm import JobMapping, NoMapping
 
 if TYPE_CHECKING:
     from bench.exporter.server import Results

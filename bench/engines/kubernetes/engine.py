@@ -66,7 +66,6 @@ class PodAllocation:
             self._socket.close()  # This tells the agents that the suite has ended.
 
     def open(self, runs: Path, dropped: Collection[str] = ()) -> ClusterEngine:
-        """See `Allocation`."""
         if self._socket is None:
             raise InfrastructureFailed("the port for agents is closed")
         entrance = Entrance(key=self._key, listening=self._socket, within_s=self._first_s)
@@ -78,7 +77,7 @@ class PodAllocation:
 
 
 class PodPlacement:
-    """The agent of this pod, which is started here, and the agents of the other pods, which are awaited."""
+    """An `AgentPlacement`: starts the agent of this pod, and awaits those of the other pods."""
 
     name = "kubernetes"
 
@@ -88,7 +87,6 @@ class PodPlacement:
         self._here = LocalNodes(1)
 
     def start(self, meeting: Meeting) -> None:
-        """See `AgentPlacement`."""
         self._here.start(meeting)
 
     def failure(self) -> str | None:
@@ -96,9 +94,7 @@ class PodPlacement:
         return self._here.failure()
 
     def left_s(self) -> float:
-        """See `AgentPlacement`."""
         return math.inf
 
     def stop(self) -> None:
-        """See `AgentPlacement`."""
         self._here.stop()

@@ -53,7 +53,6 @@ class SuiteJob:
 
     @property
     def name(self) -> str:
-        """Name of the JobSet."""
         return self.settings.name or name_after(self.suite)
 
     @property

@@ -24,8 +24,7 @@ from bench.engines.node.agent import UNREACHED
 from bench.engines.wire.frames import Refused, read_key
 from bench.engines.wire.tcp import address_of
 from bench.errors import Misuse, say
-from collectors.files import PRIVATE, drafted, is_ours, make_folder, replace_file, write_named
-from collectors.regular_files import read_regular
+from collectors.files import PRIVATE, drafted, is_ours, make_folder, read_regular, replace_file, write_named
 
 FINE, MISUSE, INFRASTRUCTURE, ENDED = 0, 2, 4, 143
 """Exit codes: those of `observatory`, of which 2 makes the JobSet fail at once, and of a process ended by SIGTERM."""
@@ -79,13 +78,9 @@ def main() -> NoReturn:
     except OSError as error:
         say(f"pod {options.node}: {error}")
         sys.exit(INFRASTRUCTURE)
-    _become([sys.executable, "-P", "-m", "bench", "suite", "run", *words])
-
-
-def _become(words: list[str]) -> NoReturn:
-    """Replace this process by another program, which then gets its signals and determines its exit code."""
     sys.stderr.flush()
-    os.execv(words[0], words)
+    # The suite takes this process's place: it gets its signals and determines its exit code.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "bench", "suite", "run", *words])
 
 
 def own_key(secret: Path, folder: Path) -> Path:

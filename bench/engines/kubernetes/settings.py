@@ -166,6 +166,5 @@ class PodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pods: str = "pod"
 
     def as_toml(self) -> str:
-        """Return the file's text."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return "".join(f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in fields.items())

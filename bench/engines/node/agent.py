@@ -29,8 +29,7 @@ from typing import NoReturn
 
 import msgspec
 
-from bench.engines.caches import private_caches
-from bench.engines.environment import LOOPBACK, environment
+from bench.engines.environment import LOOPBACK, environment, private_caches
 from bench.engines.node.node_exporter import NodeExporter
 from bench.engines.node.supervisor import Supervisor
 from bench.engines.wire.channel import Channel, Heartbeat

@@ -78,7 +78,6 @@ class TrialStore:
         self.port = answer
 
     def close(self) -> None:
-        """End the store and its process."""
         self._process.close()
 
 

@@ -39,12 +39,12 @@ from bench.rank.messages import (
     TrialOutcome,
     TrialProgress,
 )
+from collectors.files import open_regular, read_regular
 from collectors.node.poller import Poller
 from collectors.node.registry import GpuCollector, open_collectors
 from collectors.node.watch import polling
 from collectors.nvml.queries import names_all_processes
 from collectors.rank import flight_recorder
-from collectors.regular_files import open_regular, read_regular
 from collectors.sample_log import Ended, Follower, LogUnwritable, Note, Reading, SampleLog
 
 TAIL_BYTES = 65_536
@@ -123,7 +123,6 @@ class RankProcess:
 
     @property
     def rank(self) -> int:
-        """The rank's number in the trial."""
         return self.order.rank
 
     @property
@@ -200,12 +199,9 @@ class RankProcess:
             output=_tail(self._folder / f"rank{self.order.rank}.err"),
         )
 
-    def _note_that_it_is_over(self) -> None:
+    def _note_that_we_end_it(self) -> None:
         if self._over_ns is None:
             self._over_ns = time.time_ns()
-
-    def _note_that_we_end_it(self) -> None:
-        self._note_that_it_is_over()
         self._is_ended_by_us = self._is_ended_by_us or self._process.is_alive()
 
     def _was_moving_at(self, time_ns: int) -> bool:

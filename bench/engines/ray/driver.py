@@ -277,7 +277,6 @@ class Driver:
         return results
 
     def stop(self) -> Done:
-        """End agents and actors."""
         import ray
 
         actors, self._actors = self._actors, []
@@ -289,7 +288,6 @@ class Driver:
         return Done()
 
     def close(self) -> None:
-        """End all that was started here."""
         import ray
 
         if ray.is_initialized():

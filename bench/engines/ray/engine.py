@@ -25,8 +25,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from bench.engines.agent_link import StartLimit
-from bench.engines.cluster import STOP_S, Capacity, ClusterEngine, Meeting, NodeRequest
-from bench.engines.implausible import ImplausibleAnswers
+from bench.engines.cluster import STOP_S, Capacity, ClusterEngine, ImplausibleAnswers, Meeting, NodeRequest
 from bench.engines.ray.orders import (
     AskAgents,
     Connect,
@@ -239,7 +238,7 @@ def _connect(address: str | None, tell: Callable[[str], None]) -> tuple[RayDrive
 
 
 class RayPlacement:
-    """Agents as children of actors, one on each node. The key goes to them as an argument of the actor's method."""
+    """An `AgentPlacement`: agents as children of actors, one on each node, with the key as its method's argument."""
 
     name = "ray"
 
@@ -249,7 +248,6 @@ class RayPlacement:
         self._settings, self._driver, self._exporter = allocation.settings, allocation.driver, allocation.exporter
 
     def start(self, meeting: Meeting) -> None:
-        """See `AgentPlacement`."""
         settings = self._settings
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
         agent += self._exporter
@@ -264,7 +262,6 @@ class RayPlacement:
         self._driver.ask(order, Done, START_S)
 
     def failure(self) -> str | None:
-        """See `AgentPlacement`."""
         try:
             self._driver.ask(AskAgents(), Done, ASK_S)
         except InfrastructureFailed as error:
@@ -272,11 +269,9 @@ class RayPlacement:
         return None
 
     def left_s(self) -> float:
-        """See `AgentPlacement`."""
         return math.inf
 
     def stop(self) -> None:
-        """See `AgentPlacement`."""
         with suppress(InfrastructureFailed):  # The driver is gone, and with it the actors and their agents.
             self._driver.ask(StopAgents(), Done, STOP_S + ASK_S)
 

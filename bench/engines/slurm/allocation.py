@@ -97,7 +97,6 @@ def read_capacity(request: NodeRequest) -> Capacity:
 
 
 def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
-    """Return the command that asks for an allocation."""
     words = ["salloc", "--no-kill", f"--nodes={nodes}", "--job-name=observatory"]
     for name in ("partition", "account", "qos", "constraint", "gres", "time"):
         if (value := getattr(settings, name)) is not None:
@@ -276,7 +275,8 @@ class SlurmAllocation:
                 if "queued and waiting" in line:
                     self._request.tell(f"job {self.job} is waiting for {plural(self._request.nodes, 'node')}")
                 if "Granted job allocation" in line:
-                    self._wait_for_boot()
+                    while self.state().get("JobState") == "CONFIGURING":  # Some sites start nodes for a job.
+                        time.sleep(1.0)
                     return
             self._salloc.wait()
         except BaseException:
@@ -287,11 +287,6 @@ class SlurmAllocation:
             (line for line in reversed(printed_lines) if "error:" in line), "".join(printed_lines[-1:])
         ).strip()
         raise InfrastructureFailed(f"Slurm gives no nodes: {reason}")
-
-    def _wait_for_boot(self) -> None:
-        """Wait until the nodes are there, which some sites start for a job."""
-        while self.state().get("JobState") == "CONFIGURING":
-            time.sleep(1.0)
 
     def _give_back(self) -> None:
         if self._salloc is None:
@@ -314,7 +309,7 @@ class SlurmAllocation:
 
 
 class SlurmPlacement:
-    """Agents as a step of a job, one on each node. The key goes to them by the step's standard input."""
+    """An `AgentPlacement`: agents as a step of a job, one on each node, with the key by the step's standard input."""
 
     name = "slurm"
 
@@ -326,7 +321,6 @@ class SlurmPlacement:
         self._step: subprocess.Popen[bytes] | None = None
 
     def start(self, meeting: Meeting) -> None:
-        """See `AgentPlacement`."""
         settings, count = self._allocation.settings, len(self.nodes)
         agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
         agent += self._allocation.exporter
@@ -338,13 +332,15 @@ class SlurmPlacement:
             *(*self._allocation.gpu_words(), *settings.srun),
             *("sh", "-c", "\n".join(lines)),
         ]
+        # Without what the environment of a step or an sbatch script asks of its own steps.
+        own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_STEPS)}
         try:
             self._step = subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=self._output,
-                env={**_outside_of_steps(os.environ), **settings.environment},
+                env={**own, **settings.environment},
                 start_new_session=True,
             )
         except FileNotFoundError:
@@ -357,21 +353,20 @@ class SlurmPlacement:
             self._step.stdin.close()
 
     def failure(self) -> str | None:
-        """See `AgentPlacement`."""
         if (reason := self._allocation.why_ended()) is not None:
             return reason
-        output = self._step_output()
+        self._output.seek(0)
+        printed = self._output.read().decode(errors="replace")
+        output = _read_output(printed, self.nodes, self._allocation.settings.python)
         if self._step is not None and (code := self._step.poll()) is not None:
             return f"its step ended with code {code}{output.detail}"
         # An agent that has ended fails the trial, although others continue.
         return f"it ended{output.detail}" if output.has_ended else None
 
     def left_s(self) -> float:
-        """See `AgentPlacement`."""
         return self._allocation.left_s()
 
     def stop(self) -> None:
-        """See `AgentPlacement`."""
         if self._step is not None:
             try:
                 self._step.wait(STOP_S)
@@ -382,10 +377,6 @@ class SlurmPlacement:
                 self._step.kill()
                 self._step.wait()
         self._output.close()
-
-    def _step_output(self) -> _StepOutput:
-        self._output.seek(0)
-        return _read_output(self._output.read().decode(errors="replace"), self.nodes, self._allocation.settings.python)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,8 +452,3 @@ _OF_STEPS = (
 )
 """How variables begin that srun reads as options. A job's script has those of its own request, such as one GPU for each
 task, and an agent needs all of its node."""
-
-
-def _outside_of_steps(user: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what a step or an sbatch script asks of its own steps."""
-    return {name: value for name, value in user.items() if not name.startswith(_OF_STEPS)}

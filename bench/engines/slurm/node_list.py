@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.engines.implausible import ImplausibleAnswers
+from bench.engines.cluster import ImplausibleAnswers
 from bench.errors import InfrastructureFailed
 
 CALL_S = 60.0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.engines.cluster import PLACES_TOLD, Capacity
-from bench.engines.implausible import ImplausibleAnswers
+from bench.engines.cluster import PLACES_TOLD, Capacity, ImplausibleAnswers
 from bench.engines.slurm.node_list import (
     MEGABYTE,
     SlurmNode,
@@ -118,7 +117,8 @@ def capacity_of_partition(
             )
             for node in of_nodes
         ]
-    unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} without jobs now: {_first_few(away)}"
+    examples = "; ".join([*away[:PLACES_TOLD], *(["..."] if len(away) > PLACES_TOLD else [])])
+    unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} without jobs now: {examples}"
     notes = [unusable] if away else []
     return _least(of_nodes, f"a node of the {_partitions(partitions)}", asks, doubts, notes)
 
@@ -286,10 +286,6 @@ def _count(ranges: str) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def _first_few(texts: Sequence[str]) -> str:
-    return "; ".join([*texts[:PLACES_TOLD], *(["..."] if len(texts) > PLACES_TOLD else [])])
-
-
 def _least(
     nodes: Sequence[_NodeCapacity], whose: str, asks: str, doubts: ImplausibleAnswers, notes: Sequence[str] = ()
 ) -> Capacity:
@@ -298,12 +294,8 @@ def _least(
         asks=asks,
         cores=min((node.cores for node in nodes if node.cores is not None), default=None),
         memory_bytes=min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=None),
-        gpus=_fewest(node.gpus for node in nodes),
+        gpus=min((node.gpus for node in nodes if node.gpus is not None), key=len, default=None),
         implausible=dict(doubts.counts),
         source="slurm",
         notes=(*notes, *doubts.lines()),
     )
-
-
-def _fewest(gpus_of_nodes: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    return min((gpus for gpus in gpus_of_nodes if gpus is not None), key=len, default=None)

@@ -80,23 +80,20 @@ class Stream(Protocol):
 
 
 class PipeStream:
-    """Two pipes, one for each direction. Both files must be unbuffered."""
+    """A `Stream` of two pipes, one for each direction. Both files must be unbuffered."""
 
     def __init__(self, reading: IO[bytes], writing: IO[bytes]) -> None:
         self._reading, self._writing = reading, writing
 
     def read(self, most: int) -> bytes:
-        """See `Stream`."""
         return self._reading.read(most)
 
     def write(self, data: bytes) -> None:
-        """See `Stream`."""
         remaining = memoryview(data)
         while remaining:
             remaining = remaining[self._writing.write(remaining) :]
 
     def hang_up(self) -> None:
-        """See `Stream`."""
         with suppress(BrokenPipeError):
             self._writing.close()
 
@@ -104,13 +101,12 @@ class PipeStream:
         """Do nothing: a call that waits ends with the process at the other end, whoever ends it."""
 
     def close(self) -> None:
-        """See `Stream`."""
         self.hang_up()
         self._reading.close()
 
 
 class SocketStream:
-    """A connected socket."""
+    """A `Stream` over a connected socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         if connected.family in (socket.AF_INET, socket.AF_INET6):
@@ -119,30 +115,24 @@ class SocketStream:
 
     @property
     def address(self) -> str:
-        """This side's address."""
         address: str = self._socket.getsockname()[0]
         return address
 
     def read(self, most: int) -> bytes:
-        """See `Stream`."""
         return self._socket.recv(most)
 
     def write(self, data: bytes) -> None:
-        """See `Stream`."""
         self._socket.sendall(data)
 
     def hang_up(self) -> None:
-        """See `Stream`."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """See `Stream`."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See `Stream`."""
         self._socket.close()
 
 
@@ -150,7 +140,6 @@ class SocketStream:
 
 
 def new_key() -> bytes:
-    """Return a key for one suite."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -291,7 +280,6 @@ class SignedWire:
 
 
 def program_version() -> str:
-    """Return the version of this program."""
     try:
         return metadata.version("parallel-observatory")
     except metadata.PackageNotFoundError:

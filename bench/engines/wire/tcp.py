@@ -112,7 +112,6 @@ class AgentListener:
 
     @property
     def port(self) -> int:
-        """The port that agents connect to."""
         port: int = self._socket.getsockname()[1]
         return port
 

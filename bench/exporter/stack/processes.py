@@ -24,8 +24,7 @@ import msgspec
 import psutil
 
 from bench.errors import InfrastructureFailed
-from collectors.files import open_to_append
-from collectors.regular_files import read_regular
+from collectors.files import open_to_append, read_regular
 from collectors.sockets import holder_of, uids_at
 
 READY_S = 60.0

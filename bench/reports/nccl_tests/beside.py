@@ -16,7 +16,7 @@ from bench.reports.table import Table, whole, write
 from bench.runs.summary import Summary
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric
-from workloads.cost_models.collective_sizes import IN_PLACE
+from workloads.cost_models.communication import IN_PLACE
 
 COLUMNS = (
     *("collective", "size_bytes", "dtype", "reduction"),

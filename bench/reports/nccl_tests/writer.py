@@ -21,8 +21,7 @@ from bench.machine.machine import Machine
 from bench.reports.nccl_tests.reader import ALGORITHM, COLLECTIVES, DTYPES, Imported
 from bench.runs.summary import Summary
 from collectors.metrics import probes as metrics
-from workloads.cost_models.collective_sizes import IN_PLACE, UNDIVIDED
-from workloads.cost_models.communication import bus_factor
+from workloads.cost_models.communication import IN_PLACE, UNDIVIDED, bus_factor
 from workloads.cost_models.terms import Collective
 from workloads.spec import ELEMENT_BYTES
 

@@ -10,8 +10,8 @@ import msgspec
 from rich.console import Console
 
 from bench.analysis.estimate import Estimate, EstimatedRatio
+from bench.analysis.scaling.efficiency import Loss, LostPart
 from bench.analysis.scaling.laws import Bounded, NoScalingFit, ScalingFit
-from bench.analysis.scaling.loss import Loss, LostPart
 from bench.analysis.step_parts import PARTS, PartName
 from bench.reports.format import digits, figure, grouped, has_wide_interval, percent, wide_interval_notes
 from bench.reports.table import Block, Table, write

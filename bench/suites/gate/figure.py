@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bench.analysis.regressions.creep import creep
-from bench.analysis.regressions.detector import JudgedNight, confirm_by_rerun, judge, level
+from bench.analysis.regressions.detector import JudgedNight, confirm_by_rerun, creep, judge, level
 from bench.analysis.regressions.night import Night
 from bench.analysis.regressions.settings import SETTINGS
 from bench.analysis.regressions.state import SeriesAlert, SeriesState

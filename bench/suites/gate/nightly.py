@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from sqlalchemy import or_, select
 
-from bench.analysis.regressions.discovery import discoveries
+from bench.analysis.comparison import false_discovery
 from bench.errors import InfrastructureFailed
 from bench.runs.history import History
 from bench.runs.schema import RUNS
@@ -36,6 +36,8 @@ from bench.suites.gate.verdicts import (
 
 RACES = 5
 """How often judging begins anew since another process has judged meanwhile."""
+FALSE_DISCOVERY_RATIO = 0.1
+"""Share of a night's new alerts that may be false: one alert in ten is what people put up with."""
 LATE_NS = 30 * DAY_NS
 """How far back runs are searched that came into the history after a later night was judged."""
 
@@ -190,12 +192,15 @@ def _held_back(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
 
     A further change of a figure that is worse already is none of them: it would be worse without it, too.
     """
-    tested = [one for one in verdicts if one.p_value is not None]
-    is_found = discoveries([one.p_value for one in tested if one.p_value is not None])
+    tested = [(verdict, verdict.p_value) for verdict in verdicts if verdict.p_value is not None]
+    adjusted = false_discovery([p_value for _, p_value in tested])
     return frozenset(
-        (one.key, one.run)
-        for one, found in zip(tested, is_found, strict=True)
-        if one.is_new and one.reruns and one.outcome in ("regression", "improvement") and not found
+        (verdict.key, verdict.run)
+        for (verdict, _), share in zip(tested, adjusted, strict=True)
+        if verdict.is_new
+        and verdict.reruns
+        and verdict.outcome in ("regression", "improvement")
+        and share > FALSE_DISCOVERY_RATIO
     )
 
 

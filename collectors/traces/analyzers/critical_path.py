@@ -19,14 +19,15 @@ import numpy as np
 from collectors.traces.cross_rank.clock_sync import Alignment, align, on_one_clock
 from collectors.traces.cross_rank.matching import ROOTED, Matching, match
 from collectors.traces.dependency_graph.graph import DEPENDENCIES, PATH_KINDS, Dependency, Graph, PathKind, replay
-from collectors.traces.dependency_graph.joined_graph import (
+from collectors.traces.dependency_graph.rank_graph import (
     JoinedGraph,
+    RankNodes,
     bounds_ns,
     common_steps,
     joined_graph,
     last_node,
+    path_kinds,
 )
-from collectors.traces.dependency_graph.rank_graph import RankNodes, path_kinds
 from collectors.traces.intervals import Times, clip
 from collectors.traces.table import Cell, Table, table_of
 from collectors.traces.timeline import ABSENT, Timeline, stream_name
@@ -48,7 +49,6 @@ class PathPart:
 
     @property
     def lasting_ns(self) -> int:
-        """The length of the part."""
         return self.end_ns - self.start_ns
 
 
@@ -69,7 +69,6 @@ class StepPath:
 
     @property
     def step_ns(self) -> int:
-        """How long the step took."""
         return self.end_ns - self.start_ns
 
     def spent_ns(self, kind: PathKind) -> int:

@@ -137,7 +137,6 @@ def _named(timeline: Timeline, rule: re.Pattern[str], kind: SpanKind, thread: in
 
 
 def _lasting(intervals: Times) -> Times:
-    """Return the intervals that are not empty."""
     return intervals[intervals[:, 1] > intervals[:, 0]]
 
 

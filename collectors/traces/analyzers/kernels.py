@@ -212,7 +212,6 @@ class StreamQueue:
 
     @property
     def longest(self) -> int:
-        """The greatest length."""
         return int(self.length.max())
 
     @property

@@ -194,7 +194,6 @@ class DeviceMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held."""
         return int(self.held_bytes[self.peak])
 
 

@@ -69,7 +69,6 @@ class ItemTime:
     count: Exact
 
     def __add__(self, other: ItemTime) -> ItemTime:
-        """Return the sum."""
         return ItemTime(
             exposed_ns=self.exposed_ns + other.exposed_ns,
             work_ns=self.work_ns + other.work_ns,
@@ -77,7 +76,6 @@ class ItemTime:
         )
 
     def __mul__(self, share: Fraction) -> ItemTime:
-        """Return a share of the amount."""
         return ItemTime(exposed_ns=self.exposed_ns * share, work_ns=self.work_ns * share, count=self.count * share)
 
 

@@ -179,5 +179,4 @@ def is_impossible(time: CollectiveTime, residual_ns: int) -> bool:
 
 
 def count_impossible(times: Iterable[CollectiveTime], residual_ns: int) -> int:
-    """Count the impossible collectives."""
     return sum(is_impossible(time, residual_ns) for time in times)

@@ -50,7 +50,6 @@ class DeviceQueue:
 
 
 def device_queue(timeline: Timeline) -> DeviceQueue:
-    """Return the spans of this rank's device."""
     row = np.flatnonzero(on_device(timeline))
     row = row[np.lexsort((row, timeline.stream[row]))]
     launched, start_ns = launches(timeline), timeline.start_ns[row]

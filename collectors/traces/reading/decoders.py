@@ -324,11 +324,7 @@ def _process_or_thread(values: Sequence[int | str | None]) -> NDArray[np.int64]:
     """Return processes or threads as numbers; in 2021 they were texts such as "stream 7"."""
     numbers = [int(value.rpartition(" ")[2]) if isinstance(value, str) else value for value in values]
     # Some writers have 2**64 - 1 for a stream: any number does that no other has.
-    return _column([_short(number) for number in numbers])
-
-
-def _short(number: int | None) -> int | None:
-    return number if number is None or -LARGEST_NS <= number <= LARGEST_NS else number % 2**32
+    return _column([n if n is None or -LARGEST_NS <= n <= LARGEST_NS else n % 2**32 for n in numbers])
 
 
 def _allocations(events: Sequence[Event]) -> Allocations:

@@ -19,8 +19,7 @@ from collectors.metrics.gpu import GPU_CLOCK_HERTZ, GPU_ENERGY_JOULES, GPU_INFO,
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import OBSERVER_SECONDS, STEP_SECONDS
 from collectors.metrics.results import RUN_GPU_POWER_WATTS, RUN_TOKEN_ENERGY_JOULES
-from collectors.node.node_log import NodeLogWriter, open_node_log
-from collectors.sample_log import Ended, Mark, Opened, Reading, SampleLog
+from collectors.sample_log import Ended, Mark, NodeLogWriter, Opened, Reading, SampleLog, open_node_log
 from tests.bench.made.examples import make_case, make_probe
 from workloads.cost_models.absent import Absent
 

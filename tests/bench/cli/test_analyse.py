@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.cli import main
-from bench.cli.analyse import command
+from bench.cli.analyse import NAMES, command
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.run_dir import begin
-from bench.traces.analyses import ANALYSES, NAMES
+from bench.traces.analyses import ANALYSES
 from tests.bench.made.examples import make_case, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import measure_fake

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.engines.implausible import ImplausibleAnswers
+from bench.engines.cluster import ImplausibleAnswers
 from bench.engines.slurm.node_list import SlurmNode, read_nodes
 
 BASES = ("DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "UNKNOWN")

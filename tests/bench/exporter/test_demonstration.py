@@ -51,8 +51,7 @@ from collectors.metrics.run_counts import STEP_DURATION, STEPS
 from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch
 from collectors.nvml.collector import NvmlCollector
-from collectors.prometheus.exposition import Exporter, Owned
-from collectors.prometheus.histogram import BOUNDS_S, Histogram
+from collectors.prometheus.exposition import BOUNDS_S, Exporter, Histogram, Owned
 from dashboards.rules import load
 from dashboards.thresholds import shipped
 from tests.collectors.nvml.nodes import FakeClock, eight_gpus, opened, replayed

@@ -25,7 +25,7 @@ from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.run_dir import Run, begin
 from bench.runs.suite_record import SuiteRecord
-from collectors.dcgm.job_mapping import JobMapping
+from collectors.dcgm import JobMapping
 from collectors.metrics.agent import AGENT_COLLECTOR, RUN_INFO
 from collectors.metrics.gpu import GPU_PROCESS_MEMORY, GPU_STATE, RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.host import HOST_LOAD, HOST_NETWORK_BYTES

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.rank.faulty_training import EPSILON, BatchNorm, add_batch_norm, check_batches, trained_case
+from bench.rank.convergence import EPSILON, BatchNorm, add_batch_norm, check_batches, trained_case
 from tests.bench.made.examples import make_case
 from tests.support.ranks import OnRanks
 from tests.workloads.training.setups import SmallSetup, small_setup

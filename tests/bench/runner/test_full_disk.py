@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rank.full_disk import as_full_disk
+from bench.rank.distributed import as_full_disk
 from tests.bench.made.fake_suites import TINY_SHAPE
 from tests.bench.made.small_disk import on_a_small_disk, within_a_quota
 
@@ -48,7 +48,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from bench.rank.evidence import EvidenceFile, StepEvidence
-from bench.rank.full_disk import as_full_disk
+from bench.rank.distributed import as_full_disk
 disk = Path(sys.argv[1])
 try:
     if sys.argv[2] == "archive":  # As a Timeline is saved.

@@ -16,9 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from bench.case import Case, check, find_spec, parse_options
 from bench.convergence.check import ConvergenceVerdict, check_cases, evaluate, gather_evidence
-from bench.rank.convergence import steps_with_evidence
+from bench.rank.convergence import add_batch_norm, check_batches, steps_with_evidence
 from bench.rank.evidence import StepEvidence
-from bench.rank.faulty_training import add_batch_norm, check_batches
 from tests.bench.made.examples import make_case
 from tests.support.ranks import OnRanks
 from tests.workloads.training.training_runs import make_ready

@@ -19,8 +19,7 @@ from collectors.metrics.gpu import GPU_CLOCK_HELD_SECONDS
 from collectors.metrics.host import HOST_CPU_SECONDS, HOST_LOAD, HOST_PRESSURE_SECONDS, HOST_SWAPPED_BYTES
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ALLOCATION_RETRIES, OUT_OF_MEMORY
-from collectors.node.node_log import NodeLogWriter, open_node_log
-from collectors.sample_log import Reading, SampleLog
+from collectors.sample_log import NodeLogWriter, Reading, SampleLog, open_node_log
 from tests.bench.made.diagnosed import case_of
 from tests.bench.made.examples import make_machine, make_summary
 from workloads.cost_models.absent import Absent

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from bench.analysis.scaling.efficiency import Loss
 from bench.analysis.scaling.laws import NoScalingFit, ScalingFit
-from bench.analysis.scaling.loss import Loss
 from bench.runs.scaling_curves import ScalingCurve, curves_of, not_measured
 from bench.runs.summary import Summary
 from tests.bench.made.examples import make_case, make_probe

@@ -12,7 +12,8 @@ import pytest
 
 from bench.analysis.timelines import read_files
 from bench.errors import Misuse
-from bench.traces.analyses import ANALYSES, DRAWINGS, NAMES, Analysis, Drawing
+from bench.traces.analyses import ANALYSES, Analysis
+from collectors.traces.analyzers.merge import merge
 from collectors.traces.table import Table
 from collectors.traces.timeline import Timeline
 from tests.bench.made.small_traces import small_timeline
@@ -80,11 +81,11 @@ def test_traces_of_nothing_are_refused_or_give_a_reason(analysis: Analysis, trac
     assert found.notes
 
 
-@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
-def test_drawings_of_small_traces_are_files_that_viewers_open(drawing: Drawing) -> None:
-    document = json.loads(drawing.run([small_timeline(0), small_timeline(1)], []).content)
+def test_a_merge_of_small_traces_is_a_file_that_viewers_open() -> None:
+    document = json.loads(merge([small_timeline(0), small_timeline(1)]).content)
     assert {event["name"] for event in document["traceEvents"]} >= {"gemm", "process_name"}
 
 
 def test_no_two_entries_have_one_name() -> None:
-    assert len(set(NAMES)) == len(NAMES)
+    names = [analysis.name for analysis in ANALYSES]
+    assert len(set(names)) == len(names)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from collectors.dcgm.host_engine import gpus_by_monitors, gpus_with_held_monitors
+from collectors.dcgm import gpus_by_monitors, gpus_with_held_monitors
 from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.nvml.library import NVMLError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.dcgm.host_engine import signs_of_dcgm
+from collectors.dcgm import signs_of_dcgm
 
 TCP = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

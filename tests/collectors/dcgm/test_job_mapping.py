@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from collectors.dcgm.job_mapping import JobMapping, NoMapping
+from collectors.dcgm import JobMapping, NoMapping
 
 ROOT = Path(__file__).parents[3]
 KILLED_IN_THE_MIDDLE = """
 import os, signal, sys
 from pathlib import Path
-from collectors.dcgm.job_mapping import JobMapping
+from collectors.dcgm import JobMapping
 mapping = JobMapping(Path(sys.argv[1]))
 if sys.argv[2:]:
     mapping.show({gpu: {"run-a"} for gpu in sys.argv[2:]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectors.dcgm.job_mapping import runs_by_file
+from collectors.dcgm import runs_by_file
 from collectors.metrics.agent import RANK_INFO
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.metric import Sample

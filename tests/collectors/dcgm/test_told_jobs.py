@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.dcgm.job_mapping import JobMapping, JobMappingWriter
+from collectors.dcgm import JobMapping, JobMappingWriter
 from collectors.metrics.gpu import RANK_GPU
 from collectors.prometheus.exposition import Owned
 from tests.collectors.fake_collectors import FakeHang, ended

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collectors.regular_files import NotRegular, open_regular, read_regular
+from collectors.files import NotRegular, open_regular, read_regular
 
 
 def _bind(path: Path) -> None:

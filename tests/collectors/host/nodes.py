@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectors.host.clock import ClockState
 from collectors.host.collector import HostCollector
-from collectors.host.procfs import KernelFiles
+from collectors.host.procfs import ClockState, KernelFiles
 from collectors.metrics.metric import Metric, Sample
 
 IB = "sys/class/infiniband/mlx5_0/ports/1"

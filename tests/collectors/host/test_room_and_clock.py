@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collectors.host.clock import ClockState
 from collectors.host.collector import HostCollector
+from collectors.host.procfs import ClockState
 from collectors.metrics import host
 from tests.collectors.host.nodes import of, read, recorded
 

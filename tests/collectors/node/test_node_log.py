@@ -8,8 +8,20 @@ from hypothesis import strategies as st
 
 from collectors.metrics.host import HOST_LOAD
 from collectors.metrics.metric import Sample
-from collectors.node.node_log import WHOLE_EACH, NodeLogWriter, NodeState, open_node_log
-from collectors.sample_log import Changed, Follower, NodeOpened, Note, Polled, Record, SampleLog, read
+from collectors.sample_log import (
+    WHOLE_EACH,
+    Changed,
+    Follower,
+    NodeLogWriter,
+    NodeOpened,
+    NodeState,
+    Note,
+    Polled,
+    Record,
+    SampleLog,
+    open_node_log,
+    read,
+)
 
 
 def _samples(*values: float) -> list[Sample]:

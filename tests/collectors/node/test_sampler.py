@@ -10,11 +10,10 @@ from pathlib import Path
 import psutil
 
 from collectors.metrics import host
-from collectors.node.node_log import NodeState, open_node_log
 from collectors.node.poller import Poller
 from collectors.node.registry import NodeCollector
 from collectors.node.watch import Sampler, polling
-from collectors.sample_log import Changed, NodeOpened, Note, Polled, Record, SampleLog, read
+from collectors.sample_log import Changed, NodeOpened, NodeState, Note, Polled, Record, SampleLog, open_node_log, read
 from tests.bench.made.small_disk import on_a_full_disk
 from tests.collectors.fake_collectors import FakeCollector, FakeHang, ended, lose_its_way
 

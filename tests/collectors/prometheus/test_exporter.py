@@ -9,8 +9,7 @@ from prometheus_client.samples import Sample as Parsed
 
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.registry import SHOWN
-from collectors.prometheus.exposition import OWNER_LABELS, Exporter, Owned
-from collectors.prometheus.histogram import histogram_of
+from collectors.prometheus.exposition import OWNER_LABELS, Exporter, Owned, histogram_of
 
 STEP = Metric(name="x_step_seconds", kind="gauge", unit="seconds", scope="rank", help="Time of a step.")
 PHASE = Metric(name="x_phase_seconds", kind="gauge", unit="seconds", scope="rank", help="Time.", labels=("phase",))

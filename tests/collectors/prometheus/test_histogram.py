@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectors.metrics.metric import NODE
-from collectors.prometheus.histogram import BOUNDS_S, Observations, histogram_of
+from collectors.prometheus.exposition import BOUNDS_S, Observations, histogram_of
 
 TIME = NODE.histogram("x_time_seconds{slot}", "A time.")
 

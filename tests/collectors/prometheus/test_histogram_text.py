@@ -11,8 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from collectors.metrics.metric import NODE, Sample
-from collectors.prometheus.exposition import Exporter, Owned
-from collectors.prometheus.histogram import BOUNDS_S, Exemplar, Histogram, Observations, histogram_of
+from collectors.prometheus.exposition import BOUNDS_S, Exemplar, Exporter, Histogram, Observations, Owned, histogram_of
 
 TIME = NODE.histogram("x_time_seconds{slot}", 'A "time".')
 LONELY = NODE.histogram("x_wait_seconds", "A time without labels.")

@@ -32,10 +32,9 @@ from collectors.metrics import agent, gpu, results
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import PHASE_SECONDS, STEP_SECONDS, TIMELINE_PEAK_BYTES, TRACED_STEP_SECONDS
-from collectors.node.node_log import NodeLogWriter, open_node_log
 from collectors.nvml.library import FieldSupport
 from collectors.nvml.recorder import save as save_recording
-from collectors.sample_log import Mark, Opened, Reading, SampleLog
+from collectors.sample_log import Mark, NodeLogWriter, Opened, Reading, SampleLog, open_node_log
 from collectors.traces.event_names import STEP
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import save as save_timeline

@@ -19,13 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from collectors.host.collector import HostCollector
 from collectors.metrics import host
-from collectors.node.node_log import NodeState, open_node_log
 from collectors.node.poller import Poller
 from collectors.node.watch import Sampler
 from collectors.prometheus.exposition import Exporter, Owned
 from collectors.prometheus.http_server import Server, pages
 from collectors.rank.stopwatch import CallTime, HostStopwatch
-from collectors.sample_log import Follower
+from collectors.sample_log import Follower, NodeState, open_node_log
 from tests.slow.ranks.boxed_ranks import Order, serve_rank
 from tests.support.netbox import INTERFACE
 from tests.workloads.probes.small_probes import SmallProbe, small_probe

@@ -14,7 +14,7 @@ from tests.support.ranks import OnRanks
 from tests.workloads.training.setups import SmallSetup, small_setup
 from tests.workloads.training.training_runs import StepRecord, no_phase, train
 from workloads.context_parallel.cost_model import PositionLayout
-from workloads.context_parallel.trainer import SequenceTrainer, positions
+from workloads.context_parallel.strategy import SequenceTrainer, positions
 from workloads.core.data import Batches
 from workloads.core.mesh import make_mesh
 from workloads.registry import spec_of

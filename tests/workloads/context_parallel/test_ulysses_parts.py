@@ -13,8 +13,7 @@ from collectors.rank import flight_recorder
 from tests.support.ranks import OnRanks
 from tests.workloads.core.test_attention_kernels import by_definition
 from workloads.context_parallel.cost_model import ulysses_pairs
-from workloads.context_parallel.trainer import positions
-from workloads.context_parallel.ulysses import HEADS, POSITIONS, Ulysses, exchange
+from workloads.context_parallel.strategy import HEADS, POSITIONS, Ulysses, exchange, positions
 from workloads.core.transformer import attend
 
 SEQUENCE = 24

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from workloads.core.attention_kernels import CpuFlash
+from workloads.core.attention import CpuFlash
 
 
 @dataclass

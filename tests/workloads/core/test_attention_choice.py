@@ -12,8 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workloads.core.test_attention_kernels import by_definition, draw
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
-from workloads.core.attention_choice import Example, Pinned, TorchAttention, attend_of, attention_notes, ring_kernel
-from workloads.core.attention_kernels import KERNELS, CpuFlash, CudaCudnn, CudaEfficient, CudaFlash
+from workloads.core.attention import (
+    KERNELS,
+    CpuFlash,
+    CudaCudnn,
+    CudaEfficient,
+    CudaFlash,
+    Example,
+    Pinned,
+    TorchAttention,
+    attend_of,
+    attention_notes,
+    ring_kernel,
+)
 from workloads.core.transformer import SAVED, Block, Checkpoint, attend, rotary_tables
 from workloads.cost_models.shape import Shape
 from workloads.options import ATTENTION, KernelName, attention_refusals

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads.core.attention_kernels import KERNELS, CpuFlash, CudaCudnn, CudaEfficient, CudaFlash, Kernel, padded
+from workloads.core.attention import KERNELS, CpuFlash, CudaCudnn, CudaEfficient, CudaFlash, Kernel, padded
 from workloads.options import KernelName
 
 EXACT = 1e-12

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tests.support.ranks import OnRanks
 from workloads.core.collectives import allocate, make_call
-from workloads.cost_models.collective_sizes import COLLECTIVES, ROOT, counts
+from workloads.cost_models.communication import COLLECTIVES, ROOT, counts
 from workloads.cost_models.terms import Collective
 
 

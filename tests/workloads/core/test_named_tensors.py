@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.rank.distributed import refuse_objects
 from tests.support.ranks import OnRanks
-from workloads.core.named_tensors import gather_named
+from workloads.core.collectives import gather_named
 
 OF_RANKS: tuple[dict[str, Tensor], ...] = (
     {"blocks.0.weight": torch.arange(6.0).view(2, 3), "scale": torch.tensor(2.5)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workloads.probes.small_probes import SmallProbe, small_probe
-from workloads.cost_models.collective_sizes import CHECK_BYTES
+from workloads.cost_models.communication import CHECK_BYTES
 from workloads.probes.cost_model import ALGORITHMS, Algorithm
 from workloads.probes.spec import AllReduceSpec, chosen_algorithms, scratch_elements, vector_sizes
 from workloads.spec import OptionValue, Precision

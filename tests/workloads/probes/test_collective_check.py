@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workloads.core.collectives import Buffers, allocate
-from workloads.cost_models.collective_sizes import counts
+from workloads.cost_models.communication import counts
 from workloads.cost_models.terms import Collective
 from workloads.probes.collectives import count_wrong, fill
 

@@ -11,7 +11,7 @@ from tests.support.ranks import OnRanks
 from tests.workloads.probes.small_probes import FakeRecord, FakeStopwatch, SmallProbe, small_probe
 from workloads.core.collectives import allocate
 from workloads.core.mesh import make_mesh
-from workloads.cost_models.collective_sizes import COLLECTIVES, ROOT, UNDIVIDED, counts
+from workloads.cost_models.communication import COLLECTIVES, ROOT, UNDIVIDED, counts
 from workloads.cost_models.terms import Collective
 from workloads.probes.collectives import check, probe
 from workloads.probes.spec import CollectivesSpec, chosen_collectives

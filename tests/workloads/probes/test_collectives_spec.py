@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workloads.probes.small_probes import SmallProbe, small_probe
-from workloads.cost_models.collective_sizes import CHECK_BYTES, COLLECTIVES, Counts, counts
+from workloads.cost_models.communication import CHECK_BYTES, COLLECTIVES, Counts, counts
 from workloads.cost_models.terms import Collective
 from workloads.probes.spec import CollectivesSpec, chosen_collectives, counted_sizes
 from workloads.spec import OptionValue, Precision

@@ -7,7 +7,7 @@ import pytest
 from tests.support.ranks import OnRanks
 from tests.workloads.probes.small_probes import FakeRecord, FakeStopwatch, IdleStopwatch, SmallProbe, small_probe
 from workloads.core.mesh import make_mesh
-from workloads.probes.pairs import probe_pairs
+from workloads.probes.collectives import probe_pairs
 from workloads.probes.spec import PairsSpec, rounds
 from workloads.spec import Precision
 

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from tests.support.ranks import OnRanks
 from workloads.core.mesh import make_mesh
-from workloads.tensor_parallel.sharded_gradients import AgreeingScaler, add_up, clip_gradients, parameter_groups
+from workloads.core.sharded_gradients import AgreeingScaler, add_up, clip_gradients, parameter_groups
 
 RANKS = 2
 SCALE = 4.0

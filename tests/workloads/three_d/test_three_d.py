@@ -182,7 +182,7 @@ def gradients_where_weights_are_divided_again(setup: SmallSetup) -> StepRecord:
         shard(stage, mesh["data"], is_kept_gathered=False)  # type: ignore[arg-type]
         held.update(stage.named_parameters())
 
-    trainer = make_trainer(setup, mesh, no_phase, prepare=prepare)
+    trainer = make_trainer(setup, ThreeDSpec(), mesh, no_phase, prepare=prepare)
     Ready(workload=trainer, batches=make_batches(setup, ThreeDSpec().data_share(setup, dist.get_rank()))).step()
     gradients = {
         name: weight.grad.full_tensor()  # type: ignore[attr-defined]

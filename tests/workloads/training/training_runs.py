@@ -13,7 +13,7 @@ from tests.workloads.training.setups import SmallSetup
 from workloads.core.data import Batches, NoBatches, make_batches
 from workloads.core.mesh import make_mesh
 from workloads.protocols import Phase, Workload
-from workloads.registry import spec_of
+from workloads.registry import entry_of, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def make_ready(setup: SmallSetup, phase: Phase = no_phase) -> Ready:
     """Build the setup's strategy on this rank; the process group exists."""
     spec = spec_of(setup.strategy)
     mesh = make_mesh(spec.mesh(setup), setup.device)
-    workload: Workload = resolve_name(spec.entry)(setup, mesh, phase)
+    workload: Workload = resolve_name(entry_of(spec.name))(setup, mesh, phase)
     return Ready(workload=workload, batches=make_batches(setup, spec.data_share(setup, dist.get_rank())))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.analysis.estimate import Estimate, of_metric
-from bench.analysis.scaling.loss import loss_of, welch
+from bench.analysis.scaling.efficiency import loss_of, welch
 from bench.analysis.step_parts import MeasuredStep, PartName
 from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.summary import Summary

@@ -189,6 +189,12 @@ def test_the_adjusted_p_values_are_scipys() -> None:
     assert false_discovery([]) == []
 
 
+def test_of_series_without_change_a_night_has_a_discovery_no_more_often_than_the_rate() -> None:
+    random = np.random.default_rng(0)
+    nights = [min(false_discovery(random.uniform(0, 1, 50).tolist())) <= 0.1 for _ in range(300)]
+    assert sum(nights) <= 50  # 30 expected; more than 50 has probability 0.0001.
+
+
 def test_without_a_change_few_comparisons_of_many_figures_call_any_better_or_worse() -> None:
     """By single tests, two of three comparisons of 20 figures would."""
     random = np.random.default_rng(9)

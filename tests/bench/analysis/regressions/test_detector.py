@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from bench.analysis.regressions.creep import creep
-from bench.analysis.regressions.detector import confirm_by_rerun, judge, level
+from bench.analysis.regressions.detector import confirm_by_rerun, creep, judge, level
 from bench.analysis.regressions.night import Night, TrialSample, trial_sample
 from bench.analysis.regressions.settings import SETTINGS
 from bench.analysis.regressions.state import SeriesState

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.analysis.estimate import Estimate, estimate
-from bench.analysis.scaling.efficiency import Scaling
-from bench.analysis.scaling.prediction import expected_efficiency
+from bench.analysis.scaling.efficiency import Scaling, expected_efficiency
 from bench.case import Case
 from collectors.metrics.results import RUN_PHASE_SECONDS, RUN_TOKENS_PER_SECOND
 from tests.bench.made.examples import make_case

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bench.analysis.estimate import estimate, estimate_share
-from bench.analysis.scaling.efficiency import scaling_efficiency
-from bench.analysis.scaling.loss import Loss, loss_of
+from bench.analysis.scaling.efficiency import Loss, loss_of, scaling_efficiency
 from bench.analysis.step_parts import PARTS, MeasuredStep
 from bench.case import Case
 from collectors.metrics import results

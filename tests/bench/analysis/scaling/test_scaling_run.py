@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.scaling.loss import Loss, loss_of
+from bench.analysis.scaling.efficiency import Loss, loss_of
 from bench.analysis.step_parts import MeasuredStep
 from bench.cli import main
 from bench.errors import FINE

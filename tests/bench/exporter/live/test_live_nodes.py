@@ -14,8 +14,7 @@ from collectors.metrics.agent import RANK_INFO
 from collectors.metrics.gpu import GPU_PROCESS_MEMORY, RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.host import HOST_LOAD, HOST_NETWORK_BYTES
 from collectors.metrics.metric import Metric, Sample
-from collectors.node.node_log import NodeLogWriter, open_node_log
-from collectors.sample_log import Opened, SampleLog
+from collectors.sample_log import NodeLogWriter, Opened, SampleLog, open_node_log
 from tests.bench.made.examples import make_machine, small_case
 
 

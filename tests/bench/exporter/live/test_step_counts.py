@@ -17,7 +17,7 @@ from bench.exporter.step_counts import LONGEST_EXEMPLAR
 from bench.runs.run_dir import Run, begin
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.metrics.run_counts import STEP_DURATION, STEPS
-from collectors.prometheus.histogram import BOUNDS_S, Histogram
+from collectors.prometheus.exposition import BOUNDS_S, Histogram
 from collectors.sample_log import Mark, Opened, Reading, Record, SampleLog
 from tests.bench.made.examples import make_case, make_machine, small_case
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectors.traces.analyzers.critical_path import critical_path
-from collectors.traces.dependency_graph.joined_graph import common_steps
+from collectors.traces.dependency_graph.rank_graph import common_steps
 from collectors.traces.timeline import Timeline
 from tests.collectors.traces.made.small_traces import device, host, launch, span
 

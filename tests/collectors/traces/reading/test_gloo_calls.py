@@ -12,7 +12,7 @@ from torch.profiler import profile
 from collectors.rank import flight_recorder
 from collectors.rank.profiler import EVENTS_HAVE_KINDS, recording
 from collectors.traces.reading.collective_args import CLOCKS_APART_NS, Issued, elements_of, with_calls
-from collectors.traces.reading.profiler_events import read_events
+from collectors.traces.reading.reader import read_events
 from collectors.traces.timeline import ABSENT, Call, Timeline
 from tests.support.ranks import OnRanks
 from tests.support.timelines import Span, timeline_of

@@ -14,8 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from collectors.rank.profiler import EVENTS_HAVE_KINDS, recording
 from collectors.traces.event_names import STEP
-from collectors.traces.reading.profiler_events import read_events
-from collectors.traces.reading.reader import read_trace
+from collectors.traces.reading.reader import read_events, read_trace
 from collectors.traces.timeline import ABSENT, KINDS, Call, Timeline
 from tests.collectors.traces.made.kineto_text import differing
 from tests.support.ranks import OnRanks

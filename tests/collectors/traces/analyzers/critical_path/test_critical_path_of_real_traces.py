@@ -9,7 +9,7 @@ import pytest
 
 from collectors.traces.analyzers.critical_path import critical_path
 from collectors.traces.dependency_graph.graph import replay
-from collectors.traces.dependency_graph.joined_graph import common_steps, joined_graph
+from collectors.traces.dependency_graph.rank_graph import common_steps, joined_graph
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import Timeline
 

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from workloads.fsdp.strategy import NORM_EPSILON
+NORM_EPSILON = 1e-6
+"""Added to the norm before dividing by it, as in torch's own clipping."""
 
 
 def parameter_groups(weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
