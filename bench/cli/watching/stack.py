@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 if TYPE_CHECKING:
     from bench.exporter.stack.coverage import Target
     from bench.exporter.stack.lifecycle import StackPlan, StackState
-    from bench.exporter.stack.size import Size
     from bench.reports.table import Table
 
 SCHEMA_VERSION = 1
@@ -256,124 +254,6 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
     for line in (*left_out(every), *problems):
         say(line)
     return INFRASTRUCTURE if problems else None
-
-
-class _Number(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
-    """UNIT=NUMBER, as a pair."""
-
-    name = "number"
-    _FORM = re.compile(r"([a-z]+)=([0-9]{1,7})")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        found = self._FORM.fullmatch(value)
-        if found is None:
-            self.fail(f"{value!r} is no UNIT=NUMBER; it may be such as disk=8 or result=500", param, ctx)
-        return found[1], int(found[2])
-
-
-@command.command(name="size")
-@click.option("--nodes", type=click.IntRange(1, 1_000_000), required=True, help="Nodes that are watched.")
-@click.option(
-    "--gpus-per-node",
-    type=click.IntRange(0, 1024),
-    default=8,
-    show_default=True,
-    help="GPUs, ranks and ports of a node.",
-)
-@click.option(
-    "--with",
-    "changed",
-    metavar="UNIT=NUMBER",
-    type=_Number(),
-    multiple=True,
-    help="Another number of a unit, such as rank=0 (of a node) or result=500 (of the fleet). Repeatable.",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=NamedPath(is_folder=False),
-    show_default="the values of dashboards/stack/stack.toml",
-    help="TOML file with the interval and the retention that shall differ.",
-)
-@FORMAT
-def size(
-    nodes: int, gpus_per_node: int, changed: tuple[tuple[str, int], ...], config_file: Path | None, format_name: str
-) -> None:
-    """Predict what a fleet takes of a Prometheus: series, samples per second, memory and disk.
-
-    Series of each unit are counted in what the demonstration shows, on this machine's host; memory and disk follow from
-    what was measured (docs/scale.md).
-
-    \b
-    Example:
-      observatory stack size --nodes 2000 --gpus-per-node 8
-    """
-    from bench.engines.settings_file import read_settings
-    from bench.exporter.stack import size as sizing
-    from bench.exporter.stack.settings import StackSettings, check
-
-    settings = read_settings(config_file, StackSettings)
-    check(settings, str(config_file or "stack.toml"))
-    fleet = sizing.usual_fleet(nodes, gpus_per_node, dict(changed))
-    found = sizing.size(fleet, settings, sizing.series_by_unit())
-    print_size(found, settings.prometheus.scrape_seconds, settings.prometheus.retention_days, format_name)
-    for part in found.parts:
-        if part.each is None and part.number:
-            say(f"this machine has no {part.unit}, so that the series of one are unknown and left out")
-
-
-_SIZE_COLUMNS = ("unit", "number", "series_each", "series")
-
-
-def print_size(found: Size, scrape_seconds: int, retention_days: int, format_name: str) -> None:
-    """Print the size in one of the forms of --format."""
-    from bench.exporter.stack.size import UNITS
-    from bench.reports.format import digits, readable
-    from bench.reports.table import Table, write
-
-    rows = [
-        {"unit": part.unit, "number": part.number, "series_each": part.each, "series": part.series}
-        for part in found.parts
-    ]
-    rows.append({"unit": "prometheus", "number": 1, "series_each": found.own_series, "series": found.own_series})
-    what = {**UNITS, "prometheus": "Prometheus's own, of each target"}
-    cells = [
-        (
-            str(row["unit"]),
-            f"{row['number']:,}",
-            "-" if row["series_each"] is None else f"{row['series_each']:g}",
-            f"{row['series']:,.0f}",
-            what[str(row["unit"])],
-        )
-        for row in rows
-    ]
-    write(
-        format_name,
-        [
-            Table(("unit", "number", "series each", "series", "what it is"), cells, words=(0, 4)),
-            "",
-            f"series:             {found.series:,.0f}",
-            f"samples per second: {digits(found.samples_per_second)}, each series every {scrape_seconds} s",
-            f"memory:             {readable(found.memory_bytes, 'bytes')}, without queries; give it twice that",
-            f"disk:               {readable(found.disk_bytes, 'bytes')}, once {retention_days} days are full;"
-            f" {readable(found.late_disk_bytes, 'bytes')} where scrapes come late",
-        ],
-        lambda: {
-            "schema_version": SCHEMA_VERSION,
-            "scrape_seconds": scrape_seconds,
-            "retention_days": retention_days,
-            "units": rows,
-            "series": found.series,
-            "samples_per_second": found.samples_per_second,
-            "memory_bytes": found.memory_bytes,
-            "disk_bytes": found.disk_bytes,
-            "late_disk_bytes": found.late_disk_bytes,
-        },
-        rows,
-        _SIZE_COLUMNS,
-    )
 
 
 def _server_rows(state: StackState) -> list[dict[str, Any]]:
