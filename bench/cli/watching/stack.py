@@ -1,4 +1,4 @@
-"""`observatory stack`: starts Prometheus, Alertmanager and Grafana on this machine, shows them, and takes them away."""
+"""`observatory stack`: start Prometheus, Alertmanager and Grafana on this machine, show them, and stop them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def command() -> None:
     "config_file",
     type=NamedPath(is_folder=False),
     show_default="the values of dashboards/stack/stack.toml",
-    help="TOML file with the ports, intervals and retention that shall differ.",
+    help="TOML file with the ports, intervals and retention to change.",
 )
 @_FOLDER
 @RUNS
@@ -71,8 +71,8 @@ def up(
 ) -> None:
     """Start Prometheus, Alertmanager and Grafana on this machine, and show their addresses.
 
-    From the programs that are installed; containers where Prometheus or Alertmanager is not. They go on when the
-    terminal is closed, listen on the loopback address alone, and `observatory stack down` takes all of it away.
+    Runs the installed programs, or containers if Prometheus or Alertmanager is not installed. The servers keep running
+    when the terminal closes and listen on the loopback address only. `observatory stack down` removes all of it.
 
     \b
     Example:
@@ -90,7 +90,8 @@ def up(
         check_targets_folder(path)
         if not path.exists():
             say(
-                f"{path} is not there yet; no node of it is watched until `observatory serve --targets {path}` makes it"
+                f"{path} does not exist yet; none of its nodes is watched until `observatory serve --targets {path}`"
+                " makes it"
             )
     # Not on the agent's command line: other users can read that.
     environment = {RUNS_VARIABLE: str(runs_folder.absolute()), **({STORE_VARIABLE: store_url} if store_url else {})}
@@ -103,32 +104,30 @@ def up(
         agent_environment=environment,
     )
     interrupt_in_order()
-    programs = lifecycle.installed()
-    state = lifecycle.up(plan, programs, tell=say)
+    state = lifecycle.up(plan, lifecycle.installed(), on_notice=say)
     try:
         _say_what_is_up(state, plan)
     except KeyboardInterrupt:
-        say("the stack is up and goes on; `observatory stack status` shows its targets, and `down` ends it")
+        say("the stack keeps running; `observatory stack status` shows its targets, and `down` ends it")
         raise
 
 
 def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
-    """Print the servers, and the targets once each was asked."""
+    """Print the servers, and the targets once each was scraped."""
     from bench.exporter.stack import lifecycle, passwords
-    from bench.exporter.stack.coverage import targets_once_asked
+    from bench.exporter.stack.coverage import targets_once_scraped
     from bench.exporter.stack.files import LOOPBACK
     from bench.reports.table import print_page
 
     print_page(_server_table(_server_rows(state)))
     if "grafana" not in state.urls:
         click.echo(
-            "grafana is not installed, so that nobody draws the dashboards: install it and start the stack anew, or"
-            " send them to another with `observatory dashboards push --url URL`"
+            "grafana is not installed, so nothing draws the dashboards: install it and start the stack again, or send"
+            " them to another Grafana with `observatory dashboards push --url URL`"
         )
     click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/stack.md")
     click.echo(
-        f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, of Grafana admin, who can look"
-        " without one"
+        f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, for changes in Grafana admin"
     )
     click.echo(f"files: {plan.folder}; `observatory stack down` ends and deletes all of it")
     if not (plan.has_agent or plan.has_demo or plan.target_folders):
@@ -136,11 +135,11 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
             "nothing is watched yet: --agent watches this node, --demo shows made-up data, --targets FOLDER other nodes"
         )
         return
-    asked_s = _DISCOVERY_S + plan.settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
-    say(f"waiting until each target was asked, {asked_s} s at most")
+    wait_s = _DISCOVERY_S + plan.settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
+    say(f"waiting until each target was scraped, {wait_s} s at most")
     own = [f"{LOOPBACK}:{port}" for port in plan.agents.values()]
     password = lifecycle.prometheus_password(plan.folder, state)
-    targets = targets_once_asked(state.prometheus_url, own, password=password, limit_s=asked_s)
+    targets = targets_once_scraped(state.prometheus_url, own, password=password, limit_s=wait_s)
     print_page(_target_table(targets))
     for target in targets:
         if target.missing is not None:
@@ -148,46 +147,18 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
 
 
 @command.command(name="down")
-@click.option("--keep-data", "keeps_data", is_flag=True, help="Keep what the servers stored, for the next `up`.")
+@click.option("--keep-data", "keeps_data", is_flag=True, help="Keep the servers' data for the next `up`.")
 @_FOLDER
 def down(keeps_data: bool, folder: Path) -> None:
-    """Stop what `stack up` started, and delete all that it made, with Prometheus's data.
+    """Stop what `stack up` started, and delete all that it made, Prometheus's data included.
 
     \b
     Example:
       observatory stack down --keep-data
     """
-    from bench.exporter.stack import lifecycle, processes
-    from bench.reports.format import readable
+    from bench.exporter.stack import lifecycle
 
-    folder = folder.absolute()
-    size = readable(lifecycle.data_bytes(folder), "bytes")
-    state = lifecycle.read_state(folder)
-    if state is None:
-        if left := processes.strays(folder, ()):
-            names = ", ".join(f"{one.name} (process {one.pid})" for one in left)
-            say(f"ending {names}, of a stack without its state.json")
-            lifecycle.end_strays(folder)
-            say(f"what is left of its files is in {folder}; delete that folder where nobody needs them")
-            return
-        if not lifecycle.has_kept_data(folder):
-            raise Misuse(lifecycle.nothing_is_up(folder))
-        if keeps_data:
-            raise Misuse(f"no stack is up, and {folder} keeps {size} of data; leave out --keep-data to delete it")
-        say(f"no stack is up; deleting {size} of data that was kept in {folder}")
-        lifecycle.delete_kept_data(folder)
-        return
-    parts = [f"{one.name} (process {one.pid})" for one in lifecycle.running(folder, state)]
-    parts += ["the containers"] * state.is_compose
-    if parts:
-        say(f"ending {', '.join(parts)}")
-    if not keeps_data:
-        say(f"deleting {folder} with {size} of data")
-    elif state.is_compose:
-        say("keeping the containers' volumes for the next `up`; `docker volume ls` shows them")
-    else:
-        say(f"keeping {size} of data in {folder} for the next `up`; another `down` deletes it")
-    lifecycle.down(folder, keeps_data=keeps_data)
+    lifecycle.down(folder.absolute(), keeps_data=keeps_data, on_notice=say)
 
 
 @command.command(name="status")
@@ -197,7 +168,7 @@ def down(keeps_data: bool, folder: Path) -> None:
     metavar="URL",
     type=NamedText(),
     show_default="the stack's own",
-    help="Ask this Prometheus for our series, whoever started it.",
+    help="Prometheus to ask for our series in place of the stack's own.",
 )
 @_FOLDER
 @FORMAT
@@ -222,11 +193,11 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
         if state is None:
             raise Misuse(lifecycle.nothing_is_up(folder))
         problems = [
-            f"{one.name} (process {one.pid}) has ended; its last lines are in {one.log}"
-            for one in lifecycle.ended(state)
+            f"{lifecycle.words_of(process)} has ended; its last lines are in {process.log}"
+            for process in lifecycle.ended(state)
         ]
         prometheus_url = state.prometheus_url
-    is_asked = not any(one.startswith("prometheus ") for one in problems)
+    is_asked = not any(problem.startswith("prometheus ") for problem in problems)
     password = None
     if is_asked and own is not None and prometheus_url.rstrip("/") == own.prometheus_url:
         password = lifecycle.prometheus_password(folder, own)
@@ -238,7 +209,16 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
         )
     problems += [target.missing for target in targets if target.missing is not None]
     servers = [] if state is None else _server_rows(state)
-    rows = [dict(zip(_TARGET_COLUMNS, _target(target), strict=True)) for target in targets]
+    rows = [
+        {
+            "target": target.address,
+            "job": target.job,
+            "health": target.health,
+            "series": target.series,
+            "missing": target.missing,
+        }
+        for target in targets
+    ]
     write(
         format_name,
         [*_server_table(servers), *_target_table(targets)],
@@ -284,10 +264,6 @@ def _server_table(rows: Sequence[dict[str, Any]]) -> list[Table]:
 
 
 _TARGET_COLUMNS = ("target", "job", "health", "series", "missing")
-
-
-def _target(target: Target) -> tuple[Any, ...]:
-    return target.address, target.job, target.health, target.series, target.missing
 
 
 def _target_table(targets: Sequence[Target]) -> list[Table]:
