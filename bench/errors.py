@@ -57,6 +57,11 @@ def _without_middle(text: str, most: int) -> str:
     return f"{text[:half]}{left_out}{text[-half:]}"
 
 
+def plural(count: int, noun: str) -> str:
+    """Return `1 figure`, `3 figures`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 # Printing to standard error, safe from any thread and when standard error is closed or full.
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -16,7 +16,7 @@ from statistics import median, median_high, median_low, quantiles
 import msgspec
 
 from bench.engines.agent_link import NodeCheck
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, plural
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import MachineDifference
 from bench.runs.files import read_small
@@ -182,11 +182,9 @@ def _minority(
     usual = counts.most_common(1)[0][0]
     for number, value in values.items():
         if value != usual:
-            usual_count = counts[usual]
             words = "is unknown" if value is None else f"is {value}"
-            yield NodeFinding(
-                node=number, text=f"its {name} {words}, but {usual} on {usual_count} other node(s)", is_fatal=is_fatal
-            )
+            others = plural(counts[usual], "other node")
+            yield NodeFinding(node=number, text=f"its {name} {words}, but {usual} on {others}", is_fatal=is_fatal)
 
 
 def _sick(fleet: Fleet) -> Iterator[NodeFinding]:
@@ -307,7 +305,7 @@ def lines_of(fleet: Fleet) -> list[str]:
     ]
     lines += fleet.absent
     if not lines:
-        lines = [f"{len(fleet.nodes)} node(s), no problems"]
+        lines = [f"{plural(len(fleet.nodes), 'node')}, no problems"]
     for node in fleet.nodes:
         lines += [
             f"{node.name} has changed since its last good check: {difference.field} was {difference.before} and is now"

@@ -14,7 +14,7 @@ from bench.case import Case, Purpose, find_spec, parse_options
 from bench.doctor.fleet import Fleet, FleetNode, NodeFinding, PairRate, Rate, judge
 from bench.engines.cluster import ClusterEngine
 from bench.engines.trial_parts import ReadyNode, spread
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, plural
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import MachineDifference, differences
 from bench.rank.messages import FailureCause, TrialOutcome
@@ -55,7 +55,7 @@ def check_fleet(
         KeyboardInterrupt: the user interrupted the check.
     """
     nodes = engine.nodes()
-    tell(f"pre-flight: checking and measuring {len(nodes)} node(s)")
+    tell(f"pre-flight: checking and measuring {plural(len(nodes), 'node')}")
     fleet = Fleet(
         engine=engine.name,
         time_ns=time.time_ns(),

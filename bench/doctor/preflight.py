@@ -61,7 +61,7 @@ class Preflight:
         if is_dropping:
             names = [*missing, *(fleet.name(number) for number in fleet.bad)]
             if len(fleet.bad) == len(fleet.nodes):
-                raise InfrastructureFailed(f"pre-flight: all {len(names)} node(s) are bad; none is left to measure on")
+                raise InfrastructureFailed("pre-flight: every node is bad; none is left to measure on")
             self._dropped = frozenset(names)
             engine.drop(self._dropped)
             if names:

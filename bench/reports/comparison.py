@@ -22,7 +22,8 @@ from bench.analysis.comparison import (
 )
 from bench.analysis.estimate import Estimate
 from bench.analysis.noise import WANTED_CHANGE, TrialNoise, smallest_of_night, trials_a_night
-from bench.reports.format import digits, figure, grouped, plural, share
+from bench.errors import plural
+from bench.reports.format import digits, figure, grouped, share
 from bench.reports.table import Block, Table, write
 from collectors.metrics import probes, results
 from workloads.cost_models.absent import Absent

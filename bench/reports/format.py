@@ -101,11 +101,6 @@ def share(value: float | None) -> str:
     return f"{100 * value:.2f} %" if value < 0.01 else f"{100 * value:.1f} %"
 
 
-def plural(count: int, noun: str) -> str:
-    """Return `1 figure`, `3 figures`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def in_units(estimate: Estimate | None, size: float) -> str:
     """Return the median in units of this size, which its column names, and its interval: `20.5 [19.8, 21.3]`."""
     return "-" if estimate is None else _with_interval(estimate, size, digits)

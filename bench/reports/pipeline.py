@@ -13,7 +13,8 @@ from rich.text import Text
 
 from bench.analysis.estimate import Estimate, by_labels
 from bench.analysis.pipeline import PARTS, TimedStep, bubble_ratio, pipelines
-from bench.reports.format import digits, figure, plural
+from bench.errors import plural
+from bench.reports.format import digits, figure
 from bench.reports.table import Block, Table, open_console, print_csv, print_json, print_page
 from bench.runs.summary import Summary
 from bench.traces.pipeline_trace import require_stages, timed_steps, typical, write_trace

@@ -11,7 +11,8 @@ from rich.text import Text
 from bench.analysis.estimate import Estimate, by_labels
 from bench.analysis.gpu_clocks import clock_and_power
 from bench.analysis.probes import LIBRARY
-from bench.reports.format import figure, in_units, plural
+from bench.errors import plural
+from bench.reports.format import figure, in_units
 from bench.reports.table import Block, Table
 from bench.runs.summary import Summary
 from collectors.metrics import probes as metrics

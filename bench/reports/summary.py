@@ -13,9 +13,9 @@ from bench.analysis.estimate import Estimate, EstimatedRatio
 from bench.analysis.scaling.efficiency import ScalingEfficiency
 from bench.analysis.trials import join_by_labels, read_rank_logs
 from bench.case import known_options, why_ad_hoc
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 from bench.rank.fault_injection import Fault, FaultKind
-from bench.reports.format import digits, grouped, percent, plural, wide_interval_notes
+from bench.reports.format import digits, grouped, percent, wide_interval_notes
 from bench.reports.pipeline import pipeline_blocks
 from bench.reports.probes import probe_blocks
 from bench.reports.run_rows import (

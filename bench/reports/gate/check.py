@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.reports.format import grouped, plural, shortened
+from bench.errors import plural
+from bench.reports.format import grouped, shortened
 from bench.reports.table import Block, Table, print_page
 from bench.suites.gate.cause.changes import Change
 from bench.suites.gate.cause.likely import change_words as likely_words

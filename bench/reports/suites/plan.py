@@ -11,8 +11,9 @@ from rich.console import Console
 
 from bench.analysis.noise import WANTED_CHANGE, smallest_of_night, trials_a_night
 from bench.engines.cluster import Capacity
+from bench.errors import plural
 from bench.machine.preflight import least_bytes
-from bench.reports.format import duration, grouped, plural, readable, share
+from bench.reports.format import duration, grouped, readable, share
 from bench.reports.table import Block, Table, write
 from bench.suites.plan import PlannedCase, SuitePlan
 from workloads.cost_models.absent import Absent

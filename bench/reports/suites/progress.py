@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from bench.case import Case
-from bench.errors import say
+from bench.errors import plural, say
 from bench.rank.messages import TrialEnded
-from bench.reports.format import digits, duration, plural, readable
+from bench.reports.format import digits, duration, readable
 from bench.reports.run_rows import headline
 from bench.runs.run_dir import Run
 from bench.runs.summary import Summary

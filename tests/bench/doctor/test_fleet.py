@@ -53,11 +53,11 @@ def test_nodes_that_are_alike_have_no_finding() -> None:
 @pytest.mark.parametrize(
     ("machine", "text", "is_fatal"),
     [
-        ({"torch_version": "2.12.0"}, "its torch is 2.12.0, but 2.13.0 on 3 other node(s)", True),
-        ({"own_version": "0.0.9"}, "its parallel-observatory is 0.0.9, but 0.1.0 on 3 other node(s)", True),
-        ({"own_version": None}, "its parallel-observatory is unknown, but 0.1.0 on 3 other node(s)", True),
-        ({"kernel": "5.15"}, "its kernel is 5.15, but 6.1 on 3 other node(s)", False),
-        ({"cpu": "Intel"}, "its CPU is Intel, but AMD EPYC on 3 other node(s)", False),
+        ({"torch_version": "2.12.0"}, "its torch is 2.12.0, but 2.13.0 on 3 other nodes", True),
+        ({"own_version": "0.0.9"}, "its parallel-observatory is 0.0.9, but 0.1.0 on 3 other nodes", True),
+        ({"own_version": None}, "its parallel-observatory is unknown, but 0.1.0 on 3 other nodes", True),
+        ({"kernel": "5.15"}, "its kernel is 5.15, but 6.1 on 3 other nodes", False),
+        ({"cpu": "Intel"}, "its CPU is Intel, but AMD EPYC on 3 other nodes", False),
     ],
 )
 @pytest.mark.parametrize("number", [0, 2])
@@ -69,7 +69,7 @@ def test_the_one_that_differs_from_most_is_named(
 
 def test_of_two_that_differ_the_second_is_named() -> None:
     (found,) = judge(_fleet(_node(0, driver_version="580"), _node(1, driver_version="570")))
-    assert found == NodeFinding(node=1, text="its driver is 570, but 580 on 1 other node(s)")
+    assert found == NodeFinding(node=1, text="its driver is 570, but 580 on 1 other node")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_of_two_that_differ_the_second_is_named() -> None:
     [
         ({"disk_bytes": 100 << 20}, "its disk has only 0.1 GiB free for runs; make room", True),
         ({"memory_bytes": 40 << 30}, "40.0 GiB of its memory is available, but 100.0 GiB on others", False),
-        ({"cpu_governor": "powersave"}, "its CPU governor is powersave, but performance on 3 other node(s)", False),
+        ({"cpu_governor": "powersave"}, "its CPU governor is powersave, but performance on 3 other nodes", False),
         ({"gpus": (replace(NOW.gpus[0], uncorrected_errors=2),)}, "GPU 0 has 2 uncorrected ECC errors", False),
         (
             {"gpus": (replace(NOW.gpus[0], pending_rows=1),)},
@@ -96,12 +96,12 @@ def test_of_two_that_differ_the_second_is_named() -> None:
         ),
         (
             {"gpus": (replace(NOW.gpus[0], clock_limit_hertz=1_500_000_000),)},
-            "its clock limit of GPUs is 1500 MHz, but 1980 MHz on 3 other node(s)",
+            "its clock limit of GPUs is 1500 MHz, but 1980 MHz on 3 other nodes",
             False,
         ),
         (
             {"gpus": (replace(NOW.gpus[0], power_limit_watts=500.0),)},
-            "its power limit of GPUs is 500 W, but 700 W on 3 other node(s)",
+            "its power limit of GPUs is 500 W, but 700 W on 3 other nodes",
             False,
         ),
         ({"absent": {"gpus": "NVML: Unknown Error"}}, "its GPUs do not answer: NVML: Unknown Error", True),
@@ -241,7 +241,7 @@ def test_each_line_names_its_node() -> None:
         "n0 is bad: its disk is full",
         "n1 has changed since its last good check: driver was 570 and is now 580",
     ]
-    assert fleet.lines_of(_fleet(_node(0))) == ["1 node(s), no problems"]
+    assert fleet.lines_of(_fleet(_node(0))) == ["1 node, no problems"]
 
 
 def test_where_something_was_not_measured_nothing_is_called_well() -> None:

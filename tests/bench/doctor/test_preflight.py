@@ -35,7 +35,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterEngine]:
 def test_nodes_are_measured_and_nothing_is_left_of_it(engine: ClusterEngine) -> None:
     told: list[str] = []
     fleet = check_fleet(engine, tell=told.append)
-    assert told == ["pre-flight: checking and measuring 2 node(s)"]
+    assert told == ["pre-flight: checking and measuring 2 nodes"]
     assert {(rate.node, rate.what) for rate in fleet.rates} == {
         (node, what) for node in (0, 1) for what in ("matmul", "memory copy", "memory triad")
     }
@@ -124,7 +124,7 @@ def _preflight(engine: ClusterEngine, told: list[str]) -> Preflight:
     return Preflight(TwoNodes(engine, engine), engine.runs, ranks_per_node=None, tell=told.append)
 
 
-FATAL = NodeFinding(node=1, text="its torch is 2.0, but 2.13.0 on 1 other node(s)", is_fatal=True)
+FATAL = NodeFinding(node=1, text="its torch is 2.0, but 2.13.0 on 1 other node", is_fatal=True)
 SLOW = NodeFinding(node=1, text="matmul: 8 GFLOP/s, 80 % of its peers' median 10 GFLOP/s")
 
 
@@ -221,7 +221,7 @@ def test_a_node_without_an_agent_is_left_out_by_its_name_like_a_bad_one(
 
 def test_where_all_are_bad_none_is_left(engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.doctor.preflight.check_fleet", FakeCheck(FATAL, replace(FATAL, node=0)))
-    with pytest.raises(InfrastructureFailed, match=r"all 2 node\(s\) are bad; none is left"):
+    with pytest.raises(InfrastructureFailed, match=r"every node is bad; none is left"):
         _preflight(engine, []).check({}, is_dropping=True)
 
 
@@ -235,7 +235,7 @@ def test_the_command_prints_each_node_and_each_pair(
     fleet = json.loads(captured.out)
     assert [node["name"] for node in fleet["nodes"]] == ["node 0", "node 1"]
     assert len(fleet["pairs"]) == 1
-    assert captured.err.splitlines() == ["pre-flight: checking and measuring 2 node(s)"]
+    assert captured.err.splitlines() == ["pre-flight: checking and measuring 2 nodes"]
     assert list(tmp_path.iterdir()) == []
 
 
