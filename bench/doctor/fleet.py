@@ -181,13 +181,9 @@ def _minority(
     usual = counts.most_common(1)[0][0]
     for number, value in values.items():
         if value != usual:
-            usual_count = counts[usual]
             words = "is unknown" if value is None else f"is {value}"
-            yield NodeFinding(
-                node=number,
-                text=f"its {name} {words}, but {usual} on {plural(usual_count, 'other node')}",
-                is_fatal=is_fatal,
-            )
+            others = plural(counts[usual], "other node")
+            yield NodeFinding(node=number, text=f"its {name} {words}, but {usual} on {others}", is_fatal=is_fatal)
 
 
 def _sick(fleet: Fleet) -> Iterator[NodeFinding]:

@@ -15,6 +15,7 @@ from bench.doctor.page import Entry
 from bench.machine.gpus import Gpu, Nvml, read_memory
 from bench.machine.preflight import holders_text
 from collectors.dcgm import gpus_by_monitors, gpus_with_held_monitors, signs_of_dcgm
+from collectors.nvml.inventory import gpu_at
 from collectors.nvml.library import FieldSupport
 
 # GPUs by NVML: clocks, PCIe links and free memory.
@@ -54,7 +55,7 @@ def _ask_each(nvml: Nvml, gpus: Sequence[Gpu], ask: Callable[[Nvml, Gpu, Any], I
     try:
         for gpu in gpus:
             try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+                handle = gpu_at(nvml, gpu.index).handle  # Of the whole GPU, also where MIG splits it.
             except nvml.NVMLError as error:
                 entries.append(Entry(name=f"GPU {gpu.index}", reason=f"NVML: {error}"))
             else:

@@ -267,9 +267,9 @@ def _copies() -> Iterator[Sample]:
 
 def _pairs(ranks: int) -> Iterator[Sample]:
     pairs = {
-        f"{one}-{other}": 40e9 if HELD_BACK in (one, other) else 130e9
-        for one in range(ranks)
-        for other in range(one + 1, ranks)
+        f"{first}-{second}": 40e9 if HELD_BACK in (first, second) else 130e9
+        for first in range(ranks)
+        for second in range(first + 1, ranks)
     }
     yield from _by_size((probes.RUN_PAIR_BANDWIDTH, probes.RUN_PAIR_WITH_HOST_BANDWIDTH), {"pair": pairs})
 

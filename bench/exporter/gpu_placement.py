@@ -59,21 +59,21 @@ class Placement:
         used: dict[_Where, list[int | None]] = {}
         for process in processes:
             used.setdefault((process.gpu, process.instance or ""), []).append(process.memory_bytes)
-        found = sorted(used) if opened.gpu_uuid is None else self._of_uuid(opened.gpu_uuid)
+        places = sorted(used) if opened.gpu_uuid is None else self._of_uuid(opened.gpu_uuid)
         return tuple(
-            Place(gpu=gpu, slice=part, memory_bytes=_sum(used.get((gpu, part), (None,)))) for gpu, part in found
+            Place(gpu=gpu, slice=part, memory_bytes=_sum(used.get((gpu, part), (None,)))) for gpu, part in places
         )
 
     def _of_uuid(self, uuid: str) -> tuple[_Where, ...]:
         if uuid not in self._by_uuid:
-            found = tuple(
+            places = tuple(
                 (sample.labels["gpu"], sample.labels.get("slice", ""))
                 for sample in self._samples()
                 if sample.metric in _NAMED_BY_UUID and sample.labels["uuid"].partition("-")[2] == uuid
             )
-            if not found:  # Perhaps the GPU is shown later.
+            if not places:  # Perhaps the GPU is shown later.
                 return ()
-            self._by_uuid[uuid] = found
+            self._by_uuid[uuid] = places
         return self._by_uuid[uuid]
 
 
@@ -84,8 +84,8 @@ RanksByPid = Mapping[tuple[str, str], tuple[str, str]]
 def with_ranks(samples: Iterable[Sample], ranks: RanksByPid, *, host: str) -> Iterator[Sample]:
     """Yield a node's samples; those of a process that is a rank with its run and rank."""
     for sample in samples:
-        if sample.metric in _OF_PROCESSES and (found := ranks.get((host, sample.labels["pid"]))) is not None:
-            run, rank = found
+        if sample.metric in _OF_PROCESSES and (place := ranks.get((host, sample.labels["pid"]))) is not None:
+            run, rank = place
             yield Sample(sample.metric, sample.value, {**sample.labels, "run": run, "rank": rank})
         else:
             yield sample

@@ -75,7 +75,7 @@ class HistorySource:
         self._store_url, self._readers, self._on_notice = store_url, readers, on_notice
         self._is_read = False
         self._samples: tuple[Owned, ...] = ()
-        self._thread = BackgroundThread("history", self._ask_again_and_again)
+        self._thread = BackgroundThread("history", self._ask_until_stopped)
 
     def __enter__(self) -> HistorySource:
         self._thread.start()
@@ -108,15 +108,14 @@ class HistorySource:
         try:
             reader.read(history)
         except (InfrastructureFailed, Misuse) as error:
-            self._on_notice(f"{reader.what} are no longer brought up to date: {error}")
+            self._on_notice(f"{reader.what} are no longer updated: {error}")
         except Exception as error:  # noqa: BLE001  # Whatever it is, the other readers go on.
-            self._on_notice(f"{reader.what} are no longer brought up to date: {in_words(error)}")
+            self._on_notice(f"{reader.what} are no longer updated: {in_words(error)}")
 
-    def _ask_again_and_again(self, told_to_stop: threading.Event) -> None:
-        is_told = False
-        while not is_told:
+    def _ask_until_stopped(self, stopping: threading.Event) -> None:
+        self.ask()
+        while not stopping.wait(PAUSE_S):
             self.ask()
-            is_told = told_to_stop.wait(PAUSE_S)
 
 
 def of_history(store_url: str | None, *, on_notice: Callable[[str], None]) -> HistorySource:

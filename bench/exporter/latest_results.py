@@ -65,7 +65,7 @@ class NewestResults:
         for summary in self._fresh(history, known):
             self._take(summary)
         self._seen = known
-        self._machines = {one.run: self._machine(history, one.run) for one in self._newest.values()}
+        self._machines = {summary.run: self._machine(history, summary.run) for summary in self._newest.values()}
 
     def _fresh(self, history: History, known: frozenset[str]) -> Iterator[Summary]:
         fresh = known - self._seen
@@ -97,10 +97,10 @@ class NewestResults:
         series = series_of(summary.case, summary.hardware)
         if summary.outcome == "done" and is_of_a_night(summary):
             self._nights[series].take(summary)
-        for kept in (self._ended, self._newest) if summary.outcome == "done" else (self._ended,):
-            before = kept.get(series)
+        for newest in (self._ended, self._newest) if summary.outcome == "done" else (self._ended,):
+            before = newest.get(series)
             if before is None or (before.started_ns, before.run) < (summary.started_ns, summary.run):
-                kept[series] = summary
+                newest[series] = summary
 
 
 def _owner(summary: Summary) -> dict[str, str]:
@@ -152,7 +152,9 @@ def _shown_efficiencies(summary: Summary) -> Iterator[ScalingEfficiency]:
     There a baseline measured beside the run means one rank, and so it does for accepted efficiencies: the efficiency of
     a curve is left out unless the curve begins with 1 rank.
     """
-    yield from (one for one in summary.scaling if not one.is_beside or one.baseline_ranks == 1)
+    for efficiency in summary.scaling:
+        if not efficiency.is_beside or efficiency.baseline_ranks == 1:
+            yield efficiency
 
 
 USUAL_NIGHTS = 14
@@ -169,11 +171,13 @@ class SeriesNights:
     def take(self, run: Summary) -> None:
         """Remember a run that counts as a night's."""
         figures: dict[tuple[str, ...], float] = {
-            (one.metric,): one.median for one in run.estimates if one.metric == RUN_STEP_SECONDS.name
+            (estimate.metric,): estimate.median
+            for estimate in run.estimates
+            if estimate.metric == RUN_STEP_SECONDS.name
         }
         figures |= {
-            (RUN_SCALING_EFFICIENCY.name, one.scaling, one.baseline): one.ratio.value
-            for one in _shown_efficiencies(run)
+            (RUN_SCALING_EFFICIENCY.name, efficiency.scaling, efficiency.baseline): efficiency.ratio.value
+            for efficiency in _shown_efficiencies(run)
         }
         self._days[day_of(run)][run.run] = (run.case.steps, run.case.warm_up), figures
         if len(self._days) > USUAL_NIGHTS + 1:  # The newest result's own night is one more.
@@ -202,34 +206,34 @@ class SeriesNights:
 
 
 MOST_RANKS, WORST_RANKS = 16, 8
-"""Of a figure of each rank, or pair of ranks, how many are all shown; and where there are more, how many of the worst,
-beside quantiles of all. The history keeps each."""
+"""How many values of a figure of each rank, or pair of ranks, are all shown; and if there are more, how many of the
+worst, together with quantiles of all. The history keeps each."""
 
 
 def _of_estimates(estimates: Iterable[Estimate]) -> Iterator[Sample]:
     """Yield what is shown of a result's figures; of those of many ranks the worst, and quantiles."""
     of_each: dict[tuple[str, ...], list[Estimate]] = defaultdict(list)
-    for found in estimates:
-        each = _FIGURES[found.metric].of_each if found.metric in _FIGURES else None
-        others = sorted((label, value) for label, value in found.labels.items() if label != each)
+    for estimate in estimates:
+        each = _FIGURES[estimate.metric].of_each if estimate.metric in _FIGURES else None
+        others = sorted((label, value) for label, value in estimate.labels.items() if label != each)
         if each is None:
-            yield from _of_estimate(found)
+            yield from _of_estimate(estimate)
         else:
-            of_each[found.metric, *chain.from_iterable(others)].append(found)
+            of_each[estimate.metric, *chain.from_iterable(others)].append(estimate)
     for alike in of_each.values():
         metric = _FIGURES[alike[0].metric]
-        worst_first = sorted(alike, key=lambda found: found.median, reverse=metric.better != "higher")
-        for found in worst_first if len(alike) <= MOST_RANKS else worst_first[:WORST_RANKS]:
-            yield from _of_estimate(found)
+        worst_first = sorted(alike, key=lambda estimate: estimate.median, reverse=metric.better != "higher")
+        for estimate in worst_first if len(alike) <= MOST_RANKS else worst_first[:WORST_RANKS]:
+            yield from _of_estimate(estimate)
         if len(alike) > MOST_RANKS:
-            percentiles = quantiles((found.median for found in alike), n=100, method="inclusive")
+            percentiles = quantiles((estimate.median for estimate in alike), n=100, method="inclusive")
             labels = {label: value for label, value in alike[0].labels.items() if label != metric.of_each}
             for word, share in QUANTILES.items():
                 yield Sample(metric.quantile(word).name, percentiles[round(100 * share) - 1], labels)
 
 
-def _of_estimate(found: Estimate) -> Iterator[Sample]:
-    return statistics_of(found.metric, found.labels, (found.median, found.low, found.high))
+def _of_estimate(estimate: Estimate) -> Iterator[Sample]:
+    return statistics_of(estimate.metric, estimate.labels, (estimate.median, estimate.low, estimate.high))
 
 
 _FIGURES = {metric.name: metric for metric in METRICS if metric.scope == "run"}

@@ -75,7 +75,7 @@ class _LogFollower:
         if self._follower is None:
             return _NOTHING
         try:
-            found = self._follower.newest_and_steps()
+            newest = self._follower.newest_and_steps()
         except NewerSchema as error:
             return self._give_up(f"a log is not shown: {error}")
         except OSError as error:
@@ -85,7 +85,7 @@ class _LogFollower:
         for line in self._follower.left_out:
             self._on_notice(f"{self._path.parent}/{line}")
         self._follower.left_out.clear()
-        return found
+        return newest
 
     def _give_up(self, reason: str) -> Newest:
         self._follower = None
@@ -173,11 +173,11 @@ class _ActiveRun:
     def read(self, number: int) -> None:
         """Take what was appended to the logs since the last read; `number` counts reads."""
         for rank, newest in self._ranks.items():
-            found = self._log(self.folder / f"rank{rank}.jsonl").newest()
-            for record in found.records:
+            appended = self._log(self.folder / f"rank{rank}.jsonl").newest()
+            for record in appended.records:
                 newest.take(record)
-            if self._steps is not None and (found.records or found.is_anew):
-                self._steps.take(rank, found.steps, is_anew=found.is_anew)
+            if self._steps is not None and (appended.records or appended.is_anew):
+                self._steps.take(rank, appended.steps, is_anew=appended.is_anew)
         for path in self.folder.glob("node*.jsonl") if self._has_nodes else ():
             read, state = self.nodes.get(path.name, (0, NodeState()))
             for record in self._log(path).newest().records:
@@ -383,7 +383,7 @@ class LiveRuns:
         """Return what the last look found, and the agent's samples about looking, as of a node's collector."""
         if self._begun_ns is None:
             return []
-        found, last = self._newest(), self._last
+        last = self._last
         looking = CollectorPoll(
             name="runs",
             state=self._state(),
@@ -392,7 +392,7 @@ class LiveRuns:
             read_s=last.read_s,
             read_samples=last.read_samples,
         )
-        return [*found, *((sample, {}) for sample in agent_samples(looking, self._clock_ns()))]
+        return [*self._newest(), *((sample, {}) for sample in agent_samples(looking, self._clock_ns()))]
 
     def close(self) -> None:
         """Stop looking; leave a look that hangs behind."""

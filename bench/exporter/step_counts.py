@@ -48,17 +48,17 @@ class StepCounts:
     def samples(self) -> Iterator[Owned]:
         """Yield the histogram of the run, and the counts of its ranks; nothing before a rank is there."""
         if self._ranks:
-            times = (one.times for one in self._ranks.values())
+            times = (counts.times for counts in self._ranks.values())
             yield histogram_of(STEP_DURATION, times, exemplars=self._exemplars(), slot=self._slot), {}
-        for rank, one in self._ranks.items():
-            for mark, number in one.counts.items():
+        for rank, so_far in self._ranks.items():
+            for mark, number in so_far.counts.items():
                 yield STEPS.at(number, mark=mark), {"rank": rank, "slot": self._slot}
 
     def _exemplars(self) -> dict[int, Exemplar]:
         """Return the newest step of any rank in each bucket; none where the run's name is too long."""
         exemplars: dict[int, Exemplar] = {}
-        for rank, one in self._ranks.items():
-            for bucket, step in one.newest.items():
+        for rank, so_far in self._ranks.items():
+            for bucket, step in so_far.newest.items():
                 if bucket in exemplars and step.time_ns <= exemplars[bucket].time_ns:
                     continue
                 assert step.step_s is not None, "only a step that was timed is in a bucket"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from bench.rank.messages import TrialOutcome
 from bench.runs.history import History
 from bench.runs.suite_record import FAILED, CaseOutcome, SuiteOutcome, SuiteRecord
 from bench.suites.gate.missing import runs_by_case
@@ -37,7 +36,7 @@ MOST_FAILURES = 20
 """Failed cases of a run that are shown one by one; what fails in hundreds fails for one reason."""
 _MOST_LETTERS = 160
 
-ENDED_OUTCOMES: tuple[SuiteOutcome, ...] = tuple(one for one in get_args(SuiteOutcome) if one != "running")
+ENDED_OUTCOMES: tuple[SuiteOutcome, ...] = tuple(outcome for outcome in get_args(SuiteOutcome) if outcome != "running")
 CASE_OUTCOMES: tuple[CaseOutcome, ...] = get_args(CaseOutcome)
 
 
@@ -60,8 +59,8 @@ class SuiteStatus:
         failures = [
             sample
             for run in _shown_runs(self._records.values(), has_active=is_fresh)
-            if (found := self._failures.get(run.id)) is not None
-            for sample in found.samples
+            if (failures_of_run := self._failures.get(run.id)) is not None
+            for sample in failures_of_run.samples
         ]
         newest = _newest(self._records.values(), has_active=is_fresh)
         for sample in (*self._ends.samples(), *newest, *failures):
@@ -102,8 +101,11 @@ class _Failures:
 
 def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
     """Yield each case that failed with its run, the rank that was first, and what happened to it."""
+    # A fire drill that ends as it should has failed in its suite with a run that is done.
     failed = [
-        (case, run) for case, run in runs_by_case(history, record).items() if _is_failed(case, run.outcome, record)
+        (case, run)
+        for case, run in runs_by_case(history, record).items()
+        if (case in record.failed if record.failed is not None else run.outcome in FAILED)
     ]
     for case, run in failed[:MOST_FAILURES]:
         cause = run.cause
@@ -122,11 +124,6 @@ def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
 def _in_short(text: str) -> str:
     """Return what happened without where the last lines are, which is of use on the node alone."""
     return " ".join(text.partition("; its last lines are in ")[0].split())[:_MOST_LETTERS]
-
-
-def _is_failed(case: str, outcome: TrialOutcome, record: SuiteRecord) -> bool:
-    """Whether a case failed in its suite: a fire drill that goes on to its end has failed with a run that is done."""
-    return case in record.failed if record.failed is not None else outcome in FAILED
 
 
 class _Ends:
@@ -198,7 +195,7 @@ def _newest(records: Iterable[SuiteRecord], *, has_active: bool) -> Iterator[Sam
 def _goes_on(run: SuiteRecord, newest: SuiteRecord) -> bool:
     """Return whether the run goes on, or stands still: its runner may have died.
 
-    One that did nothing more until the suite was begun anew was given up: nobody will resume it.
+    A run that did nothing more until the suite was started again was given up: nobody will resume it.
     """
     return run.outcome == "running" and newest.started_ns <= run.progress_ns
 

@@ -12,9 +12,9 @@ from bench.errors import InfrastructureFailed, Misuse
 from bench.runs.history import History
 from bench.runs.suite_record import SuiteRecord
 from bench.suites.gate.gated import figure_words
-from bench.suites.gate.missing import Missing, missing_in
+from bench.suites.gate.missing import missing_in
 from bench.suites.gate.standing import Judged, hardware_of, judged_suites, standing_verdicts
-from bench.suites.gate.verdicts import BAD, AcceptedLevel, SeriesKey, Verdict, load_accepted, load_states
+from bench.suites.gate.verdicts import BAD, SeriesKey, Verdict, load_accepted, load_states
 from collectors.metrics.gate import (
     ACCEPTED_CHANGE,
     ACCEPTED_EFFICIENCY,
@@ -66,67 +66,65 @@ class StandingVerdicts:
                 try:
                     self._by_suite[suite] = tuple(_of_suite(history, suite, so_far.suite_run))
                 except (InfrastructureFailed, Misuse) as error:
-                    self._on_notice(f"verdicts of suite {suite} are no longer brought up to date: {error}")
+                    self._on_notice(f"verdicts of suite {suite} are no longer updated: {error}")
                 else:
                     self._read[suite] = now
 
 
 def _last_ended(records: Sequence[SuiteRecord]) -> SuiteRecord | None:
-    return next((one for one in records if one.outcome != "running"), None)
+    return next((record for record in records if record.outcome != "running"), None)
 
 
 def _of_suite(history: History, suite: str, suite_run: str) -> Iterator[Sample]:
     known = load_states(history, suite)
     verdicts = standing_verdicts(history, suite, suite_run, known)
     accepted = load_accepted(history, suite)
-    hardware = hardware_of(history, (one.run for one in verdicts))
+    hardware = hardware_of(history, (verdict.run for verdict in verdicts))
     # Machines of one kind that run one suite share a series; of each figure the newest run counts.
     newest: dict[SeriesKey, Verdict] = {}
-    for one in sorted(verdicts, key=lambda one: (one.started_ns, one.run)):
-        newest[one.key] = one
-    for key, one in newest.items():
+    for verdict in sorted(verdicts, key=lambda verdict: (verdict.started_ns, verdict.run)):
+        newest[verdict.key] = verdict
+    for key, verdict in newest.items():
         figure = {
             "suite": suite,
             "case": key.case,
-            "ranks": str(one.ranks),
-            "hardware": hardware.get(one.run, ""),
+            "ranks": str(verdict.ranks),
+            "hardware": hardware.get(verdict.run, ""),
             "series": key.series,
-            "figure": figure_words(key.metric, one.labels),
+            "figure": figure_words(key.metric, verdict.labels),
         }
-        yield from _of_figure(one, figure)
+        yield from _of_figure(verdict, figure)
         if (level := accepted.get(key)) is not None:
-            yield from _of_level(one, level, figure)
+            yield ACCEPTED_CHANGE.at(verdict.value / level.level - 1, **figure)
+            if verdict.is_efficiency:
+                yield ACCEPTED_EFFICIENCY.at(level.level, **figure)
     records = history.suite_runs(NIGHTS_READ, suite)
     if (night := _last_ended(records)) is not None:
         yield SUITE_NIGHT.at(night.started_ns / 1e9, suite=suite)
-        yield from _of_missing(suite, missing_in(history, records, known.values(), now_ns=time.time_ns()))
+        missing = missing_in(history, records, known.values(), now_ns=time.time_ns())
+        for kind in _MISSING:
+            # A figure is named "case: name".
+            cases = {each.what.partition(":")[0] for each in missing if each.kind == kind}
+            yield SUITE_MISSING.at(len(cases), suite=suite, kind=kind)
 
 
-def _of_figure(one: Verdict, figure: Mapping[str, str]) -> Iterator[Sample]:
-    yield VERDICT.at(1, **figure, verdict=one.shown)
-    yield VERDICT_NIGHT.at(one.started_ns / 1e9, **figure)
+def _of_figure(verdict: Verdict, figure: Mapping[str, str]) -> Iterator[Sample]:
+    yield VERDICT.at(1, **figure, verdict=verdict.shown)
+    yield VERDICT_NIGHT.at(verdict.started_ns / 1e9, **figure)
     for metric, ratio in (
-        (VERDICT_CHANGE, one.change_ratio),
-        (VERDICT_CHANGE_LOW, one.low),
-        (VERDICT_CHANGE_HIGH, one.high),
+        (VERDICT_CHANGE, verdict.change_ratio),
+        (VERDICT_CHANGE_LOW, verdict.low),
+        (VERDICT_CHANGE_HIGH, verdict.high),
     ):
         if ratio is not None:
             yield metric.at(ratio - 1, **figure)
-    if one.since_ns is not None:
-        yield VERDICT_SINCE.at(one.since_ns / 1e9, **figure)
-    if one.outcome in BAD:
+    if verdict.since_ns is not None:
+        yield VERDICT_SINCE.at(verdict.since_ns / 1e9, **figure)
+    if verdict.outcome in BAD:
         yield VERDICT_CAUSE.at(
-            one.started_ns / 1e9, **figure, run=one.run, good_run=one.good_run or "", cause=one.cause or ""
+            verdict.started_ns / 1e9,
+            **figure,
+            run=verdict.run,
+            good_run=verdict.good_run or "",
+            cause=verdict.cause or "",
         )
-
-
-def _of_level(one: Verdict, level: AcceptedLevel, figure: Mapping[str, str]) -> Iterator[Sample]:
-    yield ACCEPTED_CHANGE.at(one.value / level.level - 1, **figure)
-    if one.is_efficiency:
-        yield ACCEPTED_EFFICIENCY.at(level.level, **figure)
-
-
-def _of_missing(suite: str, missing: tuple[Missing, ...]) -> Iterator[Sample]:
-    for kind in _MISSING:
-        cases = {one.what.partition(":")[0] for one in missing if one.kind == kind}  # A figure is told as "case: name".
-        yield SUITE_MISSING.at(len(cases), suite=suite, kind=kind)

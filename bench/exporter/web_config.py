@@ -204,8 +204,8 @@ class _File:
         for key in ("cert_file", "key_file"):
             if not words.get(key):
                 raise self._misuse(f"{where}.{key} is missing; name the PEM file of the server's {key[:-5]}")
-        asked = words.get("client_auth_type") or "NoClientCert"
-        client_check = _NAMED_CLIENT_CHECKS[self._one_of(asked, f"{where}.client_auth_type", _NAMED_CLIENT_CHECKS)]
+        auth_type = words.get("client_auth_type") or "NoClientCert"
+        client_check = _NAMED_CLIENT_CHECKS[self._one_of(auth_type, f"{where}.client_auth_type", _NAMED_CLIENT_CHECKS)]
         authority = words.get("client_ca_file")
         if (client_check == "none") == bool(authority):
             raise self._misuse(
@@ -359,10 +359,10 @@ def _read(path: Path) -> tuple[ServerConfig, _Stamps]:
 
 def _stamp(file: Path) -> _Stamp | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _context(path: Path, config: TlsConfig) -> ssl.SSLContext:

@@ -14,7 +14,7 @@ from pynvml import (
 )
 
 from bench.case import Case
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.machine.gpus import Gpus
 from bench.machine.machine import Machine
 
@@ -139,7 +139,7 @@ def check_torch(case: Case, machine: Machine) -> None:
     if case.backend == "nccl" and most > len(machine.gpus):  # The first check if the cluster does not report GPUs.
         why = f" ({machine.absent['gpus']})" if "gpus" in machine.absent else ""
         raise Misuse(
-            f"{case.title} has {most} rank(s) per node and NCCL needs a GPU for each; {machine.hostname} has"
+            f"{case.title} has {plural(most, 'rank')} per node and NCCL needs a GPU for each; {machine.hostname} has"
             f" {len(machine.gpus)}{why}"
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -13,9 +12,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from pynvml import NVML_ERROR_TIMEOUT
 
+from bench.errors import plural
 from collectors.background import BackgroundTask
 from collectors.nvml import library
-from collectors.nvml.mig import find_instances
+from collectors.nvml.inventory import NvmlDevice, cuda_version, gpus_of_node, instance_with, instances_of
 from collectors.nvml.plausible import CheckedNvml, ImplausibleAnswer
 from collectors.nvml.queries import memory_of
 
@@ -110,15 +110,6 @@ class GpuMemory:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """A GPU as CUDA shows it. index: NVML's index of the whole GPU. is_instance: of MIG."""
-
-    index: int
-    handle: Any
-    is_instance: bool = False
-
-
 _LEVELS: dict[int, LinkKind] = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
 """Link kinds by NVML's level of the common PCIe ancestor, nvmlGpuTopologyLevel_t."""
 
@@ -173,8 +164,8 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
         return _unknown(f"NVML: {error}", library.code_of(error))
     absent: dict[str, str] = {}
     driver_version: str | None = None
-    cuda_version: str | None = None
-    node_gpus: list[_Shown] = []
+    newest_cuda: str | None = None
+    node_gpus: Sequence[NvmlDevice] = ()
     hidden: HiddenGpus | None = None
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
@@ -182,11 +173,9 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
         with _noting(nvml, absent, "driver_version"):
             driver_version = nvml.nvmlSystemGetDriverVersion()
         with _noting(nvml, absent, "cuda_version"):
-            number = nvml.nvmlSystemGetCudaDriverVersion()  # 12040 means 12.4.
-            cuda_version = f"{number // 1000}.{number % 1000 // 10}"
+            newest_cuda = cuda_version(nvml)
         with _noting(nvml, absent, "gpus"):
-            indices = range(nvml.nvmlDeviceGetCount())
-            node_gpus = [_Shown(index=index, handle=nvml.nvmlDeviceGetHandleByIndex(index)) for index in indices]
+            node_gpus = gpus_of_node(nvml)
             named, hidden = _named(nvml, node_gpus, environment.get("CUDA_VISIBLE_DEVICES"))
             shown, by_mig = _as_cuda_shows(nvml, named)
             # A mistake comes first, then what MIG hides, then what CUDA_VISIBLE_DEVICES hides on purpose.
@@ -201,7 +190,7 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
         nvml.nvmlShutdown()
     return Gpus(
         driver_version=driver_version,
-        cuda_version=cuda_version,
+        cuda_version=newest_cuda,
         gpus=gpus,
         on_node=len(node_gpus),
         hidden=hidden,
@@ -253,7 +242,9 @@ def _noting(nvml: Nvml, absent: dict[str, str], name: str) -> Iterator[None]:
         absent[name] = f"NVML: {error}"
 
 
-def _named(nvml: Nvml, node_gpus: list[_Shown], variable: str | None) -> tuple[list[_Shown], HiddenGpus | None]:
+def _named(
+    nvml: Nvml, node_gpus: Sequence[NvmlDevice], variable: str | None
+) -> tuple[Sequence[NvmlDevice], HiddenGpus | None]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, and why others are hidden.
 
     As in CUDA, an entry that names no GPU hides all GPUs after it: "1,7,0" on a node with 4 GPUs shows only GPU 1.
@@ -261,8 +252,7 @@ def _named(nvml: Nvml, node_gpus: list[_Shown], variable: str | None) -> tuple[l
     if variable is None:
         return node_gpus, None
     setting = f'CUDA_VISIBLE_DEVICES is "{variable}"'
-    named: list[_Shown] = []
-    uuids: list[str] = []
+    named: list[NvmlDevice] = []
     entries = [entry.strip() for entry in variable.split(",")]
     for position, entry in enumerate(entries):
         gpu = _find(nvml, node_gpus, entry)
@@ -271,36 +261,32 @@ def _named(nvml: Nvml, node_gpus: list[_Shown], variable: str | None) -> tuple[l
             is_end = entry == "NoDevFiles" or re.fullmatch(r"-\d+", entry) is not None
             is_end = is_end or (entry == "" and position == len(entries) - 1)
             if node_gpus and not is_end:
-                consequence = f"so CUDA shows {'none' if not named else f'{len(named)}'} of {len(node_gpus)} GPU(s)"
+                consequence = f"so CUDA shows {len(named) or 'none'} of {plural(len(node_gpus), 'GPU')}"
                 return named, HiddenGpus(text=f'{setting}, and "{entry}" {gpu}, {consequence}', is_mistake=True)
             break
         named.append(gpu)
-        uuids.append(nvml.nvmlDeviceGetUUID(gpu.handle))
-    twice = next((uuid for uuid, count in Counter(uuids).items() if count > 1), None)
+    twice = next((gpu.index for gpu in named if [other.uuid for other in named].count(gpu.uuid) > 1), None)
     if twice is not None:
-        index = named[uuids.index(twice)].index
-        return [], HiddenGpus(text=f"{setting} and names GPU {index} twice, so CUDA shows none", is_mistake=True)
+        return [], HiddenGpus(text=f"{setting} and names GPU {twice} twice, so CUDA shows none", is_mistake=True)
     if len(named) == len(node_gpus):
         return named, None
     return named, HiddenGpus(
-        text=f"{setting} and {f'shows {len(named)} of' if named else 'hides all'} {len(node_gpus)} GPU(s)"
+        text=f"{setting} and {f'shows {len(named)} of' if named else 'hides all'} {plural(len(node_gpus), 'GPU')}"
     )
 
 
-def _find(nvml: Nvml, node_gpus: list[_Shown], entry: str) -> _Shown | str:
+def _find(nvml: Nvml, node_gpus: Sequence[NvmlDevice], entry: str) -> NvmlDevice | str:
     """Return the GPU or MIG instance that an entry names, or why it names none."""
     if entry.startswith("MIG-"):
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(entry)
-            parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-            return _Shown(index=nvml.nvmlDeviceGetIndex(parent), handle=handle, is_instance=True)
+            return instance_with(nvml, entry)
         except nvml.NVMLError:
             return "is no MIG instance of a GPU here (`nvidia-smi -L` lists them)"
     if entry.startswith("GPU-"):
-        fitting = [gpu for gpu in node_gpus if nvml.nvmlDeviceGetUUID(gpu.handle).startswith(entry)]
+        fitting = [gpu for gpu in node_gpus if gpu.uuid.startswith(entry)]
         if len(fitting) == 1:
             return fitting[0]
-        return f"matches {len(fitting) or 'no'} GPU(s) here (`nvidia-smi -L` lists them)"
+        return f"matches {plural(len(fitting), 'GPU') if fitting else 'no GPU'} here (`nvidia-smi -L` lists them)"
     number = re.match(r"\+?\d+", entry)
     if number is None:
         return "is neither a number nor a UUID of a GPU"
@@ -309,16 +295,21 @@ def _find(nvml: Nvml, node_gpus: list[_Shown], entry: str) -> _Shown | str:
     return node_gpus[int(number[0])]
 
 
-def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], HiddenGpus | None]:
+def _as_cuda_shows(nvml: Nvml, named: Sequence[NvmlDevice]) -> tuple[Sequence[NvmlDevice], HiddenGpus | None]:
     """Return which of the named GPUs CUDA shows to one process: with MIG, only the first instance and no whole GPU.
 
     Source: NVIDIA's MIG user guide, CUDA device enumeration.
     """
-    unsplit: list[_Shown] = []
-    instances: list[_Shown] = []
+    unsplit: list[NvmlDevice] = []
+    instances: list[NvmlDevice] = []
     empty: list[int] = []
     for gpu in named:
-        gpu_instances = [gpu] if gpu.is_instance else _mig_instances(nvml, gpu)
+        gpu_instances: Sequence[NvmlDevice] | None = (gpu,)
+        if not gpu.instance:
+            try:
+                gpu_instances = instances_of(nvml, gpu)
+            except nvml.NVMLError:  # It has no MIG.
+                gpu_instances = None
         if gpu_instances is None:
             unsplit.append(gpu)
         elif gpu_instances:
@@ -333,26 +324,14 @@ def _as_cuda_shows(nvml: Nvml, named: list[_Shown]) -> tuple[list[_Shown], Hidde
     first = instances[0]
     if len(named) == len(instances) == 1 and first is named[0]:
         return [first], None
-    uuid = nvml.nvmlDeviceGetUUID(first.handle)
     return [first], HiddenGpus(
-        text=f"MIG splits GPU {first.index}, and CUDA shows a process one MIG instance and no other GPU: here {uuid},"
-        f" the first of {len(instances)}; CUDA_VISIBLE_DEVICES can name another (`nvidia-smi -L`); NCCL does not join"
-        " MIG instances"
+        text=f"MIG splits GPU {first.index}, and CUDA shows a process one MIG instance and no other GPU: here"
+        f" {first.uuid}, the first of {len(instances)}; CUDA_VISIBLE_DEVICES can name another (`nvidia-smi -L`); NCCL"
+        " does not join MIG instances"
     )
 
 
-def _mig_instances(nvml: Nvml, gpu: _Shown) -> list[_Shown] | None:
-    """Return the MIG instances of a GPU; None if MIG is off or not supported."""
-    try:
-        if not nvml.nvmlDeviceGetMigMode(gpu.handle)[0]:
-            return None
-        instances = find_instances(nvml, gpu.handle)
-    except nvml.NVMLError:
-        return None
-    return [_Shown(index=gpu.index, handle=instance.handle, is_instance=True) for instance in instances]
-
-
-def _read_gpu(nvml: Nvml, gpu: _Shown, absent: dict[str, str]) -> Gpu:
+def _read_gpu(nvml: Nvml, gpu: NvmlDevice, absent: dict[str, str]) -> Gpu:
     memory_bytes: int | None = None
     with _noting(nvml, absent, f"gpus[{gpu.index}].memory_bytes"):  # Unknown if memory is shared with the CPU.
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
@@ -364,8 +343,8 @@ def _read_gpu(nvml: Nvml, gpu: _Shown, absent: dict[str, str]) -> Gpu:
         clock_limit_hertz = int(nvml.nvmlDeviceGetMaxClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)) * 1_000_000
     return Gpu(
         index=gpu.index,
-        name=nvml.nvmlDeviceGetName(gpu.handle),
-        uuid=nvml.nvmlDeviceGetUUID(gpu.handle),
+        name=gpu.name or nvml.nvmlDeviceGetName(gpu.handle),
+        uuid=gpu.uuid,
         memory_bytes=memory_bytes,
         power_limit_watts=power_limit_watts,
         clock_limit_hertz=clock_limit_hertz,

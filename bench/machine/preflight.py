@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from bench.case import Case
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.machine.container import own_groups
 from bench.machine.gpus import Gpu, GpuMemory, Holder
 from collectors.nvml.queries import names_all_processes
@@ -114,7 +114,7 @@ def check_processes(case: Case, *, host_bytes: int, cores: int) -> list[str]:
     workers = int(case.options.get("workers", 0))
     processes = case.ranks * (1 + workers)
     if processes * PROCESS_BYTES > host_bytes:
-        who = f"{case.ranks} rank(s)" + (f" with {workers} worker(s) each" if workers else "")
+        who = plural(case.ranks, "rank") + (f" with {plural(workers, 'worker')} each" if workers else "")
         raise Misuse(
             f"{case.strategy}: {who} need {_gigabytes(processes * PROCESS_BYTES)} before they allocate anything,"
             f" but only {_gigabytes(host_bytes)} of memory is available; use fewer"
@@ -122,11 +122,11 @@ def check_processes(case: Case, *, host_bytes: int, cores: int) -> list[str]:
     notices = []
     threads = case.ranks * case.threads
     if case.device == "cpu" and threads > cores:
-        who = f"{case.ranks} ranks" + (f" of {case.threads} threads" if case.threads > 1 else "")
-        notices.append(f"{who} share {cores} core(s) (oversubscribed): speeds are not those of {threads} cores")
+        who = plural(case.ranks, "rank") + (f" of {case.threads} threads" if case.threads > 1 else "")
+        notices.append(f"{who} share {plural(cores, 'core')} (oversubscribed): speeds are not those of {threads} cores")
     if workers > 1 and case.ranks * workers > cores:
-        who = f"{case.ranks} rank(s) with {workers} worker(s) each"
-        notices.append(f"{who} load batches on {cores} core(s): they slow each other and the ranks down")
+        who = f"{plural(case.ranks, 'rank')} with {workers} workers each"
+        notices.append(f"{who} load batches on {plural(cores, 'core')}: they slow each other and the ranks down")
     return notices
 
 
@@ -151,7 +151,9 @@ def check_memory(
         return
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     if case.model is not None and sizes and len(sizes) == len(gpus):
-        _refuse_beyond([_tokens(case)], case, sum(sizes), f"{len(gpus)} GPU(s) have")
+        _refuse_beyond(
+            [_tokens(case)], case, sum(sizes), f"{plural(len(gpus), 'GPU')} {'has' if len(gpus) == 1 else 'have'}"
+        )
     # Rank r takes GPU r modulo their number.
     for position, gpu in enumerate(gpus):
         ranks = range(case.ranks)[position :: len(gpus)]
@@ -224,7 +226,7 @@ def _tokens(case: Case) -> _Need:
 
 
 def _need(what: str, takes: str, ranks: Sequence[int], size_bytes: int) -> _Need:
-    return _Need(what=f"{what} {len(ranks)} rank(s) {takes} {_gigabytes(size_bytes)}", size_bytes=size_bytes)
+    return _Need(what=f"{what} {plural(len(ranks), 'rank')} {takes} {_gigabytes(size_bytes)}", size_bytes=size_bytes)
 
 
 def holders_text(holders: Sequence[Holder], name_of: Callable[[int], str | None] = process_name) -> str:

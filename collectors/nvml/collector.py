@@ -15,6 +15,7 @@ from collectors.metrics.agent import IMPLAUSIBLE
 from collectors.metrics.metric import Sample
 from collectors.nvml.events import EventWatch
 from collectors.nvml.gpu import PolledGpu, WatchedGpu
+from collectors.nvml.inventory import cuda_version
 from collectors.nvml.library import (
     RETRY_S,
     FieldSupport,
@@ -26,7 +27,7 @@ from collectors.nvml.library import (
     missing_driver,
 )
 from collectors.nvml.processes import MOST_PROCESSES, OwnerOf
-from collectors.nvml.queries import GpuProcess, cuda_version, names_all_processes
+from collectors.nvml.queries import UNKNOWN, GpuProcess, names_all_processes
 
 # Refused questions, summarised in few lines.
 
@@ -260,7 +261,9 @@ class NvmlCollector:
         if not self._is_begun:
             nvml.nvmlInit()
             self._is_begun = True
-        self._driver, self._cuda = nvml.nvmlSystemGetDriverVersion(), cuda_version(nvml)
+        self._driver, self._cuda = nvml.nvmlSystemGetDriverVersion(), UNKNOWN
+        with suppress(NVMLError):
+            self._cuda = cuda_version(nvml)
         return nvml.nvmlDeviceGetCount()
 
     def _find(self, index: int) -> PolledGpu:

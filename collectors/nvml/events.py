@@ -10,6 +10,7 @@ from typing import Any
 
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.metrics.metric import Sample
+from collectors.nvml.inventory import label_of_ids
 from collectors.nvml.library import (
     RETRY_S,
     Nvml,
@@ -20,7 +21,6 @@ from collectors.nvml.library import (
     says_nothing_yet,
     says_unsupported,
 )
-from collectors.nvml.mig import label_of_ids
 
 XID = 0x8
 _MOST_XID = 9999

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from pynvml import nvmlMemory_v2
+
 from collectors.background import BackgroundTask
 from collectors.files import in_words
 from collectors.host.process_owner import NOBODY
@@ -18,6 +20,7 @@ from collectors.metrics.gpu import GPU_PCIE_LINK
 from collectors.metrics.metric import Sample
 from collectors.nvml.fields import FieldBatch, fields_of
 from collectors.nvml.gpm import Profile
+from collectors.nvml.inventory import NvmlDevice, gpu_at, instances_of
 from collectors.nvml.library import (
     RETRY_S,
     FieldSupportTable,
@@ -28,7 +31,6 @@ from collectors.nvml.library import (
     says_forbidden,
     says_lost,
 )
-from collectors.nvml.mig import Instance, find_instances, read_instance
 from collectors.nvml.plausible import related
 from collectors.nvml.processes import OwnerOf, ProcessUse
 from collectors.nvml.queries import QUESTIONS, UNKNOWN, GpuProcess, Identity, nvlinks, processes_on
@@ -79,8 +81,8 @@ class PolledGpu:
         self.timed = Timed(nvml, clock_ns=clock_ns)
         self.support = FieldSupportTable(self.label, clock_ns=clock_ns)
         self._nvml = self.timed.nvml
-        self.handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        self.uuid = self._nvml.nvmlDeviceGetUUID(self.handle)
+        self._gpu = gpu_at(self._nvml, index)
+        self.handle, self.uuid = self._gpu.handle, self._gpu.uuid
         self._clock_ns = clock_ns
         self._identity = Identity(
             self._nvml, self.handle, self.support, gpu=self.label, uuid=self.uuid, driver=driver, cuda=cuda
@@ -95,7 +97,7 @@ class PolledGpu:
             self._uses = ProcessUse(
                 self._nvml, self.handle, self.support, gpu=self.label, owner_of=owner_of, clock_ns=clock_ns
             )
-        self._instances: tuple[Instance, ...] = ()
+        self._instances: tuple[NvmlDevice, ...] = ()
         # Whether MIG is on, and the UUIDs of its instances.
         self._mig: tuple[str, frozenset[str]] | None = None
         self.is_changed = False
@@ -146,7 +148,7 @@ class PolledGpu:
         gpm = self._profile.read()
         quick_fields, slow_fields = self._batch.read(is_slow=is_slow, rates=gpm.pcie_bytes_per_second, link=self._link)
         if is_slow:
-            instances = self.support.ask("MIG instances", partial(find_instances, self._nvml, self.handle))
+            instances = self.support.ask("MIG instances", lambda: instances_of(self._nvml, self._gpu) or ())
             self._instances = self._instances if instances is None else instances
             info = self._identity.read()
             self._slow = related([info, *slow, *slow_fields], (), self.support.refused)
@@ -167,7 +169,7 @@ class PolledGpu:
         samples: list[Sample] = []
         lists: list[tuple[GpuProcess, ...] | None] = []
         for instance in self._instances:
-            of_instance, processes = read_instance(self._nvml, instance, self.support, gpu=self.label)
+            of_instance, processes = _read_instance(self._nvml, instance, self.support)
             if not self._names_processes:
                 of_instance = [sample for sample in of_instance if sample.metric != gpu_metrics.GPU_INSTANCE_TASKS.name]
             samples += of_instance
@@ -183,6 +185,38 @@ class PolledGpu:
         if self._uses is not None:
             samples += self._uses.read(on_gpu, is_split=self.is_split)
         return samples, on_gpu
+
+
+def _read_instance(
+    nvml: Nvml, instance: NvmlDevice, support: FieldSupportTable
+) -> tuple[list[Sample], tuple[GpuProcess, ...] | None]:
+    """Return the samples and processes of a MIG instance; processes are None where the driver refuses to list them.
+
+    Memory and processes are separate questions: a process that is not root may get one and not the other. NVML reports
+    no utilization of an instance, and none of a GPU that is split.
+
+    Raises:
+        GpuLost: the GPU is gone.
+    """
+    gpu = str(instance.index)
+    labels = {"gpu": gpu, "slice": instance.instance}
+    samples = [gpu_metrics.GPU_INSTANCE.at(1, **labels, uuid=instance.uuid, name=instance.name or UNKNOWN)]
+    memory = support.ask(
+        f"memory of slice {instance.instance}",
+        lambda: nvml.nvmlDeviceGetMemoryInfo(instance.handle, version=nvmlMemory_v2),
+    )
+    if memory is not None:
+        samples += [
+            gpu_metrics.GPU_INSTANCE_MEMORY_USED_BYTES.at(memory.total - memory.free - memory.reserved, **labels),
+            gpu_metrics.GPU_INSTANCE_MEMORY_BYTES.at(memory.total, **labels),
+        ]
+    processes = support.ask(
+        f"processes of slice {instance.instance}",
+        lambda: processes_on(nvml, instance.handle, gpu=gpu, uuid=instance.uuid, instance=instance.instance),
+    )
+    if processes is not None:
+        samples.append(gpu_metrics.GPU_INSTANCE_TASKS.at(len({process.pid for process in processes}), **labels))
+    return samples, processes
 
 
 # A watched GPU: found, polled, lost and found again, in its own thread.

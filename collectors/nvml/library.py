@@ -71,6 +71,9 @@ class Nvml(Protocol):
     def nvmlSystemGetCudaDriverVersion(self) -> int: ...  # noqa: N802
     def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetIndex(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetName(self, handle: Any) -> str: ...  # noqa: N802
     def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: N802
     def nvmlDeviceGetSerial(self, handle: Any) -> str: ...  # noqa: N802

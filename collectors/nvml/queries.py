@@ -25,8 +25,8 @@ from collectors.metrics import gpu as gpu_metrics
 from collectors.metrics.gpu import GPU_INFO
 from collectors.metrics.metric import Metric, Sample
 from collectors.nvml.fields import link_bytes_per_second
+from collectors.nvml.inventory import pci_address
 from collectors.nvml.library import FieldSupportTable, Nvml, NVMLError, says_unsupported
-from collectors.nvml.plausible import lenient
 
 # The fabric of NVLink switches, and how far a GPU has joined it.
 
@@ -82,15 +82,6 @@ class Identity:
         return GPU_INFO.at(1, **self._labels)
 
 
-def cuda_version(nvml: Nvml) -> str:
-    """Return the newest CUDA version that the driver can run, as "13.1"."""
-    try:
-        number = nvml.nvmlSystemGetCudaDriverVersion()
-    except NVMLError:
-        return UNKNOWN
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
 def nvlinks(nvml: Nvml, handle: Any) -> list[bool]:
     """Return for each NVLink of the GPU whether it is up; empty where it has none.
 
@@ -118,11 +109,6 @@ class _Fact:
     can_change: bool = False
 
 
-def _pci_address(nvml: Nvml, handle: Any) -> str:
-    info = nvml.nvmlDeviceGetPciInfo_v3(handle)
-    return str(lenient(lambda: info.busId))
-
-
 def _pcie_capability(nvml: Nvml, handle: Any) -> str:
     return f"{nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)} x{nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)}"
 
@@ -142,7 +128,7 @@ def _on_or_off(state: int) -> str:
 _FACTS = (
     _Fact("name", "name", lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu)),
     _Fact("serial", "serial number", lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu)),
-    _Fact("pci_address", "PCI address", _pci_address),
+    _Fact("pci_address", "PCI address", pci_address),
     _Fact("pcie", "PCIe capability", _pcie_capability),
     _Fact("vbios", "VBIOS version", lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu)),
     _Fact("numa", "NUMA node", lambda nvml, gpu: str(nvml.nvmlDeviceGetNumaNodeId(gpu))),

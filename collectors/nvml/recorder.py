@@ -20,8 +20,8 @@ from pynvml import NVML_ERROR_NOT_FOUND, NVML_SUCCESS
 from collectors.files import read_regular, write_named
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.fields import fields_of, raw_of
+from collectors.nvml.inventory import instance_of
 from collectors.nvml.library import Nvml, NVMLError, code_of, installed_nvml, key_of, says_lost, says_nothing_yet
-from collectors.nvml.mig import instance_of
 
 # The file format.
 

@@ -23,8 +23,8 @@ from pynvml import (
     NVML_VALUE_TYPE_SIGNED_LONG_LONG,
 )
 
+from collectors.nvml.inventory import number_of
 from collectors.nvml.library import Nvml, NVMLError, code_of
-from collectors.nvml.mig import number_of
 from collectors.nvml.recorder import NodeRecording, RecordedGpu, field_question, question_of
 
 _LOOK_S = 0.1

@@ -197,15 +197,16 @@ def test_a_stranger_that_was_faster_is_not_taken_for_a_server_of_the_stack(victi
 import sys
 from pathlib import Path
 from bench.errors import InfrastructureFailed
-from bench.exporter.stack.processes import end, start, wait_until_ready
-url = f"http://127.0.0.1:{sys.argv[1]}"
-server = start("agent", ["sleep", "60"], url=url, folder=Path.cwd(), log=Path.cwd() / "log", environment={})
+from bench.exporter.stack.processes import Server, end, start, wait_until_ready
+server = Server(name="agent", port=int(sys.argv[1]), ready="/healthz", command=("sleep", "60"))
+Path("logs").mkdir()
+process = start(server, Path.cwd())
 try:
-    wait_until_ready(server, "/healthz", limit_s=5)
+    wait_until_ready(server, process, limit_s=5)
 except InfrastructureFailed as error:
     print(error)
 finally:
-    end([server])
+    end([process])
 """
     with _pretender(attacker) as port:
         said = victim.python(program, str(port))

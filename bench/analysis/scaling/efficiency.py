@@ -6,7 +6,7 @@ it can be wrong. A law fitted to a curve's own points (`bench.analysis.scaling.l
 What is lost is divided like the step: compute, exposed communication, waiting, bubble, data, copies and idle; what
 these leave is unexplained, so that all add up to the step. With ideal scaling each part of the base's step would shrink
 as the step does, by the factor f (1 in weak scaling, N0 / N in strong). A part of the loss is what the run has more
-than that: part(N) - f part(N0). docs/scaling.md has each part's formula, and what it cannot tell.
+than that: part(N) - f part(N0). docs/guides/scaling.md has each part's formula, and what it cannot tell.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 import click
 
 import dashboards
 from bench.errors import Misuse
+from collectors.settings_file import near_name
 
 
 @click.command(name="runbook")
@@ -29,8 +29,8 @@ def command(alert: str | None) -> None:
     names = {_plain(name): name for name in texts}
     known = names.get(_plain(alert))
     if known is None:
-        near = difflib.get_close_matches(_plain(alert), names, n=1)
-        hint = f'; did you mean "{names[near[0]]}"?' if near else ""
+        near = near_name(_plain(alert), names)
+        hint = "" if near is None else f'; did you mean "{names[near]}"?'
         raise Misuse(f'there is no runbook of "{alert[:60]}"{hint} (`observatory runbook` lists all)')
     click.echo(texts[known], nl=False)
 

@@ -1,8 +1,7 @@
-"""`observatory stack`: starts Prometheus, Alertmanager and Grafana on this machine, shows them, and takes them away."""
+"""`observatory stack`: start Prometheus, Alertmanager and Grafana on this machine, show them, and stop them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 if TYPE_CHECKING:
     from bench.exporter.stack.coverage import Target
     from bench.exporter.stack.lifecycle import StackPlan, StackState
-    from bench.exporter.stack.size import Size
     from bench.reports.table import Table
 
 SCHEMA_VERSION = 1
@@ -57,7 +55,7 @@ def command() -> None:
     "config_file",
     type=NamedPath(is_folder=False),
     show_default="the values of dashboards/stack/stack.toml",
-    help="TOML file with the ports, intervals and retention that shall differ.",
+    help="TOML file with the ports, intervals and retention to change.",
 )
 @_FOLDER
 @RUNS
@@ -73,8 +71,8 @@ def up(
 ) -> None:
     """Start Prometheus, Alertmanager and Grafana on this machine, and show their addresses.
 
-    From the programs that are installed; containers where Prometheus or Alertmanager is not. They go on when the
-    terminal is closed, listen on the loopback address alone, and `observatory stack down` takes all of it away.
+    Runs the installed programs, or containers if Prometheus or Alertmanager is not installed. The servers keep running
+    when the terminal closes and listen on the loopback address only. `observatory stack down` removes all of it.
 
     \b
     Example:
@@ -92,7 +90,8 @@ def up(
         check_targets_folder(path)
         if not path.exists():
             say(
-                f"{path} is not there yet; no node of it is watched until `observatory serve --targets {path}` makes it"
+                f"{path} does not exist yet; none of its nodes is watched until `observatory serve --targets {path}`"
+                " makes it"
             )
     # Not on the agent's command line: other users can read that.
     environment = {RUNS_VARIABLE: str(runs_folder.absolute()), **({STORE_VARIABLE: store_url} if store_url else {})}
@@ -105,32 +104,30 @@ def up(
         agent_environment=environment,
     )
     interrupt_in_order()
-    programs = lifecycle.installed()
-    state = lifecycle.up(plan, programs, tell=say)
+    state = lifecycle.up(plan, lifecycle.installed(), on_notice=say)
     try:
         _say_what_is_up(state, plan)
     except KeyboardInterrupt:
-        say("the stack is up and goes on; `observatory stack status` shows its targets, and `down` ends it")
+        say("the stack keeps running; `observatory stack status` shows its targets, and `down` ends it")
         raise
 
 
 def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
-    """Print the servers, and the targets once each was asked."""
+    """Print the servers, and the targets once each was scraped."""
     from bench.exporter.stack import lifecycle, passwords
-    from bench.exporter.stack.coverage import targets_once_asked
+    from bench.exporter.stack.coverage import targets_once_scraped
     from bench.exporter.stack.files import LOOPBACK
     from bench.reports.table import print_page
 
     print_page(_server_table(_server_rows(state)))
     if "grafana" not in state.urls:
         click.echo(
-            "grafana is not installed, so that nobody draws the dashboards: install it and start the stack anew, or"
-            " send them to another with `observatory dashboards push --url URL`"
+            "grafana is not installed, so nothing draws the dashboards: install it and start the stack again, or send"
+            " them to another Grafana with `observatory dashboards push --url URL`"
         )
     click.echo(f"alerts are shown at {state.urls['alertmanager']} and sent to nobody: docs/monitoring/stack.md")
     click.echo(
-        f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, of Grafana admin, who can look"
-        " without one"
+        f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, for changes in Grafana admin"
     )
     click.echo(f"files: {plan.folder}; `observatory stack down` ends and deletes all of it")
     if not (plan.has_agent or plan.has_demo or plan.target_folders):
@@ -138,11 +135,11 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
             "nothing is watched yet: --agent watches this node, --demo shows made-up data, --targets FOLDER other nodes"
         )
         return
-    asked_s = _DISCOVERY_S + plan.settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
-    say(f"waiting until each target was asked, {asked_s} s at most")
+    wait_s = _DISCOVERY_S + plan.settings.prometheus.scrape_seconds + _SCRAPE_TIMEOUT_S
+    say(f"waiting until each target was scraped, {wait_s} s at most")
     own = [f"{LOOPBACK}:{port}" for port in plan.agents.values()]
     password = lifecycle.prometheus_password(plan.folder, state)
-    targets = targets_once_asked(state.prometheus_url, own, password=password, limit_s=asked_s)
+    targets = targets_once_scraped(state.prometheus_url, own, password=password, limit_s=wait_s)
     print_page(_target_table(targets))
     for target in targets:
         if target.missing is not None:
@@ -150,46 +147,18 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
 
 
 @command.command(name="down")
-@click.option("--keep-data", "keeps_data", is_flag=True, help="Keep what the servers stored, for the next `up`.")
+@click.option("--keep-data", "keeps_data", is_flag=True, help="Keep the servers' data for the next `up`.")
 @_FOLDER
 def down(keeps_data: bool, folder: Path) -> None:
-    """Stop what `stack up` started, and delete all that it made, with Prometheus's data.
+    """Stop what `stack up` started, and delete all that it made, Prometheus's data included.
 
     \b
     Example:
       observatory stack down --keep-data
     """
-    from bench.exporter.stack import lifecycle, processes
-    from bench.reports.format import readable
+    from bench.exporter.stack import lifecycle
 
-    folder = folder.absolute()
-    size = readable(lifecycle.data_bytes(folder), "bytes")
-    state = lifecycle.read_state(folder)
-    if state is None:
-        if left := processes.strays(folder, ()):
-            names = ", ".join(f"{one.name} (process {one.pid})" for one in left)
-            say(f"ending {names}, of a stack without its state.json")
-            lifecycle.end_strays(folder)
-            say(f"what is left of its files is in {folder}; delete that folder where nobody needs them")
-            return
-        if not lifecycle.has_kept_data(folder):
-            raise Misuse(lifecycle.nothing_is_up(folder))
-        if keeps_data:
-            raise Misuse(f"no stack is up, and {folder} keeps {size} of data; leave out --keep-data to delete it")
-        say(f"no stack is up; deleting {size} of data that was kept in {folder}")
-        lifecycle.delete_kept_data(folder)
-        return
-    parts = [f"{one.name} (process {one.pid})" for one in lifecycle.running(folder, state)]
-    parts += ["the containers"] * state.is_compose
-    if parts:
-        say(f"ending {', '.join(parts)}")
-    if not keeps_data:
-        say(f"deleting {folder} with {size} of data")
-    elif state.is_compose:
-        say("keeping the containers' volumes for the next `up`; `docker volume ls` shows them")
-    else:
-        say(f"keeping {size} of data in {folder} for the next `up`; another `down` deletes it")
-    lifecycle.down(folder, keeps_data=keeps_data)
+    lifecycle.down(folder.absolute(), keeps_data=keeps_data, on_notice=say)
 
 
 @command.command(name="status")
@@ -199,7 +168,7 @@ def down(keeps_data: bool, folder: Path) -> None:
     metavar="URL",
     type=NamedText(),
     show_default="the stack's own",
-    help="Ask this Prometheus for our series, whoever started it.",
+    help="Prometheus to ask for our series in place of the stack's own.",
 )
 @_FOLDER
 @FORMAT
@@ -224,11 +193,11 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
         if state is None:
             raise Misuse(lifecycle.nothing_is_up(folder))
         problems = [
-            f"{one.name} (process {one.pid}) has ended; its last lines are in {one.log}"
-            for one in lifecycle.ended(state)
+            f"{lifecycle.words_of(process)} has ended; its last lines are in {process.log}"
+            for process in lifecycle.ended(state)
         ]
         prometheus_url = state.prometheus_url
-    is_asked = not any(one.startswith("prometheus ") for one in problems)
+    is_asked = not any(problem.startswith("prometheus ") for problem in problems)
     password = None
     if is_asked and own is not None and prometheus_url.rstrip("/") == own.prometheus_url:
         password = lifecycle.prometheus_password(folder, own)
@@ -240,7 +209,16 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
         )
     problems += [target.missing for target in targets if target.missing is not None]
     servers = [] if state is None else _server_rows(state)
-    rows = [dict(zip(_TARGET_COLUMNS, _target(target), strict=True)) for target in targets]
+    rows = [
+        {
+            "target": target.address,
+            "job": target.job,
+            "health": target.health,
+            "series": target.series,
+            "missing": target.missing,
+        }
+        for target in targets
+    ]
     write(
         format_name,
         [*_server_table(servers), *_target_table(targets)],
@@ -256,124 +234,6 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
     for line in (*left_out(every), *problems):
         say(line)
     return INFRASTRUCTURE if problems else None
-
-
-class _Number(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer versions of click.
-    """UNIT=NUMBER, as a pair."""
-
-    name = "number"
-    _FORM = re.compile(r"([a-z]+)=([0-9]{1,7})")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        found = self._FORM.fullmatch(value)
-        if found is None:
-            self.fail(f"{value!r} is no UNIT=NUMBER; it may be such as disk=8 or result=500", param, ctx)
-        return found[1], int(found[2])
-
-
-@command.command(name="size")
-@click.option("--nodes", type=click.IntRange(1, 1_000_000), required=True, help="Nodes that are watched.")
-@click.option(
-    "--gpus-per-node",
-    type=click.IntRange(0, 1024),
-    default=8,
-    show_default=True,
-    help="GPUs, ranks and ports of a node.",
-)
-@click.option(
-    "--with",
-    "changed",
-    metavar="UNIT=NUMBER",
-    type=_Number(),
-    multiple=True,
-    help="Another number of a unit, such as rank=0 (of a node) or result=500 (of the fleet). Repeatable.",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=NamedPath(is_folder=False),
-    show_default="the values of dashboards/stack/stack.toml",
-    help="TOML file with the interval and the retention that shall differ.",
-)
-@FORMAT
-def size(
-    nodes: int, gpus_per_node: int, changed: tuple[tuple[str, int], ...], config_file: Path | None, format_name: str
-) -> None:
-    """Predict what a fleet takes of a Prometheus: series, samples per second, memory and disk.
-
-    Series of each unit are counted in what the demonstration shows, on this machine's host; memory and disk follow from
-    what was measured (docs/monitoring/scale.md).
-
-    \b
-    Example:
-      observatory stack size --nodes 2000 --gpus-per-node 8
-    """
-    from bench.engines.settings_file import read_settings
-    from bench.exporter.stack import size as sizing
-    from bench.exporter.stack.settings import StackSettings, check
-
-    settings = read_settings(config_file, StackSettings)
-    check(settings, str(config_file or "stack.toml"))
-    fleet = sizing.usual_fleet(nodes, gpus_per_node, dict(changed))
-    found = sizing.size(fleet, settings, sizing.series_by_unit())
-    print_size(found, settings.prometheus.scrape_seconds, settings.prometheus.retention_days, format_name)
-    for part in found.parts:
-        if part.each is None and part.number:
-            say(f"this machine has no {part.unit}, so that the series of one are unknown and left out")
-
-
-_SIZE_COLUMNS = ("unit", "number", "series_each", "series")
-
-
-def print_size(found: Size, scrape_seconds: int, retention_days: int, format_name: str) -> None:
-    """Print the size in one of the forms of --format."""
-    from bench.exporter.stack.size import UNITS
-    from bench.reports.format import digits, readable
-    from bench.reports.table import Table, write
-
-    rows = [
-        {"unit": part.unit, "number": part.number, "series_each": part.each, "series": part.series}
-        for part in found.parts
-    ]
-    rows.append({"unit": "prometheus", "number": 1, "series_each": found.own_series, "series": found.own_series})
-    what = {**UNITS, "prometheus": "Prometheus's own, of each target"}
-    cells = [
-        (
-            str(row["unit"]),
-            f"{row['number']:,}",
-            "-" if row["series_each"] is None else f"{row['series_each']:g}",
-            f"{row['series']:,.0f}",
-            what[str(row["unit"])],
-        )
-        for row in rows
-    ]
-    write(
-        format_name,
-        [
-            Table(("unit", "number", "series each", "series", "what it is"), cells, words=(0, 4)),
-            "",
-            f"series:             {found.series:,.0f}",
-            f"samples per second: {digits(found.samples_per_second)}, each series every {scrape_seconds} s",
-            f"memory:             {readable(found.memory_bytes, 'bytes')}, without queries; give it twice that",
-            f"disk:               {readable(found.disk_bytes, 'bytes')}, once {retention_days} days are full;"
-            f" {readable(found.late_disk_bytes, 'bytes')} where scrapes come late",
-        ],
-        lambda: {
-            "schema_version": SCHEMA_VERSION,
-            "scrape_seconds": scrape_seconds,
-            "retention_days": retention_days,
-            "units": rows,
-            "series": found.series,
-            "samples_per_second": found.samples_per_second,
-            "memory_bytes": found.memory_bytes,
-            "disk_bytes": found.disk_bytes,
-            "late_disk_bytes": found.late_disk_bytes,
-        },
-        rows,
-        _SIZE_COLUMNS,
-    )
 
 
 def _server_rows(state: StackState) -> list[dict[str, Any]]:
@@ -404,10 +264,6 @@ def _server_table(rows: Sequence[dict[str, Any]]) -> list[Table]:
 
 
 _TARGET_COLUMNS = ("target", "job", "health", "series", "missing")
-
-
-def _target(target: Target) -> tuple[Any, ...]:
-    return target.address, target.job, target.health, target.series, target.missing
 
 
 def _target_table(targets: Sequence[Target]) -> list[Table]:

@@ -1,7 +1,7 @@
 """Prometheus, Alertmanager and Grafana as containers, by `docker compose`, where their programs are not installed.
 
-They have the host's network, so that all addresses are those of the programs. Checked against the schema of Compose;
-never run here.
+They use the host's network, so all addresses are those of the programs. Checked against the schema of Compose; never
+run here.
 """
 
 from __future__ import annotations
@@ -26,29 +26,24 @@ _ASK_S = 30
 
 
 def check(missing: Sequence[str], target_folders: Sequence[Path]) -> None:
-    """Check that containers can do what the missing programs would.
+    """Check that containers can take the place of the missing programs.
 
     Raises:
-        Misuse: there are targets outside of the stack's folder, which containers do not see.
+        Misuse: targets are outside the stack's folder, where containers do not see them.
         InfrastructureFailed: there is no `docker compose`.
     """
     docker = shutil.which("docker")
     needed = f"not installed: {' and '.join(missing)} (Debian: apt-get install prometheus prometheus-alertmanager)"
     if docker is None:
         raise InfrastructureFailed(f"{needed}, and there is no docker to run them in containers; install either")
-    asked = subprocess.run([docker, "compose", "version"], capture_output=True, timeout=_ASK_S, check=False)
-    if asked.returncode:
+    version = subprocess.run([docker, "compose", "version"], capture_output=True, timeout=_ASK_S, check=False)
+    if version.returncode:
         raise InfrastructureFailed(f"{needed}, and docker has no plugin `compose`; install either")
     if target_folders:
         raise Misuse(
             f"--targets: containers do not see {target_folders[0]}, and {missing[0]} is not installed; install it"
             " (Debian: apt-get install prometheus prometheus-alertmanager), or leave out --targets"
         )
-
-
-def ports(settings: StackSettings) -> dict[str, int]:
-    """Return the ports of the containers' servers, by name."""
-    return {name: getattr(settings, name).port for name in ("prometheus", "alertmanager", "grafana")}
 
 
 def environment(settings: StackSettings, folder: Path) -> str:
@@ -61,18 +56,20 @@ def environment(settings: StackSettings, folder: Path) -> str:
         **{f"OBSERVATORY_{name.upper()}_CLIENT": folder / client_file(name) for name in ("prometheus", "alertmanager")},
         "OBSERVATORY_GRAFANA_PASSWORD": folder / PASSWORDS / "grafana",
         "RETENTION_DAYS": settings.prometheus.retention_days,
-        **{f"{name.upper()}_PORT": port for name, port in ports(settings).items()},
+        "PROMETHEUS_PORT": settings.prometheus.port,
+        "ALERTMANAGER_PORT": settings.alertmanager.port,
+        "GRAFANA_PORT": settings.grafana.port,
     }
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
-def up(folder: Path, *, tell: Callable[[str], None]) -> None:
+def up(folder: Path, *, on_notice: Callable[[str], None]) -> None:
     """Start the containers and wait until they are healthy.
 
     Raises:
         InfrastructureFailed: they do not start.
     """
-    tell("docker compose starts prometheus, alertmanager and grafana; the first time it fetches their images")
+    on_notice("docker compose starts prometheus, alertmanager and grafana; the first time it fetches their images")
     _compose(folder, "up", "--detach", "--wait", limit_s=_START_S)
 
 
@@ -80,7 +77,7 @@ def down(folder: Path, *, keeps_data: bool) -> None:
     """End the containers and delete them, and their volumes unless the data is kept.
 
     Raises:
-        InfrastructureFailed: docker does not do it.
+        InfrastructureFailed: docker fails.
     """
     _compose(folder, "down", "--remove-orphans", *(() if keeps_data else ("--volumes",)), limit_s=_START_S)
 
@@ -93,7 +90,7 @@ def _compose(folder: Path, *words: str, limit_s: float) -> None:
         raise InfrastructureFailed("docker is not on the PATH any more; the stack's containers are left") from None
     except subprocess.TimeoutExpired:
         raise InfrastructureFailed(
-            f"docker compose {words[0]} takes more than {limit_s:g} s; is its daemon well?"
+            f"docker compose {words[0]} takes more than {limit_s:g} s; is its daemon running?"
         ) from None
     if ended.returncode:
         lines = ended.stderr.strip().splitlines() or ["nothing"]

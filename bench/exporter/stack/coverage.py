@@ -60,28 +60,28 @@ def targets_of(url: str, password: str | None = None) -> list[Target]:
     password: of the stack's own Prometheus.
 
     Raises:
-        Misuse: it is no http or https address.
+        Misuse: the address is not http or https.
         InfrastructureFailed: nothing answers there, or no Prometheus.
     """
     active = _ask(url, password, "/api/v1/targets", {"state": "active"})["activeTargets"]
     counted = {
-        (one["metric"].get("job", ""), one["metric"].get("instance", "")): int(one["value"][1])
-        for one in _ask(url, password, "/api/v1/query", {"query": _SERIES_BY_TARGET})["result"]
+        (series["metric"].get("job", ""), series["metric"].get("instance", "")): int(series["value"][1])
+        for series in _ask(url, password, "/api/v1/query", {"query": _SERIES_BY_TARGET})["result"]
     }
     known = _ask(url, password, "/api/v1/query", {"query": _JOBS_OF_OURS})["result"]
-    jobs = {one["metric"].get("job", "") for one in known}
-    found = [
+    jobs = {series["metric"].get("job", "") for series in known}
+    targets = [
         Target(
-            job=(job := one["labels"].get("job", "")),
-            address=(address := one["labels"].get("instance", "")),
-            health=one["health"],
-            error=" ".join(one["lastError"].split()),
+            job=(job := target["labels"].get("job", "")),
+            address=(address := target["labels"].get("instance", "")),
+            health=target["health"],
+            error=" ".join(target["lastError"].split()),
             series=counted.get((job, address), 0),
             was_ours=job in jobs,
         )
-        for one in active
+        for target in active
     ]
-    return sorted(found, key=lambda target: (target.job, target.address))
+    return sorted(targets, key=lambda target: (target.job, target.address))
 
 
 def of_ours(targets: Sequence[Target]) -> list[Target]:
@@ -105,7 +105,7 @@ def left_out(targets: Sequence[Target]) -> list[str]:
     ]
 
 
-def targets_once_asked(url: str, expected: Collection[str], *, password: str, limit_s: float) -> list[Target]:
+def targets_once_scraped(url: str, expected: Collection[str], *, password: str, limit_s: float) -> list[Target]:
     """Return the targets when each was asked once, and answered with series of ours or not at all, or after this time.
 
     password: see `targets_of`. expected: addresses that must be among them; those that are not come back as targets
@@ -115,16 +115,21 @@ def targets_once_asked(url: str, expected: Collection[str], *, password: str, li
     """
     until_s = time.monotonic() + limit_s
     while True:
-        found = targets_of(url, password)
-        unknown = set(expected) - {target.address for target in found}
-        is_whole = bool(found) and not unknown
+        targets = targets_of(url, password)
+        unknown = set(expected) - {target.address for target in targets}
+        is_whole = bool(targets) and not unknown
         # Those that are expected answer by now; a scrape may have come before they did.
-        is_asked = all(one.series or (one.health == "down" and one.address not in expected) for one in found)
-        if time.monotonic() >= until_s or (is_whole and is_asked):
+        is_scraped = all(
+            target.series or (target.health == "down" and target.address not in expected) for target in targets
+        )
+        if time.monotonic() >= until_s or (is_whole and is_scraped):
             absent = "Prometheus does not know it"
             return [
-                *found,
-                *(Target(job=JOB, address=one, health="unknown", error=absent, series=0) for one in sorted(unknown)),
+                *targets,
+                *(
+                    Target(job=JOB, address=address, health="unknown", error=absent, series=0)
+                    for address in sorted(unknown)
+                ),
             ]
         time.sleep(_LOOK_S)
 
@@ -138,11 +143,11 @@ def _ask(url: str, password: str | None, path: str, fields: dict[str, str]) -> A
         is_address = False
     if not is_address or parts.username is not None or parts.query or parts.fragment:
         raise Misuse(f"the Prometheus's address cannot be used; it looks like {_LOOKS}")
-    asked = Request(f"{url.rstrip('/')}{path}?{urlencode(fields)}")
+    request = Request(f"{url.rstrip('/')}{path}?{urlencode(fields)}")
     if password is not None:
-        asked.add_unredirected_header("Authorization", authorization(password))
+        request.add_unredirected_header("Authorization", authorization(password))
     try:
-        with build_opener().open(asked, timeout=_ANSWER_S) as answer:
+        with build_opener().open(request, timeout=_ANSWER_S) as answer:
             document = json.load(answer)
         return document["data"]
     except HTTPError as error:

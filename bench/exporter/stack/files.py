@@ -6,7 +6,7 @@ The shipped files stay the only place for all else, such as inhibition.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +156,3 @@ def _shipped(name: str) -> dict[str, Any]:
 def _as_yaml(document: object) -> str:
     text: str = yaml.safe_dump(document, sort_keys=False, width=120)
     return text
-
-
-def top_level(paths: Iterable[Path]) -> list[str]:
-    """Return the names at the top of the stack's folder that these paths are in."""
-    return sorted({path.parts[0] for path in paths})

@@ -1,6 +1,7 @@
-"""The stack from `up` to `down`: what is started, written down, checked and taken away again.
+"""The stack from `up` to `down`: which servers are started, recorded, checked and taken away again.
 
-What is started is in the state file before the next is, so that `down` finds all of a stack whose `up` was killed.
+Each server is in the state file before the next is started, so that `down` finds all servers of an `up` that was
+killed.
 """
 
 from __future__ import annotations
@@ -18,20 +19,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.exporter.stack import compose
-from bench.exporter.stack.files import ALERTMANAGER, LOOPBACK, TARGETS, files, grafana_ini, top_level, web_file
+from bench.exporter.stack import compose, processes
+from bench.exporter.stack.files import ALERTMANAGER, LOOPBACK, TARGETS, files, grafana_ini, web_file
 from bench.exporter.stack.passwords import FOLDER as PASSWORDS
-from bench.exporter.stack.passwords import Passwords, authorization, kept_or_new, read, write
-from bench.exporter.stack.processes import (
-    ServerProcess,
-    end,
-    is_running,
-    start,
-    strays,
-    uninterrupted,
-    wait_until_ready,
-)
+from bench.exporter.stack.passwords import Passwords, kept_or_new, read, write
+from bench.exporter.stack.processes import LOGS, Server, ServerProcess, is_running, strays, uninterrupted
 from bench.exporter.stack.settings import StackSettings
+from bench.reports.format import readable
 from bench.runs.files import read_small
 from collectors.files import DRAFTS, READABLE, make_folder, replace_file, schema_version_of, try_lock
 from collectors.sockets import CannotListen, holder_of, listen, uids_at
@@ -39,20 +33,21 @@ from dashboards.publishing.publish import RENDERED
 
 SCHEMA_VERSION = 1
 STATE = "state.json"
-DATA, LOGS = "data", "logs"
+DATA = "data"
 DATA_MARK = "made-by-observatory-stack"
-"""A file beside the servers' data that says whose it is, after the state file is gone."""
+"""A file next to the servers' data that says whose it is after the state file is gone."""
 _IN_DATA = ("prometheus", "alertmanager", "grafana", PASSWORDS.name, DATA_MARK)
+"""The mark is last, so that it goes last: then a second `down` can continue."""
 _GRAFANA_INI = "grafana.ini"
 FEATURES = "exemplar-storage"
-"""What Prometheus keeps of ours only where it is told to: a newer one knows the first by itself, and says so."""
+"""What Prometheus stores only on request. A newer one also stores it without, and says so."""
 
 
 class StackState(msgspec.Struct, frozen=True, kw_only=True):
     """A stack that was started.
 
     processes: in the order of their start. urls: of all servers, by name. is_compose: whether Prometheus, Alertmanager
-    and Grafana are containers. made: names at the top of the folder, which `down` deletes beside the data.
+    and Grafana are containers. made: names at the top of the folder, which `down` deletes together with the data.
     made_folders: the folder and those above it that were not there, the innermost first.
     """
 
@@ -66,41 +61,16 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prometheus_url(self) -> str:
-        """Where Prometheus is asked."""
+        """Address of Prometheus."""
         return self.urls["prometheus"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Programs:
-    """Where the servers' programs are; None for one that is not installed. grafana: as a command line begins."""
-
-    prometheus: str | None
-    alertmanager: str | None
-    grafana: tuple[str, ...] | None
-
-    @property
-    def missing(self) -> list[str]:
-        """Names of those without which the stack is no stack."""
-        return [name for name in ("prometheus", "alertmanager") if getattr(self, name) is None]
-
-
-def installed() -> Programs:
-    """Return the programs that are on the PATH; Debian's name of Alertmanager is its own."""
-    grafana = shutil.which("grafana")
-    older_grafana = shutil.which("grafana-server")
-    return Programs(
-        prometheus=shutil.which("prometheus"),
-        alertmanager=shutil.which("alertmanager") or shutil.which("prometheus-alertmanager"),
-        grafana=(grafana, "server") if grafana else (older_grafana,) if older_grafana else None,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
     """A stack that is to be started.
 
-    folder: of all that it writes. target_folders: others' files of targets (file_sd). agent_environment: what the
-    agent finds runs and history by.
+    folder: of all that it writes. target_folders: other nodes' files of targets (file_sd). agent_environment: variables
+    by which the agent finds runs and history.
     """
 
     folder: Path
@@ -113,46 +83,47 @@ class StackPlan:
     @property
     def agents(self) -> dict[str, int]:
         """Ports of the stack's own agents, by name."""
-        return {
-            **({"agent": self.settings.agent.port} if self.has_agent else {}),
-            **({"demo": self.settings.demo.port} if self.has_demo else {}),
-        }
+        names = (*(("agent",) if self.has_agent else ()), *(("demo",) if self.has_demo else ()))
+        return {name: getattr(self.settings, name).port for name in names}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Server:
-    """A server that is to be started. ready: the path at which it says that it is. has_password: whether it asks."""
-
-    name: str
-    port: int
-    ready: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    has_password: bool = False
-
-    @property
-    def url(self) -> str:
-        return f"http://{LOOPBACK}:{self.port}"
+Programs = Mapping[str, tuple[str, ...]]
+"""How a server's command line begins, by name; without those that are not installed."""
 
 
-def up(plan: StackPlan, programs: Programs, *, tell: Callable[[str], None]) -> StackState:
-    """Start the stack and wait until each server is ready; what fails or is interrupted half-way is taken down.
+def installed() -> Programs:
+    """Return the programs that are on the PATH; Debian's Alertmanager and older Grafanas have names of their own."""
+    commands = (
+        ("grafana", "grafana-server"),
+        ("grafana", "grafana", "server"),
+        ("alertmanager", "prometheus-alertmanager"),
+        ("alertmanager", "alertmanager"),
+        ("prometheus", "prometheus"),
+    )
+    return {name: (path, *words) for name, program, *words in commands if (path := shutil.which(program)) is not None}
 
-    tell: is told what goes on.
+
+def up(plan: StackPlan, programs: Programs, *, on_notice: Callable[[str], None]) -> StackState:
+    """Start the stack and wait until each server is ready; a start that fails or is interrupted is undone.
 
     Raises:
         Misuse: a stack is up there, the folder holds something else, or containers cannot read the targets.
         InfrastructureFailed: programs are missing, a port is taken, or a server does not start.
     """
-    uses_compose = bool(programs.missing)
+    missing = [name for name in ("prometheus", "alertmanager") if name not in programs]
+    uses_compose = bool(missing)
     if uses_compose:
-        compose.check(programs.missing, plan.target_folders)
+        compose.check(missing, plan.target_folders)
     _check_folder(plan.folder)
-    own = [] if uses_compose else _own_servers(plan, programs)
-    servers = [*_agents(plan), *own]
-    ports = {server.name: server.port for server in servers} | (compose.ports(plan.settings) if uses_compose else {})
+    names = [name for name in ("alertmanager", "prometheus", "grafana") if uses_compose or name in programs]
+    ports = plan.agents | {name: getattr(plan.settings, name).port for name in names}
     for name, port in ports.items():
-        _check_port(name, port)
+        try:
+            listen(LOOPBACK, port).close()
+        except CannotListen as error:
+            raise InfrastructureFailed(
+                f"{name}: {error}; end that, or give another: {name}.port in a file for --config"
+            ) from None
     made_folders = tuple(str(path) for path in (plan.folder, *plan.folder.parents) if not path.exists())
     make_folder(plan.folder.parent)
     plan.folder.mkdir(mode=0o700, exist_ok=True)
@@ -160,13 +131,14 @@ def up(plan: StackPlan, programs: Programs, *, tell: Callable[[str], None]) -> S
     if uses_compose:
         os.umask(READABLE)  # Containers read what is in it as other users.
     with _alone(plan.folder):
-        _check_folder(plan.folder)  # Once more: another `up` may have been faster.
+        _check_folder(plan.folder)  # Again: another `up` may have been faster.
         had_data = (plan.folder / DATA).is_dir()
         passwords = kept_or_new(plan.folder)
-        texts = _texts(plan, passwords, uses_compose=uses_compose, has_grafana=programs.grafana is not None)
+        servers = [*_agents(plan), *([] if uses_compose else _servers(plan, programs, passwords))]
+        texts = _texts(plan, passwords, uses_compose=uses_compose, has_grafana="grafana" in programs)
         state = StackState(
             begun_ns=time.time_ns(),
-            made=(*top_level(texts), LOGS),
+            made=(*sorted({path.parts[0] for path in texts}), LOGS),
             made_folders=made_folders,
             urls={name: f"http://{LOOPBACK}:{port}" for name, port in ports.items()},
             is_compose=uses_compose,
@@ -176,25 +148,17 @@ def up(plan: StackPlan, programs: Programs, *, tell: Callable[[str], None]) -> S
                 _write(plan.folder, state, texts, passwords)
             for server in servers:
                 with uninterrupted():
-                    begun = start(
-                        server.name,
-                        server.command,
-                        url=server.url,
-                        folder=plan.folder,
-                        log=plan.folder / LOGS / f"{server.name}.log",
-                        environment=server.environment,
-                    )
-                    state = msgspec.structs.replace(state, processes=(*state.processes, begun))
-                    _keep(plan.folder, state)
-                tell(f"{server.name} starts at {server.url}")
+                    process = processes.start(server, plan.folder)
+                    state = msgspec.structs.replace(state, processes=(*state.processes, process))
+                    _record(plan.folder, state)
+                on_notice(f"{server.name} starts at {process.url}")
             if uses_compose:
-                compose.up(plan.folder, tell=tell)
+                compose.up(plan.folder, on_notice=on_notice)
             for server, process in zip(servers, state.processes, strict=True):
-                asked_by = authorization(getattr(passwords, server.name)) if server.has_password else None
-                wait_until_ready(process, server.ready, authorization=asked_by)
+                processes.wait_until_ready(server, process)
         except BaseException:
             with uninterrupted():
-                tell("it does not start as a whole, and is taken down again")
+                on_notice("not all servers start; ending those that did")
                 _take_down(plan.folder, state, keeps_data=had_data)
             raise
     return state
@@ -209,38 +173,37 @@ def _texts(plan: StackPlan, passwords: Passwords, *, uses_compose: bool, has_gra
         passwords,
         dashboards=compose.DASHBOARDS_WITHIN if uses_compose else RENDERED,
     )
-    if has_grafana and not uses_compose:
-        texts[Path(_GRAFANA_INI)] = grafana_ini(plan.settings, plan.folder, passwords)
     if uses_compose:
         texts[Path(compose.ENVIRONMENT)] = compose.environment(plan.settings, plan.folder)
+    elif has_grafana:
+        texts[Path(_GRAFANA_INI)] = grafana_ini(plan.settings, plan.folder, passwords)
     return texts
 
 
-def _own_servers(plan: StackPlan, programs: Programs) -> list[_Server]:
-    assert programs.prometheus is not None
-    assert programs.alertmanager is not None
+def _servers(plan: StackPlan, programs: Programs, passwords: Passwords) -> list[Server]:
+    """Return Alertmanager and Prometheus, and Grafana if it is installed."""
     folder, settings = plan.folder, plan.settings
     servers = [
-        _Server(
+        Server(
             name="alertmanager",
             port=settings.alertmanager.port,
             ready="/-/ready",
             command=(
-                programs.alertmanager,
+                *programs["alertmanager"],
                 f"--config.file={folder / ALERTMANAGER}",
                 f"--storage.path={folder / DATA / 'alertmanager'}",
                 f"--web.config.file={folder / web_file('alertmanager')}",
                 f"--web.listen-address={LOOPBACK}:{settings.alertmanager.port}",
-                "--cluster.listen-address=",  # It is alone, and else listens on all addresses.
+                "--cluster.listen-address=",  # Otherwise it listens for others like it on all addresses.
             ),
-            has_password=True,
+            password=passwords.alertmanager,
         ),
-        _Server(
+        Server(
             name="prometheus",
             port=settings.prometheus.port,
             ready="/-/ready",
             command=(
-                programs.prometheus,
+                *programs["prometheus"],
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / DATA / 'prometheus'}",
                 f"--storage.tsdb.retention.time={settings.prometheus.retention_days}d",
@@ -248,25 +211,22 @@ def _own_servers(plan: StackPlan, programs: Programs) -> list[_Server]:
                 f"--web.listen-address={LOOPBACK}:{settings.prometheus.port}",
                 f"--enable-feature={FEATURES}",
             ),
-            has_password=True,
+            password=passwords.prometheus,
         ),
     ]
-    if programs.grafana is not None:
-        command = (*programs.grafana, f"--config={folder / _GRAFANA_INI}", *_homepath(Path(programs.grafana[0])))
-        servers.append(_Server(name="grafana", port=settings.grafana.port, ready="/api/health", command=tuple(command)))
+    if "grafana" in programs:
+        # Grafana's own files are next to its program in an archive, elsewhere in a package.
+        homes = (Path(programs["grafana"][0]).resolve().parents[1], Path("/usr/share/grafana"))
+        home = [f"--homepath={home}" for home in homes if (home / "public").is_dir()][:1]
+        command = (*programs["grafana"], f"--config={folder / _GRAFANA_INI}", *home)
+        servers.append(Server(name="grafana", port=settings.grafana.port, ready="/api/health", command=command))
     return servers
 
 
-def _homepath(program: Path) -> list[str]:
-    """Return where Grafana's own files are: beside its program in an archive, elsewhere in a package."""
-    places = (program.resolve().parents[1], Path("/usr/share/grafana"))
-    return [f"--homepath={place}" for place in places if (place / "public").is_dir()][:1]
-
-
-def _agents(plan: StackPlan) -> list[_Server]:
+def _agents(plan: StackPlan) -> list[Server]:
     words = (sys.executable, "-P", "-m", "bench", "serve", "--host", LOOPBACK, "--port")
     return [
-        _Server(
+        Server(
             name=name,
             port=port,
             ready="/healthz",
@@ -278,11 +238,16 @@ def _agents(plan: StackPlan) -> list[_Server]:
 
 
 def _check_folder(folder: Path) -> None:
+    """Check that a new stack may be started in the folder.
+
+    Raises:
+        Misuse: it may not.
+    """
     if folder.exists() and folder.stat().st_uid != os.geteuid():
         raise Misuse(f"{folder} belongs to another user; name a folder of yours, or a new one, with --folder")
     state = read_state(folder)
     if state is not None:
-        gone = [one.name for one in ended(state)]
+        gone = [process.name for process in ended(state)]
         if gone and running(folder, state):
             raise Misuse(
                 f"a stack is up in {folder}, of which {' and '.join(gone)} ended; `observatory stack down --keep-data`"
@@ -291,7 +256,7 @@ def _check_folder(folder: Path) -> None:
         if state.is_compose or running(folder, state):
             raise Misuse(
                 f"a stack is up already, with Prometheus at {state.prometheus_url} ({folder}); `observatory stack down`"
-                " ends it, and --folder with a --config of other ports starts one beside it"
+                " ends it, and --folder with a --config of other ports starts another"
             )
         raise Misuse(
             f"{folder} holds a stack whose servers have all ended; `observatory stack down --keep-data` clears it, and"
@@ -303,20 +268,12 @@ def _check_folder(folder: Path) -> None:
             raise Misuse(f"{place} holds {others[0]}, which is no stack's; name an empty folder, or a new one")
 
 
-def _check_port(name: str, port: int) -> None:
-    try:
-        listen(LOOPBACK, port).close()
-    except CannotListen as error:
-        raise InfrastructureFailed(
-            f"{name}: {error}; end that, or give another: {name}.port in a file for --config"
-        ) from None
-
-
 def _write(folder: Path, state: StackState, texts: Mapping[Path, str], passwords: Passwords) -> None:
-    _keep(folder, state)
+    """Write the state, the folders and files that servers read, and their passwords."""
+    _record(folder, state)
     for name in (LOGS, TARGETS, f"{DATA}/prometheus", f"{DATA}/alertmanager"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    if not state.is_compose:  # Else the data is in Docker's volumes.
+    if not state.is_compose:  # Containers have their data in Docker's volumes.
         replace_file(folder / DATA / DATA_MARK, b"")
     mode = 0o644 if state.is_compose else 0o600
     for path, text in texts.items():
@@ -325,16 +282,16 @@ def _write(folder: Path, state: StackState, texts: Mapping[Path, str], passwords
     write(folder, passwords, mode=mode)
 
 
-def _keep(folder: Path, state: StackState) -> None:
+def _record(folder: Path, state: StackState) -> None:
     document = msgspec.json.format(msgspec.json.encode(state))
     replace_file(folder / STATE, document, mode=0o600)
 
 
 def read_state(folder: Path) -> StackState | None:
-    """Return what was started in this folder; None where nothing is.
+    """Return the stack that was started in this folder; None if there is none.
 
     Raises:
-        Misuse: the file that tells so is of a newer program, or damaged.
+        Misuse: its file is of a newer program, or damaged.
     """
     path = folder / STATE
     try:
@@ -353,7 +310,7 @@ def read_state(folder: Path) -> StackState | None:
 
 
 def prometheus_password(folder: Path, state: StackState) -> str:
-    """Return the password of the folder's Prometheus, after a look at who would be shown it.
+    """Return the password of the folder's Prometheus, once it is sure that no other user would receive it.
 
     Raises:
         Misuse: it is not there, or others can change it.
@@ -366,82 +323,88 @@ def prometheus_password(folder: Path, state: StackState) -> str:
     return read(folder, "prometheus")
 
 
-def data_bytes(folder: Path) -> int:
-    """Return the size of the data in the folder."""
-    return sum(path.lstat().st_size for path in (folder / DATA).rglob("*") if path.is_file())
-
-
-def down(folder: Path, *, keeps_data: bool) -> None:
-    """End what was started in the folder, then delete what was made there.
+def down(folder: Path, *, keeps_data: bool, on_notice: Callable[[str], None]) -> None:
+    """End what was started in the folder, then delete what was made there; without a stack, delete kept data.
 
     Raises:
-        Misuse: nothing was started there.
+        Misuse: there is nothing to end or delete, or another `up` or `down` is at work.
         InfrastructureFailed: a server does not end, or something cannot be deleted; the rest is done, and a second
-            call goes on.
+            call continues.
     """
+    size = readable(sum(path.lstat().st_size for path in (folder / DATA).rglob("*") if path.is_file()), "bytes")
     state = read_state(folder)
     if state is None:
-        raise Misuse(nothing_is_up(folder))
+        _down_without_state(folder, size, keeps_data=keeps_data, on_notice=on_notice)
+        return
+    parts = [*map(words_of, running(folder, state)), *["the containers"] * state.is_compose]
+    if parts:
+        on_notice(f"ending {', '.join(parts)}")
+    if not keeps_data:
+        on_notice(f"deleting {folder} with {size} of data")
+    elif state.is_compose:
+        on_notice("keeping the containers' volumes for the next `up`; `docker volume ls` shows them")
+    else:
+        on_notice(f"keeping {size} of data in {folder} for the next `up`; another `down` deletes it")
     with _alone(folder), uninterrupted():
         _take_down(folder, state, keeps_data=keeps_data)
 
 
-def has_kept_data(folder: Path) -> bool:
-    """Return whether the folder has data of a stack that is down."""
-    return read_state(folder) is None and (folder / DATA / DATA_MARK).is_file()
-
-
-def delete_kept_data(folder: Path) -> None:
-    """Delete what `down` kept, and the folder where nothing else is in it.
-
-    Raises:
-        Misuse: another `up` or `down` is at work there, or was.
-    """
+def _down_without_state(folder: Path, size: str, *, keeps_data: bool, on_notice: Callable[[str], None]) -> None:
+    """End the servers of a folder whose state file is gone, or delete the data that an earlier `down` kept."""
+    if left := strays(folder, ()):
+        on_notice(f"ending {', '.join(map(words_of, left))}, of a stack without its state.json")
+        with uninterrupted():
+            _end(left, folder)
+        on_notice(f"what is left of its files is in {folder}; delete that folder where nobody needs them")
+        return
+    if not (folder / DATA / DATA_MARK).is_file():
+        raise Misuse(nothing_is_up(folder))
+    if keeps_data:
+        raise Misuse(f"no stack is up, and {folder} keeps {size} of data; leave out --keep-data to delete it")
+    on_notice(f"no stack is up; deleting {size} of data that was kept in {folder}")
     with _alone(folder), uninterrupted():
-        if not has_kept_data(folder):
-            raise Misuse(nothing_is_up(folder))
+        if read_state(folder) is not None:
+            raise Misuse(f"a stack was started in {folder} in the meantime; call `down` again to end it")
         _delete_data(folder)
         with suppress(OSError):  # It holds somebody else's.
             folder.rmdir()
 
 
-def end_strays(folder: Path) -> None:
-    """End servers of a folder whose state file is gone.
-
-    Raises:
-        InfrastructureFailed: one does not end, even killed.
-    """
-    with uninterrupted():
-        if left := end(strays(folder, ())):
-            raise InfrastructureFailed(f"process {left[0].pid} does not end, even killed; its files in {folder} stay")
-
-
 def nothing_is_up(folder: Path) -> str:
-    """Return what to say of a folder without a stack."""
+    """Return the message about a folder without a stack."""
     return f"no stack is up in {folder}; `observatory stack up` starts one, and --folder names another"
+
+
+def words_of(process: ServerProcess) -> str:
+    """Return name and number of a process, for messages."""
+    return f"{process.name} (process {process.pid})"
 
 
 def _take_down(folder: Path, state: StackState, *, keeps_data: bool) -> None:
     if state.is_compose:
         compose.down(folder, keeps_data=keeps_data)
-    if left := end([*state.processes, *strays(folder, state.processes)]):
-        raise InfrastructureFailed(
-            f"{', '.join(f'{one.name} (process {one.pid})' for one in left)} does not end, even killed; its files in"
-            f" {folder} stay"
-        )
+    _end([*state.processes, *strays(folder, state.processes)], folder)
     for name in state.made:
         _delete(folder / name)
     if not keeps_data:
         _delete_data(folder)
-    for path in (folder / STATE, *folder.glob(DRAFTS)):  # Drafts are left where an `up` was killed while it wrote.
+    for path in (folder / STATE, *folder.glob(DRAFTS)):  # An `up` that is killed while it writes leaves drafts.
         path.unlink(missing_ok=True)
     for made in dict.fromkeys((str(folder), *state.made_folders)):
         with suppress(OSError):  # It holds data that is kept, or somebody else's.
             Path(made).rmdir()
 
 
+def _end(servers: Sequence[ServerProcess], folder: Path) -> None:
+    if left := processes.end(servers):
+        names = ", ".join(map(words_of, left))
+        raise InfrastructureFailed(
+            f"{names} {'does' if len(left) == 1 else 'do'} not end, even killed; the files in {folder} stay"
+        )
+
+
 def _delete_data(folder: Path) -> None:
-    for name in _IN_DATA:  # The mark is last, so that a second call goes on.
+    for name in _IN_DATA:
         _delete(folder / DATA / name)
     with suppress(OSError):  # It is not there, or holds somebody else's.
         (folder / DATA).rmdir()

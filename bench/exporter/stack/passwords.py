@@ -1,6 +1,6 @@
-"""Passwords of the stack's servers: made at random, in files of their owner alone, never on a command line.
+"""Passwords of the stack's servers: random, in files that only their owner reads, never on a command line.
 
-They lie with the data, since Grafana's is in its data and both are kept or deleted together.
+They stand with the data, because Grafana stores its own there: both are kept or deleted together.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import base64
 import os
 import secrets
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 import bcrypt
+from collectors.regular_files import open_regular
 
 from bench.errors import Misuse
 from collectors.files import replace_file
 
 USER = "observatory"
-"""Who asks Prometheus and Alertmanager; Grafana's is admin."""
+"""The user of Prometheus and Alertmanager; Grafana's is admin."""
 FOLDER = Path("data", "passwords")
 """In the stack's folder; one file for each server."""
 _BYTES = 24
@@ -38,7 +38,7 @@ def kept_or_new(folder: Path) -> Passwords:
     """Return the passwords that the stack's folder has, and new ones for servers without; nothing is written.
 
     Raises:
-        Misuse: one that is there belongs to another user, or others can change it.
+        Misuse: an existing one belongs to another user, or others can change it.
     """
 
     def of(server: str) -> str:
@@ -51,7 +51,7 @@ def kept_or_new(folder: Path) -> Passwords:
 
 
 def write(folder: Path, passwords: Passwords, *, mode: int = 0o600) -> None:
-    """Write those that the stack's folder does not have yet."""
+    """Write the passwords that the stack's folder does not have yet."""
     (folder / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
     for server in ("prometheus", "alertmanager", "grafana"):
         path = folder / FOLDER / server
@@ -60,7 +60,7 @@ def write(folder: Path, passwords: Passwords, *, mode: int = 0o600) -> None:
 
 
 def read(folder: Path, server: str) -> str:
-    """Return the password of a server; it ends with an error where nobody made one.
+    """Return the password of a server.
 
     Raises:
         Misuse: it is not there, belongs to another user, or others can change it.
@@ -76,18 +76,18 @@ def read(folder: Path, server: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = open_regular(path, follows_link=False)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise Misuse(f"{path}: {error.strerror}; delete it, and the next `up` makes another") from None
-    with os.fdopen(fd) as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    with file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise Misuse(
                 f"{path} is another user's, or others can change it; delete it, and the next `up` makes another"
             )
-        return file.read(1000)
+        return file.read(1000).decode(errors="replace")
 
 
 def authorization(password: str) -> str:

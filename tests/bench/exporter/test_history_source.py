@@ -58,7 +58,7 @@ def test_a_reader_that_fails_is_named_and_the_others_go_on(url: str, failure: Ex
     notices: list[str] = []
     source = HistorySource(url, [Counting(failure), Counting()], on_notice=notices.append)
     source.ask()
-    assert (_values(source), notices) == ([0, 1], [f"numbers are no longer brought up to date: {said}"])
+    assert (_values(source), notices) == ([0, 1], [f"numbers are no longer updated: {said}"])
     source.ask()
     assert (_values(source), len(notices)) == ([1, 2], 1)
 

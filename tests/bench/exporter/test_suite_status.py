@@ -273,7 +273,7 @@ def test_a_record_of_a_newer_version_is_told_and_what_was_read_stays(
     status.ask()
     assert set(_shown(status, SUITE_LAST_PROGRESS)) == {("nightly", "a")}
     (notice,) = notices
-    assert notice.startswith("suites are no longer brought up to date: suite run b in store")
+    assert notice.startswith("suites are no longer updated: suite run b in store")
 
 
 def test_what_is_shown_is_valid_and_no_series_is_given_twice(url: str, status: HistorySource) -> None:

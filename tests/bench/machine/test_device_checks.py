@@ -87,7 +87,7 @@ def test_gpus_that_a_variable_hides_are_misuse(tmp_path: Path) -> None:
     hidden = read_gpus(RecordedNvml(names=("A", "B")), {"CUDA_VISIBLE_DEVICES": ""})
     error = refuse_no_gpu(hidden, CUDA, tmp_path)
     assert isinstance(error, Misuse)
-    assert 'no GPU can be used: CUDA_VISIBLE_DEVICES is "" and hides all 2 GPU(s); correct it' in str(error)
+    assert 'no GPU can be used: CUDA_VISIBLE_DEVICES is "" and hides all 2 GPUs; correct it' in str(error)
 
 
 @pytest.mark.parametrize("gpus", [NO_LIBRARY, read_gpus(RecordedNvml(names=("A",)), {"CUDA_VISIBLE_DEVICES": ""})])
@@ -105,7 +105,7 @@ def test_a_run_that_names_no_device_says_why_it_takes_the_cpu(tmp_path: Path) ->
     assert why_no_gpu(NO_LIBRARY, CUDA, tmp_path) == "no NVIDIA GPU found"
     assert why_no_gpu(NO_LIBRARY, CUDA, _with_nodes(tmp_path)).endswith("is loaded without its library NVML")
     assert why_no_gpu(read_gpus(RecordedNvml(), {}), CUDA) == "driver 580.82.07 shows no GPU"
-    assert why_no_gpu(hidden, CUDA) == 'CUDA_VISIBLE_DEVICES is "-1" and hides all 1 GPU(s)'
+    assert why_no_gpu(hidden, CUDA) == 'CUDA_VISIBLE_DEVICES is "-1" and hides all 1 GPU'
     assert why_no_gpu(NO_LIBRARY, ROCM) == "torch is built for ROCm 7.1.5, but `run` measures only NVIDIA GPUs"
     assert why_no_gpu(_not_started(NVML_ERROR_DRIVER_NOT_LOADED), CUDA) == "NVML: Driver Not Loaded"
 
@@ -146,7 +146,7 @@ def test_a_torch_of_rocm_is_refused_beside_nvidias_gpus_too() -> None:
 def test_nccl_wants_a_gpu_for_each_rank_of_a_node() -> None:
     machine = replace(_machine(cuda_driver_version="13.0"), gpus=(Gpu(index=0, name="A", uuid="a", memory_bytes=None),))
     check_torch(replace(ON_GPUS, backend="nccl", ranks=2, nodes=2), machine)
-    with pytest.raises(Misuse, match=r"has 2 rank\(s\) per node and NCCL needs a GPU for each; .* has 1"):
+    with pytest.raises(Misuse, match=r"has 2 ranks per node and NCCL needs a GPU for each; .* has 1"):
         check_torch(replace(ON_GPUS, backend="nccl", ranks=4, nodes=2), machine)
 
 

@@ -40,11 +40,11 @@ def test_visible_devices_are_read_as_cuda_does(variable: str | None, names: tupl
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        ("", 'CUDA_VISIBLE_DEVICES is "" and hides all 4 GPU(s)'),
-        ("-1", 'CUDA_VISIBLE_DEVICES is "-1" and hides all 4 GPU(s)'),
-        ("NoDevFiles", 'CUDA_VISIBLE_DEVICES is "NoDevFiles" and hides all 4 GPU(s)'),
-        ("2", 'CUDA_VISIBLE_DEVICES is "2" and shows 1 of 4 GPU(s)'),
-        ("0,", 'CUDA_VISIBLE_DEVICES is "0," and shows 1 of 4 GPU(s)'),
+        ("", 'CUDA_VISIBLE_DEVICES is "" and hides all 4 GPUs'),
+        ("-1", 'CUDA_VISIBLE_DEVICES is "-1" and hides all 4 GPUs'),
+        ("NoDevFiles", 'CUDA_VISIBLE_DEVICES is "NoDevFiles" and hides all 4 GPUs'),
+        ("2", 'CUDA_VISIBLE_DEVICES is "2" and shows 1 of 4 GPUs'),
+        ("0,", 'CUDA_VISIBLE_DEVICES is "0," and shows 1 of 4 GPUs'),
     ],
 )
 def test_gpus_that_were_hidden_on_purpose_are_counted_and_no_mistake(variable: str, text: str) -> None:
@@ -54,15 +54,15 @@ def test_gpus_that_were_hidden_on_purpose_are_counted_and_no_mistake(variable: s
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        ("0,9,1", '"9" is no GPU here (they are 0 to 3), so CUDA shows 1 of 4 GPU(s)'),
-        ("gpu0", '"gpu0" is neither a number nor a UUID of a GPU, so CUDA shows none of 4 GPU(s)'),
-        ("GPU-9", '"GPU-9" matches no GPU(s) here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPU(s)'),
-        ("GPU-", '"GPU-" matches 4 GPU(s) here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPU(s)'),
+        ("0,9,1", '"9" is no GPU here (they are 0 to 3), so CUDA shows 1 of 4 GPUs'),
+        ("gpu0", '"gpu0" is neither a number nor a UUID of a GPU, so CUDA shows none of 4 GPUs'),
+        ("GPU-9", '"GPU-9" matches no GPU here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPUs'),
+        ("GPU-", '"GPU-" matches 4 GPUs here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPUs'),
         (
             "MIG-1",
-            '"MIG-1" is no MIG instance of a GPU here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPU(s)',
+            '"MIG-1" is no MIG instance of a GPU here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPUs',
         ),
-        ("0,,1", '"" is neither a number nor a UUID of a GPU, so CUDA shows 1 of 4 GPU(s)'),
+        ("0,,1", '"" is neither a number nor a UUID of a GPU, so CUDA shows 1 of 4 GPUs'),
     ],
 )
 def test_a_variable_that_names_what_is_not_there_is_a_mistake_and_the_entry_is_named(variable: str, text: str) -> None:

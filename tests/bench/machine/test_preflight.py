@@ -35,7 +35,7 @@ def test_on_a_cpu_training_needs_what_the_law_of_the_peak_says() -> None:
     assert isinstance(peak, Prediction)
     assert least_bytes(case, 0) == peak.total_bytes - peak.buffers_bytes
     check_memory(case, host_bytes=2 * least_bytes(case, 0), gpus=())
-    with pytest.raises(Misuse, match=r"live tensors of a step, activations included, of 2 rank\(s\) take"):
+    with pytest.raises(Misuse, match=r"live tensors of a step, activations included, of 2 ranks take"):
         check_memory(case, host_bytes=2 * least_bytes(case, 0) - 1, gpus=())
 
 
@@ -46,7 +46,7 @@ def test_a_batch_that_no_machine_holds_is_refused_whatever_shares_it(strategy: s
     case = replace(case, model=replace(case.shape, **changes))
     with pytest.raises(Misuse, match=r"a batch of \d+ sequences of \d+ tokens takes at least .* GB, but"):
         check_memory(case, host_bytes=10**11, gpus=())
-    with pytest.raises(Misuse, match=r"tokens takes at least .* GB, but 2 GPU\(s\) have only 171\.8 GB"):
+    with pytest.raises(Misuse, match=r"tokens takes at least .* GB, but 2 GPUs have only 171\.8 GB"):
         check_memory(replace(case, device="cuda"), host_bytes=0, gpus=(gpu(0), gpu(1)))
 
 
@@ -55,9 +55,7 @@ def test_more_processes_than_memory_holds_are_refused() -> None:
     case = replace(case, options={**case.options, "workers": 3})
     need = 16 * PROCESS_BYTES
     check_processes(case, host_bytes=need, cores=16)
-    with pytest.raises(
-        Misuse, match=r"^ddp: 4 rank\(s\) with 3 worker\(s\) each need 0\.3 GB before they allocate anything"
-    ):
+    with pytest.raises(Misuse, match=r"^ddp: 4 ranks with 3 workers each need 0\.3 GB before they allocate anything"):
         check_processes(case, host_bytes=need - 1, cores=16)
 
 
@@ -66,10 +64,10 @@ def test_more_processes_than_memory_holds_are_refused() -> None:
     [
         (2, 1, 1, []),
         (1, 2, 2, []),
-        (2, 1, 2, ["2 rank(s) with 2 worker(s) each load batches on 2 core(s)"]),
-        (64, 1, 1, ["64 ranks share 2 core(s) (oversubscribed): speeds are not those of 64 cores"]),
-        (2, 2, 0, ["2 ranks of 2 threads share 2 core(s)"]),
-        (2, 1, 3, ["2 rank(s) with 3 worker(s) each load batches on 2 core(s)"]),
+        (2, 1, 2, ["2 ranks with 2 workers each load batches on 2 cores"]),
+        (64, 1, 1, ["64 ranks share 2 cores (oversubscribed): speeds are not those of 64 cores"]),
+        (2, 2, 0, ["2 ranks of 2 threads share 2 cores"]),
+        (2, 1, 3, ["2 ranks with 3 workers each load batches on 2 cores"]),
     ],
 )
 def test_what_is_crowded_is_told_and_runs(ranks: int, threads: int, workers: int, told: list[str]) -> None:
@@ -93,7 +91,7 @@ def test_all_ranks_of_a_cpu_share_its_memory() -> None:
     case = make_case(ranks=2)
     need = 2 * least_bytes(case, 0)
     check_memory(case, host_bytes=need, gpus=())
-    with pytest.raises(Misuse, match=r"^ddp: .* of 2 rank\(s\) takes? .* MB, but available memory is only"):
+    with pytest.raises(Misuse, match=r"^ddp: .* of 2 ranks takes? .* MB, but available memory is only"):
         check_memory(case, host_bytes=need - 1, gpus=())
 
 
@@ -114,7 +112,7 @@ def test_each_gpu_holds_the_ranks_that_take_it() -> None:
     case = replace(make_case(ranks=3), device="cuda")
     need = least_bytes(case, 0)
     check_memory(case, host_bytes=0, gpus=(gpu(0, 2 * need), gpu(1, need)))
-    with pytest.raises(Misuse, match=r"of 2 rank\(s\) take .*, but GPU 0 has"):
+    with pytest.raises(Misuse, match=r"of 2 ranks take .*, but GPU 0 has"):
         check_memory(case, host_bytes=0, gpus=(gpu(0, 2 * need - 1), gpu(1, need)))
 
 
@@ -164,7 +162,7 @@ def test_a_model_is_made_whole_before_it_is_divided() -> None:
     whole = 4 * PRESETS["8b"].parameters()
     assert least_bytes(case, 0) >= whole
     gpus = tuple(gpu(index, 24 * GIB) for index in range(8))
-    with pytest.raises(Misuse, match=r"the full model, built on each of 1 rank\(s\) before it is sharded, takes 3"):
+    with pytest.raises(Misuse, match=r"the full model, built on each of 1 rank before it is sharded, takes 3"):
         check_memory(case, host_bytes=0, gpus=gpus)
 
 
@@ -172,7 +170,7 @@ def test_ranks_that_share_a_gpu_build_at_the_same_time() -> None:
     case = _on_gpus("fsdp", ranks=8)
     one = case.spec().building_bytes(case, 0)
     check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one),))
-    with pytest.raises(Misuse, match=r"built on each of 8 rank\(s\)"):
+    with pytest.raises(Misuse, match=r"built on each of 8 ranks"):
         check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one - 1),))
 
 

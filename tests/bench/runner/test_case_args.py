@@ -140,7 +140,7 @@ def test_more_ranks_than_gpus_is_refused_on_nccl_with_what_hides_the_others() ->
         _case(_gpus("2"), ranks=2)
     assert str(caught.value) == (
         "ranks is 2 and NCCL needs a GPU for each rank, but 1 can be used:"
-        ' CUDA_VISIBLE_DEVICES is "2" and shows 1 of 4 GPU(s);'
+        ' CUDA_VISIBLE_DEVICES is "2" and shows 1 of 4 GPUs;'
         " use --ranks 1, or --backend gloo, on which ranks may share a GPU unless they send messages"
     )
 

@@ -108,7 +108,7 @@ def test_a_case_that_can_run_is_resolved_for_the_machine(folder: Path) -> None:
         ),
         ("needs = { memory_bytes = 9e9 }", HERE, "it needs 9.0 GB, and this machine has available 8.6 GB"),
         ("needs = { memory_bytes = 9e9 }", FOUR_GPUS, "it needs 9.0 GB, and a GPU has 1.1 GB"),
-        ('shape = "8b"\nranks = 2', HERE, "ddp: parameters, gradients and optimizer state of 2 rank(s) take"),
+        ('shape = "8b"\nranks = 2', HERE, "ddp: parameters, gradients and optimizer state of 2 ranks take"),
         ("threads = 3", HERE, "threads is 3, but this machine has only 2 usable core(s); use threads 2 or fewer"),
         ('backend = "nccl"', HERE, "backend nccl needs device cuda; use backend gloo on the CPU"),
     ],
@@ -134,7 +134,7 @@ def test_a_default_number_of_ranks_that_fits_other_machines_only_is_no_mistake_o
 def test_more_ranks_than_cores_are_said_and_run_all_the_same(folder: Path) -> None:
     planned = _one(folder, "[case.ddp]\nranks = 4")
     assert planned.refusal is None
-    assert planned.crowds == ("4 ranks share 2 core(s) (oversubscribed): speeds are not those of 4 cores",)
+    assert planned.crowds == ("4 ranks share 2 cores (oversubscribed): speeds are not those of 4 cores",)
 
 
 # What no machine can run.

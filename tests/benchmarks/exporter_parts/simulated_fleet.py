@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
 
-from bench.exporter.stack.size import BEAT_S, body, fleet_sources, made_up_node
 from dashboards.publishing.publish import RENDERED
+from tests.benchmarks.exporter_parts.units import BEAT_S, body, fleet_sources, made_up_node
 from tests.dashboards.promtool import promtool
 from tests.support.servers import PrometheusServer, program, started_server
 

@@ -15,8 +15,8 @@ import pytest
 
 from collectors.metrics import gpu_health as gpu_health_metrics
 from collectors.nvml.events import EventWatch
+from collectors.nvml.inventory import NO_INSTANCE
 from collectors.nvml.library import RETRY_S, Nvml, NVMLError
-from collectors.nvml.mig import NO_INSTANCE
 
 XID, DOUBLE_BIT = 0x8, 0x2
 LONG_S = 30.0

@@ -53,13 +53,12 @@ def test_prometheus_is_started_as_the_program_is(document: dict[str, Any]) -> No
 
 
 def test_all_listen_on_the_loopback_address_alone(document: dict[str, Any]) -> None:
-    ports = compose.ports(USUAL)
     services = document["services"]
     assert {service["network_mode"] for service in services.values()} == {"host"}
-    for name in ("prometheus", "alertmanager"):
-        assert f"--web.listen-address={LOOPBACK}:{ports[name]}" in services[name]["command"]
+    for name, port in (("prometheus", USUAL.prometheus.port), ("alertmanager", USUAL.alertmanager.port)):
+        assert f"--web.listen-address={LOOPBACK}:{port}" in services[name]["command"]
     grafana = services["grafana"]["environment"]
-    assert (grafana["GF_SERVER_HTTP_ADDR"], grafana["GF_SERVER_HTTP_PORT"]) == (LOOPBACK, ports["grafana"])
+    assert (grafana["GF_SERVER_HTTP_ADDR"], grafana["GF_SERVER_HTTP_PORT"]) == (LOOPBACK, USUAL.grafana.port)
 
 
 def test_what_is_mounted_is_there_or_a_volume(document: dict[str, Any]) -> None:

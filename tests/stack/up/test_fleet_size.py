@@ -1,4 +1,4 @@
-"""What `observatory stack size` predicts is what a real Prometheus takes of simulated nodes, within a quarter."""
+"""A real Prometheus takes for simulated nodes what docs/monitoring/scale.md predicts, within a quarter."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def measured() -> Measured:
 
 @pytest.fixture(scope="module")
 def compared(measured: Measured) -> dict[str, Compared]:
-    found = compare(measured, nodes=NODES, scrape_s=SCRAPE_S, duration_s=DURATION_S)
-    return {one.name: one for one in found}
+    figures = compare(measured, nodes=NODES, scrape_s=SCRAPE_S, duration_s=DURATION_S)
+    return {figure.name: figure for figure in figures}
 
 
 def test_each_simulated_node_is_scraped(measured: Measured) -> None:

@@ -138,12 +138,12 @@ def test_up_says_what_runs_where(begun: Begun) -> None:
 
 
 def test_up_says_plainly_that_grafana_is_not_there(begun: Begun) -> None:
-    assert "grafana is not installed, so that nobody draws the dashboards" in begun.said.stdout
+    assert "grafana is not installed, so nothing draws the dashboards" in begun.said.stdout
 
 
 def test_up_says_where_the_passwords_are_and_nothing_shows_them(begun: Begun) -> None:
     folder = begun.user.folder / "data" / "passwords"
-    assert f"passwords: in {folder}; the user is observatory, of Grafana admin" in begun.said.stdout
+    assert f"passwords: in {folder}; the user is observatory, for changes in Grafana admin" in begun.said.stdout
     said = begun.said.stdout + begun.said.stderr
     lines = [" ".join(process.cmdline()) for process in begun.user.processes()]
     logs = [path.read_text() for path in (begun.user.folder / "logs").iterdir()]
@@ -153,7 +153,7 @@ def test_up_says_where_the_passwords_are_and_nothing_shows_them(begun: Begun) ->
 
 
 def test_prometheus_stores_our_series_of_each_target(begun: Begun) -> None:
-    assert begun.said.stderr.splitlines()[-1].startswith("waiting until each target was asked")
+    assert begun.said.stderr.splitlines()[-1].startswith("waiting until each target was scraped")
     said = begun.user.call("status", "--format", "json")
     assert said.returncode == 0, said.stderr
     targets = {target["target"]: target for target in json.loads(said.stdout)["targets"]}
@@ -249,9 +249,9 @@ def test_an_up_that_is_interrupted_while_it_waits_for_targets_says_that_the_stac
             said.append(command.stderr.readline())
             assert said[-1], said
         command.send_signal(signal.SIGINT)
-        assert "the stack is up and goes on" in command.stderr.read()
+        assert "the stack keeps running" in command.stderr.read()
         assert command.wait(60) == 130
-    assert any(f"{fleet} is not there yet" in line for line in said)
+    assert any(f"{fleet} does not exist yet" in line for line in said)
     assert user.processes() != []
 
 

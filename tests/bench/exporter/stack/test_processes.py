@@ -12,6 +12,7 @@ import pytest
 
 from bench.errors import InfrastructureFailed
 from bench.exporter.stack.processes import (
+    Server,
     ServerProcess,
     end,
     is_running,
@@ -25,15 +26,18 @@ _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); pri
 Starter = Callable[[str], ServerProcess]
 
 
+def _server(*command: str) -> Server:
+    return Server(name="made", port=1, ready="/ready", command=command)
+
+
 @pytest.fixture
 def starter(tmp_path: Path) -> Iterator[Starter]:
     """Starts a Python program as a server; all are gone afterwards."""
+    (tmp_path / "logs").mkdir()
     started: list[ServerProcess] = []
 
     def begin(program: str) -> ServerProcess:
-        command = (sys.executable, "-c", program)
-        url, log = "http://127.0.0.1:1", tmp_path / "log"
-        started.append(start("made", command, url=url, folder=tmp_path, log=log, environment={}))
+        started.append(start(_server(sys.executable, "-c", program), tmp_path))
         return started[-1]
 
     yield begin
@@ -66,7 +70,7 @@ def test_a_later_process_of_the_same_number_is_left_alone(starter: Starter, chan
 
 def test_a_server_that_nobody_wrote_down_is_found_by_its_folder(starter: Starter, tmp_path: Path) -> None:
     process = starter("import time; time.sleep(100)")
-    assert [one.pid for one in strays(tmp_path, ())] == [process.pid]
+    assert [stray.pid for stray in strays(tmp_path, ())] == [process.pid]
     assert strays(tmp_path, [process]) == []
     assert strays(tmp_path / "another", ()) == []
 
@@ -80,18 +84,19 @@ def test_a_number_that_nobody_has_is_no_process(starter: Starter) -> None:
 def test_a_server_that_ends_at_its_start_is_told_with_its_last_lines(starter: Starter) -> None:
     process = starter("import sys; sys.exit('the port is taken')")
     with pytest.raises(InfrastructureFailed, match="made ended at its start: the port is taken"):
-        wait_until_ready(process, "/")
+        wait_until_ready(_server(), process)
 
 
 def test_a_server_that_never_answers_is_told(starter: Starter) -> None:
     process = starter("import time; time.sleep(100)")
     with pytest.raises(InfrastructureFailed, match=r"made does not answer at http://127\.0\.0\.1:1/ready after 0.3 s"):
-        wait_until_ready(process, "/ready", limit_s=0.3)
+        wait_until_ready(_server(), process, limit_s=0.3)
 
 
-def test_a_program_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
     with pytest.raises(InfrastructureFailed, match="cannot be run: Permission denied"):
-        start("made", (str(tmp_path),), url="", folder=tmp_path, log=tmp_path / "log", environment={})
+        start(_server(str(tmp_path)), tmp_path)
 
 
 def _record_through_a_signal(recorded: list[str]) -> None:
