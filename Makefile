@@ -118,7 +118,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.traces --growth
 
 # Checks of a GPU machine, which needs a Python with torch and no network: docs/measured/README.md.
-# A call takes at most BUDGET seconds and a second one goes on: make gpu OUT=folder MORE="--again window".
+# A call takes at most BUDGET seconds, and the next call goes on: make gpu OUT=folder MORE="-k window".
 OUT ?= gpu-results
 BUDGET ?= 540
 MORE ?=
@@ -133,9 +133,9 @@ gpu:
 	@$(PYTHON) -m tests.gpu.start --wheels $(GPU_WHEELS) --venv $(GPU_VENV) \
 		--output $(OUT) --budget $(BUDGET) $(MORE)
 
-# Every check's commands once on this CPU, all tiny: a slip is found here, and not in minutes that a GPU costs.
+# Runs every check's commands once on this CPU, all tiny: a mistake shows here, and costs no minutes of a GPU.
 gpu-rehearsal: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.gpu.first --rehearse --output $(OUT) --budget 3600 $(MORE)
+	$(BIN)/python -m tests.gpu.start --rehearse --output $(OUT) --budget 3600 $(MORE)
 
 # For a machine without a network: fetched here, carried there. At most 40 MB, without torch.
 gpu-wheels:

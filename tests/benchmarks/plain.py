@@ -2,7 +2,7 @@
 
 Trials of both take turns. Both train the same model on the same data, made by one loader process a rank. Ours is the
 run as users have it: clock, log and supervisor included; the script reads the clock once a step. Ranks of both lead
-sessions of their own. Each strategy has a script of its name in `scripts/`.
+sessions of their own. A strategy's script in `scripts/` bears its name, but for those that share one (`SHARED`).
 
     python -m tests.benchmarks.plain [STRATEGY ...] [--trials N] [--steps N]
 """
@@ -30,18 +30,28 @@ from workloads.cost_models.shape import PRESETS
 from workloads.registry import spec_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
+SHARED = {
+    "data_parallel": ("ddp", "zero1", "zero2", "fsdp", "hsdp"),
+    "pipelines": ("pipeline_naive", "gpipe", "one_f_one_b", "interleaved", "zero_bubble"),
+}
+"""Scripts of several strategies."""
 PROMISE = 0.99
 WARM_UP = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("strategies", nargs="*", default=sorted(path.stem for path in SCRIPTS.rglob("*.py")))
+    parser.add_argument("strategies", nargs="*", default=sorted(plain_scripts()))
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
     for strategy in arguments.strategies:
         print(compare(benchmark_case(strategy, arguments.steps), arguments.trials), flush=True)
+
+
+def plain_scripts() -> dict[str, Path]:
+    """Return the script of each strategy."""
+    return {strategy: path for path in SCRIPTS.glob("*.py") for strategy in SHARED.get(path.stem, (path.stem,))}
 
 
 def compare(case: Case, trials: int) -> str:
@@ -100,9 +110,16 @@ def _our_step_s(case: Case, trial: int) -> float:
 
 def _plain_step_s(case: Case) -> float:
     settings = json.dumps(
-        {"shape": asdict(case.shape), "threads": case.threads, "steps": case.steps, "warm_up": case.warm_up}
+        {
+            "strategy": case.strategy,
+            "shape": asdict(case.shape),
+            "threads": case.threads,
+            "steps": case.steps,
+            "warm_up": case.warm_up,
+        }
     )
-    printed = run_script(next(SCRIPTS.rglob(f"{case.strategy}.py")), settings, ranks=case.ranks, threads=case.threads)
+    script = plain_scripts()[case.strategy]
+    printed = run_script(script, settings, ranks=case.ranks, threads=case.threads)
     ends: list[float] = json.loads(printed.strip().splitlines()[-1])[case.warm_up :]
     return median(end - start for start, end in pairwise(ends))
 

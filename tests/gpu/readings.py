@@ -4,200 +4,185 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import msgspec
+import pytest
 
 from bench.runs.summary import Summary
 from collectors.metrics.metric import Metric, Sample
+from collectors.metrics.results import RUN_LOSS, RUN_PAYLOAD_BYTES
 from collectors.sample_log import Mark, NodeState, Reading, read
-from tests.gpu.check import NotHere
-from tests.gpu.session import Commands, Completed, Program
-
-LAST_LINES = 6
-NO_PROGRAM = 127
+from tests.gpu.programs import NO_PROGRAM, Completed
+from tests.gpu.session import Session
 
 
 class Unreadable(Exception):
-    """A program failed, or did not print what is looked for; the message says which and what it said last."""
+    """A program failed, or did not print what a check needs; the message says which and what it said last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """One run of `observatory run` that ended well."""
+class RunReader:
+    """Reads one run of `observatory run`, however it ended.
 
-    summary: Summary
-    elapsed_s: float
+    Raises:
+        Unreadable: the command printed no summary.
+    """
+
+    def __init__(self, completed: Completed) -> None:
+        self.completed = completed
+        try:
+            self.summary = msgspec.json.decode(completed.out, type=list[Summary])[-1]
+        except (msgspec.DecodeError, IndexError):
+            raise Unreadable(str(completed)) from None
+        self.folder = Path(self.summary.folder)
 
     @property
-    def folder(self) -> Path:
-        """The run's."""
-        return Path(self.summary.folder)
+    def is_done(self) -> bool:
+        """Whether it ended well."""
+        return self.completed.code == 0 and self.summary.outcome == "done"
+
+    def __str__(self) -> str:
+        """Return how it ended."""
+        cause = self.summary.cause
+        return f"code {self.completed.code}, {self.summary.outcome}" + (
+            f": {cause.kind}, rank {cause.rank}: {cause.text}" if cause else ""
+        )
 
     def value(self, metric: Metric, **labels: str) -> float:
-        """The median of the one estimate of the metric that has these labels, among others.
+        """Return the median of the metric's only estimate with these labels, among others.
 
         Raises:
             Unreadable: there is none, or there are several.
         """
-        found = self.values(metric, **labels)
-        if len(found) != 1:
-            raise Unreadable(
-                f"{self.summary.run}: {metric.name}{labels or ''} is there {len(found)} times; notes of the run:"
-                f" {'; '.join(self.summary.notes) or 'none'}"
-            )
-        return next(iter(found.values()))
+        values = list(self.values(metric, **labels).values())
+        if len(values) != 1:
+            notes = "; ".join(self.summary.notes) or "none"
+            raise Unreadable(f"the run has {len(values)} estimates of {metric.name}{labels or ''}; its notes: {notes}")
+        return values[0]
 
     def values(self, metric: Metric, **labels: str) -> dict[tuple[str, ...], float]:
-        """Medians of the metric by the values of all its labels, of those estimates that have these labels."""
+        """Return medians of the metric by the values of all its labels, of the estimates that have these labels."""
         return {
-            tuple(one.labels[name] for name in metric.labels): one.median
-            for one in self.summary.estimates
-            if one.metric == metric.name and labels.items() <= one.labels.items()
+            tuple(estimate.labels[name] for name in metric.labels): estimate.median
+            for estimate in self.summary.estimates
+            if estimate.metric == metric.name and labels.items() <= estimate.labels.items()
         }
 
-    def readings(self, mark: Mark, rank: int = 0) -> list[list[Sample]]:
-        """The samples of each step of that mark, in order, from the rank's log."""
-        records = read(self.folder / f"rank{rank}.jsonl").records
-        return [record.samples for record in records if isinstance(record, Reading) and record.mark == mark]
+    def readings(self, *marks: Mark) -> list[Reading]:
+        """Return the steps of these marks, in order, from the log of rank 0."""
+        records = read(self.folder / "rank0.jsonl").records
+        return [record for record in records if isinstance(record, Reading) and record.mark in marks]
 
-    def node_beats(self) -> list[tuple[int, list[Sample]]]:
-        """What the node's collectors gave at each beat of the run, with its Unix time in nanoseconds."""
-        state, beats = NodeState(), []
+    def node_samples(self) -> list[Sample]:
+        """Return all that the node's collectors read during the run."""
+        state, samples = NodeState(), []
         for record in read(self.folder / "node0.jsonl").records:
-            if state.take(record) and state.time_ns is not None:
-                beats.append((state.time_ns, list(state.samples)))
-        return beats
+            if state.take(record):
+                samples += state.samples
+        return samples
 
 
-def ran(completed: Completed) -> Ran:
-    """The run of a program of `Session.observed`.
-
-    Raises:
-        Unreadable: it did not end well.
-    """
-    summary = summary_of(completed)
-    if completed.code != 0 or summary.outcome != "done":
-        why = summary.cause.text if summary.cause is not None else last_lines(completed)
-        raise Unreadable(f"{_name(completed)} ended with code {completed.code}, {summary.outcome}: {why}")
-    return Ran(summary=summary, elapsed_s=completed.elapsed_s)
-
-
-def summary_of(completed: Completed) -> Summary:
-    """What the run is known by, however it ended.
+def run(session: Session, strategy: str, *words: str) -> RunReader:
+    """Run a strategy that must end well.
 
     Raises:
-        Unreadable: nothing was printed that says so.
+        Unreadable: it did not.
     """
-    try:
-        return msgspec.json.decode(completed.out, type=list[Summary])[-1]
-    except (msgspec.DecodeError, IndexError):
-        raise Unreadable(f"{_name(completed)} ended with code {completed.code}: {last_lines(completed)}") from None
+    (completed,) = session.programs.run(session.observed(strategy, *words))
+    reader = RunReader(completed)
+    if not reader.is_done:
+        raise Unreadable(f"{strategy}: {reader}")
+    return reader
 
 
-def told(completed: Completed) -> dict[str, Any]:
-    """The JSON object that is the last line of what a script, or the whole of what a command, printed.
+def run_together(session: Session, programs: Mapping[str, tuple[str, ...]]) -> None:
+    """Run strategies at the same time; each must end well and count what its law expects."""
+    for name, completed in zip(programs, session.programs.run(*programs.values()), strict=True):
+        reader = RunReader(completed)
+        session.holds(name, reader.is_done, seen=str(reader), expected="done", source="exit code 0")
+        check_traffic(session, name, reader)
+        for loss in reader.values(RUN_LOSS).values():
+            session.figure(f"{name}: loss", loss)
+
+
+def check_traffic(session: Session, what: str, reader: RunReader) -> None:
+    """Judge a run's counted bytes by collective and axis; a collective that has no law is named and not judged."""
+    accounts: dict[tuple[str, str], dict[str, float]] = {}
+    for (collective, axis, account), total in reader.values(RUN_PAYLOAD_BYTES).items():
+        accounts.setdefault((collective, axis), {})[account] = total
+    differing = [
+        f"{collective} over {axis}: {of.get('counted', 'no')} bytes for {of['expected']}"
+        for (collective, axis), of in sorted(accounts.items())
+        if "expected" in of and of.get("counted") != of["expected"]
+    ]
+    lawless = sorted(f"{name} over {axis}" for (name, axis), of in accounts.items() if "expected" not in of)
+    session.holds(
+        f"{what}: traffic",
+        not differing,
+        seen="; ".join(differing) or f"as expected; without a law: {', '.join(lawless) or 'none'}",
+        expected="counted == expected",
+        source="the strategy's law, workloads/cost_models",
+    )
+
+
+def script(session: Session, name: str, *words: str) -> dict[str, Any]:
+    """Run a script, and return what it printed."""
+    (completed,) = session.programs.run(session.script(name, *words))
+    return json_of(completed)
+
+
+def json_of(completed: Completed) -> dict[str, Any]:
+    """Return the JSON object that a command printed, or a script in its last line.
 
     Raises:
         Unreadable: it failed, or printed none.
     """
-    if completed.code != 0:
-        raise Unreadable(f"{_name(completed)} ended with code {completed.code}: {last_lines(completed)}")
-    for text in (completed.out, *completed.out.strip().splitlines()[-1:]):
+    for text in (completed.out, *completed.out.strip().splitlines()[-1:]) if completed.code == 0 else ():
         try:
-            found = json.loads(text)
+            document: dict[str, Any] = json.loads(text)
         except json.JSONDecodeError:
             continue
-        if isinstance(found, dict):
-            return found
-    raise Unreadable(f"{_name(completed)} printed no JSON object: {last_lines(completed)}")
+        return document
+    raise Unreadable(str(completed))
 
 
-def rows(document: Mapping[str, Any], table: str) -> list[dict[str, Any]]:
-    """The rows of a table of `observatory analyse`, by the names of its columns.
-
-    Raises:
-        Unreadable: there is no such table.
-    """
-    for one in document["tables"]:
-        if one["name"] == table:
-            names = [column["name"] for column in one["columns"]]
-            return [dict(zip(names, row, strict=True)) for row in one["rows"]]
-    raise Unreadable(f"analyse gave no table {table}; it gave {', '.join(one['name'] for one in document['tables'])}")
+def rows(completed: Completed, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table of `observatory analyse`, by the names of its columns."""
+    (chosen,) = [candidate for candidate in json_of(completed)["tables"] if candidate["name"] == table]
+    names = [column["name"] for column in chosen["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in chosen["rows"]]
 
 
-def sample(samples: Sequence[Sample], metric: Metric, **labels: str) -> float:
-    """The value of the one sample of the metric that has these labels, among others.
-
-    Raises:
-        Unreadable: there is none, or there are several.
-    """
-    found = [one.value for one in samples if one.metric == metric.name and labels.items() <= one.labels.items()]
-    if len(found) != 1:
-        raise Unreadable(f"{metric.name}{labels or ''} is there {len(found)} times among {len(samples)} samples")
-    return found[0]
+def sample(samples: Sequence[Sample], metric: Metric) -> float:
+    """Return the value of the metric's only sample."""
+    (value,) = [sample.value for sample in samples if sample.metric == metric.name]
+    return value
 
 
 def scraped(page: str, metric: Metric) -> list[tuple[dict[str, str], float]]:
-    """The series of a metric on a page of /metrics: labels and value."""
-    found = []
-    for line in page.splitlines():
-        match = re.fullmatch(rf"{re.escape(metric.name)}(?:\{{(.*)\}})? (\S+)(?: \d+)?", line)
-        if match:
-            labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[1] or ""))
-            found.append((labels, float(match[2])))
-    return found
+    """Return the series of a metric on a page of /metrics: labels and value."""
+    matches = re.finditer(rf"^{re.escape(metric.name)}(?:\{{(.*)\}})? (\S+)(?: \d+)?$", page, re.MULTILINE)
+    return [(dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[1] or "")), float(match[2])) for match in matches]
 
 
-def nvidia_smi(commands: Commands, *words: str) -> str:
-    """What nvidia-smi printed.
+def nvidia_smi(session: Session, *words: str) -> str:
+    """Return what nvidia-smi printed; skip the check where there is none.
 
     Raises:
-        NotHere: there is none.
         Unreadable: it failed.
     """
-    (completed,) = commands.run(Program(("nvidia-smi", *words)))
+    (completed,) = session.programs.run(("nvidia-smi", *words))
     if completed.code == NO_PROGRAM:
-        raise NotHere("there is no nvidia-smi here")
+        pytest.skip("there is no nvidia-smi here")
     if completed.code != 0:
-        raise Unreadable(f"nvidia-smi {' '.join(words)} ended with code {completed.code}: {last_lines(completed)}")
+        raise Unreadable(str(completed))
     return completed.out
 
 
-def smi_numbers(text: str) -> list[list[float | None]]:
-    """The rows of `nvidia-smi --query-... --format=csv,noheader,nounits`; None for what is no number."""
-    return [[_number(cell) for cell in line.split(",")] for line in text.splitlines() if line.strip()]
-
-
-def smi_tree(text: str) -> Iterator[ElementTree.Element]:
-    """The element of each GPU in what `nvidia-smi -q -x` prints.
-
-    Raises:
-        Unreadable: it is no XML.
-    """
-    try:
-        tree = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise Unreadable(f"nvidia-smi -q -x gave no XML: {error}") from None
-    yield from tree.findall("gpu")
-
-
-def last_lines(completed: Completed) -> str:
-    """The end of what a program said to people, else of what it printed."""
-    text = completed.err.strip() or completed.out.strip()
-    return " | ".join(text.splitlines()[-LAST_LINES:]) or "it said nothing"
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
-def _name(completed: Completed) -> str:
-    return " ".join(completed.program.words[:3])
+def smi_numbers(session: Session, query: str) -> list[list[float | None]]:
+    """Return what `nvidia-smi --query-gpu` says of each GPU; None for what is no number."""
+    text = nvidia_smi(session, f"--query-gpu={query}", "--format=csv,noheader,nounits")
+    cells = [line.split(",") for line in text.splitlines() if line.strip()]
+    return [[float(cell) if re.fullmatch(r"\s*[\d.]+\s*", cell) else None for cell in row] for row in cells]

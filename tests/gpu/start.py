@@ -1,13 +1,14 @@
 """Prepares a machine for the checks and starts them: `make gpu`. Needs a Python with torch, and nothing else.
 
-    python3 -m tests.gpu.start --wheels .gpu-wheels --venv .gpu-venv [words of tests.gpu.first ...]
+    python3 -m tests.gpu.start --wheels .gpu-wheels --venv .gpu-venv [words for pytest and tests.gpu.results ...]
 
 What is missing is installed from the folder of wheels, without a network, into an environment that sees the system's
-packages. Imports nothing of this project, which needs what is missing.
+packages. Imports nothing at first that may be missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import subprocess
@@ -16,10 +17,13 @@ import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-INFRASTRUCTURE = 4
-"""The exit code of a machine that lacks something, as of `observatory`."""
+FINE, MISUSE, CASE_FAILED, INFRASTRUCTURE, OWN_BUG, INTERRUPTED = 0, 2, 3, 4, 70, 130
+CODES = {0: FINE, 1: CASE_FAILED, 2: INTERRUPTED, 3: OWN_BUG, 4: MISUSE, 5: MISUSE}
+"""Our exit code for each of pytest's; 5 is that no check has the name that was asked for."""
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "tests" / "gpu" / "wheels.txt"
+FILES = ("first", "speed", "steps", "node", "several")
+"""Files of checks, the most telling first; the order in a file is that of running, too."""
 MODULES = {
     "SQLAlchemy": "sqlalchemy",
     "Pygments": "pygments",
@@ -27,30 +31,37 @@ MODULES = {
     "nvidia-ml-py": "pynvml",
     "pytest-timeout": "pytest_timeout",
 }
-"""What is imported of a distribution that has another name than its module."""
+"""The module of a distribution whose module has another name."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Prepare and start; the exit code."""
-    wheels, environment, rest = _told(words)
+    """Prepare the machine and run the checks; the exit code."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--wheels", type=Path, default=ROOT / ".gpu-wheels")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".gpu-venv")
+    folders, rest = parser.parse_known_args(words)
     if importlib.util.find_spec("torch") is None:
-        return _fail(f"{sys.executable} has no torch; choose another by `make gpu PYTHON=...`")
-    if "--rehearse" not in rest and "--list" not in rest and not usable_gpus():
+        return _fail(f"{sys.executable} has no torch; choose another Python by `make gpu PYTHON=...`")
+    if not {"--rehearse", "--collect-only", "--help"} & set(rest) and not usable_gpus():
         return _fail("no GPU is visible to torch here; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES")
-    python = sys.executable
     missing = missing_packages(lambda module: importlib.util.find_spec(module) is not None)
     if missing:
         try:
-            python = install(missing, wheels, environment)
+            python = install(missing, folders.wheels.absolute(), folders.venv.absolute())
         except (OSError, subprocess.CalledProcessError) as error:
-            return _fail(f"{', '.join(missing)} cannot be installed from {wheels}: {error}; `make gpu-wheels` fills it")
-    return subprocess.run(
-        [python, "-P", "-m", "tests.gpu.first", *rest], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
-    ).returncode
+            names = ", ".join(missing)
+            return _fail(f"{names} cannot be installed from {folders.wheels}: {error}; `make gpu-wheels` fills it")
+        os.execv(python, [python, "-m", "tests.gpu.start", *words])
+    import pytest
+
+    os.environ["PYTHONPATH"] = str(ROOT)
+    files = [str(ROOT / "tests" / "gpu" / f"test_{name}.py") for name in FILES]
+    settings = ["-p", "tests.gpu.results", "-p", "no:cacheprovider", "-p", "no:junitxml", "-W", "default"]
+    return CODES[int(pytest.main([*settings, "--rootdir", str(ROOT), *rest, *files]))]
 
 
 def usable_gpus() -> int:
-    """How many torch can use; in a process of its own, for a driver may take its time and memory."""
+    """Return how many GPUs torch can use, asked in another process: a driver may take its time and memory."""
     text = "import torch; print(torch.cuda.device_count())"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     last = done.stdout.strip().splitlines()[-1:]
@@ -58,18 +69,18 @@ def usable_gpus() -> int:
 
 
 def packages() -> list[str]:
-    """The distributions that are needed beside torch."""
+    """Return the distributions that the checks need besides torch."""
     lines = (line.partition("#")[0].strip() for line in WHEELS.read_text().splitlines())
     return [line for line in lines if line]
 
 
-def missing_packages(is_there: Callable[[str], bool]) -> list[str]:
-    """Those of the distributions whose module is not there."""
-    return [name for name in packages() if not is_there(MODULES.get(name, name.replace("-", "_")))]
+def missing_packages(is_installed: Callable[[str], bool]) -> list[str]:
+    """Return the distributions whose module is not installed."""
+    return [name for name in packages() if not is_installed(MODULES.get(name, name.replace("-", "_")))]
 
 
 def install(missing: Sequence[str], wheels: Path, environment: Path) -> str:
-    """Install the distributions into the environment, which is made where there is none; its interpreter.
+    """Install the distributions into the environment, which is made where there is none; return its interpreter.
 
     Raises:
         OSError: the environment cannot be made.
@@ -81,19 +92,6 @@ def install(missing: Sequence[str], wheels: Path, environment: Path) -> str:
     words = ["install", "--quiet", "--no-index", "--no-deps", "--find-links", str(wheels), *missing]
     subprocess.run([str(python), "-m", "pip", *words], check=True)
     return str(python)
-
-
-def _told(words: Sequence[str]) -> tuple[Path, Path, list[str]]:
-    """The folders of wheels and of the environment, and the words for the checks."""
-    folders = {"--wheels": ROOT / ".gpu-wheels", "--venv": ROOT / ".gpu-venv"}
-    rest: list[str] = []
-    left = iter(words)
-    for word in left:
-        if word in folders:
-            folders[word] = Path(next(left)).absolute()
-        else:
-            rest.append(word)
-    return folders["--wheels"], folders["--venv"], rest
 
 
 def _fail(text: str) -> int:

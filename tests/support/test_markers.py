@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.checks.foundation import GPU_TESTS
-from tests.gpu.session import ROOT
+from tests.gpu.programs import ROOT
+from tests.gpu.test_first import marked_files
 from tests.support.markers import GPUS, why_numbered_otherwise, why_skipped
 
 _MARK = re.compile(r"^(?:@|pytestmark = .*)pytest\.mark\.(gpu\d?)\b", re.MULTILINE)
@@ -71,8 +71,9 @@ def test_there_are_tests_of_each_marker(marker: str) -> None:
     assert any(marker in markers for markers in _marked_files().values())
 
 
-def test_the_check_of_gpu_tests_names_every_file_that_has_some() -> None:
-    assert set(GPU_TESTS) == {path for path, markers in _marked_files().items() if "gpu" in markers}
+def test_the_check_of_marked_tests_runs_every_file_that_has_some() -> None:
+    others = {str(ROOT / path) for path in _marked_files() if not path.startswith(("tests/gpu/", "tests/support/"))}
+    assert {*marked_files("collectors"), *marked_files("workloads")} == others
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,13 @@ class RecordedStarts(StartLimit):
         self.taken.append(elapsed_s)
 
 
+class Silent(LocalNodes):
+    """No agent is started, and nothing says why."""
+
+    def start(self, meeting: Meeting) -> None:
+        """Start none."""
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterEngine]:
     """Two nodes."""
@@ -94,13 +101,14 @@ def test_agents_that_do_not_come_are_given_up_after_what_starts_usually_take(tmp
             return 0.0
 
     with (
-        ClusterEngine(LocalNodes(2), tmp_path, start_limit=FakeStarts()) as engine,
+        ClusterEngine(Silent(2), tmp_path, start_limit=FakeStarts()) as engine,
         pytest.raises(InfrastructureFailed, match="has not connected: no contact for 0 s"),
     ):
         engine.machine()
 
 
-def test_engines_of_one_allocation_have_one_start_limit(tmp_path: Path) -> None:
+def test_engines_of_one_allocation_have_one_start_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalNodes, "start", Silent.start)
     with LocalAllocation(NodeRequest(nodes=2)) as allocation:
         limits = []
         for _ in range(2):
@@ -238,11 +246,8 @@ def test_an_agent_of_a_node_that_the_engine_has_not_is_refused(tmp_path: Path) -
         engine.machine()
 
 
-class Absent(LocalNodes):
-    """One of its agents is never started."""
-
-    def start(self, meeting: Meeting) -> None:
-        """Start none."""
+class Absent(Silent):
+    """The placement knows why its agents do not come."""
 
     def failure(self) -> str | None:
         """Say so."""

@@ -17,7 +17,7 @@ from tests.benchmarks.exporter_parts.units import OF_FLEET, body, fleet_sources,
 OFF_RATIO = 0.25
 """How far a prediction may be from what is measured."""
 
-# Measured with Prometheus 2.42.0 on 2026-11-23: docs/measured/fleet.md. docs/monitoring/scale.md is tested against these.
+# Measured with Prometheus 2.42.0: docs/measured/fleet.md. docs/monitoring/scale.md is tested against these.
 
 BASE_BYTES = 51.5e6
 """Resident memory of a Prometheus with our rules and no target."""

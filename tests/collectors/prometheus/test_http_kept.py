@@ -90,28 +90,6 @@ def test_a_connection_serves_one_request_after_the_other(
     assert notices == []
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True])
-def test_requests_that_come_at_once_are_all_answered(
-    is_encrypted: bool, authority: Certificate, certificate: Certificate
-) -> None:
-    tls = authority.client() if is_encrypted else None
-    config = ServerConfig(tls=certificate.server() if is_encrypted else None)
-    with serving(config=config) as (server, _), Kept(server.port, tls) as client:
-        client.socket.sendall((SCRAPE + b"\r\n") * 3 + SCRAPE + b"Connection: close\r\n\r\n")
-        answers = b""
-        while data := client.socket.recv(1 << 16):
-            answers += data
-    assert answers.count(b"HTTP/1.1 200 OK\r\n") == 4
-
-
-def test_a_request_that_comes_in_pieces_on_a_kept_connection_is_answered() -> None:
-    with serving() as (server, _), Kept(server.port) as client:
-        assert client.ask() == 200
-        client.socket.sendall(SCRAPE[:10])
-        threading.Event().wait(0.1)
-        assert client.ask(request=SCRAPE[10:]) == 200
-
-
 def test_an_idle_connection_makes_place_for_a_client_that_asks() -> None:
     with serving(most_clients=1) as (server, notices), Kept(server.port) as first:
         assert first.ask() == 200

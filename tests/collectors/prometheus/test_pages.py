@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
 import pytest
 from prometheus_client import Metric as Family
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.registry import Collector
 
 from collectors.prometheus.http_server import ServerConfig, landing_page, pages
@@ -67,22 +65,6 @@ def test_the_metrics_are_text_for_who_asks_for_nothing_else() -> None:
             status, headers, body = get(server.port, path)
             assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
             assert body.encode() == BODY
-
-
-def test_the_metrics_are_openmetrics_for_who_asks_for_that() -> None:
-    with serving(APP) as (server, _):
-        _, headers, body = get(server.port, accept="application/openmetrics-text; version=1.0.0")
-    assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-    (family,) = parse_openmetrics(body)  # type: ignore[no-untyped-call]
-    assert (family.name, [sample.value for sample in family.samples]) == ("x_seconds", [0.25])
-
-
-def test_the_metrics_are_compressed_for_who_accepts_that_and_are_the_same() -> None:
-    with serving(APP) as (server, _):
-        _, compressed, body = _ask(server.port, "GET", headers={"Accept-Encoding": "deflate, gzip"})
-        _, plain, same = _ask(server.port, "GET", headers={"Accept-Encoding": "br"})
-    assert (compressed["Content-Encoding"], gzip.decompress(body)) == ("gzip", BODY)
-    assert (plain["Content-Encoding"], same) == (None, BODY)
 
 
 def test_the_server_says_that_it_lives_and_which_pages_it_has() -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -14,7 +13,7 @@ from bench.cli import main
 from bench.cli.watching.serve import command as serve
 from dashboards import render
 from dashboards.board import BOARDS
-from tests.bench.engines.kubernetes.schemas import schema_of
+from tests.bench.engines.kubernetes.schemas import schema_of, validate
 from tests.dashboards.promtool import promtool
 
 STACK = Path(__file__).parents[3] / "dashboards" / "stack"
@@ -56,7 +55,7 @@ def test_each_has_what_kubernetes_needs_of_all(manifests: dict[str, list[dict[st
 def test_an_operator_takes_each_by_its_definition(kind: str, manifests: dict[str, list[dict[str, Any]]]) -> None:
     schema = schema_of(CRDS[kind])["properties"]["spec"]
     for one in manifests[kind]:
-        jsonschema.validate(one["spec"], schema)
+        validate(one["spec"], schema)
 
 
 def test_prometheus_takes_the_rules_which_are_those_of_the_rule_file(

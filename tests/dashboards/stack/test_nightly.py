@@ -8,13 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
 from bench.suites.form.document import find_suite
 from bench.suites.suite_file import read_suite
-from tests.bench.engines.kubernetes.schemas import schema_of
+from tests.bench.engines.kubernetes.schemas import schema_of, validate
 from tests.dashboards.promtool import promtool
 from tests.dashboards.stack.command_lines import calls_in, parse, shell_blocks
 from tests.support.servers import absent_server
@@ -93,7 +92,7 @@ def test_the_cron_jobs_pod_is_valid() -> None:
     template = spec["replicatedJobs"]["items"]["properties"]["template"]
     document = _cron_job()
     assert (document["apiVersion"], document["kind"]) == ("batch/v1", "CronJob")
-    jsonschema.validate(document["spec"]["jobTemplate"], template)
+    validate(document["spec"]["jobTemplate"], template)
 
 
 def test_the_cron_job_runs_as_nobody_and_ends_as_suite_and_gate_did() -> None:

@@ -11,7 +11,7 @@ import io
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from collectors.traces.event_names import STEP
 from collectors.traces.reading.reader import read_trace
 from collectors.traces.timeline import save as save_timeline
 from tests.collectors.nvml.nodes import eight_gpus
-from tests.gpu.session import Completed, Program, Running
+from tests.gpu.programs import Completed, Programs, Running
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
 from workloads.probes.spec import KINDS, chosen_collectives, counted_sizes, size_bytes, sizes
@@ -52,85 +52,63 @@ PEAK_BYTES = 20 * 2**30
 URL = "http://127.0.0.1:9464/metrics"
 FAULTS = {"kill": "killed", "raise": "error", "hang": "hung", "leave": "left"}
 
-Change = Callable[[Program, Completed], Completed]
-"""Makes another answer of a program's, to see what a check says of it."""
+Change = Callable[[Completed], Completed]
+"""Changes a program's answer, to see what a check makes of it."""
 
 
-def _as_is(program: Program, completed: Completed) -> Completed:
-    return completed
+class RecordedRunning(Running):
+    """A server or run that has said its first line."""
 
-
-@dataclass(slots=True)
-class RecordedRunning:
-    """A program that goes on. It has ended well as soon as it is stopped."""
-
-    completed: Completed
-    first: str
-
+    def __init__(self) -> None: ...
     def first_line(self) -> str:
-        return self.first
+        return f"serving {URL}"
 
-    def stop(self) -> Completed:
-        return self.completed
+    def stop(self) -> None: ...
 
 
-class RecordedCommands:
+class RecordedPrograms(Programs):
     """See the module. change: of each answer. page: of /metrics."""
 
-    def __init__(self, folder: Path, change: Change = _as_is, page: Callable[[str], str] = lambda text: text) -> None:
-        self.programs: list[Program] = []
+    def __init__(
+        self, folder: Path, change: Change = lambda completed: completed, page: Callable[[str], str] = lambda text: text
+    ) -> None:
+        self.programs: list[tuple[str, ...]] = []
         self._folder = folder
         self._change = change
         self._page = page
         self._looks = 0
 
-    def run(self, *programs: Program) -> list[Completed]:
-        return [self._answer(program) for program in programs]
+    def run(self, *programs: tuple[str, ...]) -> list[Completed]:
+        return [self._answer(words) for words in programs]
 
-    def start(self, program: Program) -> Running:
-        completed = self._answer(program)
-        return RecordedRunning(completed, "working" if program.words[0] == "script" else f"serving {URL}")
+    def start(self, words: tuple[str, ...]) -> Running:
+        self._answer(words)
+        return RecordedRunning()
 
     def get(self, url: str) -> str:
         assert url == URL
         self._looks += 1
         return self._page(_metrics_page(self._looks))
 
-    def _answer(self, program: Program) -> Completed:
-        self.programs.append(program)
-        match program.words:
-            case ("observatory", *words):
-                code, out, err = _observed(words, self._folder)
+    def _answer(self, words: tuple[str, ...]) -> Completed:
+        self.programs.append(words)
+        match words:
+            case ("observatory", *rest):
+                code, out, err = _observed(rest, self._folder)
             case ("script", name, *_):
                 code, out, err = 0, json.dumps(SCRIPTS[name]), ""
-            case ("nvidia-smi", *words):
-                code, out, err = 0, _smi(words), ""
+            case ("nvidia-smi", *rest):
+                code, out, err = 0, _smi(rest), ""
             case ("pytest", *_):
                 code, out, err = 0, "............   [100%]\n12 passed, 3 deselected in 14.21s\n", ""
             case ("sleep", _):
                 code, out, err = 0, "", ""
             case _:
-                raise AssertionError(f"no check may start {program.words[0]}")
-        answer = Completed(program=program, code=code, out=out, err=err, elapsed_s=9.0)
-        return self._change(program, answer)
+                raise AssertionError(f"no check may start {words[0]}")
+        return self._change(Completed(words=words, code=code, out=out, err=err, elapsed_s=9.0))
 
 
 SCRIPTS: dict[str, dict[str, Any]] = {
-    "versions": {
-        "torch": "2.11.0+cu130",
-        "cuda": "13.0",
-        "nccl": "2.28.9",
-        "cudnn": 91900,
-        "driver": "580.95.05",
-        "gpus": [GPU_NAME],
-        "nvml_s": 0.8,
-        "has_sched_file": False,
-    },
-    "fork": {
-        "profiled": {"lives": False, "said": "AcceleratorError CUDA error: initialization error"},
-        "plain": {"lives": True, "said": ""},
-        "loaded": [],
-    },
     "selfring": {
         "backend": "nccl",
         "titles": ["nccl:all_gather_into_tensor_coalesced", "nccl:all_reduce", "nccl:reduce_scatter_tensor_coalesced"],
@@ -140,28 +118,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
         "is_message_whole": True,
     },
     "plain_training": {"step_s": STEP_S, "peak_bytes": PEAK_BYTES, "kernel_s": 2e-4},
-    "matmul": {"flops_per_second": {str(size): 700e12 for size in (256, 512, 1024, 2048, 4096, 8192)}},
-    "attention": {
-        "kernels": {
-            "8x32x2048x64": {
-                "cudnn": {"step_s": 2e-3, "apart": 2e-3},
-                "flash": {"step_s": 4e-3, "apart": 0.0},
-                "efficient": {"refused": "No available kernel."},
-            }
-        }
-    },
-    "load": {},
-    "memory_account": {"phase_s": 25e-6, "step_s": 30e-6},
     "leaving": {"gone_s": 0.9, "free_s": 1.2, "held_bytes": 33 << 30},
-    "windows": {
-        "is_device": True,
-        "steps": 3,
-        "compute_work_s": [6e-4],
-        "copies": ["Memcpy PtoP (Device -> Device)"],
-        "all_reduces": 40,
-        "apart_ns": 1800.0,
-        "widest_apart_ns": 7000,
-    },
     "messages": {"sent_bytes": 20 << 30, "counted_bytes": {"sent": 20.4 * 2**30, "received": 20.4 * 2**30}},
 }
 
@@ -365,19 +322,26 @@ def _readings(case: Case, trace_every: int | None) -> list[tuple[Mark, list[Samp
 
 
 def _a_trace(rank: int) -> dict[str, Any]:
-    """Three steps of a GPU, with a compiled kernel in each, as kineto writes them."""
+    """Three steps of a GPU, with a compiled kernel and an all_reduce in each, as kineto writes them."""
     events: list[dict[str, Any]] = []
     for step in range(3):
         begun_us = 1000.0 + 300 * step
         known = {"ph": "X", "pid": 1, "tid": 1}
         events.append({**known, "cat": "user_annotation", "name": STEP, "ts": begun_us, "dur": 250.0, "args": {}})
-        launch = {"correlation": step + 1}
-        events.append(
-            {**known, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": begun_us, "dur": 5.0, "args": launch}
-        )
-        where = {"device": 0, "stream": 7, "correlation": step + 1}
-        kernel = {"ph": "X", "pid": 0, "tid": 7, "cat": "kernel", "ts": begun_us + 10.125, "dur": 200.0, "args": where}
-        events.append({**kernel, "name": "triton_poi_fused_add_0"})
+        for stream, name, after_us, dur_us in (
+            (7, "triton_poi_fused_add_0", 10.125, 200.0),
+            # All ranks begin together, and each ends a little later than the rank before.
+            (8, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 215.0, 20 + 0.25 * rank),
+        ):
+            args: dict[str, Any] = {"correlation": 10 * step + stream}
+            launch = {**known, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": begun_us, "dur": 5.0}
+            events.append({**launch, "args": args})
+            args |= {"device": 0, "stream": stream}
+            if stream == 8:
+                call = {"Collective name": "allreduce", "Process Group Name": "0", "Group size": GPUS, "Seq": step}
+                args |= {**call, "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8}
+            kernel = {"ph": "X", "pid": 0, "tid": stream, "cat": "kernel", "name": name}
+            events.append({**kernel, "ts": begun_us + after_us, "dur": dur_us, "args": args})
     return {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "traceEvents": events}
 
 
@@ -474,8 +438,8 @@ def _metrics_page(looks: int) -> str:
 def with_json(name: str, **changes: Any) -> Change:
     """Of the script of that name: these values in place of its own."""
 
-    def change(program: Program, completed: Completed) -> Completed:
-        if program.words[:2] != ("script", name):
+    def change(completed: Completed) -> Completed:
+        if completed.words[:2] != ("script", name):
             return completed
         return replace(completed, out=json.dumps({**json.loads(completed.out), **changes}))
 
@@ -485,8 +449,8 @@ def with_json(name: str, **changes: Any) -> Change:
 def with_estimate(metric: Metric, value: float, **labels: str) -> Change:
     """Of each run: this value of the metric, where it has these labels."""
 
-    def change(program: Program, completed: Completed) -> Completed:
-        if program.words[:2] != ("observatory", "run") or not completed.out:
+    def change(completed: Completed) -> Completed:
+        if completed.words[:2] != ("observatory", "run") or not completed.out:
             return completed
         summaries = json.loads(completed.out)
         for one in summaries[0]["estimates"] if isinstance(summaries, list) else ():

@@ -1,65 +1,60 @@
-"""Preparing a machine: what it lacks is one line and an exit code, and what is installed comes from the folder."""
+"""Preparing a machine and starting the checks: exit codes, wheels, Ctrl-C, a rehearsal, and what the page says."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import psutil
 import pytest
 
-from tests.gpu import first, start
-from tests.gpu.first import command_parser
-from tests.gpu.roster import CHECKS
-from tests.gpu.session import ROOT
+from tests.gpu import start
+from tests.gpu.programs import ROOT
+from tests.gpu.results import REHEARSAL, Result, Verdict
+from tests.gpu.test_first import marked_files
 from tests.support.markers import usable_gpus
 
+MEASURED = ROOT / "docs" / "measured"
+PAGE = (MEASURED / "README.md").read_text()
+_START = [sys.executable, "-m", "tests.gpu.start"]
 
-def _run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(usable_gpus() > 0, reason="there is a GPU")
-@pytest.mark.parametrize("module", ["tests.gpu.start", "tests.gpu.first"])
-def test_a_machine_without_a_gpu_is_told_so_in_one_line(module: str, tmp_path: Path) -> None:
-    done = _run("-m", module, "--output", str(tmp_path / "out"))
+def test_a_machine_without_a_gpu_is_refused_in_one_line(tmp_path: Path) -> None:
+    done = _run(*_START, "--output", str(tmp_path / "out"))
     assert done.returncode == 4
     (line,) = done.stderr.splitlines()
     assert "no GPU is visible" in line
     assert not (tmp_path / "out").exists()
 
 
-def test_a_python_without_torch_is_told_so_in_one_line() -> None:
-    done = _run("-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {_START}")
+def test_a_python_without_torch_is_refused_in_one_line() -> None:
+    text = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.gpu.start import main; sys.exit(main([]))"
+    done = _run(sys.executable, "-I", "-S", "-c", text)
     assert (done.returncode, done.stdout) == (4, "")
-    assert "has no torch; choose another by `make gpu PYTHON=...`" in done.stderr
-
-
-_START = "from tests.gpu.start import main; sys.exit(main([]))"
+    assert "has no torch; choose another Python by `make gpu PYTHON=...`" in done.stderr
 
 
 def test_only_what_is_missing_is_installed() -> None:
-    there = {"numpy", "sqlalchemy", "pynvml", "click"}
-    missing = start.missing_packages(lambda module: module in there)
+    installed = {"numpy", "sqlalchemy", "pynvml", "click"}
+    missing = start.missing_packages(lambda module: module in installed)
     assert {"numpy", "SQLAlchemy", "nvidia-ml-py", "click"}.isdisjoint(missing)
     assert {"rich", "markdown-it-py", "pytest-timeout", "msgspec"} <= set(missing)
-
-
-def test_every_module_of_the_list_is_known_by_the_name_that_is_imported() -> None:
-    import importlib.util
-
     assert start.missing_packages(lambda module: importlib.util.find_spec(module) is not None) == []
 
 
@@ -68,58 +63,71 @@ def test_every_package_of_the_list_is_pinned() -> None:
     assert set(start.packages()) <= pinned
 
 
-def test_an_empty_folder_of_wheels_is_told_with_what_fills_it(tmp_path: Path) -> None:
+def test_the_checks_and_the_marked_tests_load_nothing_that_is_not_carried(tmp_path: Path) -> None:
+    from_torch = ("torch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec", "setuptools")
+    for name in (*start.packages(), *from_torch):
+        distribution = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
+    files = [f"tests/gpu/test_{name}.py" for name in start.FILES]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-S", "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"),
+            *("-m", "gpu or gpu2 or gpu8", *files, *marked_files("collectors"), *marked_files("workloads")),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+def test_an_empty_folder_of_wheels_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         start.install(["no-such-package"], tmp_path / "wheels", tmp_path / "venv")
 
 
-def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert first.main(["--only", "speeed", "--rehearse"]) == 2
-    assert "no check is called speeed; --list shows all" in capsys.readouterr().err
+def test_a_name_that_no_check_has_is_refused(tmp_path: Path) -> None:
+    assert _run(*_START, "--rehearse", "-k", "speeed", "--output", str(tmp_path)).returncode == 2
 
 
-def test_the_list_shows_every_check_and_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert first.main(["--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(CHECKS)
-
-
-@pytest.mark.parametrize("budget", ["0", "-5", "nan", "inf", "x"])
-def test_a_budget_without_an_end_or_a_beginning_is_refused(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command_parser().parse_args(["--budget", budget])
-    assert ended.value.code == 2
-    assert f"{budget} is no budget; it may be any number of seconds above 0" in capsys.readouterr().err
-
-
-def test_an_output_that_cannot_be_written_is_told_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "taken").write_text("")
-    assert first.main(["--rehearse", "--only", "single", "--output", str(tmp_path / "taken")]) == 4
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{tmp_path / 'taken'} cannot be written: ")
+def test_the_list_shows_every_file_of_checks_and_runs_none() -> None:
+    done = _run(*_START, "--collect-only", "-q")
+    assert done.returncode == 0
+    listed = {Path(line.partition("::")[0]).name for line in done.stdout.splitlines() if "::" in line}
+    assert listed == {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert "::test_versions" in done.stdout.splitlines()[0]
 
 
 def test_ctrl_c_ends_what_runs_and_leaves_the_table(tmp_path: Path) -> None:
-    words = ["-m", "tests.gpu.first", "--rehearse", "--only", "single", "--output", str(tmp_path)]
-    with subprocess.Popen(
-        [sys.executable, *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
+    words = [*_START, "--rehearse", "-k", "test_single and half", "--output", str(tmp_path)]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
         until = time.monotonic() + 100
+        while not (tmp_path / "work").exists() and time.monotonic() < until:
+            time.sleep(0.05)
         while not (children := psutil.Process(running.pid).children(recursive=True)) and time.monotonic() < until:
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=100)
-    assert children
-    assert running.returncode == 130
-    assert said == f"interrupted; the same call goes on with what {tmp_path} lacks\n"
+        output, _ = running.communicate(timeout=100)
+    assert running.returncode == 130, output[-2000:]
     _, left = psutil.wait_procs(children, timeout=10)
     assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
-    assert (tmp_path / "table.txt").exists()
+    assert (tmp_path / "table.md").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["single-half", "leaving", "counters"])  # `make gpu-rehearsal` runs all.
+def test_a_rehearsed_check_runs_real_commands_and_keeps_its_result(name: str, tmp_path: Path) -> None:
+    words = ("--rehearse", "--output", str(tmp_path), "-k", name.replace("-", " and "), "--budget", "2000")
+    done = _run(*_START, *words, "--commit", "abc")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    result = msgspec.json.decode((tmp_path / f"{name}.json").read_bytes(), type=Result)
+    assert (result.verdict, result.reason, result.is_rehearsal) == ("seen", "", True)
+    assert "$ " in (tmp_path / f"{name}.log").read_text()
+    assert REHEARSAL in (tmp_path / "table.md").read_text()
 
 
 @pytest.mark.parametrize(("pip", "left"), [("false", ["old.whl"]), ("./pip", ["new.whl"])])
@@ -132,8 +140,29 @@ def test_wheels_stay_until_new_ones_are_whole(pip: str, left: list[str], tmp_pat
     fetching = tmp_path / "pip"
     fetching.write_text(f"#!/bin/sh\nmkdir {wheels}.new && touch {wheels}.new/new.whl\n")
     fetching.chmod(0o755)
-    words = ["make", "--silent", "gpu-wheels", f"GPU_WHEELS={wheels}", f"PYTHON={fetching if pip == './pip' else pip}"]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (ended.returncode == 0) == (left == ["new.whl"]), ended.stderr
+    python = fetching if pip == "./pip" else pip
+    done = _run("make", "--silent", "gpu-wheels", f"GPU_WHEELS={wheels}", f"PYTHON={python}")
+    assert (done.returncode == 0) == (left == ["new.whl"]), done.stderr
     assert [path.name for path in wheels.iterdir()] == left
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pip", "wheels"]
+
+
+def test_the_page_explains_every_verdict_and_its_words_are_understood() -> None:
+    assert sorted(re.findall(r"^\| `([a-z ]+)` \|", PAGE, re.MULTILINE)) == sorted(get_args(Verdict))
+    for words in re.findall(r'MORE="([^"]*)"', PAGE):
+        done = _run(*_START, "--collect-only", "-q", *shlex.split(words))
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "at most 540 s" in " ".join(PAGE.split())
+    assert "BUDGET ?= 540\n" in (ROOT / "Makefile").read_text()
+
+
+def test_a_table_on_the_pages_is_of_a_gpu_and_others_are_listed() -> None:
+    tables = [path for path in MEASURED.glob("*.md") if re.match(r"\d+-", path.name)]
+    for path in tables:
+        text = path.read_text()
+        assert REHEARSAL not in text
+        assert re.search(r"^- commit: [0-9a-f]{7,}", text, re.MULTILINE)
+    assert ("No GPU has been measured yet" in PAGE) == (not tables)
+    for path in MEASURED.glob("*.md"):
+        if path not in tables and path.name != "README.md":
+            assert f"| [{path.name}]({path.name}) |" in PAGE.partition("## GPU machines")[0]

@@ -1,4 +1,4 @@
-"""The device that a script is told to take, and small tools to time work on it."""
+"""The device that a script's command line names, and small tools to time work on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -21,12 +20,6 @@ def device_of_words(*options: tuple[str, type, object]) -> argparse.Namespace:
     if arguments.device.type == "cuda":
         torch.cuda.set_device(0)
     return arguments
-
-
-def cudnn_version() -> int | None:
-    """That of the library which torch has loaded; None where it is built without."""
-    cudnn: Any = torch.backends.cudnn
-    return int(cudnn.version()) if cudnn.is_available() else None
 
 
 def wait(device: torch.device) -> None:

@@ -36,37 +36,37 @@ def main() -> None:
         backend, store=HashStore(), rank=0, world_size=1, device_id=device if backend == "nccl" else None
     )
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    given, filled = torch.ones(ELEMENTS, device=device), torch.zeros(ELEMENTS, device=device)
-    _round(given, filled, backend)
+    sent, received = torch.ones(ELEMENTS, device=device), torch.zeros(ELEMENTS, device=device)
+    _round(sent, received, backend)
     before = flight_recorder.dump(backend)
     with profile(activities=activities) as profiled:
-        _round(given, filled, backend)
+        _round(sent, received, backend)
         wait(device)
     after = flight_recorder.dump(backend)
     trace = Path("selfring.json")
     profiled.export_chrome_trace(str(trace))
     entries = json.loads(after).get("entries", [])
-    found = {
+    report = {
         "backend": backend,
         "titles": sorted({entry["profiling_name"] for entry in entries}),
         "messages": sum(bool(entry.get("is_p2p")) for entry in entries),
         "entered": sorted({entered.name for entered in flight_recorder.entered_since(before, after)}),
         "kernels": _kernels(json.loads(trace.read_text())["traceEvents"]),
-        "is_message_whole": bool(torch.equal(given, filled)) if backend == "nccl" else None,
+        "is_message_whole": bool(torch.equal(sent, received)) if backend == "nccl" else None,
     }
-    print(json.dumps(found))
+    print(json.dumps(report))
 
 
-def _round(given: Tensor, filled: Tensor, backend: str) -> None:
+def _round(sent: Tensor, received: Tensor, backend: str) -> None:
     """Each kind of collective once."""
     group = dist.group.WORLD
     assert group is not None
-    dist.all_reduce(given)
-    all_gather_tensor(given, 0, group).sum()
-    reduce_scatter_tensor(given, "sum", 0, group).sum()
+    dist.all_reduce(sent)
+    all_gather_tensor(sent, 0, group).sum()
+    reduce_scatter_tensor(sent, "sum", 0, group).sum()
     if backend == "nccl":
-        receive = P2POp(dist.irecv, filled, group_peer=0, group=group)
-        send = P2POp(dist.isend, given, group_peer=0, group=group)
+        receive = P2POp(dist.irecv, received, group_peer=0, group=group)
+        send = P2POp(dist.isend, sent, group_peer=0, group=group)
         for work in dist.batch_isend_irecv([receive, send]):
             work.wait()
         torch.cuda.synchronize()
@@ -84,4 +84,4 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     main()
     sys.stdout.flush()
-    os._exit(0)  # A live group may abort in the interpreter's farewell.
+    os._exit(0)  # A live group may abort when the interpreter exits.

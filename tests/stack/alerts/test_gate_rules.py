@@ -51,9 +51,9 @@ Shown = Sequence[Said | None]
 CONFIRMED = Said(night=0, verdict="confirmed", change=0.058)
 
 
-def _series(instance: str, shown: Shown) -> dict[str, str]:
+def _series(instance: str, shown: Shown, case: str = FIGURE["case"]) -> dict[str, str]:
     """In promtool's notation."""
-    target = {**FIGURE, "job": "observatory", "instance": instance}
+    target = {**FIGURE, "case": case, "job": "observatory", "instance": instance}
     nights = [None if one is None else 86_400.0 * one.night for one in shown]
     series = {
         select(metrics.VERDICT_NIGHT, **target): nights,
@@ -121,9 +121,18 @@ def test_each_verdict_that_is_worse_has_its_alert_and_no_other_has(tmp_path: Pat
         "faster_baseline": None,
         "late": None,
     }
-    shown = [Said(night=night, verdict=verdict) for night, verdict in enumerate(verdicts) for _ in range(DAY)]
-    expected = {24 * night + 12: name for night, name in enumerate(verdicts.values())}
-    _fires(tmp_path, expected, node1=shown)
+    series = {
+        name: values
+        for verdict in verdicts
+        for name, values in _series(NODES[0], [Said(night=0, verdict=verdict)] * DAY, verdict).items()
+    }
+    alerts = [
+        {"labels": f'{{alertname="{alert}",case="{verdict}"}}', "value": 1}
+        for verdict, alert in verdicts.items()
+        if alert
+    ]
+    asked = {"expr": 'count by (alertname, case) (ALERTS{alertstate="firing"})', "exp_samples": alerts}
+    _rehearse(tmp_path, series, promql_expr_test=[{**asked, "eval_time": f"{hour}h"} for hour in (12, 23)])
 
 
 def test_two_exporters_of_one_store_are_one_alert(tmp_path: Path) -> None:

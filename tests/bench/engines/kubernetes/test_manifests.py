@@ -28,7 +28,7 @@ from bench.engines.kubernetes.settings import (
 )
 from bench.engines.wire.frames import write_key
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE, OUR_BUG
-from tests.bench.engines.kubernetes.schemas import schema_of
+from tests.bench.engines.kubernetes.schemas import schema_of, validate
 
 IMAGE = f"registry.example/parallel-observatory@sha256:{'0' * 64}"
 FULL = KubernetesSettings(
@@ -91,23 +91,23 @@ PLAIN = dataclasses.replace(JOB, settings=KubernetesSettings(image=IMAGE, claim=
 
 @pytest.mark.parametrize("job", [JOB, PLAIN], ids=["all settings", "none but those needed"])
 def test_the_job_set_is_valid(job: SuiteJob, jobset_schema: dict[str, Any]) -> None:
-    jsonschema.validate(_kinds(job)["JobSet"], jobset_schema)
+    validate(_kinds(job)["JobSet"], jobset_schema)
 
 
 def test_the_schema_refuses_what_is_misspelt(jobset_schema: dict[str, Any]) -> None:
     wrong = _kinds(JOB)["JobSet"]
     wrong["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["volumes"][0]["persistentVolume"] = {}
     with pytest.raises(jsonschema.ValidationError, match="persistentVolume"):
-        jsonschema.validate(wrong, jobset_schema)
+        validate(wrong, jobset_schema)
 
 
 @pytest.mark.parametrize("job", [JOB, PLAIN], ids=["all settings", "none but those needed"])
 def test_the_train_job_and_its_runtime_are_valid(job: SuiteJob, jobset_schema: dict[str, Any]) -> None:
     kinds = _kinds(job, "trainjob")
-    jsonschema.validate(kinds["TrainJob"], schema_of("trainjob_crd_v2.3.0.yaml"))
+    validate(kinds["TrainJob"], schema_of("trainjob_crd_v2.3.0.yaml"))
     runtime = kinds["TrainingRuntime"]
     assert set(runtime["spec"]) == {"mlPolicy", "template"}
-    jsonschema.validate(runtime["spec"]["template"]["spec"], jobset_schema["properties"]["spec"])
+    validate(runtime["spec"]["template"]["spec"], jobset_schema["properties"]["spec"])
 
 
 def test_a_train_job_makes_the_same_job_set() -> None:
@@ -256,7 +256,7 @@ def test_no_two_suites_render_to_the_same_objects(names: list[str], jobset_schem
     objects: set[tuple[str, str]] = set()
     for name in names:
         kinds = _kinds(dataclasses.replace(PLAIN, suite=name))
-        jsonschema.validate(kinds["JobSet"], jobset_schema)
+        validate(kinds["JobSet"], jobset_schema)
         objects |= {(kind, document["metadata"]["name"]) for kind, document in kinds.items()}
         assert msgspec.convert(kinds["JobSet"]["metadata"]["name"], JobSetName)
     assert len(objects) == 3 * len(names)

@@ -1,15 +1,26 @@
-"""The plainest 1F1B pipeline of the reference model on gloo: what `one_f_one_b` is measured against."""
+"""The plainest pipelines of the reference model on gloo, by torch's own schedules.
+
+`pipeline_naive`, `gpipe`, `one_f_one_b`, `interleaved` and `zero_bubble` are measured against it; the settings name the
+strategy.
+"""
 
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -17,7 +28,14 @@ from workloads.core.data import Progressions
 from workloads.core.transformer import Transformer
 from workloads.cost_models.shape import Shape
 
-MICROBATCHES = 4
+STRATEGIES: dict[str, tuple[Any, int, int]] = {
+    # schedule, stages of each rank, microbatches
+    "pipeline_naive": (ScheduleGPipe, 1, 1),
+    "gpipe": (ScheduleGPipe, 1, 4),
+    "one_f_one_b": (Schedule1F1B, 1, 4),
+    "interleaved": (ScheduleInterleaved1F1B, 2, 4),
+    "zero_bubble": (ScheduleInterleavedZeroBubble, 2, 4),
+}
 
 
 class Part(nn.Module):
@@ -52,9 +70,15 @@ def main() -> None:
     torch.set_num_threads(settings["threads"])
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    parts = nn.ModuleList([Part(shape, rank, ranks)])
-    stage = PipelineStage(parts[0], rank, ranks, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss_of)
+    schedule_type, stages_per_rank, microbatches = STRATEGIES[settings["strategy"]]
+    count = stages_per_rank * ranks
+    numbers = range(rank, count, ranks)
+    parts = nn.ModuleList([Part(shape, number, count) for number in numbers])
+    stages = [
+        PipelineStage(part, number, count, torch.device("cpu")) for part, number in zip(parts, numbers, strict=True)
+    ]
+    # A schedule of one stage takes the stage, an interleaved schedule takes a list.
+    schedule = schedule_type(stages if stages_per_rank > 1 else stages[0], microbatches, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(parts.parameters(), lr=3e-4, fused=True)
     data = Progressions(shape, seed=0, sequences=steps * shape.batch)
     torch.manual_seed(0)
@@ -71,7 +95,7 @@ def main() -> None:
     if rank == 0:
         print(json.dumps(ends), flush=True)
     dist.barrier()
-    os._exit(0)  # gloo may abort in the interpreter's farewell.
+    os._exit(0)  # gloo may abort when the interpreter exits.
 
 
 def clip(weights: Iterator[nn.Parameter]) -> None:
