@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bench.analysis.comparison import FigureChange, changes, judge
 from bench.cli.compare.ab import ad_hoc_order, take_turns
+from bench.errors import plural
 from bench.reports.comparison import NoiseReport, SeriesNoise
-from bench.reports.format import plural
 from bench.runner.persist import PersistedRuns
 from bench.runner.session import Session
 from bench.runs.history import History

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.case import Case, why_ad_hoc
-from bench.errors import Misuse
-from bench.reports.format import plural
+from bench.errors import Misuse, plural
 from bench.runs import run_dir
 from bench.runs.history import History
 from bench.runs.suite_record import FAILED, SuiteRecord

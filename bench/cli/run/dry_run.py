@@ -9,9 +9,10 @@ from rich.console import Console
 
 from bench.case import Case, written
 from bench.cli.run.planning import Plan, RunOptions
+from bench.errors import plural
 from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
-from bench.reports.format import plural, readable
+from bench.reports.format import readable
 from bench.reports.suites.plan import cluster_lines
 from bench.reports.table import Block, Table, write
 from workloads.cost_models.absent import Absent

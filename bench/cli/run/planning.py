@@ -18,11 +18,10 @@ from bench.case import (
 from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_options
 from bench.engines.cluster import Capacity
 from bench.engines.registry import nodes_to_ask
-from bench.errors import Misuse, say
+from bench.errors import Misuse, plural, say
 from bench.machine.device_checks import why_no_gpu
 from bench.machine.gpus import read_memory
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.reports.format import plural
 from bench.runner.case_args import CaseArgs, NodeResources, case_of_args, check_limit, check_room, read_node
 from bench.runner.measure import TrialSettings
 from bench.runner.persist import check_baseline

@@ -275,7 +275,7 @@ def _next_moves(words: Sequence[str], result: SuiteResult, missing: int) -> list
 
     words: of the command line that began it. missing: the number of cases that a resumed run would measure.
     """
-    from bench.reports.format import plural
+    from bench.errors import plural
 
     again = f"{shlex.join(words)} --resume {result.id}"
     moves = [f"`{again}` runs the {plural(missing, 'missing case')}"] if missing else []

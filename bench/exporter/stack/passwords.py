@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bcrypt
-from collectors.regular_files import open_regular
 
 from bench.errors import Misuse
-from collectors.files import replace_file
+from collectors.files import open_regular, replace_file
 
 USER = "observatory"
 """The user of Prometheus and Alertmanager; Grafana's is admin."""
