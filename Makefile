@@ -43,7 +43,7 @@ test-rest:
 
 # Groups that each take minutes; CI runs one of them, by its commit. The others that are slow run every time.
 HEAVY := faults slurm drawn alone ray
-FAULTS := tests/slow/test_faults.py tests/bench/runner/test_full_disk.py tests/bench/runner/test_runner_ends.py
+FAULTS := tests/slow/test_faults.py tests/bench/session/test_full_disk.py tests/bench/session/test_runner_ends.py
 SLURM := $(wildcard tests/slow/test_slurm*.py tests/slow/clusters/test_*.py)
 DRAWN := $(wildcard tests/stack/drawn/test_*.py)
 

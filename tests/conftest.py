@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
+from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE
 from tests.project.ci.second_run import keep_exit_code
 from tests.support.markers import GPUS, usable_gpus, why_skipped
 from tests.support.ranks import KeptRanks, OnRanks, Result, run_on_ranks

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from bench.analysis.traces.analyses import ANALYSES, Analysis
 from bench.cli.completion import complete_trace
 from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText, offer_nearest
 from bench.errors import InfrastructureFailed, Misuse, say
-from bench.traces.analyses import ANALYSES, Analysis
 
 if TYPE_CHECKING:
-    from bench.traces.inputs import TraceSet
+    from bench.analysis.traces.inputs import TraceSet
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -64,8 +64,8 @@ def _command_of(analysis: Analysis) -> click.Command:
         format_name: str,
         **named: str | tuple[str, ...],
     ) -> None:
-        from bench.reports.analyses import AnalysisReport, write
-        from bench.traces.inputs import read_sides
+        from bench.analysis.traces.inputs import read_sides
+        from bench.analysis.traces.report import AnalysisReport, write
 
         sides = read_sides(_by_side(named), ranks=ranks, runs_folder=runs_folder, store_url=store_url)
         _keep_traces(output, sides)
@@ -143,9 +143,9 @@ def _not_written(path: Path, error: OSError) -> InfrastructureFailed:
 def _merge(
     output: Path, ranks: tuple[int, ...], runs_folder: Path, store_url: str | None, **named: str | tuple[str, ...]
 ) -> None:
-    from bench.reports.format import on_one_line
-    from bench.traces.inputs import read_sides
-    from bench.traces.pipeline_trace import stage_spans
+    from bench.analysis.traces.inputs import read_sides
+    from bench.analysis.traces.pipeline_trace import stage_spans
+    from bench.report.format import on_one_line
     from collectors.traces.analyzers.merge import merge
 
     (side,) = read_sides(_by_side(named), ranks=ranks, runs_folder=runs_folder, store_url=store_url)
@@ -161,7 +161,7 @@ NAMES = (*(analysis.name for analysis in ANALYSES), "merge")
 
 
 class _Analyses(click.Group):
-    """A group with a command for each entry of `bench.traces.analyses`, and `merge`."""
+    """A group with a command for each entry of `bench.analysis.traces.analyses`, and `merge`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(NAMES)

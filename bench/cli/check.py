@@ -17,9 +17,9 @@ from bench.cli.options import DETAILS, RUNS, STORE, NamedText
 from bench.errors import InfrastructureFailed, Misuse, plural, say
 
 if TYPE_CHECKING:
-    from bench.runs.history import History
-    from bench.suites.gate.check import SuiteCheck
-    from bench.suites.gate.verdicts import KnownSeries, SeriesKey
+    from bench.gate.check import SuiteCheck
+    from bench.gate.verdicts import KnownSeries, SeriesKey
+    from bench.store.history import History
 
 FORMATS = ("table", "json", "junit", "markdown", "benchmark")
 LONGEST_REASON = 200
@@ -67,9 +67,9 @@ def command(
       observatory check --suite nightly
     """
     from bench.errors import FINE
-    from bench.reports.table import to_reader
-    from bench.runs.history import History, NoStoreYet
-    from bench.suites.gate.check import MOST_RUNS, check_suite, night_ns, require_suite
+    from bench.gate.check import MOST_RUNS, check_suite, night_ns, require_suite
+    from bench.report.table import to_reader
+    from bench.store.history import History, NoStoreYet
 
     if accepted is None and (because is not None or metric is not None):
         raise Misuse("--because and --metric belong to --accept CASE; name the case, or leave them out")
@@ -130,7 +130,7 @@ def _explained(
     history: History, check: SuiteCheck, runs_folder: Path, *, is_whole: bool, has_traces: bool
 ) -> SuiteCheck:
     """Return the check with the causes of what is worse."""
-    from bench.suites.gate.causes import explain
+    from bench.gate.causes import explain
 
     causes = explain(history, check.verdicts, check.groups, runs_folder, is_whole=is_whole, has_traces=has_traces)
     return replace(check, causes=causes)
@@ -138,7 +138,7 @@ def _explained(
 
 def _with_regimes(history: History, check: SuiteCheck) -> SuiteCheck:
     """Return the check with the regimes of its figures."""
-    from bench.suites.gate.regimes import regimes_of
+    from bench.gate.regimes import regimes_of
 
     keys = list(dict.fromkeys(one.key for one in check.verdicts))
     return replace(check, regimes=regimes_of(history, check.suite, keys))
@@ -157,10 +157,10 @@ def _accept(
     history: History, suites: tuple[str, ...], case: str, metric: str | None, because: str, now_ns: int
 ) -> None:
     """Pin the present level of the case."""
-    from bench.reports.gate.check import is_named
-    from bench.suites.gate.accept import accept
-    from bench.suites.gate.check import MOST_RUNS, check_suite
-    from bench.suites.gate.verdicts import Raced, load_states, save_accepted
+    from bench.gate.accept import accept
+    from bench.gate.check import MOST_RUNS, check_suite
+    from bench.gate.report import is_named
+    from bench.gate.verdicts import Raced, load_states, save_accepted
 
     if not because.strip() or not because.isprintable() or len(because) > LONGEST_REASON:
         raise Misuse(f"--because takes a line of up to {LONGEST_REASON} letters that can be printed")
@@ -194,9 +194,9 @@ def _who() -> str:
 
 
 def _print(checks: list[SuiteCheck], format_name: str, *, has_details: bool) -> None:
-    from bench.reports.gate import ci_formats
-    from bench.reports.gate.check import check_document, print_check
-    from bench.reports.table import print_json
+    from bench.gate import ci_formats
+    from bench.gate.report import check_document, print_check
+    from bench.report.table import print_json
 
     if format_name == "table":
         print_check(checks, has_details=has_details)

@@ -66,7 +66,7 @@ def complete_option(context: click.Context, parameter: click.Parameter, incomple
 
 def complete_suite(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the shipped suites whose names begin so; files where none does."""
-    from bench.suites.form.document import shipped_suites
+    from bench.suite.form.document import shipped_suites
 
     found = [CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]
@@ -88,7 +88,7 @@ def complete_trace(context: click.Context, parameter: click.Parameter, incomplet
 
 def _runs(context: click.Context) -> Iterable[str]:
     """Return names of runs; none where the history cannot be read, as a completing shell is no place to say why."""
-    from bench.runs.history import History
+    from bench.store.history import History
 
     with (
         suppress(InfrastructureFailed, Misuse),

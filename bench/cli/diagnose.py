@@ -28,10 +28,10 @@ def command(run: str, runs_folder: Path, store_url: str | None, format_name: str
     Example:
       observatory diagnose 2026
     """
-    from bench.analysis.diagnosis.rule import diagnose
-    from bench.reports.diagnosis import print_diagnosis
-    from bench.runs.history import History
-    from bench.runs.observing import observe
+    from bench.analysis.diagnose.observing import observe
+    from bench.analysis.diagnose.report import print_diagnosis
+    from bench.analysis.diagnose.rule import diagnose
+    from bench.store.history import History
     from workloads.cost_models.absent import Absent
 
     summary = find_shown(run, runs_folder, store_url)

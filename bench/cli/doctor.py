@@ -65,7 +65,7 @@ def command(
     if engine_file is not None or ranks_per_node is not None:
         raise Misuse("--engine-file and --ranks-per-node are of several nodes; add --engine, or --nodes")
     if recording is not None:
-        from bench.doctor.record import SECONDS, record_to
+        from bench.machine.doctor.record import SECONDS, record_to
 
         record_to(recording, SECONDS if seconds is None else seconds, per_link=is_per_nvlink, on_notice=say)
     elif seconds is not None:
@@ -85,13 +85,13 @@ def _check_nodes(
     runs_folder: Path,
     format_name: str,
 ) -> int:
-    from bench.doctor.fleet import last_good
-    from bench.doctor.fleet_check import check_fleet
     from bench.engines.cluster import ClusterEngine, NodeRequest
     from bench.engines.registry import ENGINES
     from bench.errors import interrupt_in_order
-    from bench.reports.doctor import print_fleet
-    from bench.suites.suite_folder import suite_run_folders
+    from bench.machine.doctor.fleet import last_good
+    from bench.machine.doctor.fleet_check import check_fleet
+    from bench.machine.doctor.report import print_fleet
+    from bench.suite.folder import suite_run_folders
 
     interrupt_in_order()
     before = last_good(suite_run_folders(runs_folder))
@@ -107,12 +107,12 @@ def _check_nodes(
 
 
 def _print_page(store_url: str | None, format_name: str) -> None:
-    from bench.doctor.collect import DEADLINE_S, gather, gpu_fields, machine_of_ranks
     from bench.engines.local import LocalEngine
     from bench.machine import machine
-    from bench.reports.doctor import print_page
-    from bench.runs.files import data_folder
-    from bench.runs.history import History
+    from bench.machine.doctor.collect import DEADLINE_S, gather, gpu_fields, machine_of_ranks
+    from bench.machine.doctor.report import print_page
+    from bench.store.files import data_folder
+    from bench.store.history import History
     from collectors.nvml.collector import NvmlCollector
     from collectors.nvml.library import installed_nvml
     from workloads.cost_models.absent import Absent

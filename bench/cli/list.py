@@ -21,8 +21,8 @@ def command(strategy: str | None, has_options: bool, format_name: str) -> None:
       observatory list ddp
     """
     from bench.case import find_spec
-    from bench.reports.strategies import options_page, spec_fields, strategies_page, strategy_page
-    from bench.reports.table import write
+    from bench.report.run.strategies import options_page, spec_fields, strategies_page, strategy_page
+    from bench.report.table import write
     from workloads.registry import SPECS
 
     if has_options and strategy is not None:

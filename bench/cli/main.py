@@ -40,7 +40,7 @@ COMMANDS = {
     "show": ("bench.cli.show", "List runs, or show all of one run."),
     "diagnose": ("bench.cli.diagnose", "Explain what limits a run, with evidence and what to try."),
     "compare": (
-        "bench.cli.compare.command",
+        "bench.cli.compare",
         "Compare two runs, suites or commits, and tell differences from noise.",
     ),
     "prune": ("bench.cli.prune", "Delete folders of old runs, except those that baselines need."),
@@ -242,7 +242,7 @@ def _short(name: object) -> str:
 def _crash(arguments: Sequence[str], trace: str) -> str:
     """Write a crash file; return the message that names it."""
     from bench.machine.machine import redact
-    from bench.runs.files import data_folder
+    from bench.store.files import data_folder
     from collectors.files import make_folder, replace_file
 
     trace = redact(trace)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from bench.errors import Misuse
-from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
+from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 from collectors.files import SHARED
 
 MOST_S = 366 * 86400.0
@@ -74,7 +74,7 @@ class StoreURL(NamedText):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = super().convert(value, param, ctx)
-        from bench.runs.database import parse_url
+        from bench.store.database import parse_url
 
         try:
             parse_url(text)

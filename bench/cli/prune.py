@@ -16,12 +16,12 @@ import click
 from bench.cli.completion import complete_run
 from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText
 from bench.errors import Misuse, plural, say
-from bench.reports.format import readable
-from bench.reports.table import Block, Table, write
+from bench.report.format import readable
+from bench.report.table import Block, Table, write
 
 if TYPE_CHECKING:
-    from bench.runs.history import History
-    from bench.runs.prune import Folder, PrunePlan
+    from bench.store.history import History
+    from bench.store.prune import Folder, PrunePlan
 
 SCHEMA_VERSION = 1
 MOST_ROWS = 30
@@ -105,8 +105,8 @@ def command(
       observatory prune --older-than 30d --dry-run
     """
     from bench.errors import INFRASTRUCTURE
-    from bench.runs.history import History, NoStoreYet, check_store
-    from bench.runs.prune import Limits, carry_out, plan
+    from bench.store.history import History, NoStoreYet, check_store
+    from bench.store.prune import Limits, carry_out, plan
 
     if older_than_s is None and keep_bytes is None:
         raise Misuse("nothing says what to delete; --older-than 30d does, or --keep-bytes 20G, with --dry-run first")

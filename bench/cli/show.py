@@ -17,9 +17,9 @@ from bench.errors import InfrastructureFailed, Misuse, plural, say
 
 if TYPE_CHECKING:
     from bench.machine.machine import Machine
-    from bench.runner.recover import RecoveredRuns
-    from bench.runs.history import History
-    from bench.runs.summary import Summary
+    from bench.session.recover import RecoveredRuns
+    from bench.store.history import History
+    from bench.store.summary import Summary
 
 MOST_LISTED = 1_000_000
 _OF_THE_LIST = {"strategy": "--strategy", "suite": "--suite", "settings": "--setting", "count": "--limit"}
@@ -161,8 +161,8 @@ def _list(
 ) -> None:
     """Print the newest runs of the history that have these words among their settings."""
     from bench.case import find_spec
-    from bench.reports.summary import print_history
-    from bench.runs.history import History, NoStoreYet
+    from bench.report.run.summary import print_history
+    from bench.store.history import History, NoStoreYet
 
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
@@ -186,7 +186,7 @@ def _with_settings(
     history: History, settings: Sequence[str], count: int, strategy: str | None, suite: str | None
 ) -> tuple[Summary, ...]:
     """Return the newest runs that have each of these words, or their names: drill finds drill=kill@1:7."""
-    from bench.runs.summary import settings_words
+    from bench.store.summary import settings_words
 
     if not settings:
         return history.runs(limit=count, strategy=strategy, suite=suite)
@@ -203,9 +203,9 @@ def _with_settings(
 
 def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
     """Print one run in full, with the step that the cost model predicts from what the history has of its hardware."""
-    from bench.reports.summary import print_run
-    from bench.runs.hardware_baselines import predicted_steps
-    from bench.runs.history import History
+    from bench.report.run.summary import print_run
+    from bench.store.hardware_baselines import predicted_steps
+    from bench.store.history import History
     from workloads.cost_models.absent import Absent
 
     if format_name != "table":  # The other forms hold what was measured.
@@ -227,8 +227,8 @@ def _recover(
     Where the history cannot be written, return what would be taken in, and the reason. Where there is nothing to take
     in, no store is made.
     """
-    from bench.runner.recover import new_runs, recover_runs
-    from bench.runs.history import History, NoStoreYet
+    from bench.session.recover import new_runs, recover_runs
+    from bench.store.history import History, NoStoreYet
 
     known: dict[str, str] = {}
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
@@ -246,7 +246,7 @@ def _recover(
 
 def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_all_users: bool) -> None:
     """Take every run of the folder that the history lacks into it, whatever store it was meant for."""
-    from bench.reports.summary import print_history
+    from bench.report.run.summary import print_history
 
     if not runs_folder.is_dir():
         raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
@@ -263,10 +263,10 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_a
 
 def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Print a file of nccl-tests beside the named run, or the one most like it."""
-    from bench.reports.nccl_tests.beside import print_beside
-    from bench.reports.nccl_tests.reader import read
-    from bench.reports.nccl_tests.writer import most_like, require_collectives
-    from bench.runs.history import History
+    from bench.report.nccl_tests.beside import print_beside
+    from bench.report.nccl_tests.reader import read
+    from bench.report.nccl_tests.writer import most_like, require_collectives
+    from bench.store.history import History
 
     imported = read(path)
     own: Summary | None = None
@@ -287,7 +287,7 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
 
 def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:
     """Write a run's collectives in nccl-tests' form, one file each."""
-    from bench.reports.nccl_tests.writer import encode
+    from bench.report.nccl_tests.writer import encode
     from collectors.files import make_folder, write_named
 
     if run is None:
@@ -305,8 +305,8 @@ def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | N
 
 def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Draw a step of the run's pipeline, and write the trace of all timed steps."""
-    from bench.reports.pipeline import show_timeline
-    from bench.runs.run_dir import is_gone
+    from bench.report.run.pipeline import show_timeline
+    from bench.store.run_dir import is_gone
 
     if run is None:
         raise Misuse("--timeline needs a run; `observatory show RUN --timeline` (`observatory show` lists them)")
@@ -322,8 +322,8 @@ def _draw(run: str | None, runs_folder: Path, store_url: str | None, format_name
 
 def _find(run: str, runs_folder: Path, store_url: str | None) -> Summary:
     """Return the run, by its folder or the beginning of its name."""
-    from bench.runs.history import find_run
-    from bench.runs.run_dir import found_again, load
+    from bench.store.history import find_run
+    from bench.store.run_dir import found_again, load
 
     if Path(run).is_dir():
         return load(Path(run))
@@ -335,8 +335,8 @@ def _find(run: str, runs_folder: Path, store_url: str | None) -> Summary:
 
 def _machine_of(run: str, summary: Summary, store_url: str | None) -> Machine | None:
     """Return the machine that the run was measured on, from its folder if that was named, else from the history."""
-    from bench.runs.history import History
-    from bench.runs.run_dir import machine_of
+    from bench.store.history import History
+    from bench.store.run_dir import machine_of
 
     if Path(run).is_dir():
         return machine_of(Path(run))

@@ -18,7 +18,7 @@ import psutil
 
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import CACHES
-from bench.runs.files import APPLICATION
+from bench.store.files import APPLICATION
 from collectors.files import exposed_by
 
 LOOPBACK = "127.0.0.1"

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.analysis.timelines import save_timeline
 from bench.case import Case
 from bench.rank.distributed import TrialLog, as_full_disk, wait_for_all
 from bench.rank.messages import RankOrder
+from bench.results.timelines import save_timeline
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ATTENTION_PAIRS, PAYLOAD_BYTES
 from collectors.rank import flight_recorder

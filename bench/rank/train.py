@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench.analysis.mfu import Peak, flops_per_second_per_device, peak_of
 from bench.case import Case
 from bench.rank.distributed import Membership, TrialLog, joined, wait_for_all
 from bench.rank.fault_commit import commit_at
 from bench.rank.instrumentation import Instrumentation, PhaseMarks
 from bench.rank.messages import RankOrder
+from bench.results.mfu import Peak, flops_per_second_per_device, peak_of
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import (
     DATA_WAIT_SECONDS,
@@ -246,7 +246,7 @@ class StepSpeed:
     ) -> None:
         """tokens: tokens that the rank counts per step.
 
-        ceiling_flops_per_second: see `bench.runs.hardware_baselines.Ceiling`.
+        ceiling_flops_per_second: see `bench.store.hardware_baselines.Ceiling`.
         """
         self._case = case
         self._tokens = tokens

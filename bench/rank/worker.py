@@ -1,6 +1,6 @@
 """The process of one rank in one trial: its start, the thread that obeys the supervisor, and its end.
 
-Every engine starts ranks here. By hand, torchrun or a debugger starts them in bench/runner/torchrun.py.
+Every engine starts ranks here. By hand, torchrun or a debugger starts them in bench/session/torchrun.py.
 """
 
 from __future__ import annotations

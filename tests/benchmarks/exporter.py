@@ -26,10 +26,10 @@ from typing import Any, cast
 import psutil
 from prometheus_client.exposition import choose_encoder
 
-from bench.exporter.gpu_placement import Placement
-from bench.exporter.live_runs import PAUSE_S, LiveRuns, RunLogs
-from bench.exporter.server import named
-from bench.runs.run_dir import begin
+from bench.serve.gpu_placement import Placement
+from bench.serve.live_runs import PAUSE_S, LiveRuns, RunLogs
+from bench.serve.server import named
+from bench.store.run_dir import begin
 from collectors.host.collector import HostCollector
 from collectors.metrics.registry import SHOWN
 from collectors.node.registry import NodeCollector

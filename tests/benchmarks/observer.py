@@ -30,13 +30,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
-from bench.analysis.estimate import estimate, ratio
-from bench.analysis.mfu import peak_of
 from bench.case import Case
 from bench.machine.machine import read as read_machine
 from bench.rank.instrumentation import PhaseMarks
 from bench.rank.train import StepSpeed
-from bench.runs.run_dir import begin
+from bench.results.estimate import estimate, ratio
+from bench.results.mfu import peak_of
+from bench.store.run_dir import begin
 from collectors.metrics.rank import LOSS, OBSERVER_SECONDS, PHASE_SECONDS, STEP_SECONDS
 from collectors.metrics.results import RUN_STEP_SECONDS
 from collectors.node.poller import Poller

@@ -20,11 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from bench.analysis.estimate import estimate, ratio
-from bench.analysis.trials import read_trials
 from bench.case import Case
 from bench.engines.local import LocalEngine
 from bench.rank.messages import TrialOrder
+from bench.results.estimate import estimate, ratio
+from bench.results.trials import read_trials
 from collectors.metrics.results import RUN_STEP_SECONDS
 from workloads.cost_models.shape import PRESETS
 from workloads.registry import spec_of

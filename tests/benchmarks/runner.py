@@ -1,8 +1,8 @@
 """30 short cases of 1 to 8 ranks through our engine, beside `torchrun` case by case, in turn, with their 95 % interval.
 
 Both sides measure the same trial of each case by the same code and write the same logs: ours as fresh ranks of one
-agent, whose start and end count in its total; torchrun's as `bench.runner.torchrun`. There is no traced window, so that
-no profiler starts in torchrun's ranks; our forkserver has started its own before.
+agent, whose start and end count in its total; torchrun's as `bench.session.torchrun`. There is no traced window, so no
+profiler starts in torchrun's ranks; our forkserver has started its own before.
 
     python -m tests.benchmarks.runner [--rounds N] [--cases N]
 """
@@ -23,13 +23,13 @@ from statistics import median
 
 import msgspec
 
-from bench.analysis.estimate import estimate, ratio
 from bench.case import Case
 from bench.engines.local import LocalEngine
 from bench.machine import machine
 from bench.rank.messages import TrialOrder
-from bench.runner.case_args import CaseArgs, case_of_args, read_node
-from bench.runs.run_dir import begin
+from bench.results.estimate import estimate, ratio
+from bench.session.case_args import CaseArgs, case_of_args, read_node
+from bench.store.run_dir import begin
 from collectors.metrics.results import RUN_STEP_SECONDS
 from collectors.sample_log import Opened, read
 
@@ -187,7 +187,7 @@ def _run_torchrun(case: Case, folder: Path, side: Side) -> None:
         [
             *(sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", str(case.ranks)),
-            *("-m", "bench.runner.torchrun", str(file), "--folder", str(folder)),
+            *("-m", "bench.session.torchrun", str(file), "--folder", str(folder)),
         ],
         check=False,
         capture_output=True,

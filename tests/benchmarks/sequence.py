@@ -20,12 +20,12 @@ from pathlib import Path
 
 from bench.case import Case
 from bench.engines.local import LocalEngine
-from bench.reports.format import figure
-from bench.runner.case_args import CaseArgs, case_of_args, read_node
-from bench.runner.measure import TrialSettings, alike, measure
-from bench.runner.persist import persist
-from bench.runs.history import History
-from bench.runs.summary import Summary
+from bench.report.format import figure
+from bench.session.case_args import CaseArgs, case_of_args, read_node
+from bench.session.measure import TrialSettings, alike, measure
+from bench.session.persist import persist
+from bench.store.history import History
+from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from workloads.context_parallel import cost_model as context_parallel

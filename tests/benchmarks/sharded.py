@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.analysis.probes import link_by
 from bench.case import Case, one_rank_baseline
 from bench.engines.local import LocalEngine
-from bench.reports.format import figure
-from bench.runner.case_args import CaseArgs, case_of_args, read_node
-from bench.runner.measure import TrialSettings, alike, measure
-from bench.runner.persist import persist
-from bench.runs.history import History
-from bench.runs.summary import Summary
+from bench.report.format import figure
+from bench.results.probes import link_by
+from bench.session.case_args import CaseArgs, case_of_args, read_node
+from bench.session.measure import TrialSettings, alike, measure
+from bench.session.persist import persist
+from bench.store.history import History
+from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from workloads.cost_models.communication import Link

@@ -23,7 +23,7 @@ from statistics import median
 
 import msgspec
 
-from bench.analysis.estimate import estimate, ratio
+from bench.results.estimate import estimate, ratio
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_STEP_SECONDS
 from collectors.traces.reading.decoders import IS_BUILT

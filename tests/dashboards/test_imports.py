@@ -29,7 +29,7 @@ def test_dashboards_know_of_ours_the_catalogue_and_the_doors_to_files_only(impor
 def test_of_the_runner_only_two_commands_and_the_stack_know_dashboards(imports: grimp.ImportGraph) -> None:
     dashboards = {"dashboards", *imports.find_descendants("dashboards")}
     knowing = {name for one in dashboards for name in imports.find_modules_that_directly_import(one)} - dashboards
-    commands = {name for name in knowing if not name.startswith("bench.exporter.stack.")}
+    commands = {name for name in knowing if not name.startswith("bench.serve.stack.")}
     assert commands == {"bench.cli.dashboards", "bench.cli.watching.runbook"}
 
 

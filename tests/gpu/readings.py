@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.runs.summary import Summary
+from bench.store.summary import Summary
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.results import RUN_LOSS, RUN_PAYLOAD_BYTES
 from collectors.sample_log import Mark, NodeState, Reading, read

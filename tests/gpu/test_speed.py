@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.mfu import Peak, peak_of
+from bench.results.mfu import Peak, peak_of
 from collectors.metrics import probes, results
 from tests.gpu.readings import RunReader, rows, run, script
 from tests.gpu.session import Session

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from bench.cli import main
-from bench.runs.history import History
+from bench.store.history import History
 from tests.bench.made.fake_nights import FakeNights
 from tests.bench.made.small_traces import write_kineto
 from tests.support.servers import free_port, program

@@ -58,30 +58,27 @@ def _named_in_strings(module: str, modules: set[str]) -> set[str]:
     return {str(text).partition(":")[0] for text in texts} & modules - {module}
 
 
-def test_no_file_imports_itself_by_way_of_others(imports: grimp.ImportGraph) -> None:
-    """Imports inside functions count, and modules that are named in strings."""
+@pytest.fixture(scope="module")
+def known(imports: grimp.ImportGraph) -> dict[str, set[str]]:
+    """The files that each file imports at its top, inside functions, or by the name of a module in a string."""
     files = {name for name in imports.modules if not imports.find_children(name)}
-    assert "workloads.fsdp.strategy" in _named_in_strings("workloads.registry", files)
-    known = {name: imports.find_modules_directly_imported_by(name) | _named_in_strings(name, files) for name in files}
+    return {name: imports.find_modules_directly_imported_by(name) | _named_in_strings(name, files) for name in files}
+
+
+def test_no_file_imports_itself_by_way_of_others(known: dict[str, set[str]]) -> None:
+    assert "workloads.fsdp.strategy" in known["workloads.registry"]  # By a string.
     TopologicalSorter(known).prepare()  # Raises CycleError, which names the circle.
 
 
-@pytest.mark.parametrize("parent", ["", *OURS, "collectors.traces"])
-def test_no_folder_imports_itself_by_way_of_others(parent: str, imports: grimp.ImportGraph) -> None:
-    """A file beside the folders, such as a registry, is none of them."""
-    prefix = f"{parent}." if parent else ""
-    packages = {name for name in imports.modules if imports.find_children(name)}
-
-    def folder_of(name: str) -> str | None:
-        folder = prefix + name.removeprefix(prefix).partition(".")[0]
-        return folder if name.startswith(prefix) and folder in packages else None
-
-    known: dict[str, set[str]] = {}
-    for name in imports.modules:
-        if (importer := folder_of(name)) is not None:
-            others = {folder_of(other) for other in imports.find_modules_directly_imported_by(name)}
-            known.setdefault(importer, set()).update(other for other in others if other not in (None, importer))
-    TopologicalSorter(known).prepare()
+def test_no_folder_imports_itself_by_way_of_others(known: dict[str, set[str]]) -> None:
+    """A folder and those inside it may import each other, as a registry imports what it lists."""
+    folders: dict[str, set[str]] = {}
+    for name, others in known.items():
+        folder = name.rpartition(".")[0]
+        for other in {other.rpartition(".")[0] for other in others} - {""}:
+            if not f"{folder}.".startswith(f"{other}.") and not f"{other}.".startswith(f"{folder}."):
+                folders.setdefault(folder, set()).add(other)
+    TopologicalSorter(folders).prepare()
 
 
 FOLDERS = sorted({folder for house in (*OURS, "tests") for folder in _folders(ROOT / house)})

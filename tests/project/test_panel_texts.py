@@ -9,7 +9,7 @@ import click
 import pytest
 
 from bench.cli.main import observatory
-from bench.suites.form.tables import SuiteTable
+from bench.suite.form.tables import SuiteTable
 from tests.dashboards.boards import Panel, all_boards
 
 

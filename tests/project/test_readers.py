@@ -10,8 +10,8 @@ READERS = ("read_text", "read_bytes")
 MAY_READ_OTHERWISE = {
     "the opening itself": {"collectors/files.py"},
     "files of the system, in /proc and /sys": {
-        "bench/doctor/node_state.py",
-        "bench/exporter/stack/processes.py",
+        "bench/machine/doctor/node_state.py",
+        "bench/serve/stack/processes.py",
         "bench/machine/container.py",
         "bench/machine/device_checks.py",
         "bench/machine/machine.py",
@@ -26,7 +26,7 @@ MAY_READ_OTHERWISE = {
         "collectors/sockets.py",
     },
     "files that come with this program": {
-        "bench/exporter/stack/files.py",
+        "bench/serve/stack/files.py",
         "bench/cli/watching/runbook.py",
         "dashboards/publishing/publish.py",
         "dashboards/rules.py",
@@ -40,7 +40,7 @@ MAY_READ_OTHERWISE = {
     },
     "traces, which may come through a pipe": {
         "bench/cli/analyse.py",
-        "bench/traces/inputs.py",
+        "bench/analysis/traces/inputs.py",
         "collectors/traces/reading/json_chunks.py",
     },
 }

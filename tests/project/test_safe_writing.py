@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PLACE = "collectors/files.py"
 REASONS = {
-    ("bench/analysis/timelines.py", "hardlink_to"): "another name for a file in the same run's folder, which is ours",
+    ("bench/results/timelines.py", "hardlink_to"): "another name for a file in the same run's folder, which is ours",
     ("bench/engines/local.py", "open"): "in a temporary folder, which is made for this user alone",
     ("bench/engines/wire/frames.py", "os.open"): "a new key: with O_EXCL, in a folder that a person named",
-    ("bench/runs/database.py", "open"): "opened and closed: whether a store may be written, for a dry run",
-    ("bench/runs/prune.py", "rename"): "what was renamed is compared with the folder that was opened",
+    ("bench/store/database.py", "open"): "opened and closed: whether a store may be written, for a dry run",
+    ("bench/store/prune.py", "rename"): "what was renamed is compared with the folder that was opened",
 }
 METHODS = {"write_bytes", "write_text", "touch", "rename", "hardlink_to", "symlink_to"}
 FUNCTIONS = {"os.replace", "os.rename", "os.link", "os.symlink", "fcntl.flock", "fcntl.lockf", "shutil.copyfile"}

@@ -171,7 +171,7 @@ def test_a_run_does_not_send_its_user_to_a_strangers_figures(victim: User, attac
     program = """
 import sys
 from pathlib import Path
-from bench.exporter.server import serving
+from bench.serve.server import serving
 with serving(Path("runs"), None, port=int(sys.argv[1]), on_notice=print):
     pass
 """
@@ -197,7 +197,7 @@ def test_a_stranger_that_was_faster_is_not_taken_for_a_server_of_the_stack(victi
 import sys
 from pathlib import Path
 from bench.errors import InfrastructureFailed
-from bench.exporter.stack.processes import Server, end, start, wait_until_ready
+from bench.serve.stack.processes import Server, end, start, wait_until_ready
 server = Server(name="agent", port=int(sys.argv[1]), ready="/healthz", command=("sleep", "60"))
 Path("logs").mkdir()
 process = start(server, Path.cwd())
@@ -217,7 +217,7 @@ _SHOW = """
 import sys
 from pathlib import Path
 from bench.errors import InfrastructureFailed
-from bench.exporter.service_discovery import Target
+from bench.serve.service_discovery import Target
 for address in sys.argv[2:]:
     try:
         Target(Path(sys.argv[1]), address, {"by": str(Path.home())}).show()

@@ -24,7 +24,7 @@ except TimeoutError as error:
 BEGINS = """
 import sys
 from pathlib import Path
-from bench.runs import run_dir
+from bench.store import run_dir
 from tests.bench.made.examples import make_machine, small_case
 try:
     run_dir.begin(small_case("ddp", ranks=2), make_machine(), Path(sys.argv[1]), name="named")

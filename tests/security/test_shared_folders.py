@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.timelines import save_timeline
-from bench.runs.active_runs import FollowedFolders, run_folders
-from bench.runs.prune import Limits, plan
-from bench.suites.suite_folder import suite_run_folders
+from bench.results.timelines import save_timeline
+from bench.store.active_runs import FollowedFolders, run_folders
+from bench.store.prune import Limits, plan
+from bench.suite.folder import suite_run_folders
 from tests.bench.made.fake_runs import ddp_summary
 from tests.security.conftest import hand_over
 from tests.security.users import User
@@ -100,7 +100,7 @@ from pathlib import Path
 from collectors.files import open_to_append, replace_file
 from collectors.sample_log import Follower, SampleLog
 from bench.rank.evidence import EvidenceFile
-from bench.suites.ledger import LedgerWriter
+from bench.suite.ledger import LedgerWriter
 
 folder = Path(sys.argv[1])
 for write in (

@@ -21,10 +21,10 @@ import pytest
 
 from bench.engines.environment import environment
 from bench.rank.messages import FailureCause
-from bench.runs.history import History
-from bench.runs.run_dir import load
-from bench.runs.summary import Summary
-from bench.suites.ledger import LEDGER, CaseBegun, Record, SuiteState, TrialEnded, fold, read_ledger
+from bench.store.history import History
+from bench.store.run_dir import load
+from bench.store.summary import Summary
+from bench.suite.ledger import LEDGER, CaseBegun, Record, SuiteState, TrialEnded, fold, read_ledger
 from tests.bench.made.fake_suites import TINY_SHAPE
 from tests.support.netbox import netbox, processes_in
 from tests.support.servers import run_postgres

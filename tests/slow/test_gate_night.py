@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.runs.history import History
+from bench.store.history import History
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.real_nights import RealNights
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE
-from bench.runs.history import History
-from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
-from bench.suites.suite_folder import suite_run_folders
+from bench.store.history import History
+from bench.suite.folder import suite_run_folders
+from bench.suite.ledger import LEDGER, SuiteState, fold, read_ledger
 from tests.slow.clusters.nights import Night, defaults, wait
 from tests.slow.clusters.slurm import Slurm, run_slurm
 from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, SlurmNight, agents_of

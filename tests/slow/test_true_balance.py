@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from bench.analysis.pipeline import TimedStep, bubble_ratio, join_steps, stage_seconds
+from bench.results.pipeline import TimedStep, bubble_ratio, join_steps, stage_seconds
 from tests.slow.ranks.sleeping_head import RANKS, Balanced, perform_balanced, pipeline_of, slept_s
 from tests.support.ranks import OnRanks
 from workloads.cost_models.absent import Absent

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from bench.analysis.pipeline import (
+from bench.results.pipeline import (
     CORE,
     MESSAGE,
     UNEVEN,

@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.analysis.timelines import save_timeline
 from bench.case import Case, Purpose
-from bench.exporter.server import open_server
 from bench.machine.gpus import Gpu
 from bench.machine.machine import Machine
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
-from bench.runner.measure import TrialSettings, alike, measure
-from bench.runner.persist import persist
-from bench.runs import run_dir
-from bench.runs.history import History
-from bench.runs.suite_record import SuiteRecord
+from bench.results.timelines import save_timeline
+from bench.serve.server import open_server
+from bench.session.measure import TrialSettings, alike, measure
+from bench.session.persist import persist
+from bench.store import run_dir
+from bench.store.history import History
+from bench.store.suite_record import SuiteRecord
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
 from collectors.metrics.results import RUN_BUBBLE_RATIO, RUN_STAGE_ACTIVATION_BYTES

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.exporter.server import answering
+from bench.serve.server import answering
 from collectors.metrics import host
 from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY

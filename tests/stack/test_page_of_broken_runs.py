@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.exporter.server import open_server
-from bench.runs.run_dir import Run, begin
+from bench.serve.server import open_server
+from bench.store.run_dir import Run, begin
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.sample_log import SCHEMA_VERSION, Opened, Reading, SampleLog
 from tests.bench.made.examples import make_machine, small_case

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from bench.runs.history import History
-from bench.runs.summary import Summary, series_of
+from bench.store.history import History
+from bench.store.summary import Summary, series_of
 from collectors.metrics import host, probes, results
 from collectors.metrics.agent import RANK_INFO, RESULT_INFO, RUN_INFO, RUN_LAST_COMPLETION
 from collectors.metrics.metric import STATISTICS, Metric

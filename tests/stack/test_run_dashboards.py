@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bench.exporter import demo
-from bench.exporter.server import answering
+from bench.serve import demo
+from bench.serve.server import answering
 from collectors.metrics import agent, rank
 from collectors.metrics.gpu import RANK_GPU
 from collectors.node.registry import PollingConfig

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from bench.exporter.server import open_server
-from bench.runs.run_dir import begin
+from bench.serve.server import open_server
+from bench.store.run_dir import begin
 from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.rank import LOSS, STEP_SECONDS
 from collectors.metrics.run_counts import STEP_DURATION, STEPS

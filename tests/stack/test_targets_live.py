@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter.service_discovery import Target, listed, make_targets_folder
+from bench.serve.service_discovery import Target, listed, make_targets_folder
 from collectors.prometheus.exposition import Exporter
 from collectors.prometheus.http_server import Server, ServerConfig, pages
 from tests.support.certificates import make_authority, make_certificate

@@ -10,7 +10,7 @@ from typing import Any
 import bcrypt
 import pytest
 
-from bench.exporter.web_config import WebGuard
+from bench.serve.web_config import WebGuard
 from collectors.metrics.host import METRICS
 from collectors.metrics.metric import Sample
 from collectors.prometheus.exposition import Exporter, Owned

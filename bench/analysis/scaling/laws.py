@@ -27,8 +27,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.analysis.estimate import CONFIDENCE
-from bench.analysis.scaling.efficiency import Scaling
+from bench.results.efficiency import Scaling
+from bench.results.estimate import CONFIDENCE
 
 Law = Literal["amdahl", "gustafson", "usl"]
 LAWS: dict[Scaling, tuple[Law, ...]] = {"strong": ("amdahl", "usl"), "weak": ("gustafson", "usl")}

@@ -99,8 +99,8 @@ def command(**parameters: Any) -> int:
     from bench.cli.run.execute import execute, present
     from bench.cli.run.planning import RunOptions, plan
     from bench.errors import FINE
-    from bench.runner.case_args import CaseArgs
-    from bench.runner.session import exit_code
+    from bench.session.case_args import CaseArgs
+    from bench.session.session import exit_code
 
     context = click.get_current_context()
     given = {

@@ -12,9 +12,9 @@ from bench.cli.run.planning import Plan, RunOptions
 from bench.errors import plural
 from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
-from bench.reports.format import readable
-from bench.reports.suites.plan import cluster_lines
-from bench.reports.table import Block, Table, write
+from bench.report.format import readable
+from bench.report.table import Block, Table, write
+from bench.suite.plan_report import cluster_lines
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.peak_memory import Prediction
 

@@ -8,22 +8,22 @@ from functools import partial
 
 import click
 
+from bench.analysis.convergence.check import ConvergenceVerdict, conclude
+from bench.analysis.convergence.report import print_verdict
 from bench.cli.run.planning import Plan, RunOptions
-from bench.convergence.check import ConvergenceVerdict, conclude
 from bench.engines.cluster import NodeRequest
 from bench.engines.registry import nodes_to_ask
 from bench.errors import FINE, say
-from bench.exporter.server import serving
-from bench.reports.convergence import print_verdict
-from bench.reports.pipeline import show_timeline
-from bench.reports.suites.progress import Progress
-from bench.reports.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
-from bench.reports.table import to_reader
-from bench.runner.measure import alike
-from bench.runner.persist import PersistedRuns, check_hardware
-from bench.runner.session import exit_code, open_session
-from bench.runs.hardware_baselines import PredictedStep, predicted_steps
-from bench.runs.scaling_baseline import curve_of
+from bench.report.run.pipeline import show_timeline
+from bench.report.run.summary import cause_lines, print_curve, print_curve_json, print_summaries, show_memory
+from bench.report.table import to_reader
+from bench.serve.server import serving
+from bench.session.measure import alike
+from bench.session.persist import PersistedRuns, check_hardware
+from bench.session.session import exit_code, open_session
+from bench.store.hardware_baselines import PredictedStep, predicted_steps
+from bench.store.scaling_baseline import curve_of
+from bench.suite.progress import Progress
 from workloads.cost_models.absent import Absent
 
 

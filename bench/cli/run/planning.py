@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.analysis.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_options
+from bench.analysis.traces.pipeline_trace import require_stages
 from bench.case import (
     Case,
     InstrumentationOptions,
@@ -15,20 +17,18 @@ from bench.case import (
     check_purpose,
     find_spec,
 )
-from bench.convergence.check import NOT_IN_CHECKS, check_cases, refuse_measuring_options
 from bench.engines.cluster import Capacity
 from bench.engines.registry import nodes_to_ask
 from bench.errors import Misuse, plural, say
 from bench.machine.device_checks import why_no_gpu
 from bench.machine.gpus import read_memory
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.runner.case_args import CaseArgs, NodeResources, case_of_args, check_limit, check_room, read_node
-from bench.runner.measure import TrialSettings
-from bench.runner.persist import check_baseline
-from bench.runs.history import check_store, find_run
-from bench.runs.run_dir import check_place
-from bench.runs.summary import Summary
-from bench.traces.pipeline_trace import require_stages
+from bench.session.case_args import CaseArgs, NodeResources, case_of_args, check_limit, check_room, read_node
+from bench.session.measure import TrialSettings
+from bench.session.persist import check_baseline
+from bench.store.history import check_store, find_run
+from bench.store.run_dir import check_place
+from bench.store.summary import Summary
 from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import Mistake
 from workloads.spec import StrategySpec

@@ -13,8 +13,8 @@ from bench.cli.options import FORMAT, STORE, Duration, NamedText, engine_options
 from bench.errors import InfrastructureFailed, say
 
 if TYPE_CHECKING:
-    from bench.runner.case_args import NodeResources
-    from bench.suites.plan import SuitePlan
+    from bench.session.case_args import NodeResources
+    from bench.suite.plan import SuitePlan
 
 SUITE = click.argument("suite_name", metavar="NAME|FILE", type=NamedText(), shell_complete=complete_suite)
 SETTINGS = click.option(
@@ -63,9 +63,9 @@ def plan(
     Example:
       observatory suite plan smoke --set defaults.trials=5
     """
-    from bench.reports.suites.plan import print_plan
-    from bench.runner.case_args import read_node
-    from bench.suites.plan import left_out
+    from bench.session.case_args import read_node
+    from bench.suite.plan import left_out
+    from bench.suite.plan_report import print_plan
 
     node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
     planned = read_plan(suite_name, settings, store_url, node)
@@ -79,10 +79,10 @@ def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, n
     Raises:
         Misuse: the suite is unknown or wrong.
     """
-    from bench.runs.history import History, NoStoreYet
-    from bench.suites.form.document import find_suite
-    from bench.suites.plan import plan_suite
-    from bench.suites.suite_file import read_suite
+    from bench.store.history import History, NoStoreYet
+    from bench.suite.file import read_suite
+    from bench.suite.form.document import find_suite
+    from bench.suite.plan import plan_suite
 
     suite = read_suite(find_suite(suite_name), settings)
     try:
@@ -105,7 +105,7 @@ def schema() -> None:
     Example:
       observatory suite schema
     """
-    from bench.reports.table import print_json
-    from bench.suites.form.tables import json_schema
+    from bench.report.table import print_json
+    from bench.suite.form.tables import json_schema
 
     print_json(json_schema())

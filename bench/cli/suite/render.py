@@ -73,12 +73,12 @@ def render(
     from bench.engines.cluster import Capacity
     from bench.engines.kubernetes.manifests import SuiteJob, as_yaml, check_nodes, manifests
     from bench.engines.kubernetes.settings import read_kubernetes_settings
-    from bench.reports.table import to_reader
-    from bench.runner.case_args import node_of
-    from bench.runs.files import read_small
-    from bench.suites.form.document import find_suite, shipped_suites
-    from bench.suites.plan import chosen, plan_suite
-    from bench.suites.suite_file import read_suite
+    from bench.report.table import to_reader
+    from bench.session.case_args import node_of
+    from bench.store.files import read_small
+    from bench.suite.file import read_suite
+    from bench.suite.form.document import find_suite, shipped_suites
+    from bench.suite.plan import chosen, plan_suite
     from collectors.files import write_named
 
     path = find_suite(suite_name)

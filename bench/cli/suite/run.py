@@ -20,11 +20,11 @@ from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, read_plan
 from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
-    from bench.runner.patient_store import PatientStore
-    from bench.suites.choice import Choice
-    from bench.suites.ledger import LedgerWriter
-    from bench.suites.suite_results import SuiteResult
-    from bench.suites.suite_run import SuiteEnd
+    from bench.session.patient_store import PatientStore
+    from bench.suite.choice import Choice
+    from bench.suite.ledger import LedgerWriter
+    from bench.suite.results import SuiteResult
+    from bench.suite.run import SuiteEnd
 
 NEWEST = "the newest"
 """In place of an id: --resume without one."""
@@ -100,26 +100,26 @@ def run(
     Example:
       observatory suite run smoke --budget 30m
     """
-    from bench.doctor.fleet import last_good, save
-    from bench.doctor.preflight import check_nodes
     from bench.engines.cluster import NodeRequest
     from bench.engines.registry import nodes_to_ask
     from bench.errors import FINE
-    from bench.exporter.server import serving
-    from bench.reports.suites.plan import print_plan
-    from bench.reports.suites.progress import SuiteProgress
-    from bench.reports.suites.results import print_suite
-    from bench.reports.table import print_page
-    from bench.runner.case_args import read_node
-    from bench.runner.session import open_session
-    from bench.runs.history import check_store
-    from bench.runs.run_dir import check_place
-    from bench.suites.choice import as_chosen, choose
-    from bench.suites.gate.nightly import suspected_cases
-    from bench.suites.ledger import LEDGER, SuiteState, fold, read_ledger
-    from bench.suites.suite_folder import begin, find_to_resume, resume, suite_run_folders
-    from bench.suites.suite_results import read_result
-    from bench.suites.suite_run import SuiteRunner
+    from bench.gate.nightly import suspected_cases
+    from bench.machine.doctor.fleet import last_good, save
+    from bench.machine.doctor.preflight import check_nodes
+    from bench.report.table import print_page
+    from bench.serve.server import serving
+    from bench.session.case_args import read_node
+    from bench.session.session import open_session
+    from bench.store.history import check_store
+    from bench.store.run_dir import check_place
+    from bench.suite.choice import as_chosen, choose
+    from bench.suite.folder import begin, find_to_resume, resume, suite_run_folders
+    from bench.suite.ledger import LEDGER, SuiteState, fold, read_ledger
+    from bench.suite.plan_report import print_plan
+    from bench.suite.progress import SuiteProgress
+    from bench.suite.report import print_suite
+    from bench.suite.results import read_result
+    from bench.suite.run import SuiteRunner
 
     if quiet and verbose:
         raise Misuse("--quiet and --verbose exclude each other; use one of them")
@@ -237,8 +237,8 @@ def _judged(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
 
     Without a store nothing is judged.
     """
-    from bench.reports.gate.check import exit_words
-    from bench.suites.gate.check import MOST_RUNS, check_suite
+    from bench.gate.check import MOST_RUNS, check_suite
+    from bench.gate.report import exit_words
 
     history = store.history
     if history is None:

@@ -12,7 +12,7 @@ from bench.cli.suite.show import find_suite_run, suite_runs, whole
 from bench.errors import Misuse
 
 if TYPE_CHECKING:
-    from bench.suites.suite_results import SuiteResult
+    from bench.suite.results import SuiteResult
 
 
 @click.command(name="scaling")
@@ -30,8 +30,8 @@ def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_n
     Example:
       observatory suite scaling scaling
     """
-    from bench.reports.suites.scaling import print_scaling
-    from bench.runs.scaling_curves import curves_of, not_measured
+    from bench.analysis.scaling.curves import curves_of, not_measured
+    from bench.analysis.scaling.report import print_scaling
 
     result = whole(_chosen(name, suite_runs(runs_folder, store_url)), store_url)
     curves = curves_of(result.cases)

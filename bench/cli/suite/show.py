@@ -13,7 +13,7 @@ from bench.cli.options import FORMAT, OF_ALL_USERS, RUNS, STORE, NamedText
 from bench.errors import Misuse, say
 
 if TYPE_CHECKING:
-    from bench.suites.suite_results import SuiteResult
+    from bench.suite.results import SuiteResult
 
 
 @click.command(name="show")
@@ -34,7 +34,7 @@ def show(
     Example:
       observatory suite show smoke
     """
-    from bench.reports.suites.results import print_suite, print_suite_runs
+    from bench.suite.report import print_suite, print_suite_runs
 
     results = suite_runs(runs_folder, store_url, of_all_users=of_all_users)
     wanted = results
@@ -69,9 +69,9 @@ def find_suite_run(name: str, results: list[SuiteResult]) -> SuiteResult:
 
 def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool = False) -> list[SuiteResult]:
     """Return the suite runs of the folder and of the history, newest first, without what their cases measured."""
-    from bench.runs.history import History, NoStoreYet
-    from bench.suites.suite_folder import suite_run_folders
-    from bench.suites.suite_results import read_result, result_of_record
+    from bench.store.history import History, NoStoreYet
+    from bench.suite.folder import suite_run_folders
+    from bench.suite.results import read_result, result_of_record
 
     found: dict[str, SuiteResult] = {}
     for folder in suite_run_folders(runs_folder, of_all_users=of_all_users):
@@ -88,8 +88,8 @@ def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool =
 
 def whole(result: SuiteResult, store_url: str | None) -> SuiteResult:
     """Return the suite run with what its cases measured: by their folders, else as far as the history tells."""
-    from bench.runs.history import History, NoStoreYet
-    from bench.suites.suite_results import read_result, result_of_record, with_summaries
+    from bench.store.history import History, NoStoreYet
+    from bench.suite.results import read_result, result_of_record, with_summaries
 
     if result.folder is not None:
         result = read_result(result.folder)

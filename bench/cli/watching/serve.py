@@ -19,7 +19,7 @@ from bench.errors import Misuse, say
 from collectors.dcgm import JobMapping, NoMapping
 
 if TYPE_CHECKING:
-    from bench.exporter.server import Results
+    from bench.serve.server import Results
     from collectors.prometheus.http_server import ServerConfig
 
 _LOOPBACK = "127.0.0.1"
@@ -125,9 +125,9 @@ def command(
     Example:
       observatory serve --port 9464
     """
-    from bench.exporter.demo import open_demonstration
-    from bench.exporter.server import NodePlan, once, open_server
-    from bench.exporter.service_discovery import Target, listed, make_targets_folder, published_address
+    from bench.serve.demo import open_demonstration
+    from bench.serve.server import NodePlan, once, open_server
+    from bench.serve.service_discovery import Target, listed, make_targets_folder, published_address
     from collectors.node.registry import PollingConfig
     from collectors.prometheus.http_server import ServerConfig
 
@@ -179,7 +179,7 @@ def command(
 
 
 def _guarded(web_config: Path) -> Callable[[], ServerConfig]:
-    from bench.exporter.web_config import WebGuard
+    from bench.serve.web_config import WebGuard
     from collectors.prometheus.http_server import ServerConfig
 
     try:

@@ -10,12 +10,12 @@ import click
 
 from bench.cli.options import FORMAT, RUNS, STORE, NamedPath, NamedText, OfferingGroup
 from bench.errors import Misuse, say
-from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
+from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 
 if TYPE_CHECKING:
-    from bench.exporter.stack.coverage import Target
-    from bench.exporter.stack.lifecycle import StackPlan, StackState
-    from bench.reports.table import Table
+    from bench.report.table import Table
+    from bench.serve.stack.coverage import Target
+    from bench.serve.stack.lifecycle import StackPlan, StackState
 
 SCHEMA_VERSION = 1
 _DISCOVERY_S, _SCRAPE_TIMEOUT_S = 10, 10
@@ -80,9 +80,9 @@ def up(
     """
     from bench.engines.settings_file import read_settings
     from bench.errors import interrupt_in_order
-    from bench.exporter.service_discovery import check_targets_folder
-    from bench.exporter.stack import lifecycle
-    from bench.exporter.stack.settings import StackSettings, check
+    from bench.serve.service_discovery import check_targets_folder
+    from bench.serve.stack import lifecycle
+    from bench.serve.stack.settings import StackSettings, check
 
     settings = read_settings(config_file, StackSettings)
     check(settings, str(config_file or "stack.toml"))
@@ -114,10 +114,10 @@ def up(
 
 def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
     """Print the servers, and the targets once each was scraped."""
-    from bench.exporter.stack import lifecycle, passwords
-    from bench.exporter.stack.coverage import targets_once_scraped
-    from bench.exporter.stack.files import LOOPBACK
-    from bench.reports.table import print_page
+    from bench.report.table import print_page
+    from bench.serve.stack import lifecycle, passwords
+    from bench.serve.stack.coverage import targets_once_scraped
+    from bench.serve.stack.files import LOOPBACK
 
     print_page(_server_table(_server_rows(state)))
     if "grafana" not in state.urls:
@@ -156,7 +156,7 @@ def down(keeps_data: bool, folder: Path) -> None:
     Example:
       observatory stack down --keep-data
     """
-    from bench.exporter.stack import lifecycle
+    from bench.serve.stack import lifecycle
 
     lifecycle.down(folder.absolute(), keeps_data=keeps_data, on_notice=say)
 
@@ -180,9 +180,9 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
       observatory stack status --prometheus http://127.0.0.1:9090
     """
     from bench.errors import INFRASTRUCTURE
-    from bench.exporter.stack import lifecycle
-    from bench.exporter.stack.coverage import left_out, of_ours, targets_of
-    from bench.reports.table import write
+    from bench.report.table import write
+    from bench.serve.stack import lifecycle
+    from bench.serve.stack.coverage import left_out, of_ours, targets_of
 
     folder = folder.absolute()
     own = lifecycle.read_state(folder)
@@ -238,7 +238,7 @@ def status(prometheus_url: str | None, folder: Path, format_name: str) -> int | 
 
 def _server_rows(state: StackState) -> list[dict[str, Any]]:
     """Return name, address, process and state of each server; of containers Docker tells the state."""
-    from bench.exporter.stack.lifecycle import ended
+    from bench.serve.stack.lifecycle import ended
 
     pids = {process.name: process.pid for process in state.processes}
     gone = {process.name for process in ended(state)}
@@ -254,7 +254,7 @@ def _server_rows(state: StackState) -> list[dict[str, Any]]:
 
 
 def _server_table(rows: Sequence[dict[str, Any]]) -> list[Table]:
-    from bench.reports.table import Table
+    from bench.report.table import Table
 
     cells = [
         (row["server"], row["url"], "container" if row["process"] is None else str(row["process"]), row["state"])
@@ -267,7 +267,7 @@ _TARGET_COLUMNS = ("target", "job", "health", "series", "missing")
 
 
 def _target_table(targets: Sequence[Target]) -> list[Table]:
-    from bench.reports.table import Table
+    from bench.report.table import Table
 
     cells = [(target.address, target.job, target.health, f"{target.series:,}") for target in targets]
     return [Table(_TARGET_COLUMNS[:-1], cells, words=(0, 1, 2))] if cells else []

@@ -35,7 +35,7 @@ GONE_S = 10.0
 KEY, SETTINGS = "key", "pod.toml"
 """Files in the pod's own folder."""
 _STAMP = "%Y%m%d-%H%M%S"
-"""How the id of a suite run begins; `bench.suites.suite_folder` makes it."""
+"""How the id of a suite run begins; `bench.suite.folder` makes it."""
 
 
 def main() -> NoReturn:

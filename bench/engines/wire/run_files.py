@@ -20,7 +20,7 @@ from bench.engines.wire.frames import Refused
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import FILE_NAME, FilePiece, FileSent, FilesSent, SendFiles, TrialOrder, WatchFiles
-from bench.runs.active_runs import lock_folder, lock_holder
+from bench.store.active_runs import lock_folder, lock_holder
 from collectors.files import drafted, make_subfolder, open_to_append, open_to_read
 
 PIECE_BYTES = 1 << 18
@@ -61,7 +61,7 @@ class FileSender:
         Raises:
             InfrastructureFailed: the folder cannot be made, or belongs to another process.
         """
-        from bench.runs import run_dir  # Imported here: an agent of the runner's own machine does without it.
+        from bench.store import run_dir
 
         if order.run in self._locks:
             return

@@ -17,11 +17,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from bench.analysis.traces.analyses import ANALYSES
 from bench.cli import main
 from bench.cli.analyse import NAMES, command
 from bench.errors import InfrastructureFailed, Misuse
-from bench.runs.run_dir import begin
-from bench.traces.analyses import ANALYSES
+from bench.store.run_dir import begin
 from tests.bench.made.examples import make_case, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import measure_fake

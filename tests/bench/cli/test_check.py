@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.cli.main import run
-from bench.runs.history import History
+from bench.store.history import History
 from tests.bench.made.fake_nights import DAY_NS, STEP_S, FakeNights, fill
 
 NIGHTS = 40

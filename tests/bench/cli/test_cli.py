@@ -142,7 +142,7 @@ def test_misuse_is_one_line_and_code_2(arguments: str, line: str, answers: dict[
 
 
 def test_help_of_run_loads_nothing_that_measures_or_keeps(tmp_path: Path) -> None:
-    heavy = ("torch", "numpy", "scipy", "sqlalchemy", "rich.console", "workloads.registry", "bench.runner")
+    heavy = ("torch", "numpy", "scipy", "sqlalchemy", "rich.console", "workloads.registry", "bench.session")
     code = (
         "import sys; from bench.cli.main import run; run(['run', '--help']);"
         f" print(*(name for name in {heavy} if name in sys.modules), file=sys.stderr)"

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from bench.cli import main
 from bench.cli.completion import COMPLETION_VARIABLE, PROGRAM, SHELLS
 from bench.errors import OUR_BUG
-from bench.runs.files import STORE_VARIABLE
-from bench.runs.history import History
+from bench.store.files import STORE_VARIABLE
+from bench.store.history import History
 from tests.bench.made.examples import make_machine, make_summary
 from workloads.registry import SPECS, spec_of
 

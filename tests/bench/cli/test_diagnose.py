@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.estimate import estimate
 from bench.cli.main import run
 from bench.rank.messages import FailureCause
-from bench.runs.history import History
-from bench.runs.summary import Summary
+from bench.results.estimate import estimate
+from bench.store.history import History
+from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS, RUN_PAIR_BANDWIDTH
 from tests.bench.made.diagnosed import case_of, held_up

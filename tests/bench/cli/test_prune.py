@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli.main import run
-from bench.runs.history import History
+from bench.store.history import History
 from tests.bench.made.examples import make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import DDP, DDP_STEPS_S, measure_fake

@@ -12,8 +12,8 @@ import pytest
 
 from bench.cli.main import run
 from bench.rank.fault_injection import Fault
-from bench.runs.history import History
-from bench.runs.run_dir import case_file, load
+from bench.store.history import History
+from bench.store.run_dir import case_file, load
 from tests.bench.made.examples import make_case, make_machine, make_summary, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import DDP, DDP_STEPS_S, SINGLE, SINGLE_STEPS_S, measure_fake

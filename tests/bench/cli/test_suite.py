@@ -15,10 +15,10 @@ from rich.text import Text
 from bench.cli import main
 from bench.cli.completion import COMPLETION_VARIABLE, PROGRAM
 from bench.errors import FINE, MISUSE
-from bench.reports.suites.plan import print_plan
-from bench.suites.form.tables import json_schema
-from bench.suites.plan import left_out, plan_suite
-from bench.suites.suite_file import read_suite
+from bench.suite.file import read_suite
+from bench.suite.form.tables import json_schema
+from bench.suite.plan import left_out, plan_suite
+from bench.suite.plan_report import print_plan
 from tests.bench.made.nodes import CPU
 
 FILE = """

@@ -19,11 +19,11 @@ from bench.cli.suite.run import exit_code, places_given
 from bench.cli.suite.run import run as suite_run
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE
 from bench.rank.messages import FailureCause
-from bench.suites.ledger import LEDGER, Begun, CaseEnded, Ended, TrialEnded, read_ledger
-from bench.suites.plan import PlannedCase
-from bench.suites.suite_file import read_suite
-from bench.suites.suite_folder import begin, suite_run_folders
-from bench.suites.suite_results import read_result
+from bench.suite.file import read_suite
+from bench.suite.folder import begin, suite_run_folders
+from bench.suite.ledger import LEDGER, Begun, CaseEnded, Ended, TrialEnded, read_ledger
+from bench.suite.plan import PlannedCase
+from bench.suite.results import read_result
 from tests.bench.made.fake_runs import CAUSE
 from tests.bench.made.fake_suites import LOST_AGENT, TINY_SHAPE, FakeNight, plan_of, planned
 

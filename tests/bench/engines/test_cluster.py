@@ -11,7 +11,6 @@ import msgspec
 import psutil
 import pytest
 
-from bench.analysis.trials import read_trials
 from bench.case import Case
 from bench.engines.agent_link import StartLimit
 from bench.engines.cluster import ClusterEngine, Meeting, NodeRequest
@@ -20,6 +19,7 @@ from bench.engines.trial_parts import spread
 from bench.errors import InfrastructureFailed, Misuse
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
+from bench.results.trials import read_trials
 from tests.bench.made.examples import small_case
 
 pytestmark = pytest.mark.timeout(300)

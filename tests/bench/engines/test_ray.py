@@ -27,7 +27,7 @@ from bench.engines.ray.orders import (
 from bench.engines.registry import CAPACITIES
 from bench.engines.settings_file import read_settings
 from bench.errors import InfrastructureFailed, Misuse
-from bench.runner.case_args import read_node
+from bench.session.case_args import read_node
 
 
 def _node(name: str, **resources: float) -> RayNode:

@@ -19,7 +19,6 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.analysis.trials import read_trials
 from bench.case import Case
 from bench.engines.agent_link import AgentLink
 from bench.engines.root_cause import joint_cause
@@ -28,7 +27,8 @@ from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
-from bench.runs.active_runs import stage_of
+from bench.results.trials import read_trials
+from bench.store.active_runs import stage_of
 from tests.bench.made.examples import small_case
 
 pytestmark = pytest.mark.timeout(300)

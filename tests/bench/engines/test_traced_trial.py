@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.trials import Logs, Traced, read_trials
 from bench.case import Case
 from bench.engines.local import LocalEngine
 from bench.rank.messages import TrialOrder
+from bench.results.trials import Logs, Traced, read_trials
 from collectors.traces.breakdown import breakdowns
 from collectors.traces.timeline import load
 from tests.bench.made.examples import small_case

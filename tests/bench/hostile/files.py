@@ -10,10 +10,10 @@ import socket
 import sqlite3
 from pathlib import Path
 
-from bench.runs.history import History
-from bench.runs.suite_record import SuiteRecord
+from bench.store.history import History
+from bench.store.suite_record import SuiteRecord
 from tests.bench.made.small_traces import write_kineto, write_timelines
-from tests.bench.reports.nccl_tests.files import document
+from tests.bench.report.nccl_tests.files import document
 
 DEEP = "[" * 100_000
 _WEAK = 'baseline = "single"\nscaling = "weak"\nranks = [2, 4]'

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bench.analysis.diagnosis.observed import Observed
-from bench.analysis.estimate import Estimate, estimate, estimate_share
-from bench.analysis.pipeline import bubble_parts
+from bench.analysis.diagnose.observed import Observed
 from bench.case import Case
+from bench.results.estimate import Estimate, estimate, estimate_share
+from bench.results.pipeline import bubble_parts
 from collectors.metrics import results
 from tests.bench.made.examples import make_case
 from tests.bench.made.scaled import SPREAD, Made, made_estimates

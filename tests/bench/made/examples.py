@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bench.analysis.estimate import estimate
-from bench.analysis.scaling.efficiency import scaling_efficiency
 from bench.case import Case, Purpose, find_spec, parse_options
 from bench.machine.machine import Machine
-from bench.runs.summary import Summary
+from bench.results.efficiency import scaling_efficiency
+from bench.results.estimate import estimate
+from bench.store.summary import Summary
 from collectors.metrics.results import RUN_PHASE_SECONDS, RUN_STEP_SECONDS
 from workloads.cost_models.shape import Shape
 from workloads.spec import OptionValue

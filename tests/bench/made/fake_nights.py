@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from bench.analysis.estimate import Estimate, estimate, per_second
-from bench.analysis.scaling.efficiency import ScalingEfficiency, scaling_efficiency
 from bench.case import Case, Purpose, SuiteMember
 from bench.machine.machine import Machine
-from bench.runs.history import History
-from bench.runs.suite_record import SuiteOutcome, SuiteRecord
-from bench.runs.summary import Summary
+from bench.results.efficiency import ScalingEfficiency, scaling_efficiency
+from bench.results.estimate import Estimate, estimate, per_second
+from bench.store.history import History
+from bench.store.suite_record import SuiteOutcome, SuiteRecord
+from bench.store.summary import Summary
 from collectors.metrics.results import (
     RUN_MEAN_STEP_SECONDS,
     RUN_STEP_SECONDS,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bench.analysis.estimate import Estimate
 from bench.case import ONE_RUN, Purpose
 from bench.rank.messages import FailureCause
-from bench.runner.measure import MeasuredRuns, TrialSettings, alike, measure
-from bench.runs.summary import Summary
+from bench.results.estimate import Estimate
+from bench.session.measure import MeasuredRuns, TrialSettings, alike, measure
+from bench.store.summary import Summary
 from collectors.metrics.metric import Metric
 from tests.bench.made.examples import SMALL, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine

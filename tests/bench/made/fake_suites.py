@@ -13,18 +13,18 @@ from bench.engines.registry import Engine
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import FailureCause
-from bench.runner.case_args import CaseArgs
-from bench.runner.patient_store import PatientStore
-from bench.runner.session import Session
-from bench.runs.history import History
-from bench.runs.summary import Summary
-from bench.suites.choice import choose
-from bench.suites.ledger import Judgement, LedgerWriter, SuiteState
-from bench.suites.plan import PlannedCase, SuitePlan
-from bench.suites.reruns import Suspects
-from bench.suites.suite_file import Suite, SuiteCase
-from bench.suites.suite_folder import begin, resume
-from bench.suites.suite_run import Display, SuiteEnd, SuiteRunner
+from bench.session.case_args import CaseArgs
+from bench.session.patient_store import PatientStore
+from bench.session.session import Session
+from bench.store.history import History
+from bench.store.summary import Summary
+from bench.suite.choice import choose
+from bench.suite.file import Suite, SuiteCase
+from bench.suite.folder import begin, resume
+from bench.suite.ledger import Judgement, LedgerWriter, SuiteState
+from bench.suite.plan import PlannedCase, SuitePlan
+from bench.suite.reruns import Suspects
+from bench.suite.run import Display, SuiteEnd, SuiteRunner
 from tests.bench.made.examples import SMALL, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import DDP_STEPS_S, SINGLE_STEPS_S

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import Gpu, Gpus
-from bench.runner.case_args import NodeResources
+from bench.session.case_args import NodeResources
 
 CPU = NodeResources(cores=2, host_bytes=16 << 30, gpus=Gpus(), torch=TorchBuild(version="2.13.0"))
 EIGHT_GPUS = replace(

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from bench.analysis.estimate import estimate, per_second
 from bench.case import Purpose, SuiteMember
 from bench.machine.machine import Machine
-from bench.runs.history import History
-from bench.runs.suite_record import SuiteRecord
-from bench.runs.summary import Summary
+from bench.results.estimate import estimate, per_second
+from bench.store.history import History
+from bench.store.suite_record import SuiteRecord
+from bench.store.summary import Summary
 from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_STEP_SECONDS, RUN_TOKENS_PER_SECOND
 
 NIGHTS = 20

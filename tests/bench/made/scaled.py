@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.analysis.estimate import Estimate, estimate, estimate_share
-from bench.analysis.scaling.efficiency import scaling_efficiency
 from bench.case import Case, Purpose, SuiteMember
-from bench.runs.summary import Summary
+from bench.results.efficiency import scaling_efficiency
+from bench.results.estimate import Estimate, estimate, estimate_share
+from bench.store.summary import Summary
 from collectors.metrics import results
 from tests.bench.made.examples import make_case, make_summary
 

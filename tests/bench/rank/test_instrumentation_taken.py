@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.trials import read_trials
 from bench.case import InstrumentationOptions
 from bench.engines.local import LocalEngine
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import TrialEnded, TrialOrder
-from bench.reports.summary import peaks_of
+from bench.report.run.summary import peaks_of
+from bench.results.trials import read_trials
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import GRADIENT_NORM, LIVE_TENSOR_BYTES, MEASURED_MFU, TOKENS
 from collectors.sample_log import Reading, read

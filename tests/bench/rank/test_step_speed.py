@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.analysis.mfu import Peak, mfu
 from bench.rank.train import StepSpeed
+from bench.results.mfu import Peak, mfu
 from collectors.metrics.rank import MEASURED_MFU, MFU, TOKENS_PER_SECOND
 from tests.bench.made.examples import make_case
 from workloads.cost_models.absent import Absent

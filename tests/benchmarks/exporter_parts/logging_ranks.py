@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from bench.runs.run_dir import Run
+from bench.store.run_dir import Run
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.sample_log import Mark, Opened, Reading, SampleLog

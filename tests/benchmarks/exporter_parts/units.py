@@ -15,9 +15,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.errors import InfrastructureFailed
-from bench.exporter.demo import made_ports, made_ranks, made_results, made_suites, open_recorded_collectors
-from bench.exporter.own_process import own_process
-from bench.exporter.server import page_of
+from bench.serve.demo import made_ports, made_ranks, made_results, made_suites, open_recorded_collectors
+from bench.serve.own_process import own_process
+from bench.serve.server import page_of
 from collectors.metrics.agent import AGENT_BEATS
 from collectors.node.registry import PollingConfig
 from collectors.node.watch import NodeWatch

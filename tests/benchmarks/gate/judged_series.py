@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.analysis.regressions.detector import confirm_by_rerun, judge
-from bench.analysis.regressions.night import Night, TrialSample, trial_sample
-from bench.analysis.regressions.state import SeriesState
+from bench.gate.detector.detector import confirm_by_rerun, judge
+from bench.gate.detector.night import Night, TrialSample, trial_sample
+from bench.gate.detector.state import SeriesState
 
 FILES = ("core.py", "synth.py", "detectors.py")
 Alerts = list[dict[str, int]]

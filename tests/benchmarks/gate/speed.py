@@ -19,9 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import msgspec
 
-from bench.analysis.regressions.detector import judge
-from bench.analysis.regressions.night import Night, TrialSample
-from bench.analysis.regressions.state import SeriesState
+from bench.gate.detector.detector import judge
+from bench.gate.detector.night import Night, TrialSample
+from bench.gate.detector.state import SeriesState
 
 
 def night_of(number: int, generator: random.Random, sd: float) -> Night:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from bench.analysis.estimate import estimate
-from bench.analysis.regressions.state import SeriesState
-from bench.runs.history import History
-from bench.runs.summary import series_of
-from bench.suites.gate.nightly import judge_nights
-from bench.suites.gate.verdicts import GateState, KnownSeries, SeriesKey, labels_of, save_night
+from bench.gate.detector.state import SeriesState
+from bench.gate.nightly import judge_nights
+from bench.gate.verdicts import GateState, KnownSeries, SeriesKey, labels_of, save_night
+from bench.results.estimate import estimate
+from bench.store.history import History
+from bench.store.summary import series_of
 from collectors.metrics.probes import RUN_COLLECTIVE_BUS_BANDWIDTH
 from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, FakeNights
 from tests.benchmarks.gate.speed import rebuilt

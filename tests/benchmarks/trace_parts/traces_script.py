@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.analysis.timelines import read_files
+from bench.results.timelines import read_files
 from collectors.traces.analyzers.summary import summary
 from collectors.traces.reading.decoders import decode_in_python
 from collectors.traces.reading.reader import read_trace

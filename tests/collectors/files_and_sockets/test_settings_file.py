@@ -18,8 +18,8 @@ from msgspec import Meta
 from bench.engines.kubernetes.settings import KubernetesSettings
 from bench.engines.ray.engine import RaySettings
 from bench.engines.slurm.allocation import SlurmSettings
-from bench.exporter.stack.settings import StackSettings
-from bench.suites.form.tables import SuiteTable
+from bench.serve.stack.settings import StackSettings
+from bench.suite.form.tables import SuiteTable
 from collectors.settings_file import (
     MOST_DEPTH,
     MOST_PARTS,

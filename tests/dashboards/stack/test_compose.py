@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 import yaml
 
-from bench.exporter.stack import compose
-from bench.exporter.stack.files import LOOPBACK, SHIPPED
-from bench.exporter.stack.lifecycle import FEATURES
-from bench.exporter.stack.settings import StackSettings
+from bench.serve.stack import compose
+from bench.serve.stack.files import LOOPBACK, SHIPPED
+from bench.serve.stack.lifecycle import FEATURES
+from bench.serve.stack.settings import StackSettings
 
 SCHEMA = Path("/usr/lib/python3/dist-packages/compose/config/compose_spec.json")
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")

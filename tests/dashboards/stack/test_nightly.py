@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.suites.form.document import find_suite
-from bench.suites.suite_file import read_suite
+from bench.suite.file import read_suite
+from bench.suite.form.document import find_suite
 from tests.bench.engines.kubernetes.schemas import schema_of, validate
 from tests.dashboards.promtool import promtool
 from tests.dashboards.stack.command_lines import calls_in, parse, shell_blocks

@@ -18,16 +18,16 @@ from typing import Any
 import click
 import msgspec
 
-from bench.analysis.estimate import Estimate, estimate, estimate_share
 from bench.case import Case, check, find_spec, parse_options
 from bench.cli.main import observatory
 from bench.cli.main import run as run_command
-from bench.doctor.node_state import gpu_clocks, pcie_links
-from bench.doctor.page import GpuFields, Page, Section
 from bench.errors import Misuse
+from bench.machine.doctor.node_state import gpu_clocks, pcie_links
+from bench.machine.doctor.page import GpuFields, Page, Section
 from bench.machine.gpus import Gpu
 from bench.rank.messages import FailureCause
-from bench.runs.summary import Summary
+from bench.results.estimate import Estimate, estimate, estimate_share
+from bench.store.summary import Summary
 from collectors.metrics import agent, gpu, results
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric, Sample

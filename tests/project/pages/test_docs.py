@@ -21,15 +21,15 @@ import msgspec
 import pytest
 import yaml
 
-from bench.analysis.comparison import OUTCOMES
-from bench.analysis.diagnosis.observed import KINDS
-from bench.analysis.regressions import detector
+from bench.analysis.diagnose.observed import KINDS
 from bench.cli import main
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, MISUSE, OUR_BUG, REGRESSION
+from bench.gate.detector import detector
+from bench.gate.report import WORDS
 from bench.rank.messages import FailureCause
-from bench.reports.gate.check import WORDS
-from bench.suites import levers
-from bench.suites.suite_file import read_suite
+from bench.results.comparison import OUTCOMES
+from bench.suite import levers
+from bench.suite.file import read_suite
 from collectors.metrics.registry import METRICS
 from tests.bench.made.fake_runs import ddp_summary
 
@@ -153,7 +153,7 @@ def test_each_command_exists_with_its_options(page: Path) -> None:
 FOREIGN = {
     *("--connect", "--exporter", "--host", "--key-file", "--node", "--send-files", "--within"),  # Of the agent.
     *("--folder", "--growth", "--hours", "--judge"),  # Of torchrun's rank, and of benchmarks.
-    *("--enable-feature", "--errorcounters", "--exclusive", "--gpu-reset", "--hpc-job-mapping-dir"),
+    *("--enable-feature", "--errorcounters", "--exclusive", "--gpu-reset", "--gpus", "--gres", "--hpc-job-mapping-dir"),
     *("--http.config.file", "--junitxml", "--max-depth", "--pid", "--server-side", "--storage.tsdb.retention.time"),
 }
 """Options in the text of programs other than `observatory`."""

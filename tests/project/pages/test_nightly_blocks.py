@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.runs.history import History
+from bench.store.history import History
 from tests.bench.made.fake_nights import FakeNights
 
 ROOT = Path(__file__).parents[3]

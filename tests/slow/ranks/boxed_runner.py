@@ -13,15 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from bench.analysis.trials import read_trials
 from bench.engines.agent_link import AgentLink
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
-from bench.runner.measure import CaseOrder, Listener, TrialSettings, measure
-from bench.runs.run_dir import Run
+from bench.results.trials import read_trials
+from bench.session.measure import CaseOrder, Listener, TrialSettings, measure
+from bench.store.run_dir import Run
 from tests.bench.made.examples import small_case
 
 STEPS = 1000

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bench.runs.history import History
-from bench.runs.summary import series_of
+from bench.store.history import History
+from bench.store.summary import series_of
 from dashboards.render import RULES
 from tests.bench.made.real_nights import SUITE, RealNights
 from tests.stack.alerts.alertmanager import run_alertmanager, run_webhook, shipped_config, wait_until_sent

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter.demo import INTERVAL_RATIO, RUN, made_ports, made_results, made_suites
-from bench.exporter.demo_results import HELD_BACK
+from bench.serve.demo import INTERVAL_RATIO, RUN, made_ports, made_results, made_suites
+from bench.serve.demo_results import HELD_BACK
 from collectors.metrics.gpu import RANK_GPU
 from collectors.metrics.gpu_health import GPU_XID_TIME
 from collectors.metrics.host import HOST_LOAD

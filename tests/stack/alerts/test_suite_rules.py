@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.exporter.demo import SUITE, SUITE_RUN, made_suites
+from bench.serve.demo import SUITE, SUITE_RUN, made_suites
 from collectors.metrics.metric import Sample
 from collectors.metrics.suites import (
     SUITE_CASE_FAILURE,

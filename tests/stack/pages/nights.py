@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.exporter.demo import DAY_S, SERIES, made_results, made_suites
+from bench.serve.demo import DAY_S, SERIES, made_results, made_suites
 from collectors.metrics.registry import SHOWN
 from collectors.prometheus.exposition import Owned
 from tests.stack.pages.past import create_blocks, exposed

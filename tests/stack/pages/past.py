@@ -18,8 +18,8 @@ from typing import Literal, get_args
 import msgspec
 from prometheus_client import generate_latest
 
-from bench.exporter.demo import RUN, SERIES, STRATEGY, made_ports, made_ranks, made_results, made_suites
-from bench.exporter.server import page_of
+from bench.serve.demo import RUN, SERIES, STRATEGY, made_ports, made_ranks, made_results, made_suites
+from bench.serve.server import page_of
 from collectors.host.collector import HostCollector
 from collectors.metrics.metric import Sample
 from collectors.metrics.registry import METRICS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter.demo import RUN
+from bench.serve.demo import RUN
 from collectors.metrics.agent import RUN_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.metrics.results import RUN_STEP_SECONDS

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from bench.exporter.demo import RUN, STRATEGY
+from bench.serve.demo import RUN, STRATEGY
 from dashboards.board import BOARDS, read_board
 from tests.stack.pages.asking import Page, rendered
 from tests.stack.pages.past import OTHER_RUN, PART_S, PARTS, Part, Past, made_past

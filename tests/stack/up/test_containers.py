@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.exporter.stack import compose
+from bench.serve.stack import compose
 
 _DOCKER = """#!/bin/sh
 echo "$@" >> {calls}

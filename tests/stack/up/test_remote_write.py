@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.exporter.stack.files import SHIPPED
+from bench.serve.stack.files import SHIPPED
 from collectors.metrics.agent import RUN_INFO
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.registry import SHOWN

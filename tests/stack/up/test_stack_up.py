@@ -20,8 +20,8 @@ import psutil
 import pytest
 import yaml
 
-from bench.exporter.stack import passwords
-from bench.exporter.stack.lifecycle import FEATURES
+from bench.serve.stack import passwords
+from bench.serve.stack.lifecycle import FEATURES
 from dashboards.publishing.publish import RENDERED
 from tests.support.servers import program
 

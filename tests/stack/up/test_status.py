@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from bench.cli import main
-from bench.exporter.own_process import own_process
-from bench.exporter.server import page_of
+from bench.serve.own_process import own_process
+from bench.serve.server import page_of
 from collectors.prometheus.http_server import Server, pages
 from tests.support.servers import free_port, run_prometheus
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.analysis.mfu import Peak, peak_of
+from bench.results.mfu import Peak, peak_of
 from collectors.rank.stopwatch import CudaStopwatch
 from tests.support.ranks import OnRanks
 from tests.workloads.probes.small_probes import FakeRecord, FakeStopwatch, IdleStopwatch, SmallProbe, small_probe

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.analysis.scaling.efficiency import Scaling, scaling_between, scaling_efficiency
 from bench.case import one_rank_baseline
 from bench.errors import Misuse
+from bench.results.efficiency import Scaling, scaling_between, scaling_efficiency
 from tests.bench.made.examples import make_case
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench.analysis.estimate import estimate, estimate_share
-from bench.analysis.scaling.efficiency import Loss, loss_of, scaling_efficiency
-from bench.analysis.step_parts import PARTS, MeasuredStep
 from bench.case import Case
+from bench.results.efficiency import Loss, loss_of, scaling_efficiency
+from bench.results.estimate import estimate, estimate_share
+from bench.results.step_parts import PARTS, MeasuredStep
 from collectors.metrics import results
 from tests.bench.made.examples import make_case
 from tests.bench.made.scaled import SPREAD, Made, made_estimates

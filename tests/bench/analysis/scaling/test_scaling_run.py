@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.scaling.efficiency import Loss, loss_of
-from bench.analysis.step_parts import MeasuredStep
 from bench.cli import main
 from bench.errors import FINE
-from bench.runs.history import History
+from bench.results.efficiency import Loss, loss_of
+from bench.results.step_parts import MeasuredStep
+from bench.store.history import History
 
 SMALL = ["--layers=2", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--sequence=8", "--batch=4"]
 QUICK = ["--device=cpu", "--ranks=1", "--trials=1", "--steps=6", "--warm-up=2", "--trace-steps=3", "--port=0", "-q"]

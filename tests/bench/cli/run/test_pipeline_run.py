@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from bench.analysis.estimate import estimate
+from bench.analysis.traces.pipeline_trace import FILE
 from bench.case import Purpose
 from bench.cli import main
 from bench.errors import FINE, MISUSE
-from bench.exporter.history_source import HistorySource
-from bench.exporter.latest_results import NewestResults
-from bench.runs.hardware_baselines import against_history
-from bench.runs.history import History
-from bench.traces.pipeline_trace import FILE
+from bench.results.estimate import estimate
+from bench.serve.history_source import HistorySource
+from bench.serve.latest_results import NewestResults
+from bench.store.hardware_baselines import against_history
+from bench.store.history import History
 from collectors.metrics import probes as probes_metrics
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import SHOWN

@@ -9,7 +9,7 @@ import pytest
 
 from bench.cli import main
 from bench.errors import FINE, MISUSE
-from bench.reports.nccl_tests.reader import read
+from bench.report.nccl_tests.reader import read
 
 SWEEP = ["--ranks", "2", "--trials", "1", "--steps", "2", "--warm-up", "1", "--port", "0"]
 

@@ -16,10 +16,10 @@ from bench.cli.options import ENGINE_NAMES
 from bench.cli.run.command import GROUPS, command
 from bench.engines.registry import ENGINES
 from bench.errors import CASE_FAILED, FINE, MISUSE
-from bench.exporter.server import PORT as SERVED_PORT
-from bench.runner.case_args import CaseArgs
-from bench.runs.files import RUNS_VARIABLE, STORE_VARIABLE
-from bench.runs.history import History
+from bench.serve.server import PORT as SERVED_PORT
+from bench.session.case_args import CaseArgs
+from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE
+from bench.store.history import History
 from tests.bench.made.examples import make_machine, make_summary
 from workloads.registry import SPECS
 

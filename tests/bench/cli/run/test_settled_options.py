@@ -7,7 +7,7 @@ import pytest
 from bench.case import Case
 from bench.machine.device_checks import TorchBuild
 from bench.machine.gpus import read_gpus
-from bench.runner.case_args import CaseArgs, NodeResources, case_of_args
+from bench.session.case_args import CaseArgs, NodeResources, case_of_args
 from tests.bench.made.recorded_nvml import RecordedNvml
 
 

@@ -17,8 +17,8 @@ from bench.engines.kubernetes.pod import FINE, attend, own_key, suite_run_to_res
 from bench.engines.node.agent import UNREACHED
 from bench.engines.wire.frames import new_key, read_key, write_key
 from bench.errors import Misuse
-from bench.suites.suite_file import read_suite
-from bench.suites.suite_folder import begin
+from bench.suite.file import read_suite
+from bench.suite.folder import begin
 from tests.bench.engines.kubernetes.pods import HEAD, WITHIN_S, Pods, agents_beneath, ended
 
 pytestmark = pytest.mark.timeout(300)

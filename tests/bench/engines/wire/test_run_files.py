@@ -16,8 +16,8 @@ from bench.engines.wire.frames import Refused
 from bench.engines.wire.run_files import PIECE_BYTES, FileReceiver, FileSender
 from bench.errors import InfrastructureFailed
 from bench.rank.messages import FilePiece, FileSent, FilesSent, FromAgent, SendFiles, TrialOrder, WatchFiles
-from bench.runs import run_dir
-from bench.runs.active_runs import stage_of
+from bench.store import run_dir
+from bench.store.active_runs import stage_of
 from tests.bench.made.examples import make_machine, small_case
 
 RUN = "20261123-010203-ddp-abc123"

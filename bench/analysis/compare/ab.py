@@ -1,0 +1,231 @@
+"""`observatory compare --ab`: two option sets or two checkouts, measured now and in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from bench.case import LONGEST_NOTE, Case, Purpose, known_options
+from bench.engines.local import LocalEngine
+from bench.errors import Misuse
+from bench.machine.gpus import read_memory
+from bench.session.case_args import CaseArgs, NodeResources, case_of_args, check_room, read_node
+from bench.session.checkouts import Checkout, check_checkout, check_out
+from bench.session.measure import CaseOrder, CasePlace, TrialSettings
+from bench.session.persist import PersistedRuns
+from bench.session.session import Session
+from bench.suite.progress import Progress
+from workloads.cost_models.shape import DIMENSIONS
+
+_ALIKE = ("trials", "steps", "warm_up", "trace_steps", "seed")
+"""How often and how long a side is measured, and with which weights: alike on both, or there is nothing to compare."""
+_NUMBERS = ("ranks", "threads", *DIMENSIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRequest:
+    """One side as a person requests it. settings: KEY=VALUE texts. checkout: a folder or commit; None: this program."""
+
+    settings: tuple[str, ...] = ()
+    checkout: str | None = None
+
+
+# The sides as cases.
+
+
+def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs:
+    """Return the case of one side: what both have, with this side's own KEY=VALUE.
+
+    A key is one of a case (strategy, ranks, shape, a dimension, device, backend, precision, threads), or an option of
+    the strategy.
+
+    Raises:
+        Misuse: a text is not KEY=VALUE, a key is given twice or must be alike on both sides, or a value is no number.
+    """
+    keys = {field.name for field in fields(CaseArgs)} - {"dimensions", "options", "shape_name", *_ALIKE}
+    seen: set[str] = set()
+    options = list(args.options)
+    for text in settings:
+        key, equals, value = text.partition("=")
+        key = key.replace("-", "_")
+        if not equals or not value:
+            raise Misuse(f'--{side} "{text}" has no value; write it as KEY=VALUE, for example --{side} bucket_mb=1')
+        if key in seen:
+            raise Misuse(f"--{side} gives {key} twice; give it once")
+        seen.add(key)
+        if key in _ALIKE:
+            raise Misuse(
+                f"--{side} {key} cannot be set for one side: both are measured alike; use --{key.replace('_', '-')}"
+            )
+        if (key in _NUMBERS and not value.isascii()) or (key in _NUMBERS and not value.isdigit()):
+            raise Misuse(f'--{side} {key} is "{value}"; it must be a whole number')
+        if key == "ranks":
+            args = replace(args, ranks=(int(value),))
+        elif key in DIMENSIONS:
+            args = replace(args, dimensions={**args.dimensions, key: int(value)})
+        elif key == "shape":
+            args = replace(args, shape_name=value)
+        elif key in keys:
+            args = replace(args, **{key: int(value) if key in _NUMBERS else value})  # type: ignore[arg-type]
+        else:
+            options = [option for option in options if option.partition("=")[0] != key] + [f"{key}={value}"]
+    if "strategy" in seen:  # An option that both sides were given and that this strategy lacks is the other's.
+        known = {option.name for option in known_options(args.strategy)}
+        options = [option for option in options if option.partition("=")[0] in known | seen]
+    return replace(args, options=tuple(options))
+
+
+def check_choices(args: CaseArgs, side: str) -> CaseArgs:
+    """Refuse a word that a case cannot have, which the options of a command line refuse themselves.
+
+    Raises:
+        Misuse: it names the words that there are.
+    """
+    from typing import get_args
+
+    from workloads.spec import Backend, Device, Precision
+
+    for key, kind in (("device", Device), ("backend", Backend), ("precision", Precision)):
+        value, known = getattr(args, key), get_args(kind)
+        if value is not None and value not in known:
+            raise Misuse(f'--{side} {key} is "{value}"; it may be {", ".join(known)}')
+    return args
+
+
+@dataclass(slots=True)
+class PlannedSide:
+    """One side, checked. letter: A or B. words: what is its own, for people."""
+
+    letter: str
+    case: Case
+    words: str
+    checkout: Checkout | None = None
+    crowds: list[str] = field(default_factory=list)
+
+    @property
+    def source(self) -> Path | None:
+        """The source tree of its ranks; None for this program's."""
+        return None if self.checkout is None else self.checkout.folder
+
+    @property
+    def title(self) -> str:
+        """What a message calls it."""
+        return f"{self.letter}, {self.description}"
+
+    @property
+    def description(self) -> str:
+        """What it measures, and what is its own."""
+        return f"{self.case.title}, {self.words}" if self.words else self.case.title
+
+
+def plan_side(letter: str, args: CaseArgs, request: SideRequest, node: NodeResources) -> PlannedSide:
+    """Return one side, checked against this machine.
+
+    Raises:
+        Misuse, InfrastructureFailed: as `observatory run` would.
+    """
+    side = letter.lower()
+    try:
+        own = check_choices(args_of_side(args, request.settings, side), side)
+        case = case_of_args(own, None if own.ranks is None else own.ranks[0], node)
+        crowds = check_room(case, node, read_memory(node.gpus.gpus) if case.device == "cuda" else ())
+    except Misuse as error:
+        raise Misuse(f"side {letter}: {error}") from None
+    words = [*request.settings, *([] if request.checkout is None else [f"checkout {request.checkout}"])]
+    return PlannedSide(letter=letter, case=case, words=" ".join(words), crowds=crowds)
+
+
+def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedSide, PlannedSide]:
+    """Return both sides; start nothing.
+
+    Raises:
+        Misuse: they are the same, or cannot be compared; or one cannot be run.
+    """
+    if a == b:
+        raise Misuse(
+            "A and B are the same; give --a or --b KEY=VALUE, or --checkout-a or --checkout-b (`observatory compare"
+            " --aa SUITE` measures how much two of the same differ)"
+        )
+    node = read_node()
+    sides = plan_side("A", args, a, node), plan_side("B", args, b, node)
+    a_case, b_case = (side.case for side in sides)
+    if a_case == b_case and a.checkout == b.checkout:
+        raise Misuse(f"A and B come to the same case, {a_case.title}: what they set is the default; set something else")
+    if a_case.device != b_case.device:
+        raise Misuse(
+            f"A runs on {a_case.device} and B on {b_case.device}; figures of different hardware are not of one series"
+        )
+    if (a_case.model is None or b_case.model is None) and a_case.strategy != b_case.strategy:
+        raise Misuse(f"A is {a_case.strategy} and B {b_case.strategy}, which measure different things")
+    if args.trials < 2:
+        raise Misuse(f"trials is {args.trials}; two sides are compared by 2 trials or more, best 6: --trials 6")
+    return sides
+
+
+# Measuring.
+
+
+@contextmanager
+def checked_out(sides: Sequence[PlannedSide], requests: Sequence[SideRequest]) -> Iterator[None]:
+    """Have the source trees that the sides name, each checked, for as long as the context is open.
+
+    Raises:
+        Misuse: a checkout cannot be used, or both are the same tree.
+    """
+    with ExitStack() as stack:
+        for side, request in zip(sides, requests, strict=True):
+            if request.checkout is not None:
+                side.checkout = stack.enter_context(check_out(request.checkout))
+                check_checkout(side.checkout, side.case)
+        trees = [None if side.checkout is None else side.checkout.commit or side.source for side in sides]
+        if len(set(trees)) == 1 and sides[0].case == sides[1].case:
+            raise Misuse(f"--checkout-a and --checkout-b are the same tree, {trees[0]}; name two")
+        yield
+
+
+def measure_sides(
+    sides: Sequence[PlannedSide], session: Session, limit_s: float, *, is_drawn: bool | None
+) -> PersistedRuns:
+    """Measure the sides in turn, A B B A, and store their runs as ad hoc.
+
+    Raises:
+        Misuse: the ranks cannot use torch or the GPUs as requested.
+        InfrastructureFailed: nothing can be started or stored.
+    """
+    with ExitStack() as stack:
+        for side in sides:
+            if side.checkout is not None:
+                session.tell(f"{side.letter}: its ranks run from {side.checkout.title}")
+        # Sides of one source tree share an engine, and this program's is the session's.
+        places: dict[Path | None, CasePlace | None] = {None: None}
+        for side in sides:
+            if side.source not in places:
+                engine = stack.enter_context(LocalEngine(session.runs, source=side.source))
+                places[side.source] = CasePlace(engine=engine, machine=engine.machine())
+        orders = [
+            ad_hoc_order(side.title, side.case, f"compare --ab: {side.title}", limit_s, places[side.source])
+            for side in sides
+        ]
+        return take_turns(orders, session, is_drawn=is_drawn)
+
+
+def ad_hoc_order(title: str, case: Case, note: str, limit_s: float, place: CasePlace | None = None) -> CaseOrder:
+    """Return the order of a case whose run is no newest result of its series."""
+    settings = TrialSettings(limit_s=limit_s, purpose=Purpose(note=shortened_note(note)))
+    return CaseOrder(case=case, title=title, settings=settings, place=place)
+
+
+def take_turns(orders: Sequence[CaseOrder], session: Session, *, is_drawn: bool | None) -> PersistedRuns:
+    """Measure the cases in turn, A B B A, and store their runs. is_drawn: see `Progress`."""
+    with Progress(orders, tell=session.tell, is_drawn=is_drawn) as bars:
+        measured = session.measure(orders, bars, is_counterbalanced=True)
+    with measured:
+        return session.keep(measured)
+
+
+def shortened_note(text: str) -> str:
+    """Return a note of a run that is not too long, on one line."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return line if len(line) <= LONGEST_NOTE else f"{line[: LONGEST_NOTE - 3]}..."

@@ -1,0 +1,146 @@
+"""The diagnosis of a run as one page of 80 columns, JSON or CSV."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+
+from bench.analysis.diagnose.levers import ENGINE
+from bench.analysis.diagnose.observed import CostFinding, Diagnosis, Remedy, StepShare
+from bench.analysis.diagnose.rule import FAILED, likely_limit, title_of
+from bench.report.format import on_one_line
+from bench.report.table import Table, whole, write
+
+WIDTH = 80
+MOST_EXPLAINED = 4
+"""Findings whose evidence stands on the page: the limit and the largest others."""
+EXPLAINED_RATIO = 0.05
+"""Share of the step below which a finding stands in the table alone."""
+COLUMNS = (
+    *("run", "kind", "is_limit", "is_sure", "share", "low", "high", "expected"),
+    *("subject", "why_not_expected", "evidence", "try", "doubt"),
+)
+
+
+def print_diagnosis(diagnosis: Diagnosis, format_name: str, console: Console | None = None) -> None:
+    """Print what limits the run, each finding with its evidence and its law, and the next command."""
+    # A limit that is none of the findings comes first.
+    findings = diagnosis.findings
+    if diagnosis.limit not in findings:
+        findings = (diagnosis.limit, *findings)
+    write(
+        format_name,
+        (block if isinstance(block, Table) else whole(block) for block in _page(diagnosis, findings)),
+        lambda: {"likely_limit": likely_limit(diagnosis), **asdict(diagnosis)},
+        (_row(diagnosis, finding) for finding in findings),
+        COLUMNS,
+        console,
+    )
+
+
+def _page(diagnosis: Diagnosis, findings: tuple[CostFinding, ...]) -> Iterator[Table | str]:
+    yield from _wrapped(f"{diagnosis.run}: {diagnosis.title}, {diagnosis.outcome.replace('_', ' ')}")
+    if diagnosis.outcome in FAILED:
+        yield from _wrapped(f"failed: {diagnosis.root_cause[0] if diagnosis.root_cause else 'its cause is not known'}")
+    elif diagnosis.limit.kind == "unknown":
+        yield "limit: unknown"
+    else:
+        yield from _wrapped(f"limit: {likely_limit(diagnosis)}")
+    yield from _wrapped(("sure: " if diagnosis.is_sure else "unsure: ") + diagnosis.reason)
+    for line in diagnosis.root_cause[1:]:
+        yield from _wrapped(line, "    ")
+    for line in diagnosis.facts:
+        yield from _wrapped(line)
+    if rows := [_shown(finding, finding.share) for finding in diagnosis.findings if finding.share is not None]:
+        yield ""
+        yield Table(("takes time", "of the step", "predicted", "beyond it"), rows, folds="always")
+    explained = [finding for finding in findings if _is_explained(finding, diagnosis)]
+    for finding in explained[:MOST_EXPLAINED]:
+        yield ""
+        yield title_of(finding)
+        for line in finding.evidence:
+            if line not in diagnosis.root_cause:
+                yield from _wrapped(line, "  ")
+        if finding.doubt is not None and finding is not diagnosis.limit:  # The limit's stands at the top.
+            yield from _wrapped(f"unsure: {finding.doubt}", "  ")
+        if (why := finding.why_not_expected) is not None:
+            reason = "see missing" if any(why in line for line in diagnosis.missing) else why
+            yield from _wrapped(f"the prediction is not available: {reason}", "  ")
+        for lever in finding.levers:
+            yield from _wrapped(f"try {_lever_words(lever)}", "  ")
+    if diagnosis.missing:
+        yield ""
+        yield "missing"
+        for line in diagnosis.missing:
+            yield from _wrapped(line, "  ")
+    yield ""
+    yield from _command(diagnosis.command)
+    tries = (lever.words for finding in diagnosis.findings for lever in finding.levers)
+    if any(ENGINE in words for words in (diagnosis.command, *tries)):
+        yield f"{ENGINE} is the engine of that run: slurm, ray, or local where all nodes were one machine"
+
+
+def _shown(finding: CostFinding, share: StepShare) -> tuple[str, ...]:
+    """Return the finding as a row: its title, its share of the step, the predicted one, and the difference."""
+    title = "unattributed" if finding.kind == "unknown" else title_of(finding)
+    # Who is uneven may be open where the waiting itself is certain; a straggler in doubt may be none.
+    if finding.kind == "straggler" and finding.doubt is not None:
+        title += ", likely"
+    ends = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    predicted, beyond = "-", "-"
+    if finding.expected is not None:
+        predicted, beyond = f"{100 * finding.expected:.1f} %", f"{100 * (share.value - finding.expected):+.1f} %"
+    return title, f"{100 * share.value:.1f} %{ends}", predicted, beyond
+
+
+def _is_explained(finding: CostFinding, diagnosis: Diagnosis) -> bool:
+    """Return whether the finding's evidence stands on the page: of the limit, and of what is not small."""
+    is_large = finding.share is None or finding.share.value >= EXPLAINED_RATIO or finding == diagnosis.limit
+    return is_large and finding.kind != "unknown" and bool(finding.evidence or finding.levers)
+
+
+def _lever_words(lever: Remedy) -> str:
+    settings = " ".join(f"{name}={value}" for name, value in lever.settings.items())
+    predicted = "" if lever.expected is None else f" (predicted: {100 * lever.expected:.1f} %)"
+    return f"{settings}: {lever.words}{predicted}" if settings else lever.words
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    """Return the text in lines of the page, all but the first indented further."""
+    return textwrap.wrap(
+        on_one_line(text),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]
+
+
+def _command(command: str) -> list[str]:
+    """Return the next command as a shell takes it; each further line of a long one begins with an option."""
+    lines, newline = [""], " \\\n      "
+    for words in re.split(r" (?=--)", command):
+        joined = f"{lines[-1]} {words}".lstrip()
+        if lines[-1] and len(joined) > WIDTH - len("next:  \\"):
+            lines.append(words)
+        else:
+            lines[-1] = joined
+    return f"next: {newline.join(lines)}".split("\n")
+
+
+def _row(diagnosis: Diagnosis, finding: CostFinding) -> dict[str, object]:
+    share = finding.share
+    return {
+        **asdict(finding),
+        "run": diagnosis.run,
+        "is_limit": finding == diagnosis.limit,
+        "is_sure": diagnosis.is_sure,
+        **({} if share is None else {"share": share.value, "low": share.low, "high": share.high}),
+        "evidence": "; ".join(finding.evidence),
+        "try": "; ".join(map(_lever_words, finding.levers)),
+    }

@@ -1,0 +1,268 @@
+"""Scaling curves of a suite run: the cases that differ in nothing but ranks, and in weak scaling in the batch.
+
+Each curve has efficiency and speed-up against its fewest ranks, laws fitted to it, and what the lost share is made of.
+Weak and strong scaling are never in one curve.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from bench.analysis.scaling.laws import LAWS, NoScalingFit, ScalingFit, WorldSize, fit
+from bench.case import Case
+from bench.errors import Misuse
+from bench.results.efficiency import Loss, Scaling, loss_of, scaling_between, scaling_efficiency
+from bench.results.estimate import Estimate, EstimatedRatio, of_metric, ratio
+from bench.results.step_parts import MeasuredStep
+from bench.store.summary import Summary
+from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_TOKENS_PER_SECOND
+
+
+class CaseEnd(Protocol):
+    """What a curve needs of a case of a suite run: how it ended, and what it measured."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def outcome(self) -> str | None: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def run(self) -> str | None: ...
+    @property
+    def summary(self) -> Summary | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """One case of a curve. name: in its suite. step: its mean step.
+
+    efficiency, speed_up, loss: against the curve's base, whose own are None. loss: or why it is unknown.
+    ideal_speed_up: the ranks, divided by those of the base.
+    """
+
+    name: str
+    summary: Summary
+    step: Estimate
+    throughput: Estimate
+    efficiency: EstimatedRatio | None
+    speed_up: EstimatedRatio | None
+    ideal_speed_up: float
+    loss: Loss | str | None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the case."""
+        return self.summary.case.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingCurve:
+    """A curve of one scaling.
+
+    name: of its cases, without what differs between them. points: by ranks; the first is the base of the others.
+    left_out: cases that belong to it and have no point, each with the reason. notes: what else its reader must know.
+    """
+
+    name: str
+    scaling: Scaling
+    points: tuple[CurvePoint, ...]
+    fits: tuple[ScalingFit | NoScalingFit, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def base(self) -> CurvePoint:
+        """The point that the others are relative to."""
+        return self.points[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A case that was measured whole."""
+
+    name: str
+    summary: Summary
+    step: Estimate
+    throughput: Estimate
+
+    @property
+    def table(self) -> str:
+        """Its table in the suite's file: `ddp` of `ddp[ranks=2]`."""
+        return self.name.partition("[")[0]
+
+    @property
+    def case(self) -> Case:
+        """The case."""
+        return self.summary.case
+
+
+def curves_of(ends: Iterable[CaseEnd]) -> tuple[ScalingCurve, ...]:
+    """Return the curves of a suite run, in the order of its cases; empty where no two cases make one."""
+    ends = list(ends)
+    measured = [one for end in ends if (one := _candidate(end)) is not None]
+    found = []
+    for family in _families(measured):
+        for scaling, members in (*_groups(family, "weak"), *_groups(family, "strong")):
+            if (curve := _curve(scaling, members, measured, ends)) is not None:
+                found.append(curve)
+    order = {one.name: place for place, one in enumerate(measured)}
+    return tuple(sorted(found, key=lambda curve: min(order[point.name] for point in curve.points)))
+
+
+def not_measured(ends: Iterable[CaseEnd]) -> tuple[str, ...]:
+    """Return each case that did not end well, and why; fire drills that ended as they should are none of them."""
+    return tuple(_told(end) for end in ends if end.outcome != "done")
+
+
+def _candidate(end: CaseEnd) -> _Candidate | None:
+    summary = end.summary
+    if end.outcome != "done" or summary is None or summary.outcome != "done" or summary.case.model is None:
+        return None
+    step, rate = (of_metric(summary.estimates, metric) for metric in (RUN_MEAN_STEP_SECONDS, RUN_TOKENS_PER_SECOND))
+    if not step or not rate:
+        return None
+    return _Candidate(name=end.name, summary=summary, step=step[0], throughput=rate[0])
+
+
+def _told(end: CaseEnd) -> str:
+    outcome = "did not run" if end.outcome is None else end.outcome.replace("_", " ")
+    return f"{end.name}: {outcome}" + ("" if end.reason is None else f": {end.reason}")
+
+
+# Families and their curves
+
+
+def _family_of(summary: Summary) -> str:
+    """Return what all cases of a family share: all but ranks, nodes, batch and `accumulate`."""
+    key = json.loads(summary.case.key())
+    for name in ("ranks", "nodes"):
+        key.pop(name, None)
+    key["model"].pop("batch")
+    key["options"].pop("accumulate", None)  # It changes no batch: see `scaling_between`.
+    return json.dumps([key, summary.case.trace_steps, summary.hardware], sort_keys=True)
+
+
+def _families(measured: Iterable[_Candidate]) -> Iterator[list[_Candidate]]:
+    found: dict[str, list[_Candidate]] = {}
+    for one in measured:
+        found.setdefault(_family_of(one.summary), []).append(one)
+    yield from found.values()
+
+
+def _groups(family: Iterable[_Candidate], scaling: Scaling) -> Iterator[tuple[Scaling, list[_Candidate]]]:
+    """Yield cases of equal work: of each rank that trains (weak), or of all together (strong).
+
+    Of ddp with (ranks, batch) = (1, 4), (2, 8), (1, 8) the weak one is (1, 4), (2, 8), the strong one (1, 8), (2, 8).
+    """
+    found: dict[Fraction, list[_Candidate]] = {}
+    for one in family:
+        share = one.case.spec().training_ranks(one.case) if scaling == "weak" else 1
+        if share:
+            found.setdefault(Fraction(one.case.shape.batch, share), []).append(one)
+    for alike in found.values():
+        # Two cases may have the same ranks and another `accumulate`: that of the table with more cases is taken.
+        tables = Counter(one.table for one in alike)
+        by_ranks = {one.case.ranks: one for one in sorted(alike, key=lambda one: tables[one.table])}
+        members = [by_ranks[ranks] for ranks in sorted(by_ranks)]
+        if len(members) > 1 and all(_is_scaled(one, members[0], scaling) for one in members[1:]):
+            yield scaling, members
+
+
+def _is_scaled(one: _Candidate, base: _Candidate, scaling: Scaling) -> bool:
+    try:
+        return scaling_between(one.case, base.case) == scaling
+    except Misuse:
+        return False
+
+
+def _curve(
+    scaling: Scaling, members: Sequence[_Candidate], measured: Sequence[_Candidate], ends: Sequence[CaseEnd]
+) -> ScalingCurve | None:
+    name = _shared_name([one.name for one in members])
+    if (other := _declared_base(scaling, members, measured)) is not None:
+        members = [other, *members]
+    base = members[0]
+    points = tuple(_point(one, base) for one in members)
+    worlds = [WorldSize(ranks=point.ranks, throughputs=point.throughput.trials) for point in points]
+    tables = {one.table for one in members}
+    notes = []
+    if other is not None:
+        notes.append(f"the base is {other.name}, {other.case.title}, as the suite declares")
+    for what, values in (
+        ("commits", {one.summary.commit for one in members}),
+        ("versions of torch", {one.summary.torch_version for one in members}),
+    ):
+        if len(values) > 1:
+            notes.append(
+                f"its cases were measured by several {what}: {', '.join(sorted(str(one)[:12] for one in values))}"
+            )
+    return ScalingCurve(
+        name=name,
+        scaling=scaling,
+        points=points,
+        fits=tuple(fit(law, worlds) for law in LAWS[scaling]),
+        left_out=tuple(_told(end) for end in ends if end.outcome != "done" and _belongs(end, tables, members, scaling)),
+        notes=tuple(notes),
+    )
+
+
+def _belongs(end: CaseEnd, tables: set[str], members: Sequence[_Candidate], scaling: Scaling) -> bool:
+    """Whether a case that did not end well is of this curve: by its workload, or by its table if it never began."""
+    if end.summary is None:
+        return end.name.partition("[")[0] in tables
+    case = end.summary.case
+    if case.model is None or _family_of(end.summary) not in {_family_of(one.summary) for one in members}:
+        return False
+    shares = [
+        Fraction(one.shape.batch, one.spec().training_ranks(one) if scaling == "weak" else 1)
+        for one in (case, members[-1].case)
+    ]
+    return shares[0] == shares[1]
+
+
+def _declared_base(
+    scaling: Scaling, members: Sequence[_Candidate], measured: Sequence[_Candidate]
+) -> _Candidate | None:
+    """Return the case of another strategy that the suite declares as all members' baseline; None without one."""
+    runs = {found.baseline_run for one in members for found in one.summary.scaling if found.scaling == scaling}
+    others = [one for one in measured if {one.summary.run} == runs and one not in members]
+    if not others or others[0].case.ranks >= members[0].case.ranks:
+        return None
+    return others[0] if all(_is_scaled(one, others[0], scaling) for one in members) else None
+
+
+def _shared_name(names: Sequence[str]) -> str:
+    """Return the tables of these cases with the values that all share: `ddp[ranks=2,precision=bf16]` and the like."""
+    tables = dict.fromkeys(name.partition("[")[0] for name in names)
+    values = [name.partition("[")[2].removesuffix("]").split(",") for name in names]
+    shared = [value for value in values[0] if value and all(value in of_name for of_name in values[1:])]
+    return " and ".join(tables) + (f"[{','.join(shared)}]" if shared else "")
+
+
+def _point(one: _Candidate, base: _Candidate) -> CurvePoint:
+    efficiency = speed_up = loss = None
+    if one is not base:
+        efficiency = scaling_efficiency(
+            one.case, one.throughput.trials, base.case, base.throughput.trials, base.summary.run
+        ).ratio
+        speed_up = ratio(one.throughput, base.throughput)
+        loss = loss_of(
+            MeasuredStep(case=one.case, estimates=one.summary.estimates),
+            MeasuredStep(case=base.case, estimates=base.summary.estimates),
+        )
+    return CurvePoint(
+        name=one.name,
+        summary=one.summary,
+        step=one.step,
+        throughput=one.throughput,
+        efficiency=efficiency,
+        speed_up=speed_up,
+        ideal_speed_up=one.case.ranks / base.case.ranks,
+        loss=loss,
+    )

@@ -1,0 +1,96 @@
+"""Accepting the present level of a case: pinned with who, when and why, and held against slow creep from then on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import msgspec
+
+from bench.errors import Misuse
+from bench.gate.detector.detector import level
+from bench.gate.figure import DAY_NS, middle_legs
+from bench.gate.verdicts import AcceptedLevel, GateState, KnownSeries, SeriesKey
+
+
+def by_metric(key: SeriesKey, name: str) -> bool:
+    """Whether the name is that of the figure's metric."""
+    return key.metric == name
+
+
+def accept(
+    known: Iterable[KnownSeries],
+    *,
+    case: str,
+    metric: str | None,
+    is_named: Callable[[SeriesKey, str], bool] = by_metric,
+    who: str,
+    because: str,
+    now_ns: int,
+) -> tuple[list[AcceptedLevel], list[KnownSeries]]:
+    """Return the present levels of the case's newest series as accepted, and its series without open changes.
+
+    Series that the last night did not have, as of an older definition or of a machine that has gone, get no level: what
+    is open of them is closed, since no night will ever do so.
+
+    metric: only this one. is_named: whether a figure goes by this name.
+
+    Raises:
+        Misuse: the case never ran, has no such figure, too few nights for a level, or a change of tonight alone.
+    """
+    every = list(known)
+    of_case = [one for one in every if one.key.case == case]
+    if not of_case:
+        names = ", ".join(sorted({one.key.case for one in every})[:8]) or "none"
+        raise Misuse(f'case "{case}" has never been judged, so that there is no level to accept; judged are: {names}')
+    newest_ns = max(one.last_ns for one in of_case)
+    of_night = [one for one in of_case if one.last_ns >= newest_ns - DAY_NS]  # On each kind of machine of the night.
+    chosen = [one for one in of_night if metric is None or is_named(one.key, metric)]
+    closed = [
+        _closed(one)
+        for one in of_case
+        if one not in of_night and one.is_worse and (metric is None or is_named(one.key, metric))
+    ]
+    if not chosen and not closed:
+        names = ", ".join(sorted({one.key.metric for one in of_night}))
+        raise Misuse(f'case "{case}" has no figure "{metric}"; it has: {names}')
+    if fresh := [one.key.metric for one in chosen if one.state.detector.alert is not None]:
+        raise Misuse(
+            f"the change of {case} ({', '.join(dict.fromkeys(fresh))}) is of this night alone, and its new level is not"
+            " known yet; accept it when `observatory check` says that it is confirmed, or leave it out with --metric"
+        )
+    levels: list[AcceptedLevel] = []
+    after: list[KnownSeries] = []
+    for one in chosen:
+        present = level(one.state.detector)
+        if present is None:
+            continue
+        levels.append(
+            AcceptedLevel(
+                key=one.key,
+                level=math.exp(present.log_level),
+                run=one.last_run,
+                who=who,
+                because=because,
+                accepted_ns=now_ns,
+            )
+        )
+        pinned = _closed(one)
+        state = msgspec.structs.replace(pinned.state, accepted_legs=_legs_at_level(one.state))
+        after.append(replace(pinned, state=state))
+    if not levels and not closed:
+        raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
+    return levels, [*after, *closed]
+
+
+def _legs_at_level(state: GateState) -> tuple[float, float] | None:
+    """Return the legs of an efficiency at its present level."""
+    return middle_legs(state.legs, state.nights, since_number=state.detector.regime_starts[-1])
+
+
+def _closed(known: KnownSeries) -> KnownSeries:
+    """Return the series without anything open, and without its cause."""
+    detector = msgspec.structs.replace(known.state.detector, alert=None)
+    state = msgspec.structs.replace(known.state, detector=detector, open=None, blame=None, is_worse=False)
+    return replace(known, state=state)

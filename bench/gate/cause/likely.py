@@ -1,0 +1,96 @@
+"""The likely cause in one line: the one rare change that fits, or where the time went.
+
+A change is named as likely only where it is the only rare one between the last good and the first bad run, and nothing
+else changed of which it is unknown how often it does. That it came with the slower nights is all the evidence there
+is: nothing was tried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.errors import printable
+from bench.gate.cause.changes import Change, topics_of
+from bench.gate.cause.where import StepChange, in_words, unit_of
+from bench.gate.missing import day_of
+
+LIKELY = "likely "
+"""How a line begins that names a change."""
+LONGEST = 160
+"""Letters of the line."""
+_LONGEST_VALUE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likely:
+    """line: of at most `LONGEST` letters. change: the one that is named as likely; None where none is."""
+
+    line: str
+    change: Change | None
+
+
+def likely(changes: Sequence[Change], time: StepChange | str | None, onset_ns: int | None) -> Likely:
+    """Return the likely cause.
+
+    time: where it went, or why that is unknown; None of a figure that is no time of a step. onset_ns: Unix time of the
+    first night of the change.
+    """
+    rare = topics_of(one for one in changes if one.is_rare)
+    candidates = [one for one in changes if one.may_be_rare]
+    topics = topics_of(candidates)
+    where = None if time is None else time_words(time)
+    if len(topics) == 1 and rare:
+        change = next(one for one in changes if one.is_rare)
+        words = [f"{LIKELY}{change_words(change)}{_when(change, onset_ns)}"]
+        return Likely(line=cut("; ".join([*words, *([] if where is None else [where])])), change=change)
+    if not changes:
+        why = "nothing that is recorded changed"
+    elif not topics:
+        known = "known to be " if any(one.changed_on is None for one in changes) else ""
+        why = f"{_count(len(changes))}, none of them {known}rare"
+    elif len(topics) == 1:
+        why = f"how often this changes is unknown: {change_words(candidates[0])}"
+    else:
+        kind = "rare changes" if len(rare) == len(topics) else "changes that are or may be rare"
+        why = f"{len(topics)} {kind} at once, none is blamed"
+    return Likely(line=cut("; ".join([*([] if where is None else [where]), why])), change=None)
+
+
+def time_words(time: StepChange | str) -> str:
+    """Return where the time went: `exposed communication +4.1 ms of +4.4 ms [3.9, 4.9]`."""
+    if isinstance(time, str):
+        return f"where the time went is unknown: {time}"
+    unit = unit_of(time.step.change_s)
+    of_step = in_words(time.step, unit)
+    if (main := time.main) is not None:
+        return f"{main.name} {in_words(main, unit, has_interval=False)} of {of_step}"
+    if "idle" in time.absent:
+        return f"step {of_step}, of unknown parts, as no step was traced"
+    return f"step {of_step}, no part stands out"
+
+
+def change_words(one: Change) -> str:
+    """Return a change in a few words: `driver 550.54 -> 560.28`, `commit 0a1b2c..3d4e5f`."""
+    if one.field == "commit":
+        return f"commit {one.before}..{one.now}"
+    where = f" on {', '.join(one.hosts[:3])}{', ...' if len(one.hosts) > 3 else ''}" if one.hosts else ""
+    return (
+        f"{printable(one.field)} {cut(one.before, _LONGEST_VALUE)} -> {cut(one.now, _LONGEST_VALUE)}{printable(where)}"
+    )
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """Return the text in at most so many letters, on one printable line."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def _when(change: Change, onset_ns: int | None) -> str:
+    if change.began_ns is None:
+        return ""
+    return " on the first bad night" if change.began_ns == onset_ns else f" on {day_of(change.began_ns)}"
+
+
+def _count(changes: int) -> str:
+    return "1 change" if changes == 1 else f"{changes} changes"

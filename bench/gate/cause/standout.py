@@ -1,0 +1,62 @@
+"""The rank of a run that stands out of its peers, and whether it did so before the change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.results.estimate import Estimate, of_metric
+from bench.store.summary import Summary
+from collectors.metrics.results import RUN_STRAGGLER_RATIO, RUN_TRACED_STEP_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standout:
+    """The straggler of a run, by `bench.results.stragglers`.
+
+    cause: what it does while others wait. cost_ratio: share of the traced time for which it holds all others up.
+    cost_before_ratio: the same in the good run; None where this rank was no straggler there. text: in a sentence.
+    """
+
+    rank: str
+    cause: str
+    cost_ratio: float
+    cost_before_ratio: float | None
+    text: str
+
+
+def find_standout(good: Summary | None, bad: Summary) -> Standout | str:
+    """Return the straggler of the bad run, or why there is none."""
+    found = of_metric(bad.estimates, RUN_STRAGGLER_RATIO)
+    if not found:
+        verdicts = ("no straggler", "straggler: likely ", "waits and stragglers are absent")
+        said = [note for note in bad.notes if note.startswith(verdicts)]
+        if said:
+            return said[0]
+        if bad.case.ranks == 1:
+            return "a lone rank has no peers"
+        if of_metric(bad.estimates, RUN_TRACED_STEP_SECONDS):
+            return "which rank stands out is unknown: the windows of its ranks were not joined"
+        return "which rank stands out is unknown: no step was traced; trace_steps = 3 in the suite tells it"
+    one = found[0]
+    before = None if good is None else _same_rank(good, one)
+    text = next(
+        (
+            note
+            for note in bad.notes
+            if note.startswith(f"rank {one.labels['rank']} ") and "holds the others up" in note
+        ),
+        f"rank {one.labels['rank']} holds the others up by {one.labels['cause']}",
+    )
+    was = "" if good is None else "; it did before" if before is not None else "; it did not before"
+    return Standout(
+        rank=one.labels["rank"],
+        cause=one.labels["cause"],
+        cost_ratio=one.median,
+        cost_before_ratio=None if before is None else before.median,
+        text=f"{text}{was}",
+    )
+
+
+def _same_rank(good: Summary, one: Estimate) -> Estimate | None:
+    others = of_metric(good.estimates, RUN_STRAGGLER_RATIO)
+    return next((other for other in others if other.labels["rank"] == one.labels["rank"]), None)

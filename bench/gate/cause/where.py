@@ -1,0 +1,239 @@
+"""Where the time of a slower step went: its parts between two runs, each tested alike, and the traces' difference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.results.efficiency import loss_of, welch
+from bench.results.estimate import Estimate, of_metric
+from bench.results.step_parts import MeasuredStep, PartName
+from bench.store.summary import Summary
+from collectors.metrics import results
+
+# The parts of the step, from the summaries of both runs.
+
+MAIN_RATIO = 1 / 3
+"""Share of the step's change below which a part does not explain it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartChange:
+    """The change of one part of the step, or of the step, with its 95 % interval by Welch's t over trials, if any."""
+
+    name: str
+    change_s: float
+    low_s: float | None
+    high_s: float | None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval excludes no change."""
+        return self.low_s is not None and self.high_s is not None and (self.low_s > 0 or self.high_s < 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChange:
+    """What the change of the step is made of. The parts add up to it, but for those in `absent`, which has the reasons.
+
+    notes: what the parts rest on. good_trials, bad_trials: how many trials were compared.
+    """
+
+    step: PartChange
+    parts: tuple[PartChange, ...]
+    absent: Mapping[PartName, str]
+    notes: tuple[str, ...]
+    good_trials: int
+    bad_trials: int
+
+    @property
+    def main(self) -> PartChange | None:
+        """The part that changed with the step beyond doubt, and by at least `MAIN_RATIO` of it; the largest of them."""
+        least_s = MAIN_RATIO * abs(self.step.change_s)
+        sign = 1 if self.step.change_s >= 0 else -1
+        grown = [
+            one
+            for one in self.parts
+            if one.name != "unexplained" and one.is_shown and sign * one.change_s >= least_s > 0
+        ]
+        return max(grown, key=lambda one: abs(one.change_s), default=None)
+
+
+def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange | str:
+    """Return what the step's change is made of, or why that is unknown.
+
+    good, bad: runs of one series before and after the change, the one that is told first. The trials of the others
+    count where these tell all that the first one does.
+    """
+    one, other = good[0], bad[0]
+    if one.case.model is None or other.case.model is None:
+        return "a probe has no steps"
+    theirs, ours = _pooled(good), _pooled(bad)
+    found = loss_of(MeasuredStep(case=other.case, estimates=ours), MeasuredStep(case=one.case, estimates=theirs))
+    if isinstance(found, str):
+        return found
+    before, now = (of_metric(side, results.RUN_MEAN_STEP_SECONDS)[0].trials for side in (theirs, ours))
+    change_s = found.step_s - found.ideal_s
+    interval = welch(now, before)
+    return StepChange(
+        step=PartChange(
+            name="step",
+            change_s=change_s,
+            low_s=None if interval is None else min(interval[0], change_s),
+            high_s=None if interval is None else max(interval[1], change_s),
+        ),
+        parts=tuple(
+            PartChange(name=part.name.replace("_", " "), change_s=part.lost_s, low_s=part.low_s, high_s=part.high_s)
+            for part in found.parts
+        ),
+        absent=found.absent,
+        notes=found.notes,
+        good_trials=len(before),
+        bad_trials=len(now),
+    )
+
+
+_DIVIDED = frozenset(
+    metric.name
+    for metric in (
+        results.RUN_TOKENS_PER_SECOND,
+        results.RUN_MEAN_STEP_SECONDS,
+        results.RUN_TRACED_STEP_SECONDS,
+        results.RUN_TRACED_RATIO,
+        results.RUN_WAITING_RATIO,
+        results.RUN_PHASE_SECONDS,
+        results.RUN_BUBBLE_RATIO,
+        results.RUN_STAGE_SECONDS,
+    )
+)
+"""Metrics that a step is divided by, see `bench.results.step_parts`."""
+
+
+def _pooled(runs: Sequence[Summary]) -> list[Estimate]:
+    """Return the first run's estimates, with the trials of those others that tell each of them in each of their trials.
+
+    Intervals of the estimates are left as they were: what is computed from the trials has its own.
+    """
+    first, *others = (
+        {(one.metric, *sorted(one.labels.items())): one for one in run.estimates if one.metric in _DIVIDED}
+        for run in runs
+    )
+    step = (results.RUN_MEAN_STEP_SECONDS.name,)
+    alike = [
+        other
+        for other in others
+        if step in other and all(key in other and len(other[key].trials) == len(other[step].trials) for key in first)
+    ]
+    pooled = [
+        replace(one, trials=trials, median=median(trials))
+        for key, one in first.items()
+        if (trials := (*one.trials, *(value for other in alike for value in other[key].trials)))
+    ]
+    return [*pooled, *(one for one in runs[0].estimates if one.metric not in _DIVIDED)]
+
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (0.0, "us"))
+_SIZES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def unit_of(change_s: float) -> str:
+    """Return the unit in which a change is told: s, ms or us."""
+    return next(unit for least_s, unit in _UNITS if abs(change_s) >= least_s)
+
+
+def seconds_words(change_s: float, unit: str) -> str:
+    """Return a change of seconds in this unit: `+4.4 ms`."""
+    return f"{change_s / _SIZES[unit]:+.1f} {unit}"
+
+
+def in_words(one: PartChange, unit: str, *, has_interval: bool = True) -> str:
+    """Return a change with its interval in this unit: `+4.4 ms [3.9, 4.9]`."""
+    text = seconds_words(one.change_s, unit)
+    if not has_interval or one.low_s is None or one.high_s is None:
+        return text
+    return f"{text} [{one.low_s / _SIZES[unit]:.1f}, {one.high_s / _SIZES[unit]:.1f}]"
+
+
+# The difference of the traces, where both runs kept windows.
+
+MOST_RANKS = 8
+"""Ranks whose windows are read, the first ones that both runs have."""
+SHARE_SHOWN = 0.05
+"""Share of the step's change below which a kernel or a collective is not told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedChange:
+    """The change of a kernel or a collective in a traced step. seen: both, new or gone."""
+
+    name: str
+    part: str
+    seen: str
+    change_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceChange:
+    """The difference of two runs' traced steps: kernels and collectives, the largest share of the change first."""
+
+    step_s: float
+    kernels: tuple[TracedChange, ...]
+    collectives: tuple[TracedChange, ...]
+    notes: tuple[str, ...]
+
+
+def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
+    """Return the difference of the newest windows in the folders of both runs, or why there is none.
+
+    good, bad: None where the folder is gone.
+    """
+    from bench.results.timelines import newest_windows, read_files
+    from collectors.traces.analyzers.diff import ItemChange, NothingToCompare, difference
+
+    windows: list[dict[int, Path]] = []
+    for folder, which in ((good, "good"), (bad, "bad")):
+        if folder is None:
+            return f"the folder of the {which} run is gone, and its traces with it"
+        try:
+            windows.append({_rank_of(path): path for path in newest_windows(folder)})
+        except OSError as error:
+            return f"the traces of the {which} run cannot be read: {error.strerror or error}"
+        if not windows[-1]:
+            return f"the {which} run kept no trace; trace_steps = 3 in the suite keeps some"
+    ranks = sorted(windows[0].keys() & windows[1].keys())
+    if not ranks:
+        return "no rank has a trace in both runs"
+    try:
+        sides = [read_files([of_rank[rank] for rank in ranks[:MOST_RANKS]]) for of_rank in windows]
+        found = difference(*sides)
+    except (Misuse, InfrastructureFailed, NothingToCompare, ValueError) as error:
+        return f"the traces cannot be compared: {error}"
+
+    def of(changes: Sequence[ItemChange], *, is_collective: bool) -> tuple[TracedChange, ...]:
+        return tuple(
+            TracedChange(
+                name=" ".join(filter(None, (one.item.collective, one.item.shape))) if is_collective else one.item.name,
+                part=one.item.part,
+                seen=one.seen,
+                change_s=one.change_ns / 1e9,
+            )
+            for one in changes
+            if (share := found.share(one)) is not None and share >= SHARE_SHOWN
+        )
+
+    left_out = max(map(len, windows)) - len(ranks[:MOST_RANKS])
+    return TraceChange(
+        step_s=found.change_ns / 1e9,
+        kernels=of(found.kernels, is_collective=False),
+        collectives=of(found.collectives, is_collective=True),
+        notes=(f"traces of {left_out} more rank(s) are not in this difference",) if left_out else (),
+    )
+
+
+def _rank_of(path: Path) -> int:
+    found = re.match(r"rank(\d+)\.", path.name)
+    return int(found[1]) if found else 0

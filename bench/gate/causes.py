@@ -1,0 +1,385 @@
+"""The cause beside an alert: finds the last good and the first bad run, and what changed between them.
+
+The line that is kept with the verdict comes from the history, and from the run folders of several nodes where these are
+there; traces are read for whoever looks at it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, select
+
+from bench.errors import Misuse
+from bench.gate.cause.changes import Change, Reading, changes_between
+from bench.gate.cause.likely import LIKELY, Likely, cut, likely
+from bench.gate.cause.standout import Standout, find_standout
+from bench.gate.cause.where import StepChange, TraceChange, step_change, trace_change
+from bench.gate.groups import Group
+from bench.gate.missing import day_of
+from bench.gate.verdicts import BAD, Blame, KnownSeries, SeriesKey, Verdict, load_accepted
+from bench.machine.machine import Machine
+from bench.store.history import History
+from bench.store.run_dir import found_again, other_machines
+from bench.store.schema import RUNS
+from bench.store.summary import Summary
+from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
+
+NIGHTS_COUNTED = 30
+"""Nights up to the first bad one that tell how often a field changes."""
+GOOD_NIGHTS = 3
+"""Nights before the change whose trials a step's parts are compared with: one night's are few."""
+MOST_CAUSES = 5
+"""Causes that are told unless all are asked for."""
+_NEXT_MOVE = re.compile(r"trace_steps|--[a-z]|`observatory ")
+"""What a reason names where something can be done about it: a setting, an option or a command."""
+_OF_STEPS = frozenset({RUN_STEP_SECONDS.name, RUN_MEAN_STEP_SECONDS.name, RUN_SCALING_EFFICIENCY.name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Both runs of a change, and what they tell. good: None where the history has none."""
+
+    good: Summary | None
+    bad: Summary
+    changes: tuple[Change, ...]
+    time: StepChange | str | None
+    likely: Likely
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What is known of the cause of a case's worse figures.
+
+    figures: these, as they are in the verdicts. line: the likely cause, see `likely`. is_likely: a change is named.
+    changes: from the good run to the bad one, the rarest first. time: where it went; None where the figures are no
+    times of a step, or no good run is known. traces: None where it was not asked for. standout: None where none is.
+    missing: what could not be told, and why; first where the reason names what to do about it. commands: what to call
+    next. others: cases that share an attribute with this one, of which no cause of their own is told here.
+    """
+
+    case: str
+    figures: tuple[Verdict, ...]
+    good_run: str | None
+    bad_run: str
+    line: str
+    is_likely: bool
+    changes: tuple[Change, ...]
+    time: StepChange | None
+    traces: TraceChange | None
+    standout: Standout | None
+    missing: tuple[str, ...]
+    commands: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
+# When a night is judged: a line, kept as long as the change is open
+
+
+def with_causes(
+    history: History,
+    known: Mapping[SeriesKey, KnownSeries],
+    verdicts: Sequence[Verdict],
+    after: Mapping[SeriesKey, KnownSeries],
+) -> tuple[list[Verdict], dict[SeriesKey, KnownSeries]]:
+    """Return a night's verdicts with the causes of what is worse, and the states that keep these.
+
+    A cause is looked for once when a change is told, and once more when later nights confirm it and date it better.
+    known: what was known before the night. after: what is known after it.
+    """
+    told: list[Verdict] = []
+    states = dict(after)
+    blames: dict[tuple[object, ...], Blame] = {}  # Figures of one run share their cause.
+    for one in verdicts:
+        state = states[one.key].state
+        blame = state.blame
+        if blame is None and one.key in known:
+            blame = known[one.key].state.blame
+        # On top of an open change, whose cause stays until later nights confirm this one.
+        is_further = one.outcome in BAD and state.open is not None and one.since_ns != state.open.since_ns
+        of_open = blame
+        if one.outcome in BAD:
+            if blame is None or one.is_new or is_further:
+                what = (one.run, *_onset(one), one.key.metric in _OF_STEPS)
+                if what not in blames:
+                    blames[what] = _blame(history, one)
+                blame = blames[what]
+            one = msgspec.structs.replace(one, good_run=blame.good_run, bad_run=blame.bad_run, cause=blame.cause)
+        elif state.open is None and state.detector.alert is None:
+            blame = None
+        kept = of_open if is_further else blame
+        states[one.key] = replace(states[one.key], state=msgspec.structs.replace(state, blame=kept))
+        told.append(one)
+    return told, states
+
+
+def _blame(history: History, one: Verdict) -> Blame:
+    """Return what is told of the cause in a line."""
+    try:
+        found = _find(history, one, runs_folder=None)
+    except Misuse as error:  # A run that this version cannot read must not keep the night from being judged.
+        return Blame(good_run=None, bad_run=one.run, cause=cut(f"unknown: {error}"))
+    good_run = None if found.good is None else found.good.run
+    return Blame(good_run=good_run, bad_run=found.bad.run, cause=found.likely.line)
+
+
+# When somebody looks: all that is known
+
+
+def explain(
+    history: History,
+    verdicts: Iterable[Verdict],
+    groups: Iterable[Group],
+    runs_folder: Path,
+    *,
+    is_whole: bool,
+    has_traces: bool = True,
+) -> tuple[Cause, ...]:
+    """Return the causes of what is worse, the largest change first.
+
+    runs_folder: where run folders are searched that are not where they were. is_whole: also those of cases that share
+    an attribute with one whose cause is told, and of more than `MOST_CAUSES` cases. has_traces: also what the traces of
+    the run folders tell.
+    """
+    by_case: dict[tuple[str, str], list[Verdict]] = {}
+    for one in verdicts:
+        if one.outcome in BAD:
+            by_case.setdefault((one.key.case, one.key.series), []).append(one)
+    ordered = sorted(by_case, key=lambda case: (-max(abs((one.change_ratio or 1) - 1) for one in by_case[case]), case))
+    shared: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    if not is_whole:
+        for group in groups:
+            members = {(one.key.case, one.key.series) for one in group.alerts}
+            of_group = [case for case in ordered if case in members]
+            if group.shared is not None and len(of_group) > 1:
+                shared[of_group[0]] = of_group[1:]
+        behind = {case for cases in shared.values() for case in cases}
+        ordered = [case for case in ordered if case not in behind or case in shared][:MOST_CAUSES]
+    return tuple(
+        _cause(
+            history,
+            by_case[case],
+            runs_folder,
+            tuple(dict.fromkeys(other for other, _ in shared.get(case, ()))),
+            has_traces=has_traces,
+        )
+        for case in ordered
+    )
+
+
+def _cause(
+    history: History, figures: Sequence[Verdict], runs_folder: Path, others: tuple[str, ...], *, has_traces: bool
+) -> Cause:
+    # A time of the step tells more than memory does.
+    one = next((one for one in figures if one.key.metric in _OF_STEPS), figures[0])
+    cause = Cause(
+        case=one.key.case,
+        figures=tuple(figures),
+        good_run=one.good_run,
+        bad_run=one.bad_run or one.run,
+        line=one.cause or "",
+        is_likely=False,
+        changes=(),
+        time=None,
+        traces=None,
+        standout=None,
+        missing=(),
+        commands=(f"observatory diagnose {one.bad_run or one.run}",),
+        others=others,
+    )
+    try:
+        found = _find(history, one, runs_folder=runs_folder)
+    except Misuse as error:
+        return replace(cause, line=cause.line or cut(f"unknown: {error}"), missing=(str(error),))
+    good, bad, missing = found.good, found.bad, list(found.missing)
+    traces: TraceChange | None = None
+    if has_traces and good is not None and one.key.metric in _OF_STEPS:
+        compared = trace_change(_folder(good, runs_folder), _folder(bad, runs_folder))
+        if isinstance(compared, str):
+            missing.append(compared)
+        else:
+            traces = compared
+    standout = find_standout(good, bad)
+    if isinstance(standout, str):
+        missing.append(standout)
+    if isinstance(found.time, StepChange):
+        missing += dict.fromkeys(f"parts of the step: {why}" for why in found.time.absent.values())
+    # What was said when the night was judged stays, though runs and folders may have gone since.
+    line = cause.line or found.likely.line
+    compare = () if good is None else (f"observatory compare {good.run} {bad.run}",)
+    return replace(
+        cause,
+        good_run=None if good is None else good.run,
+        bad_run=bad.run,
+        line=line,
+        is_likely=line.startswith(LIKELY),
+        changes=found.changes,
+        time=found.time if isinstance(found.time, StepChange) else None,
+        traces=traces,
+        standout=None if isinstance(standout, str) else standout,
+        missing=tuple(sorted(missing, key=lambda why: _NEXT_MOVE.search(why) is None)),
+        commands=(*compare, f"observatory diagnose {bad.run}"),
+    )
+
+
+# The runs of a change, and what they tell
+
+
+def _find(history: History, one: Verdict, *, runs_folder: Path | None) -> _Found:
+    """Return the runs before and after the change, and what changed between them.
+
+    Raises:
+        Misuse: a run of the history cannot be read.
+    """
+    good, bad = _runs(history, one)
+    onset_ns = one.started_ns if one.since_ns is None else one.since_ns
+    is_time = one.key.metric in _OF_STEPS
+    if good is None:
+        why = f"no run of the series before {day_of(onset_ns)} is in the history"
+        return _Found(
+            good=None,
+            bad=bad,
+            changes=(),
+            time=None,
+            likely=Likely(line=cut(f"unknown: {why}"), change=None),
+            missing=(f"what changed: {why}",),
+        )
+    past = _readings(history, one.key, bad)
+    ours = {reading.run: reading for reading in past}
+    missing = []
+    readings = []
+    for summary in (good, bad):
+        reading = ours.get(summary.run) or _reading(history, summary)
+        if reading.machine is None:
+            missing.append(f"the machine of {summary.run} cannot be read: only hosts and commit are compared")
+        folder = _folder(summary, runs_folder)
+        nodes = {} if folder is None else other_machines(folder)
+        if len(summary.hosts) > 1 and not nodes:
+            missing.append(f"machines of {summary.run} but the first: its folder has no machine<k>.json")
+        readings.append(replace(reading, nodes=nodes))
+    changes = changes_between(readings[0], readings[1], past)
+    time = step_change(*_beside(history, one.key, good, bad)) if is_time else None
+    if isinstance(time, str):
+        missing.append(f"where the time went: {time}")
+    return _Found(
+        good=good,
+        bad=bad,
+        changes=changes,
+        time=time,
+        likely=likely(changes, time, onset_ns),
+        missing=tuple(missing),
+    )
+
+
+def _onset(one: Verdict) -> tuple[int, int, int]:
+    """Return Unix time of the first night of the change, and the ends of its interval, as far as they are known."""
+    since_ns = one.started_ns if one.since_ns is None else one.since_ns
+    low_ns = since_ns if one.since_low_ns is None else min(one.since_low_ns, since_ns)
+    high_ns = since_ns if one.since_high_ns is None else max(one.since_high_ns, since_ns)
+    return since_ns, low_ns, high_ns
+
+
+def _runs(history: History, one: Verdict) -> tuple[Summary | None, Summary]:
+    """Return the last run that is good and the first one that is bad for sure, by the interval of the onset.
+
+    Where no run is before the interval, the last one before the likeliest night is taken for good. What crept has no
+    onset: the run of the accepted level is good, and this night's is bad. What was found when the change was told first
+    stays.
+    """
+    if one.bad_run is not None:
+        return (None if one.good_run is None else history.find(one.good_run)), history.find(one.bad_run)
+    since_ns, low_ns, high_ns = _onset(one)
+    at = RUNS.c.started_ns
+    newest, oldest = (at.desc(), RUNS.c.id.desc()), (at, RUNS.c.id)
+    if one.outcome == "creep":
+        accepted = load_accepted(history, one.key.suite).get(one.key)
+        of_level = None if accepted is None else _one_run(history, one.key, RUNS.c.id == accepted.run, newest)
+        of_level = of_level or _one_run(history, one.key, at <= since_ns, newest)  # That run may have been pruned.
+        return (None if of_level is None else history.find(of_level)), history.find(one.run)
+    good = _one_run(history, one.key, at < low_ns, newest) or _one_run(history, one.key, at < since_ns, newest)
+    bad = _one_run(history, one.key, (at >= high_ns) & (at <= one.started_ns), oldest)
+    return (None if good is None else history.find(good)), history.find(bad or one.run)
+
+
+def _beside(history: History, key: SeriesKey, good: Summary, bad: Summary) -> tuple[list[Summary], list[Summary]]:
+    """Return the good run with those of the nights before it, and the bad one with its reruns: for more trials."""
+    of_case = (RUNS.c.suite == key.suite, RUNS.c.suite_case == key.case, RUNS.c.series == key.series)
+    member = bad.purpose.member
+    earlier = select(RUNS.c.id).where(*_of_series(key), RUNS.c.started_ns < good.started_ns)
+    again = select(RUNS.c.id).where(
+        *of_case, RUNS.c.outcome == "done", RUNS.c.is_rerun == 1, RUNS.c.suite_run == (member.id if member else None)
+    )
+    sides = []
+    for first, query in ((good, earlier), (bad, again)):
+        with history.transaction() as connection:
+            newest = query.order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(GOOD_NIGHTS - 1)
+            ids = list(connection.scalars(newest))
+        side = [first]
+        for name in ids:
+            with suppress(Misuse):  # A run that this version cannot read only leaves fewer trials.
+                side.append(history.find(name))
+        sides.append(side)
+    return sides[0], sides[1]
+
+
+def _of_series(key: SeriesKey) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions of the runs of a series that ended well, without reruns."""
+    return (
+        RUNS.c.suite == key.suite,
+        RUNS.c.suite_case == key.case,
+        RUNS.c.series == key.series,
+        RUNS.c.outcome == "done",
+        RUNS.c.is_rerun.is_(None) | (RUNS.c.is_rerun == 0),
+    )
+
+
+def _one_run(history: History, key: SeriesKey, condition: ColumnElement[bool], order: Sequence[Any]) -> str | None:
+    query = select(RUNS.c.id).where(*_of_series(key), condition).order_by(*order).limit(1)
+    with history.transaction() as connection:
+        found: str | None = connection.scalar(query)
+        return found
+
+
+_COLUMNS = (RUNS.c.id, RUNS.c.started_ns, RUNS.c.machine_json, RUNS.c.hosts, RUNS.c.commit_id)
+
+
+def _readings(history: History, key: SeriesKey, bad: Summary) -> list[Reading]:
+    """Return the readings of the nights up to the bad run, oldest first."""
+    query = select(*_COLUMNS).where(*_of_series(key), RUNS.c.started_ns <= bad.started_ns)
+    with history.transaction() as connection:
+        rows = connection.execute(query.order_by(RUNS.c.started_ns.desc()).limit(NIGHTS_COUNTED + 1)).all()
+    return [_reading_of(row) for row in reversed(rows)]
+
+
+def _reading(history: History, summary: Summary) -> Reading:
+    """Return the reading of one run, which may be older than those that are counted."""
+    with history.transaction() as connection:
+        return _reading_of(connection.execute(select(*_COLUMNS).where(RUNS.c.id == summary.run)).one())
+
+
+def _reading_of(row: Any) -> Reading:
+    machine: Machine | None = None
+    with suppress(msgspec.DecodeError, RecursionError):  # Told where it matters, for the runs that are compared.
+        machine = msgspec.json.decode(row.machine_json, type=Machine)
+    return Reading(
+        run=row.id,
+        started_ns=row.started_ns,
+        machine=machine,
+        hosts=tuple((row.hosts or "").split()),
+        commit=row.commit_id,
+    )
+
+
+def _folder(summary: Summary, runs_folder: Path | None) -> Path | None:
+    """Return the run's folder, where it was or where folders of runs are now; None where it is gone."""
+    stored = Path(summary.folder)
+    if stored.is_dir():
+        return stored
+    return None if runs_folder is None else found_again(summary.run, summary.folder, runs_folder)

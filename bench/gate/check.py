@@ -1,0 +1,181 @@
+"""The state of a suite after its newest night: verdicts, what is missing, and which alerts belong together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from bench.errors import Misuse
+from bench.gate.causes import Cause
+from bench.gate.groups import Group, group_alerts
+from bench.gate.missing import NIGHTS_SEEN, Missing, day_of, is_going_on, may_be_resumed, missing_in
+from bench.gate.nightly import judge_nights
+from bench.gate.regimes import SeriesRegimes
+from bench.gate.standing import judged_suites, standing_verdicts
+from bench.gate.verdicts import (
+    BAD,
+    KnownSeries,
+    SeriesKey,
+    ShownOutcome,
+    Verdict,
+    load_states,
+    load_verdicts,
+)
+from bench.store.history import History
+from bench.store.suite_record import SuiteRecord
+from bench.suite.form.document import shipped_suites
+from collectors.settings_file import near_name
+
+MOST_RUNS = 1_000_000
+NANOSECONDS = 10**9
+LAST_YEAR = 2262
+"""The first year whose nanoseconds do not fit into 64 bits."""
+CLOCK_NS = 3600 * NANOSECONDS
+"""How far the clock of a runner may be ahead of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteCheck:
+    """What the gate says of a suite. night: its newest run that has ended; None where none has.
+
+    verdicts: of that night, and those that are still open of figures that it did not measure. earlier: those of nights
+    that were asked for besides, oldest first. causes: of what is worse; regimes: of figures with more than one; where
+    they were asked for.
+    """
+
+    suite: str
+    night: SuiteRecord | None
+    verdicts: tuple[Verdict, ...]
+    earlier: tuple[Verdict, ...]
+    missing: tuple[Missing, ...]
+    groups: tuple[Group, ...]
+    causes: tuple[Cause, ...] = ()
+    regimes: tuple[SeriesRegimes, ...] = ()
+
+    @property
+    def counts(self) -> dict[ShownOutcome, int]:
+        """How many figures of the night have each outcome."""
+        return dict(Counter(one.shown for one in self.verdicts))
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether a figure is worse, for all that is known."""
+        return any(one.outcome in BAD for one in self.verdicts)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether something that should be there is not."""
+        return any(one.is_alert for one in self.missing)
+
+
+def check_suite(
+    history: History,
+    suite: str,
+    records: Sequence[SuiteRecord],
+    *,
+    since_ns: int | None,
+    now_ns: int,
+    is_judging: bool = True,
+) -> SuiteCheck:
+    """Judge what has not been judged, and return the state after the newest night.
+
+    records: of the suite's runs, newest first. since_ns: verdicts of the nights from then on are returned, too.
+    is_judging: without it nothing is judged or written, and the state is that after the newest night that is judged.
+    """
+    past = [one for one in records if one.started_ns <= now_ns + CLOCK_NS]
+    unfinished = [one.id for one in past if is_going_on(one, now_ns) or may_be_resumed(one, past, now_ns)]
+    if is_judging:
+        judge_nights(history, suite, now_ns=now_ns + CLOCK_NS, unfinished=unfinished)
+        night = next((one for one in past if one.id not in unfinished), None)
+    else:
+        judged = judged_suites(history).get(suite)
+        night = next((one for one in past if judged is not None and one.id == judged.suite_run), None)
+    known = load_states(history, suite)
+    verdicts = standing_verdicts(history, suite, None if night is None else night.id, known)
+    earlier = [] if since_ns is None else load_verdicts(history, suite, since_ns=since_ns)
+    return SuiteCheck(
+        suite=suite,
+        night=night,
+        verdicts=tuple(verdicts),
+        earlier=tuple(one for one in earlier if night is None or one.suite_run != night.id),
+        missing=(
+            *_of_the_future(records, now_ns),
+            *_late(load_verdicts(history, suite, outcome="late"), known, past),
+            *(missing_in(history, past, known.values(), now_ns=now_ns) if past else ()),
+        ),
+        groups=group_alerts(verdicts),
+    )
+
+
+def _of_the_future(records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
+    """Yield suite runs that began in the future, by a wrong clock."""
+    for one in records:
+        if one.started_ns > now_ns + CLOCK_NS:
+            when = f"on {day_of(one.started_ns)}, by the clock of its runner"
+            reason = f"{one.id} began in the future, {when}; it is not judged"
+            yield Missing(kind="clock", suite=one.suite, what=one.suite, reason=reason)
+
+
+def _late(
+    verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries], past: Sequence[SuiteRecord]
+) -> Iterator[Missing]:
+    """Yield cases with runs that were left out lately, for they began before nights that were judged by then.
+
+    Lately is by the nights that the series has had since, and not by when the run began, which is what is wrong. A
+    series that none of the suite's last nights measured has ended, and is told of no more.
+    past: the suite's runs, newest first.
+    """
+    lately = {}
+    since_ns = min((one.started_ns for one in past[:NIGHTS_SEEN]), default=0)
+    for one in verdicts:
+        series = known.get(one.key)
+        if series is None or series.last_ns < since_ns:
+            continue
+        if sum(number > one.number for number, _ in series.state.nights) < NIGHTS_SEEN:
+            lately[one.key.case] = one
+    for case, one in lately.items():
+        reason = (
+            f"{one.run} began on {day_of(one.started_ns)}, before a night that is judged already; a clock went back"
+        )
+        yield Missing(kind="late", suite=one.key.suite, what=case, reason=reason)
+
+
+def suites_in(history: History) -> tuple[str, ...]:
+    """Return the names of the suites in the history."""
+    return tuple(sorted({record.suite for record in history.suite_runs(MOST_RUNS)}))
+
+
+def require_suite(name: str, suites: Sequence[str]) -> str:
+    """Return the name if the history has runs of this suite.
+
+    Raises:
+        Misuse: it has none; the message offers the nearest name.
+    """
+    if name in suites:
+        return name
+    near = near_name(name, suites)
+    offer = f"it has {', '.join(suites) or 'none'}" if near is None else f'did you mean "{near}"?'
+    maker = f" (`observatory suite run {name}` makes one)" if name in shipped_suites() else ""
+    raise Misuse(f'suite "{name}" has no run in this history; {offer}{maker}')
+
+
+def night_ns(text: str, records: Sequence[SuiteRecord]) -> int:
+    """Return when a night began: the id of a suite run, the beginning of one, or a day as 2026-11-23 (UTC).
+
+    Raises:
+        Misuse: it is neither.
+    """
+    found = [one for one in records if one.id == text] or [one for one in records if one.id.startswith(text)]
+    if len(found) == 1:
+        return found[0].started_ns
+    try:
+        day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+        if not 1970 <= day.year < LAST_YEAR:
+            raise ValueError
+        return int(day.timestamp()) * NANOSECONDS
+    except ValueError:
+        newest = ", ".join(one.id for one in (found or records)[:4]) or "none"
+        what = "may be any of" if found else "is no day as 2026-11-23 and no suite run; the newest are"
+        raise Misuse(f'night "{text}" {what}: {newest}') from None

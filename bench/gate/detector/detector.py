@@ -1,0 +1,433 @@
+"""Detector of changes in a series, night by night: suspicion, alert, page, and what closes itself.
+
+`judge` takes a night; where it asks for reruns, `confirm_by_rerun` takes them. Both take the series' state and return
+the next one, which is all that is kept of the past. docs/reference/detector.md has the formulae. Knows neither store
+nor clock, nor which direction is worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Literal
+
+from msgspec.structs import replace as with_fields
+
+from bench.gate.detector.hypotheses import Weighed, begin, score, weigh, with_reruns
+from bench.gate.detector.level_filter import Candidate, NightValue, moved, unchanged_since
+from bench.gate.detector.night import (
+    CLIP_SDS,
+    Night,
+    SeriesNoise,
+    TrialSample,
+    learn,
+    require_finite,
+    trial_variance,
+)
+from bench.gate.detector.placements import learn_offsets, reduce_trials
+from bench.gate.detector.settings import SETTINGS, DetectorSettings
+from bench.gate.detector.state import KeptNight, SeriesAlert, SeriesState, Suspected
+
+NightVerdict = Literal["insufficient data", "no change", "suspicion", "alert", "page", "recovered"]
+RANGE = 0.95
+RANGE_SDS = 1.96
+"""Half the width of a 95 % interval."""
+_BUSIEST = 4.0
+"""How many times wider than usual a night's trials are believed to scatter at most, however much its steps do."""
+_PAST_LEVELS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedNight:
+    """Verdict on a night, with the state to be kept.
+
+    is_new: this call raised the alert or the page. alert: the one that is open, was just raised or has just closed
+    itself; where a paged change went back, the change back.
+    reason: in words; `{night}` in it stands for the night of the number reason_night, which only the caller can date.
+    score: standard deviations between the night and what its regime expected; p_value: of that, two-sided; both take
+    reruns in where there were some. log_value: of the night, placements' offsets removed; expected_log: before it.
+    half_width: of the 95 % interval of their difference. visible_log: the least difference that would be suspected.
+    """
+
+    state: SeriesState
+    verdict: NightVerdict
+    reason: str
+    reason_night: int | None = None
+    is_new: bool = False
+    alert: SeriesAlert | None = None
+    reruns_wanted: int = 0
+    score: float | None = None
+    p_value: float | None = None
+    log_value: float | None = None
+    expected_log: float | None = None
+    half_width: float | None = None
+    visible_log: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesLevel:
+    """A level on logarithms with its 95 % interval, and how many nights it is of, as far as they are kept."""
+
+    log_level: float
+    low: float
+    high: float
+    nights: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestMean:
+    """Mean of the newest nights, with the variance of its error and the degrees of freedom that is known with."""
+
+    log_value: float
+    variance: float
+    freedom: int
+    nights: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reruns:
+    """Whether a night's reruns agree with it, and how many trials both have."""
+
+    agree: bool
+    trials: int
+
+
+def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = SETTINGS) -> JudgedNight:
+    """Judge a night of a series; state: what the night before left, None for a new series.
+
+    Raises:
+        ValueError: the night is not after the last one, has no trial, or holds values that are not finite.
+    """
+    before = SeriesState() if state is None else state
+    require_finite(night.trials)
+    if not night.trials:
+        raise ValueError(f"night {night.number} has no trial; leave out a night on which nothing ran")
+    if before.nights and night.number <= before.nights[-1].number:
+        last = before.nights[-1].number
+        raise ValueError(f"night {night.number} is not after night {last}, the last one judged; give nights in order")
+    error = _trial_error(before.nights, night.trials)
+    reduced = reduce_trials(night.trials, before.placements, error, settings)
+    current = KeptNight(
+        night.number,
+        reduced.log_value,
+        reduced.variance,
+        reduced.spread,
+        len(night.trials),
+        median(trial.mad for trial in night.trials),
+    )
+    nights = (*before.nights, current)[-settings.memory_nights :]
+    now = with_fields(before, nights=nights, regime_starts=_starts(before, nights), suspected=None)
+    if len(now.nights) < settings.fewest_nights:
+        expected = median(current.log_value for current in now.nights), settings.placement_sd**2
+        placements = learn_offsets(night.trials, now.placements, error, expected, night.number, settings)
+        reason = f"{len(now.nights)} nights so far, and a verdict needs {settings.fewest_nights}"
+        return JudgedNight(
+            state=with_fields(now, placements=placements),
+            verdict="insufficient data",
+            reason=reason,
+            log_value=current.log_value,
+        )
+    noise = _noise(now, settings)
+    if before.unchanged is None:
+        values = [NightValue(current.number, current.log_value, current.variance) for current in before.nights]
+        unchanged, candidates = begin(values, noise, settings)
+    else:
+        unchanged, candidates = before.unchanged, before.candidates
+    suspected = Suspected(
+        value=NightValue(night.number, current.log_value, current.variance), unchanged=unchanged, candidates=candidates
+    )
+    return _weighed(now, suspected, night.trials, error, noise, settings)
+
+
+def confirm_by_rerun(
+    state: SeriesState, reruns: tuple[TrialSample, ...], settings: DetectorSettings = SETTINGS
+) -> JudgedNight:
+    """Judge the last night again, with fresh trials of the same night; state: what `judge` left with its suspicion.
+
+    Raises:
+        ValueError: the last verdict was no suspicion, there is no trial, or values are not finite.
+    """
+    require_finite(reruns)
+    suspected = state.suspected
+    if suspected is None:
+        raise ValueError("there is no suspicion to confirm; judge a night first, and rerun it if that asks for it")
+    if not reruns:
+        raise ValueError("there is no rerun to confirm the suspicion with; give its trials, or leave it a suspicion")
+    error = _trial_error(state.nights[:-1], reruns)
+    again = reduce_trials(reruns, state.placements, error, settings)
+    noise = _noise(state, settings)
+    first = suspected.value
+    before = moved(suspected.unchanged, first.number, noise, settings)
+    value, agree = with_reruns(
+        before, first, NightValue(first.number, again.log_value, again.variance), noise, settings
+    )
+    last = state.nights[-1]
+    now = with_fields(state, nights=(*state.nights[:-1], with_fields(last, log_value=value.log_value)), suspected=None)
+    hypotheses = with_fields(suspected, value=value)
+    rerun_counts = _Reruns(agree=agree, trials=last.trials + len(reruns))
+    return _weighed(now, hypotheses, reruns, error, noise, settings, rerun_counts)
+
+
+def level(state: SeriesState) -> SeriesLevel | None:
+    """Return the level of the present regime, None before the first verdict."""
+    if state.unchanged is None:
+        return None
+    now = state.unchanged
+    half_width = RANGE_SDS * math.sqrt(now.level_variance)
+    nights = sum(night.number >= state.regime_starts[-1] for night in state.nights)
+    return SeriesLevel(log_level=now.level, low=now.level - half_width, high=now.level + half_width, nights=nights)
+
+
+def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> NewestMean | None:
+    """Return the mean of the newest nights, None before the first verdict."""
+    if state.unchanged is None:
+        return None
+    noise = _noise(state, settings)
+    newest = state.nights[-settings.creep_nights :]
+    middle = median(night.log_value for night in newest)
+    error = median(night.variance for night in newest)
+    # Nights far from the others are cut, as where the noise is learned.
+    limit = CLIP_SDS * math.sqrt(noise.night_variance + error)
+    values = [min(max(night.log_value, middle - limit), middle + limit) for night in newest]
+    count = len(values)
+    # Variance of a mean of correlated nights: each pair `lag` apart shares correlation^lag of the night variance.
+    pairs = sum((count - lag) * noise.correlation**lag for lag in range(1, count))
+    variance = (noise.night_variance * (1 + 2 * pairs / count) + error) / count
+    return NewestMean(log_value=sum(values) / count, variance=variance, freedom=_freedom(noise), nights=count)
+
+
+def _weighed(
+    state: SeriesState,
+    suspected: Suspected,
+    trials: Sequence[TrialSample],
+    error: float,
+    noise: SeriesNoise,
+    settings: DetectorSettings,
+    reruns: _Reruns | None = None,
+) -> JudgedNight:
+    """Take the night's value into all hypotheses, and return the verdict.
+
+    state: with the night among its nights. suspected: the night's value, and the hypotheses before it.
+    """
+    value = suspected.value
+    weighed = weigh(suspected.unchanged, suspected.candidates, value, noise, state.past_levels, settings)
+    off = score(weighed.before, value)
+    mean, variance = weighed.before.predict(value.share)
+    deviation = math.sqrt(variance + value.variance)
+    placements = learn_offsets(trials, state.placements, error, weighed.night_value, value.number, settings)
+    now = with_fields(
+        state,
+        unchanged=weighed.unchanged,
+        candidates=weighed.candidates,
+        placements=placements,
+    )
+    judged = JudgedNight(
+        state=now,
+        verdict="no change",
+        reason="",
+        score=off,
+        p_value=_p_value(off, noise),
+        log_value=value.log_value,
+        expected_log=mean,
+        half_width=_quantile(RANGE / 2 + 0.5, noise) * deviation,
+        visible_log=_quantile(1 - settings.suspicion_p / 2, noise) * deviation,
+    )
+    page = _page(judged, weighed, settings)
+    if page is not None:
+        return page
+    if state.alert is not None:
+        return _followed(judged, state.alert, weighed, settings)
+    return _first_night(judged, suspected, weighed, reruns, settings)
+
+
+def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> JudgedNight | None:
+    """Return the page of a change that the nights after it confirm, with the regime that it began; None without one."""
+    state = judged.state
+    last_night = state.nights[-1 - settings.hold_nights].number
+    for direction in (1, -1):
+        changes = weighed.changes(direction, last_night)
+        if sum(probability for probability, _ in changes) < settings.page_probability:
+            continue
+        best = max(changes, key=lambda change: change[0])[1]
+        if abs(best.change) < settings.smallest_change:
+            continue
+        alert = _alert(changes, best, direction, tier=2)
+        is_return = _is_return(state, best, settings)
+        now = with_fields(
+            state,
+            unchanged=unchanged_since(best),
+            candidates=(),
+            regime_starts=(*state.regime_starts, best.onset),
+            past_levels=((best.level_before, best.variance_before), *state.past_levels)[:_PAST_LEVELS],
+            alert=None,
+        )
+        if is_return:
+            reason, began = "the level is back where it was before {night}", state.regime_starts[-1]
+            return replace(judged, state=now, verdict="recovered", reason=reason, reason_night=began, alert=alert)
+        reason = f"the level has changed by {math.expm1(best.change):+.1%} since {{night}}"
+        return replace(
+            judged, state=now, verdict="page", reason=reason, reason_night=best.onset, is_new=True, alert=alert
+        )
+    return None
+
+
+def _is_return(state: SeriesState, change: Candidate, settings: DetectorSettings) -> bool:
+    """Return whether a regime that lasted no longer than the window ends at the level that was before it."""
+    if not state.past_levels or change.onset - state.regime_starts[-1] > settings.window_nights:
+        return False
+    log_level, variance = state.past_levels[0]
+    return abs(change.level - log_level) <= RANGE_SDS * math.sqrt(
+        change.level_variance + variance + settings.return_sd**2
+    )
+
+
+def _followed(judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, settings: DetectorSettings) -> JudgedNight:
+    """Return the verdict on a night after an alert: it stays, or closes itself."""
+    probability = sum(
+        probability_of_change for probability_of_change, _ in weighed.changes(alert.direction, weighed.before.number)
+    )
+    if probability < settings.close_probability:
+        reason = f"the change of {{night}} has gone: its probability is {probability:.2f}"
+        now = with_fields(judged.state, alert=None)
+        return replace(judged, state=now, verdict="recovered", reason=reason, reason_night=alert.onset, alert=alert)
+    reason = f"the change of {{night}} has probability {probability:.2f}, and is confirmed at "
+    reason += f"{settings.page_probability:.2f}"
+    return replace(judged, verdict="alert", reason=reason, reason_night=alert.onset, alert=alert)
+
+
+def _first_night(
+    judged: JudgedNight, suspected: Suspected, weighed: Weighed, reruns: _Reruns | None, settings: DetectorSettings
+) -> JudgedNight:
+    """Return the verdict on a night that follows no alert: suspicion, and with reruns alert or nothing."""
+    assert judged.score is not None
+    assert judged.p_value is not None
+    assert judged.log_value is not None
+    assert judged.expected_log is not None
+    difference = math.expm1(judged.log_value - judged.expected_log)
+    off = f"{difference:+.1%} from what was expected, p {judged.p_value:.2g}"
+    if reruns is None:
+        if judged.p_value > settings.suspicion_p:
+            return replace(judged, reason=off)
+        now = with_fields(judged.state, suspected=suspected)
+        reason = f"{off}; {settings.reruns} reruns would show whether it holds"
+        return replace(judged, state=now, verdict="suspicion", reason=reason, reruns_wanted=settings.reruns)
+    newest = weighed.candidates[-1]
+    if not reruns.agree:
+        return replace(judged, reason=f"{off} with its reruns, which do not show it")
+    if judged.p_value > settings.alert_p or abs(newest.change) < settings.smallest_change:
+        return replace(judged, reason=f"{off} with its reruns: too little for an alert")
+    if reruns.trials < settings.fewest_trials:
+        reason = f"{off} with its reruns, {reruns.trials} trials in all; an alert needs {settings.fewest_trials}"
+        return replace(judged, verdict="insufficient data", reason=reason)
+    direction = 1 if judged.score > 0 else -1
+    alert = _alert([(1.0, newest)], newest, direction, tier=1)
+    now = with_fields(judged.state, alert=alert)
+    return replace(judged, state=now, verdict="alert", reason=f"{off} with its reruns", is_new=True, alert=alert)
+
+
+def _alert(changes: Sequence[tuple[float, Candidate]], best: Candidate, direction: int, *, tier: int) -> SeriesAlert:
+    total = sum(probability for probability, _ in changes)
+    half_width = RANGE_SDS * math.sqrt(best.change_variance)
+    # Onsets in order, less those in either tail of the probability.
+    passed, inside = 0.0, [best.onset]
+    for probability, candidate in changes:
+        passed += probability
+        if passed > (1 - RANGE) / 2 * total and passed - probability < (1 + RANGE) / 2 * total:
+            inside.append(candidate.onset)
+    return SeriesAlert(
+        onset=best.onset,
+        onset_low=min(inside),
+        onset_high=max(inside),
+        direction=direction,
+        log_change=best.change,
+        log_change_low=best.change - half_width,
+        log_change_high=best.change + half_width,
+        raised=best.number,
+        tier=tier,
+    )
+
+
+def _trial_error(nights: Sequence[KeptNight], trials: Sequence[TrialSample]) -> float:
+    """Return the variance of the error of one trial on this night, larger where its steps scatter more than usual."""
+    variance = trial_variance([(night.spread, night.trials) for night in nights if night.spread is not None])
+    usual = median(night.mad for night in nights) if nights else 0.0
+    if not usual:
+        return variance
+    busy = median(trial.mad for trial in trials) / usual
+    return variance * min(max(busy, 1.0), _BUSIEST) ** 2
+
+
+def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]:
+    """Return where regimes began among these nights, and in any case where the present one did."""
+    oldest = nights[0].number
+    return tuple(start for start in before.regime_starts if start > oldest) or before.regime_starts[-1:] or (oldest,)
+
+
+def _noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
+    """Learn the noise from nights that are settled: a change on a newer one may not be known yet."""
+    count = len(state.nights)
+    settled = state.nights[: count - min(settings.window_nights, count // 3)]
+    edges = (settled[0].number, *state.regime_starts, settled[-1].number + 1)
+    regimes = [[night.log_value for night in settled if start <= night.number < end] for start, end in pairwise(edges)]
+    return learn([values for values in regimes if values], median(night.variance for night in settled), settings)
+
+
+def _freedom(noise: SeriesNoise) -> int:
+    return max(noise.nights - 1, 3)
+
+
+def _quantile(probability: float, noise: SeriesNoise) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(_freedom(noise), probability))
+
+
+def _p_value(score: float, noise: SeriesNoise) -> float:
+    from scipy.special import stdtr  # Imported here: what only reads states needs no scipy.
+
+    return 2 * float(stdtr(_freedom(noise), -abs(score)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Creep:
+    """How far the newest nights lie from an accepted level, on logarithms.
+
+    low, high: interval with the settings' `creep_p` outside, in both directions together. nights: that were used.
+    has_crept: the interval excludes no change, and the change is at least `smallest_creep`.
+    """
+
+    log_change: float
+    low: float
+    high: float
+    nights: int
+    has_crept: bool
+
+
+def creep(state: SeriesState, accepted_log_level: float, settings: DetectorSettings = SETTINGS) -> Creep | None:
+    """Compare the newest nights with a level that somebody accepted; None before the first verdict.
+
+    The test is asked each night, so its interval is wider than 95 %. It takes the newest nights alone, since the level
+    of a regime that creeps lags behind them.
+
+    Raises:
+        ValueError: the accepted level is not finite.
+    """
+    from scipy.special import stdtrit  # Imported here: what only reads states needs no scipy.
+
+    if not math.isfinite(accepted_log_level):
+        raise ValueError(f"the accepted level is {accepted_log_level}; it must be finite, a logarithm")
+    mean = newest_mean(state, settings)
+    if mean is None:
+        return None
+    change = mean.log_value - accepted_log_level
+    half_width = float(stdtrit(mean.freedom, 1 - settings.creep_p / 2)) * math.sqrt(mean.variance)
+    return Creep(
+        log_change=change,
+        low=change - half_width,
+        high=change + half_width,
+        nights=mean.nights,
+        has_crept=abs(change) > max(half_width, settings.smallest_creep),
+    )

@@ -1,0 +1,218 @@
+"""Nights of a series: the trials of each, their robust centre, and the noise of the series.
+
+A series is one metric of one case, by one definition, on one kind of machine. A night is one visit to it, with some
+trials; each trial is reduced to the median of the logarithms of its steps. Everything here is on logarithms, so that a
+change of 1 % is 0.01 at any level, and a rate is the mirror image of a time. Knows neither store nor clock.
+
+`learn` finds the noise of a series. Night effects are a first-order autoregression: what makes a night slow is often
+there on the next. Whittle's likelihood over a grid, averaged by its probability, gives their deviation and correlation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.gate.detector.settings import DetectorSettings
+
+RESOLUTION = 0.001
+"""Standard deviation, in logarithms, that no night is believed to be better than: 0.1 %. Rounded samples agree to the
+last digit at times, and without it the next digit would then be a regression."""
+OUTLIER_SDS = 3.0
+"""Where a trial is as likely a broken one as a good one: a normal trial lies beyond once in 370."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSample:
+    """One trial, reduced.
+
+    log_median: median of the logarithms of its steps' values. mad: their median absolute deviation from it, unscaled.
+    placement: what it ran on, such as a node pool or a list of hosts, "" where that is not known.
+    """
+
+    log_median: float
+    mad: float
+    steps: int
+    placement: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """All trials of a series on one night.
+
+    number: counts nights or days, from any beginning; missing numbers are nights on which the series was not run.
+    """
+
+    number: int
+    trials: tuple[TrialSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Centre:
+    """Robust centre of some trials, with the variance of its error; weights: how far each trial is believed, 0 to 1."""
+
+    log_value: float
+    variance: float
+    weights: tuple[float, ...]
+
+
+def trial_sample(samples: Sequence[float], placement: str = "") -> TrialSample:
+    """Reduce the steps of one trial.
+
+    Raises:
+        ValueError: there is no sample, or one is not positive and finite.
+    """
+    if not samples:
+        raise ValueError("a trial has no sample; give one value for each measured step")
+    for value in samples:
+        if not 0 < value < math.inf:
+            raise ValueError(f"a sample is {value}; it must be positive and finite")
+    logarithms = [math.log(value) for value in samples]
+    middle = median(logarithms)
+    mad = median(abs(value - middle) for value in logarithms)
+    return TrialSample(log_median=middle, mad=mad, steps=len(logarithms), placement=placement)
+
+
+def require_finite(trials: Iterable[TrialSample]) -> None:
+    """Check what the trials hold.
+
+    Raises:
+        ValueError: a value is not finite, a deviation negative, or a trial has no step.
+    """
+    for trial in trials:
+        if not math.isfinite(trial.log_median):
+            raise ValueError(f"a trial's log_median is {trial.log_median}; it must be finite")
+        if not 0 <= trial.mad < math.inf:
+            raise ValueError(f"a trial's mad is {trial.mad}; it must be finite and not negative")
+        if trial.steps < 1:
+            raise ValueError(f"a trial has {trial.steps} steps; it must have at least 1")
+
+
+def centre(values: Sequence[float], variances: Sequence[float]) -> Centre:
+    """Return the centre of values whose errors have these variances, most of which are good.
+
+    Each value is weighted by the odds that it is good, not broken, which are even at `OUTLIER_SDS`; three rounds of
+    reweighting from the median settle it. Two values that are far apart are both doubted, and the variance says so.
+    Source: iteratively reweighted M-estimation, Huber and Ronchetti 2009, chapter 6.
+    """
+    middle = median(values)
+    weights = [1.0] * len(values)
+    total = 0.0
+    for _ in range(3):
+        weights = [
+            1.0 / (1.0 + math.exp(min(60.0, 0.5 * ((value - middle) ** 2 / variance - OUTLIER_SDS**2))))
+            for value, variance in zip(values, variances, strict=True)
+        ]
+        total = sum(weight / variance for weight, variance in zip(weights, variances, strict=True))
+        middle = (
+            sum(weight * value / variance for value, weight, variance in zip(values, weights, variances, strict=True))
+            / total
+        )
+    return Centre(log_value=middle, variance=1.0 / total, weights=tuple(weights))
+
+
+CLIP_SDS = 3.0
+"""Deviations are cut here where the noise is learned: those of normal nights lie beyond once in 370."""
+_PHIS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
+_SHARES = np.array([0.1, 0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.4])
+"""Night variances that are tried, as shares of the deviations' variance. Above 1: a long memory shows little of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesNoise:
+    """night_variance: of the night effect. correlation: of two nights in a row. nights: how many it was learned from.
+
+    long_run_variance: of a mean over many nights, times their number. outlier_rate: of nights.
+    """
+
+    night_variance: float
+    correlation: float
+    long_run_variance: float
+    outlier_rate: float
+    nights: int
+
+
+@lru_cache(maxsize=256)
+def _shapes(count: int) -> NDArray[np.float64]:
+    """Spectra of autoregressions of variance 1, (correlation, 1, frequency), at the frequencies of so many nights."""
+    omega = 2 * np.pi * np.arange(1, (count - 1) // 2 + 1) / count
+    phi = _PHIS[:, None, None]
+    shapes: NDArray[np.float64] = (1 - phi**2) / (1 - 2 * phi * np.cos(omega) + phi**2)
+    return shapes
+
+
+def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: DetectorSettings) -> SeriesNoise:
+    """Return the noise of nights, from the values of each regime's nights, in order.
+
+    error_variance: what of it is the trials', not the night's. Nights that are missing are passed over.
+    Source: Whittle 1953.
+    """
+    deviations: list[float] = []
+    for values_of_regime in regimes:
+        middle = median(values_of_regime)
+        deviations += [value - middle for value in values_of_regime]
+    values = np.array(deviations)
+    count = len(values)
+    # Nights with a spike are cut to a size that an ordinary night may have.
+    sd = _robust_sd(values)
+    outliers = int((np.abs(values) > CLIP_SDS * sd).sum())
+    values.clip(-CLIP_SDS * sd, CLIP_SDS * sd, out=values)
+    variance = max(float(values @ values) / max(1, count - 1), RESOLUTION**2)
+    # Frequency 0 is the level itself, and each further regime's level takes one of the lowest away.
+    lowest = len(regimes) - 1
+    shapes = _shapes(count)[:, :, lowest:]
+    power = np.abs(np.fft.rfft(values)[1 + lowest : 1 + lowest + shapes.shape[2]]) ** 2 / count
+    # Spectrum of each pair of correlation and variance, (correlation, share, frequency), and its log-likelihood.
+    night_variances = _SHARES * variance
+    spectrum = night_variances[:, None] * shapes + error_variance
+    log_weights = -(np.log(spectrum) + power / spectrum).sum(axis=2)
+    log_weights -= (0.5 * ((_PHIS - settings.phi_prior_mean) / settings.phi_prior_sd) ** 2)[:, None]
+    weights = np.exp(log_weights - log_weights.max())
+    weights /= weights.sum()
+    of_phi = weights.sum(axis=1)
+    mean = float(of_phi @ _PHIS)
+    spread = math.sqrt(max(float(of_phi @ _PHIS**2) - mean * mean, 0.0))
+    # What is taken away as level lowers a correlation, by this in the first order (Kendall 1954).
+    bias = (1 + 3 * mean) * len(regimes) / count
+    # Guarded: too low a correlation takes wandering for changes, too high a one only delays. What is new on each night
+    # is held: it is known best, and at a fixed variance a higher correlation would leave less of it.
+    correlation = min(mean + bias + settings.correlation_guard_sds * spread, float(_PHIS[-1]))
+    innovation = float((1 - _PHIS**2) @ (weights @ night_variances))
+    night_variance = max(innovation / (1 - correlation**2), RESOLUTION**2)
+    return SeriesNoise(
+        night_variance=night_variance,
+        correlation=correlation,
+        long_run_variance=night_variance * (1 + correlation) / (1 - correlation) + error_variance,
+        # As if the settings' rate had been seen over `outlier_nights` before.
+        outlier_rate=(outliers + settings.outlier_rate * settings.outlier_nights) / (count + settings.outlier_nights),
+        nights=count,
+    )
+
+
+def _robust_sd(deviations: NDArray[np.float64]) -> float:
+    """Return the deviation of ordinary nights, by the median of all and by their 80 % quantile, whichever is larger.
+
+    The quantile is for values of which most are equal, as rounded ones are, and for those with two modes.
+    """
+    middle, outer = np.quantile(np.abs(deviations), [0.5, 0.8])
+    return max(1.4826 * float(middle), 0.7803 * float(outer), RESOLUTION)
+
+
+def chi_square_median(freedom: int) -> float:
+    """Return the median of a chi-square variable divided by its degrees of freedom, by Wilson and Hilferty's cube."""
+    return (1 - 2 / (9 * freedom)) ** 3
+
+
+def trial_variance(spreads: Sequence[tuple[float, int]]) -> float:
+    """Return the variance of one trial, from the variance and the number of trials of each night.
+
+    The median over nights, so that a night with a broken trial counts no more than one whose trials differ a little.
+    """
+    scaled = [variance / chi_square_median(trials - 1) for variance, trials in spreads]
+    return max(median(scaled), RESOLUTION**2) if scaled else RESOLUTION**2

@@ -1,0 +1,122 @@
+"""The figures of a run that the gate judges: which metrics, and each one's trials as the detector takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.gate.detector.night import TrialSample
+from bench.results.estimate import of_metric
+from bench.store.summary import Summary
+from collectors.metrics.metric import Metric
+from collectors.metrics.probes import (
+    RUN_COLLECTIVE_BUS_BANDWIDTH,
+    RUN_COPY_BANDWIDTH,
+    RUN_MATMUL_FLOPS,
+    RUN_PAIR_BANDWIDTH,
+)
+from collectors.metrics.results import (
+    RUN_MEAN_STEP_SECONDS,
+    RUN_PEAK_MEMORY_BYTES,
+    RUN_SCALING_EFFICIENCY,
+    RUN_STEP_SECONDS,
+    RUN_TOKENS_PER_SECOND_PER_DEVICE,
+)
+
+GATED: tuple[Metric, ...] = (
+    RUN_STEP_SECONDS,
+    RUN_MEAN_STEP_SECONDS,
+    RUN_SCALING_EFFICIENCY,
+    RUN_PEAK_MEMORY_BYTES,
+    RUN_COLLECTIVE_BUS_BANDWIDTH,
+    RUN_MATMUL_FLOPS,
+    RUN_COPY_BANDWIDTH,
+    RUN_PAIR_BANDWIDTH,
+)
+"""What is judged each night, main figures first. Others follow from these or explain them: tokens per second is the
+mean step's mirror image, and the parts of a step say where a change of it went."""
+GATED_BY_NAME = {metric.name: metric for metric in GATED}
+NAMES = {
+    RUN_STEP_SECONDS.name: "step",
+    RUN_MEAN_STEP_SECONDS.name: "mean step",
+    RUN_SCALING_EFFICIENCY.name: "efficiency",
+    RUN_PEAK_MEMORY_BYTES.name: "peak memory",
+    RUN_COLLECTIVE_BUS_BANDWIDTH.name: "bus bandwidth",
+    RUN_MATMUL_FLOPS.name: "matmul",
+    RUN_COPY_BANDWIDTH.name: "copy",
+    RUN_PAIR_BANDWIDTH.name: "pair",
+}
+"""The gated metrics in a few words."""
+_OF_STEPS = frozenset({RUN_STEP_SECONDS.name, RUN_MEAN_STEP_SECONDS.name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Legs:
+    """What an efficiency is made of: tokens per second and rank of the run, and of its baseline."""
+
+    own: float
+    baseline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedValue:
+    """A figure of a run. value: the median over trials. legs: of an efficiency."""
+
+    metric: Metric
+    labels: dict[str, str]
+    value: float
+    trials: tuple[TrialSample, ...]
+    legs: Legs | None = None
+
+
+def figure_words(metric: str, labels: Mapping[str, str]) -> str:
+    """Return a figure in a few words: `step`, `efficiency weak`, `bus bandwidth all_reduce ring 1048576`."""
+    known = GATED_BY_NAME.get(metric)
+    names = labels if known is None else known.labels
+    words = [labels[name] for name in names if labels[name] != "beside"]  # The usual baseline of an efficiency.
+    return " ".join([NAMES.get(metric, metric), *words])
+
+
+def gated_values(summary: Summary) -> Iterator[GatedValue]:
+    """Yield the figures of a run that the gate judges, main ones first.
+
+    Values that are not positive have no logarithm and are left out: a bandwidth of 0 is a failed trial.
+    """
+    for metric in GATED:
+        for found in of_metric(summary.estimates, metric):
+            if all(value > 0 for value in found.trials):
+                trials = _samples(summary, metric, found.trials)
+                yield GatedValue(metric=metric, labels=found.labels, value=found.median, trials=trials)
+        if metric is RUN_SCALING_EFFICIENCY:
+            yield from _efficiencies(summary)
+
+
+def _efficiencies(summary: Summary) -> Iterator[GatedValue]:
+    """Yield each efficiency: a trial's own rate over the baseline's median rate."""
+    for rate in of_metric(summary.estimates, RUN_TOKENS_PER_SECOND_PER_DEVICE):
+        for found in summary.scaling:
+            baseline = rate.median / found.ratio.value
+            yield GatedValue(
+                metric=RUN_SCALING_EFFICIENCY,
+                labels={"scaling": found.scaling, "baseline": found.baseline},
+                value=found.ratio.value,
+                trials=_samples(summary, RUN_SCALING_EFFICIENCY, [own / baseline for own in rate.trials]),
+                legs=Legs(own=rate.median, baseline=baseline),
+            )
+
+
+def _samples(summary: Summary, metric: Metric, values: Sequence[float]) -> tuple[TrialSample, ...]:
+    """Return the trials as the detector takes them. What has no steps has no spread of them either."""
+    spreads = summary.step_spreads if metric.name in _OF_STEPS else ()
+    placement = " ".join(summary.hosts)
+    return tuple(
+        TrialSample(
+            log_median=math.log(value),
+            # The deviation of logarithms is the relative one, as long as it is small.
+            mad=spreads[trial] if trial < len(spreads) else 0.0,
+            steps=summary.case.steps,
+            placement=placement,
+        )
+        for trial, value in enumerate(values)
+    )

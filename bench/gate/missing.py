@@ -1,0 +1,209 @@
+"""What a night lacks: a suite that did not run, a case that failed or vanished, a figure that stopped.
+
+Missing data is an alert of its own: a gate that judges only what is there is green on the night on which nothing ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from bench.errors import Misuse
+from bench.gate.verdicts import KnownSeries
+from bench.store.history import History
+from bench.store.suite_record import FAILED, SuiteRecord
+from bench.store.summary import Summary, series_of
+
+Kind = Literal[
+    "not_run",
+    "stalled",
+    "interrupted",
+    "failed",
+    "skipped",
+    "vanished",
+    "stopped",
+    "late",
+    "clock",
+    "left_out",
+    "unfinished",
+    "new_series",
+]
+"""late, clock: runs that began before a judged night, or in the future. left_out: by request, as of a budget.
+unfinished: an interrupted suite run of a suite that has no period. new_series: what came before is of no use to judge
+it. These three are no alerts."""
+LATE_RATIO = 1.25
+"""Periods from one beginning of a suite to the next after which it was not run, as the alert SuiteNotRun has it."""
+STALLED_NS = 3600 * 10**9
+"""How long nothing may happen in a suite run that goes on."""
+NIGHTS_SEEN = 3
+"""How many earlier nights tell what a night should have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Something that is not there. what: the suite, a case, or a figure of one. reason: in a sentence."""
+
+    kind: Kind
+    suite: str
+    what: str
+    reason: str
+
+    @property
+    def is_alert(self) -> bool:
+        """Whether somebody must look."""
+        return self.kind not in ("left_out", "unfinished", "new_series")
+
+
+def day_of(time_ns: int) -> str:
+    """Return the day of a Unix time, in UTC."""
+    return f"{datetime.fromtimestamp(time_ns / 1e9, tz=UTC):%Y-%m-%d}"
+
+
+def is_going_on(record: SuiteRecord, now_ns: int) -> bool:
+    """Whether the suite run goes on, as far as its record tells."""
+    return record.outcome == "running" and now_ns - record.progress_ns < STALLED_NS
+
+
+def may_be_resumed(record: SuiteRecord, records: Sequence[SuiteRecord], now_ns: int) -> bool:
+    """Whether the suite run may still be finished, so that it is not judged yet.
+
+    It has not ended well, no later one has begun, and its period, or a day, has not passed.
+    """
+    period_ns = (86_400 if record.period_s is None else record.period_s) * 1e9
+    is_last = all(one.started_ns <= record.started_ns for one in records)
+    return record.outcome in ("running", "interrupted") and is_last and now_ns - record.started_ns < period_ns
+
+
+def missing_in(
+    history: History,
+    records: Sequence[SuiteRecord],
+    known: Iterable[KnownSeries],
+    *,
+    now_ns: int,
+) -> tuple[Missing, ...]:
+    """Return what is missing in the newest night of a suite.
+
+    records: of its runs, newest first; at least one. known: what the gate knows of its series after that night.
+    """
+    newest = records[0]
+    ended = next((one for one in records if not is_going_on(one, now_ns)), None)
+    return (*_late(newest, now_ns), *(() if ended is None else _of_night(history, ended, records, known)))
+
+
+def _late(newest: SuiteRecord, now_ns: int) -> Iterator[Missing]:
+    waited_ns = now_ns - newest.started_ns
+    if newest.period_s is not None and waited_ns > LATE_RATIO * newest.period_s * 1e9:
+        hours = f"{waited_ns / 3.6e12:.0f} h"
+        yield Missing(
+            kind="not_run",
+            suite=newest.suite,
+            what=newest.suite,
+            reason=f"it began last {hours} ago, and is meant to every {newest.period_s / 3600:.0f} h",
+        )
+
+
+def _of_night(
+    history: History, night: SuiteRecord, records: Sequence[SuiteRecord], known: Iterable[KnownSeries]
+) -> Iterator[Missing]:
+    if night.outcome == "running":
+        reason = (
+            f"{night.id} goes on, and nothing has happened since {day_of(night.progress_ns)}; its runner may be dead"
+        )
+        yield Missing(kind="stalled", suite=night.suite, what=night.suite, reason=reason)
+        return
+    if night.outcome == "interrupted":
+        reason = f"{night.id} was interrupted; `observatory suite run {night.suite} --resume {night.id}` goes on"
+        kind: Kind = "unfinished" if night.period_s is None else "interrupted"
+        yield Missing(kind=kind, suite=night.suite, what=night.suite, reason=reason)
+        return
+    before = [one for one in records if one.started_ns < night.started_ns][:NIGHTS_SEEN]
+    runs = runs_by_case(history, night)
+    yield from _cases(night, runs, set().union(*(runs_by_case(history, one) for one in before)))
+    since_ns = min((one.started_ns for one in before), default=night.started_ns)
+    yield from _figures(history, night, runs, known, since_ns)
+
+
+def runs_by_case(history: History, night: SuiteRecord) -> dict[str, Summary]:
+    """Return the run of each case of the night, without reruns."""
+    found = {}
+    for summary in reversed(history.runs(1_000_000, suite=night.suite, suite_run=night.id)):
+        member = summary.purpose.member
+        if member is not None and not member.is_rerun:
+            found[member.case] = summary
+    return found
+
+
+def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[str]) -> Iterator[Missing]:
+    """Yield the cases that failed, and those that earlier nights have and this one has not."""
+    named = [name for name, run in runs.items() if run.outcome in FAILED and night.has_failed(name)]
+    # A fire drill that went on to its end has failed with a run that is done.
+    named += [name for name in night.failed or () if name not in named and name in runs]
+    for name in named:
+        yield Missing(kind="failed", suite=night.suite, what=name, reason=_why_failed(night, runs[name]))
+    counted = sum(night.cases.get(outcome, 0) for outcome in FAILED)
+    if counted > len(named):
+        unknown = [name for name in night.failed or () if name not in named]
+        names = f" ({', '.join(unknown)})" if unknown else ""
+        reason = f"{counted - len(named)} more case(s) failed, of which the history has no run{names}"
+        yield Missing(kind="failed", suite=night.suite, what=night.suite, reason=reason)
+    if skipped := night.cases.get("skipped", 0):
+        reason = f"{skipped} case(s) cannot run there; `observatory suite show {night.id}` says why"
+        yield Missing(kind="skipped", suite=night.suite, what=night.suite, reason=reason)
+    for name in sorted(set(before) - set(runs)):
+        if name in night.left_out:
+            yield Missing(kind="left_out", suite=night.suite, what=name, reason="a budget or --only left it out")
+        else:
+            reason = f"earlier nights have it, {night.id} has not"
+            yield Missing(kind="vanished", suite=night.suite, what=name, reason=reason)
+
+
+def _why_failed(night: SuiteRecord, run: Summary) -> str:
+    if run.outcome not in FAILED:
+        return f"its run is {run.outcome}, which is not how it should end; `observatory suite show {night.id}` says why"
+    return run.outcome.replace("_", " ") + ("" if run.cause is None else f": {run.cause.text}")
+
+
+def _figures(
+    history: History, night: SuiteRecord, runs: Mapping[str, Summary], known: Iterable[KnownSeries], since_ns: int
+) -> Iterator[Missing]:
+    """Yield figures of the nights since then that the same case has no longer, and cases that are of a new series."""
+    by_case: dict[str, list[KnownSeries]] = {}
+    for one in known:
+        by_case.setdefault(one.key.case, []).append(one)
+    for name, run in runs.items():
+        series = series_of(run.case, run.hardware)
+        of_case = by_case.get(name, [])
+        same = [one for one in of_case if one.key.series == series]
+        if run.outcome == "done":
+            for one in same:
+                if one.last_run != run.run and since_ns <= one.last_ns < run.started_ns:
+                    yield Missing(
+                        kind="stopped",
+                        suite=night.suite,
+                        what=f"{name}: {one.key.metric} {'' if one.key.labels == '{}' else one.key.labels}".rstrip(),
+                        reason=f"it was measured last on {day_of(one.last_ns)}",
+                    )
+        others = [one for one in of_case if one.key.series != series]
+        if others and all(len(one.state.nights) <= 1 for one in same):
+            last = max(others, key=lambda one: one.last_ns)
+            yield Missing(
+                kind="new_series",
+                suite=night.suite,
+                what=name,
+                reason=f"it is judged anew: {_difference(history, last, run)}",
+            )
+
+
+def _difference(history: History, last: KnownSeries, run: Summary) -> str:
+    """Say why the run is of another series than the nights before it."""
+    try:
+        before = history.find(last.last_run)
+    except Misuse:
+        return f"run {last.last_run}, the last of the nights before, is no longer in the history"
+    if before.hardware != run.hardware:
+        return f"it ran on {run.hardware}, and before on {before.hardware}"
+    if before.case.version != run.case.version:
+        return f"the definition of {run.case.strategy} has version {run.case.version}, and had {before.case.version}"
+    return "the suite declares it in another way than before"

@@ -1,0 +1,209 @@
+"""Judging the nights of a suite: each new run of the history against what is known of its series.
+
+A night is one run of the suite. What a night says depends on the nights before it and on its own reruns alone, so that
+it is the same whether it is judged at its end or weeks later.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+from sqlalchemy import or_, select
+
+from bench.errors import InfrastructureFailed
+from bench.gate.causes import with_causes
+from bench.gate.figure import DAY_NS, Figure
+from bench.gate.gated import GatedValue, gated_values
+from bench.gate.verdicts import (
+    AcceptedLevel,
+    KnownSeries,
+    Raced,
+    SeriesKey,
+    Verdict,
+    judged_runs,
+    labels_of,
+    load_accepted,
+    load_states,
+    save_night,
+)
+from bench.results.comparison import false_discovery
+from bench.store.history import History
+from bench.store.schema import RUNS
+from bench.store.summary import Summary, series_of
+
+RACES = 5
+"""How often judging begins anew since another process has judged meanwhile."""
+FALSE_DISCOVERY_RATIO = 0.1
+"""Share of a night's new alerts that may be false: one alert in ten is what people put up with."""
+LATE_NS = 30 * DAY_NS
+"""How far back runs are searched that came into the history after a later night was judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteNight:
+    """A run of the suite: the runs of its cases, and of their reruns, by the case's name."""
+
+    suite_run: str
+    runs: dict[str, list[Summary]]
+    reruns: dict[str, list[Summary]]
+
+
+def judge_nights(
+    history: History, suite: str, *, now_ns: int | None = None, unfinished: Collection[str] = ()
+) -> list[Verdict]:
+    """Judge what has not been judged, oldest night first; keep and return the verdicts.
+
+    now_ns: runs that began later are not judged. unfinished: ids of suite runs that are judged when they have ended.
+    """
+    found: list[Verdict] = []
+    for _ in range(RACES):
+        known = load_states(history, suite)
+        accepted = load_accepted(history, suite)
+        try:
+            for night in _unjudged(history, suite, known.values(), unfinished, now_ns):
+                verdicts, after = judge_night(suite, night, known, accepted)
+                verdicts, after = with_causes(history, known, verdicts, after)
+                save_night(history, known, after.values(), verdicts)
+                known |= {key: replace(one, revision=_revision(known, key) + 1) for key, one in after.items()}
+                found += verdicts
+            return found
+        except Raced:  # Another process judges the same nights: what it has kept is not judged again.
+            continue
+    raise InfrastructureFailed(f"suite {suite} is judged by other processes all the time; try again")
+
+
+def _revision(known: Mapping[SeriesKey, KnownSeries], key: SeriesKey) -> int:
+    return known[key].revision if key in known else 0
+
+
+def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, bool]:
+    """Return the cases of this suite run that are to be measured once more tonight, most suspicious first.
+
+    The detector suspects them, also those that are worse already. Of each, whether its scaling efficiency is suspected:
+    then its baseline is to be measured again, too. Nothing is kept: the verdict is made when the reruns are there.
+    """
+    known = load_states(history, suite)
+    least: dict[str, float] = {}
+    is_efficiency: dict[str, bool] = {}
+    for night in _unjudged(history, suite, known.values(), (), None):
+        verdicts, after = judge_night(suite, night, known, {})
+        known |= after
+        if night.suite_run == suite_run:
+            for one in verdicts:
+                if one.is_suspected and one.p_value is not None:
+                    case = one.key.case
+                    least[case] = min(one.p_value, least.get(case, 1.0))
+                    is_efficiency[case] = is_efficiency.get(case, False) or one.is_efficiency
+    return {case: is_efficiency[case] for case in sorted(least, key=lambda case: least[case])}
+
+
+# The nights that are not judged yet
+
+
+def _unjudged(
+    history: History, suite: str, known: Iterable[KnownSeries], unfinished: Collection[str], now_ns: int | None
+) -> Iterator[SuiteNight]:
+    """Yield the nights with runs that have no verdict, oldest first."""
+    since_ns = max((one.last_ns for one in known), default=LATE_NS) - LATE_NS
+    is_done = [RUNS.c.suite == suite, RUNS.c.outcome == "done", RUNS.c.started_ns >= since_ns]
+    if now_ns is not None:
+        is_done.append(RUNS.c.started_ns <= now_ns)
+    query = select(RUNS.c.id, RUNS.c.suite_run, RUNS.c.started_ns).where(
+        *is_done, or_(RUNS.c.is_rerun.is_(None), RUNS.c.is_rerun == 0)
+    )
+    with history.transaction() as connection:
+        rows = connection.execute(query.order_by(RUNS.c.started_ns, RUNS.c.id)).all()
+    judged = judged_runs(history, suite, since_ns)
+    by_night: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.id not in judged and row.suite_run not in unfinished:
+            by_night[row.suite_run].append(row.id)
+    for suite_run, ids in by_night.items():
+        runs: dict[str, list[Summary]] = defaultdict(list)
+        reruns: dict[str, list[Summary]] = defaultdict(list)
+        wanted = frozenset(ids)
+        for summary in reversed(history.runs(1_000_000, suite=suite, suite_run=suite_run)):
+            member = summary.purpose.member
+            if member is None or summary.outcome != "done":
+                continue
+            if member.is_rerun:
+                reruns[member.case].append(summary)
+            elif summary.run in wanted:
+                runs[member.case].append(summary)
+        yield SuiteNight(suite_run=suite_run, runs=dict(runs), reruns=dict(reruns))
+
+
+# One night
+
+
+def judge_night(
+    suite: str, night: SuiteNight, known: Mapping[SeriesKey, KnownSeries], accepted: Mapping[SeriesKey, AcceptedLevel]
+) -> tuple[list[Verdict], dict[SeriesKey, KnownSeries]]:
+    """Judge the runs of a night; return the verdicts, and what is known of their series afterwards.
+
+    accepted: levels that people have accepted, against which slow creep is judged.
+    """
+    verdicts: list[Verdict] = []
+    after: dict[SeriesKey, KnownSeries] = {}
+    for case, runs in night.runs.items():
+        reruns = night.reruns.get(case, [])
+        for summary in runs:
+            series = series_of(summary.case, summary.hardware)
+            for value in gated_values(summary):
+                key = SeriesKey(
+                    suite=suite,
+                    case=case,
+                    series=series,
+                    metric=value.metric.name,
+                    labels=labels_of(value.labels),
+                )
+                one = Figure(key, value, summary, night.suite_run, _again(reruns, summary, value))
+                verdict, state = one.judge(after.get(key) or known.get(key), accepted.get(key))
+                verdicts.append(verdict)
+                after[key] = state
+    held = _held_back(verdicts)
+    for place, said in enumerate(verdicts):
+        if (said.key, said.run) in held:
+            verdicts[place] = msgspec.structs.replace(
+                said,
+                outcome="suspicion",
+                reason="reruns agree, but among so many series a change of this size is found by chance",
+            )
+            after[said.key] = _without_alert(after[said.key])
+    return verdicts, after
+
+
+def _again(reruns: Sequence[Summary], summary: Summary, value: GatedValue) -> list[GatedValue]:
+    """Return the same figure of the reruns of the same series."""
+    return [
+        again
+        for rerun in reruns
+        if series_of(rerun.case, rerun.hardware) == series_of(summary.case, summary.hardware)
+        for again in gated_values(rerun)
+        if (again.metric.name, again.labels) == (value.metric.name, value.labels)
+    ]
+
+
+def _held_back(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
+    """Return new alerts of the night alone that are not among the discoveries of all its series.
+
+    A further change of a figure that is worse already is none of them: it would be worse without it, too.
+    """
+    tested = [(verdict, verdict.p_value) for verdict in verdicts if verdict.p_value is not None]
+    adjusted = false_discovery([p_value for _, p_value in tested])
+    return frozenset(
+        (verdict.key, verdict.run)
+        for (verdict, _), share in zip(tested, adjusted, strict=True)
+        if verdict.is_new
+        and verdict.reruns
+        and verdict.outcome in ("regression", "improvement")
+        and share > FALSE_DISCOVERY_RATIO
+    )
+
+
+def _without_alert(known: KnownSeries) -> KnownSeries:
+    detector = msgspec.structs.replace(known.state.detector, alert=None)
+    return replace(known, state=msgspec.structs.replace(known.state, detector=detector, is_worse=False))

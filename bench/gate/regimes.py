@@ -1,0 +1,79 @@
+"""Regimes of a figure's series, seen afterwards: on which levels its nights were, and since when, for whoever asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from bench.gate.detector.night import Night, TrialSample
+from bench.gate.detector.regimes import regimes
+from bench.gate.verdicts import SeriesKey, Verdict, load_verdicts
+from bench.store.history import History
+
+MOST_NIGHTS = 200
+"""Newest nights of a series that are looked at: each costs as much as on its own night."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRegime:
+    """Nights on one level. value: in the metric's unit, with its 95 % interval.
+
+    since_ns: Unix time of its first night; since_low_ns, since_high_ns: its 95 % range, of the first regime that night.
+    """
+
+    nights: int
+    value: float
+    low: float
+    high: float
+    since_ns: int
+    since_low_ns: int
+    since_high_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesRegimes:
+    """The regimes of a figure, oldest first. figure: its newest verdict."""
+
+    figure: Verdict
+    regimes: tuple[PastRegime, ...]
+
+
+def regimes_of(history: History, suite: str, keys: Collection[SeriesKey]) -> tuple[SeriesRegimes, ...]:
+    """Return the regimes of those figures of the suite that have more than one, by the trials of their verdicts.
+
+    Reruns are not among these, and what was left out as late has no part.
+    """
+    of_key: dict[SeriesKey, list[Verdict]] = {key: [] for key in keys}
+    for one in load_verdicts(history, suite):
+        if one.key in of_key and one.outcome != "late" and one.trial_values:
+            of_key[one.key].append(one)
+    found = []
+    for verdicts in of_key.values():
+        newest = sorted(verdicts, key=lambda one: one.number)[-MOST_NIGHTS:]
+        times = {one.number: one.started_ns for one in newest}
+        levels = regimes([_night(one) for one in newest])
+        if len(levels) > 1:
+            past = tuple(
+                PastRegime(
+                    nights=one.nights,
+                    value=math.exp(one.log_level),
+                    low=math.exp(one.log_level_low),
+                    high=math.exp(one.log_level_high),
+                    since_ns=times[one.first],
+                    since_low_ns=times[one.onset_low],
+                    since_high_ns=times[one.onset_high],
+                )
+                for one in levels
+            )
+            found.append(SeriesRegimes(figure=newest[-1], regimes=past))
+    return tuple(found)
+
+
+def _night(one: Verdict) -> Night:
+    """Return the night of a verdict. How its steps scattered is not kept with it, and taken to be as always."""
+    placement = " ".join(one.hosts)
+    trials = (
+        TrialSample(log_median=math.log(value), mad=0.0, steps=1, placement=placement) for value in one.trial_values
+    )
+    return Night(number=one.number, trials=tuple(trials))

@@ -1,0 +1,356 @@
+"""Verdicts of the gate as a table and as JSON: what is worse, by how much, since when, why, and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from bench.errors import plural
+from bench.gate.cause.changes import Change
+from bench.gate.cause.likely import change_words as likely_words
+from bench.gate.cause.where import StepChange, TraceChange, in_words, seconds_words, unit_of
+from bench.gate.causes import Cause
+from bench.gate.check import SuiteCheck
+from bench.gate.gated import NAMES, figure_words
+from bench.gate.groups import Group
+from bench.gate.missing import day_of
+from bench.gate.regimes import SeriesRegimes
+from bench.gate.verdicts import BAD, SeriesKey, ShownOutcome, Verdict
+from bench.report.format import grouped, shortened
+from bench.report.table import Block, Table, print_page
+
+SCHEMA_VERSION = 1
+WORDS: dict[ShownOutcome, str] = {
+    "insufficient_data": "insufficient data",
+    "same": "same",
+    "no_change_shown": "no change shown",
+    "suspicion": "suspicion",
+    "regression": "regression",
+    "confirmed": "confirmed worse",
+    "creep": "crept",
+    "improvement": "improvement",
+    "recovered": "recovered",
+    "faster_baseline": "faster baseline",
+    "accepted": "accepted",
+    "late": "left out",
+}
+ORDER: tuple[ShownOutcome, ...] = (
+    *("confirmed", "regression", "creep", "suspicion", "improvement", "recovered", "faster_baseline"),
+    *("accepted", "late", "insufficient_data", "same", "no_change_shown"),
+)
+STYLES: dict[ShownOutcome, str] = {
+    "confirmed": "red",
+    "regression": "red",
+    "creep": "red",
+    "suspicion": "yellow",
+    "improvement": "green",
+    "recovered": "green",
+}
+QUIET: frozenset[ShownOutcome] = frozenset({"same", "no_change_shown", "insufficient_data"})
+"""What is left out where only changes are shown."""
+
+
+_NOUNS = ("suspicion", "regression", "improvement")
+CHANGES_SHOWN = 3
+TRACED_SHOWN = 3
+_NAME_WIDTH = 48
+
+# A verdict in words.
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """Return the verdict in words; where no change is shown, with what a night like this one would not show."""
+    return _no_change([verdict]) if verdict.shown == "no_change_shown" else WORDS[verdict.shown]
+
+
+def _no_change(unchanged: Sequence[Verdict]) -> str:
+    """Return that no change is shown, and the change that the least exact of the figures would not show."""
+    least = [verdict.visible_ratio for verdict in unchanged if verdict.visible_ratio is not None]
+    return WORDS["no_change_shown"] + (f" (less than {100 * max(least):.2g} % would not be detected)" if least else "")
+
+
+def figure_name(verdict: Verdict) -> str:
+    """Return the figure in a few words: `step`, `efficiency weak`, `bus bandwidth all_reduce ring 1048576`."""
+    return figure_words(verdict.key.metric, verdict.labels)
+
+
+def is_named(key: SeriesKey, name: str) -> bool:
+    """Whether a figure goes by this name: its metric's, or the words of the table."""
+    return name in (key.metric, NAMES.get(key.metric))
+
+
+def change_words(verdict: Verdict) -> str:
+    """Return how much it changed, with its interval: `+3.1 % [+2.0, +4.2]`."""
+    if verdict.change_ratio is None:
+        return "-"
+    text = f"{_percent(verdict.change_ratio):+.1f} %"
+    if verdict.low is None or verdict.high is None:
+        return text
+    return f"{text} [{_percent(verdict.low):+.1f}, {_percent(verdict.high):+.1f}]"
+
+
+def _percent(ratio: float) -> float:
+    return 100 * (ratio - 1)
+
+
+def since_words(verdict: Verdict) -> str:
+    """Return since which night, with the first and last that it may be: `2026-11-18 (11-17 to 11-18)`."""
+    return (
+        "-" if verdict.since_ns is None else onset_words(verdict.since_ns, verdict.since_low_ns, verdict.since_high_ns)
+    )
+
+
+def onset_words(since_ns: int, low_ns: int | None, high_ns: int | None) -> str:
+    """Return the night of an onset, with the first and last that it may be."""
+    day = day_of(since_ns)
+    ends = [day_of(end) for end in (low_ns, high_ns) if end is not None]
+    return day if set(ends) <= {day} else f"{day} ({' to '.join(end[5:] for end in ends)})"
+
+
+def reason_of(verdict: Verdict) -> str:
+    """Return what there is to say of a figure beside its row; of one that was reported before, since when it may be."""
+    words = [verdict.reason]
+    if verdict.outcome == "confirmed" and not verdict.is_new and verdict.since_ns is not None:
+        words = [f"it began {since_words(verdict)}"]
+        words += [verdict.reason] if verdict.reason.startswith("not measured") else []
+    if verdict.first_ns is not None:
+        words.append(f"it combines several changes, the first of which began {day_of(verdict.first_ns)}")
+    if verdict.own_ratio is not None and verdict.baseline_ratio is not None:
+        own, baseline = (_percent(ratio) for ratio in (verdict.own_ratio, verdict.baseline_ratio))
+        words.append(f"tokens per second of the run {own:+.1f} %, of its baseline {baseline:+.1f} %")
+    return "; ".join(word for word in words if word)
+
+
+def cause_words(verdict: Verdict) -> str | None:
+    """Return the likely cause and the next command in one line; None where no cause was looked for."""
+    if verdict.cause is None:
+        return None
+    command = (
+        f"diagnose {verdict.bad_run}" if verdict.good_run is None else f"compare {verdict.good_run} {verdict.bad_run}"
+    )
+    return f"{verdict.cause}; next: `observatory {command}`"
+
+
+# The check of suites.
+
+
+def print_check(checks: Sequence[SuiteCheck], *, has_details: bool, console: Console | None = None) -> None:
+    """Print what is not as it was, worst first; with details also what is."""
+    print_page(_page(checks, has_details=has_details), console)
+
+
+def _page(checks: Sequence[SuiteCheck], *, has_details: bool) -> Iterator[Block]:
+    for check in checks:
+        verdicts = [each for each in (*check.earlier, *check.verdicts) if has_details or each.shown not in QUIET]
+        if verdicts:
+            has_nights = bool(check.earlier)
+            verdicts.sort(key=lambda each: (-each.started_ns * has_nights, ORDER.index(each.shown), each.key))
+            rows = [
+                (
+                    *([day_of(verdict.started_ns)] if has_nights else []),
+                    verdict.key.case,
+                    figure_name(verdict),
+                    change_words(verdict),
+                    "-" if verdict.since_ns is None else day_of(verdict.since_ns),
+                    verdict_words(verdict),
+                )
+                for verdict in verdicts
+            ]
+            columns = (*(("night",) if has_nights else ()), "case", "figure", "change", "since", "verdict")
+            words = [place for place, name in enumerate(columns) if name != "change"]
+            styles = [STYLES.get(verdict.shown, "") for verdict in verdicts]
+            yield Table(columns, rows, words=words, keys=2 + has_nights, styles=styles)
+        yield from check_lines(check)
+        for cause in check.causes:
+            yield from cause_lines(cause, has_details=has_details)
+        yield from map(_regimes_words, check.regimes)
+    yield from exit_words(checks)
+
+
+def check_lines(check: SuiteCheck) -> list[str]:
+    """Return what stands below the table: reasons, what alerts share, and what is missing."""
+    changed = [verdict for verdict in check.verdicts if verdict.shown not in QUIET]
+    reasons = grouped(((verdict.key.case, reason_of(verdict)), figure_name(verdict)) for verdict in changed)
+    lines = [f"{case}: {', '.join(names)}: {reason}" for (case, reason), names in reasons.items() if reason]
+    lines += [_group_words(group, *group.shared) for group in check.groups if group.shared is not None]
+    insufficient = Counter(each.reason for each in check.verdicts if each.outcome == "insufficient_data")
+    lines += [f"insufficient data for {plural(count, 'figure')}: {reason}" for reason, count in insufficient.items()]
+    lines += [f"{missing.kind.replace('_', ' ')}: {missing.what}: {missing.reason}" for missing in check.missing]
+    return lines
+
+
+def _group_words(group: Group, name: str, value: str) -> str:
+    """Return that the alerts of a group share this."""
+    if name == "metric":
+        value = NAMES.get(value, value)
+    well = f"; {plural(group.others, 'other figure')} with it did not get worse" if group.others else ""
+    return f"{len(group.alerts)} alerts share {name} {value}{well}"
+
+
+def _regimes_words(series: SeriesRegimes) -> str:
+    """Return the levels of a figure in a line: `levels of ddp, step: 18 nights from 2026-10-31; +5.8 % from ...`."""
+    parts = []
+    for before, now in zip((None, *series.regimes), series.regimes, strict=False):
+        change = "" if before is None else f"{_percent(now.value / before.value):+.1f} % "
+        onset = onset_words(now.since_ns, now.since_low_ns, now.since_high_ns)
+        parts.append(f"{change}from {onset}, {now.nights} nights")
+    return f"levels of {series.figure.key.case}, {figure_name(series.figure)}: {'; '.join(parts)}"
+
+
+def exit_words(checks: Iterable[SuiteCheck]) -> list[str]:
+    """Return a line for each suite: how many figures there are of each outcome, and how much is missing."""
+    lines = []
+    for check in checks:
+        unchanged = [each for each in check.verdicts if each.shown == "no_change_shown"]
+        counts = {**check.counts, "no_change_shown": 0}  # They stand at the end, with what would not be seen.
+        alone = sum(each.outcome == "suspicion" and not each.reruns for each in check.verdicts)
+        counts["suspicion"] = counts.get("suspicion", 0) - alone
+        words = [_counted(counts[outcome], WORDS[outcome]) for outcome in ORDER if counts.get(outcome)]
+        words += [f"{_counted(alone, WORDS['suspicion'])} not measured again"] if alone else []
+        words += [f"{len(unchanged)} {_no_change(unchanged)}"] if unchanged else []
+        if missing := sum(each.is_alert for each in check.missing):
+            words.append(f"{missing} missing or failed")
+        night = "no night has ended yet" if check.night is None else f"night {check.night.id}"
+        lines.append(f"suite {check.suite}, {night}: {', '.join(words) or 'nothing to judge'}")
+    return lines
+
+
+def _counted(count: int, words: str) -> str:
+    """Return so many of an outcome: `2 regressions`, `3 same`."""
+    return plural(count, words) if words in _NOUNS else f"{count} {words}"
+
+
+# The cause of worse figures: what changed, where the time went, which rank, what to do next.
+
+
+def cause_lines(cause: Cause, *, has_details: bool) -> Iterator[str]:
+    """Yield the cause in lines, of which the first is the likely cause.
+
+    has_details: all that changed, also where one change is blamed, all parts, more kernels, and what is unknown.
+    """
+    against = "" if cause.good_run is None else f", {cause.bad_run} against {cause.good_run}"
+    yield f"cause of {cause.case} ({', '.join(map(figure_name, cause.figures))}){against}:"
+    yield f"  {cause.line}"
+    yield from (f"  {line}" for line in _changed(cause, has_details=has_details))
+    if cause.time is not None:
+        yield from (f"  {line}" for line in _parts(cause.time, has_details=has_details))
+    if cause.traces is not None:
+        yield from (f"  {line}" for line in _traced(cause.traces, cause.time, has_details=has_details))
+    if cause.standout is not None:
+        yield f"  {cause.standout.text}"
+    if has_details:
+        yield from (f"  missing: {why}" for why in cause.missing)
+    elif cause.missing:
+        more = f" ({len(cause.missing) - 1} more with --details)" if len(cause.missing) > 1 else ""
+        yield f"  missing: {cause.missing[0]}{more}"
+    if cause.others:
+        yield f"  also worse: {', '.join(cause.others)} (--details shows each)"
+    yield f"  next: {'; '.join(cause.commands)}"
+
+
+def changed_words(changes: Sequence[Change]) -> str:
+    """Return changes on one line, each with how often it happens: `driver 550.54 -> 560.28 (on 1 of 18 nights)`."""
+    words = []
+    for change in changes:
+        often = "" if change.carried_by is None else f", with the {change.carried_by}"
+        if change.changed_on is not None:
+            often = f" (on {change.changed_on} of {change.nights} nights{often})"
+        words.append(f"{likely_words(change)}{often}")
+    return ", ".join(words)
+
+
+def _changed(cause: Cause, *, has_details: bool) -> Iterator[str]:
+    if has_details:
+        yield from (f"changed: {changed_words([change])}" for change in cause.changes)
+    elif cause.changes:
+        # Where none is blamed, whoever looks has to choose among all.
+        shown = cause.changes[: CHANGES_SHOWN if cause.is_likely else None]
+        left_out = len(cause.changes) - len(shown)
+        yield f"changed: {changed_words(shown)}{f' and {left_out} more (--details)' if left_out else ''}"
+
+
+def _parts(time: StepChange, *, has_details: bool) -> Iterator[str]:
+    unit = unit_of(time.step.change_s)
+    shown = [part for part in time.parts if (has_details and part.change_s) or part.is_shown]
+    shown.sort(key=lambda part: -abs(part.change_s))
+    words = "; ".join(f"{part.name} {in_words(part, unit)}" for part in shown) or "no part stands out"
+    yield f"step {in_words(time.step, unit)}: {words}"
+    if has_details:
+        yield f"parts: of {time.good_trials} trials before and {time.bad_trials} after"
+        yield from time.notes
+
+
+def _traced(traces: TraceChange, time: StepChange | None, *, has_details: bool) -> Iterator[str]:
+    unit = unit_of(traces.step_s)
+    step = f"traced step {seconds_words(traces.step_s, unit)}"
+    if time is not None and traces.step_s * time.step.change_s <= 0:
+        yield f"{step}: the change is not in the steps that were traced"
+        return
+    titles = []
+    for title, changes in (("kernels", traces.kernels), ("collectives", traces.collectives)):
+        shown = changes if has_details else changes[:TRACED_SHOWN]
+        short = shortened((change.name for change in shown), _NAME_WIDTH)
+        words = [
+            f"{short[change.name]} {seconds_words(change.change_s, unit)}"
+            + ("" if change.seen == "both" else f" ({change.seen})")
+            for change in shown
+        ]
+        if words:
+            titles.append(f"{title} {', '.join(words)}")
+    yield f"{step}: {'; '.join(titles) or 'no kernel stands out'}"
+    if has_details:
+        yield from traces.notes
+
+
+# JSON
+
+
+def check_document(check: SuiteCheck) -> dict[str, Any]:
+    """Return the check of a suite for JSON."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "suite": check.suite,
+        "suite_run": None if check.night is None else check.night.id,
+        "is_regression": check.is_regression,
+        "is_missing": check.is_missing,
+        "counts": check.counts,
+        "verdicts": [_verdict(verdict) for verdict in check.verdicts],
+        "earlier": [_verdict(verdict) for verdict in check.earlier],
+        "missing": check.missing,
+        "groups": [
+            {
+                "shared": None if group.shared is None else dict([group.shared]),
+                "alerts": [{"case": alert.key.case, "figure": figure_name(alert)} for alert in group.alerts],
+                "others": group.others,
+                "p_value": group.p_value,
+            }
+            for group in check.groups
+        ],
+        "causes": [
+            {
+                **msgspec.to_builtins(cause),
+                "figures": [{"metric": each.key.metric, "labels": each.labels} for each in cause.figures],
+            }
+            for cause in check.causes
+        ],
+        "regimes": [
+            {
+                "case": series.figure.key.case,
+                "figure": figure_name(series.figure),
+                "series": series.figure.key.series,
+                "regimes": series.regimes,
+            }
+            for series in check.regimes
+        ],
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(verdict)
+    key = fields.pop("key")
+    is_bad = verdict.outcome in BAD
+    return {**key, "labels": verdict.labels, "is_bad": is_bad, **fields, "outcome": verdict.shown}

@@ -1,0 +1,113 @@
+"""What the gate says now of each figure of a suite: the verdicts of a night, and those that are open from before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from sqlalchemy import func, select
+
+from bench.gate.missing import day_of
+from bench.gate.verdicts import (
+    BAD,
+    AcceptedLevel,
+    KnownSeries,
+    SeriesKey,
+    Verdict,
+    load_accepted,
+    load_verdicts,
+)
+from bench.store.history import History
+from bench.store.schema import ACCEPTED_LEVELS, GATE_STATES, GATE_VERDICTS, RUNS
+
+
+def standing_verdicts(
+    history: History, suite: str, suite_run: str | None, known: Mapping[SeriesKey, KnownSeries]
+) -> list[Verdict]:
+    """Return the verdicts of a night, and those that are still open of figures that it did not measure.
+
+    Those that were worse until a person accepted the level say so. suite_run: of the night; None where none has ended.
+    known: what is known of the suite's series, see `load_states`.
+    """
+    measured = [] if suite_run is None else load_verdicts(history, suite, suite_run=suite_run)
+    return _with_accepted([*measured, *_still_open(history, suite, known, measured)], load_accepted(history, suite))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """How far a suite is judged: equal as long as nothing was judged, taken back or accepted.
+
+    suite_run: of the newest night with verdicts. judged, revisions, accepted: rows and revisions of what is kept.
+    """
+
+    suite_run: str
+    judged: int
+    revisions: int
+    accepted: int
+
+
+def judged_suites(history: History) -> dict[str, Judged]:
+    """Return the suites that have verdicts."""
+    verdicts, states, levels = GATE_VERDICTS.c, GATE_STATES.c, ACCEPTED_LEVELS.c
+    newest = (
+        select(verdicts.suite, func.max(verdicts.started_ns).label("started_ns"), func.count().label("judged"))
+        .group_by(verdicts.suite)
+        .subquery()
+    )
+    of_newest = (
+        select(newest.c.suite, newest.c.judged, func.max(verdicts.suite_run).label("suite_run"))
+        .join(GATE_VERDICTS, (verdicts.suite == newest.c.suite) & (verdicts.started_ns == newest.c.started_ns))
+        .group_by(newest.c.suite, newest.c.judged)
+    )
+    with history.transaction() as connection:
+        rows = connection.execute(of_newest).all()
+        revised = select(states.suite, func.sum(states.revision).label("total")).group_by(states.suite)
+        revisions = {row.suite: int(row.total) for row in connection.execute(revised)}
+        pinned = select(levels.suite, func.count().label("total")).group_by(levels.suite)
+        accepted = {row.suite: row.total for row in connection.execute(pinned)}
+    return {
+        row.suite: Judged(
+            suite_run=row.suite_run,
+            judged=row.judged,
+            revisions=revisions.get(row.suite, 0),
+            accepted=accepted.get(row.suite, 0),
+        )
+        for row in rows
+    }
+
+
+def hardware_of(history: History, runs: Iterable[str]) -> dict[str, str]:
+    """Return the hardware of each of these runs that is in the history."""
+    query = select(RUNS.c.id, RUNS.c.hardware).where(RUNS.c.id.in_(sorted(set(runs))))
+    with history.transaction() as connection:
+        return {row.id: row.hardware for row in connection.execute(query)}
+
+
+def _still_open(
+    history: History, suite: str, known: Mapping[SeriesKey, KnownSeries], measured: Iterable[Verdict]
+) -> Iterator[Verdict]:
+    """Yield the last verdicts of figures that were worse when they were measured last, which was not on this night.
+
+    So they stay where a night ran only some cases, where a case failed, or ran on another kind of machine.
+    """
+    tonight = {one.key for one in measured}
+    open_ones = [one for one in known.values() if one.key not in tonight and one.is_worse]
+    for run in dict.fromkeys(one.last_run for one in open_ones):
+        keys = {one.key for one in open_ones if one.last_run == run}
+        for last in load_verdicts(history, suite, run=run):
+            if last.key in keys and last.outcome in BAD:
+                reason = f"not measured since {day_of(last.started_ns)}"
+                yield msgspec.structs.replace(last, is_new=False, reason=reason)
+
+
+def _with_accepted(verdicts: Iterable[Verdict], accepted: Mapping[SeriesKey, AcceptedLevel]) -> list[Verdict]:
+    """Return the verdicts; those that were worse until a person accepted the level say so."""
+    said = []
+    for one in verdicts:
+        level = accepted.get(one.key)
+        if level is not None and level.accepted_ns > one.started_ns and one.outcome in BAD:
+            reason = f"{level.who} accepted it on {day_of(level.accepted_ns)}: {level.because}"
+            one = msgspec.structs.replace(one, outcome="accepted", reason=reason)
+        said.append(one)
+    return said

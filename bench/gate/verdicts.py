@@ -1,0 +1,420 @@
+"""Verdicts of the gate, and what it knows of each series: their form, and how the history keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select
+
+from bench.errors import InfrastructureFailed
+from bench.gate.detector.state import SCHEMA_VERSION as DETECTOR_VERSION
+from bench.gate.detector.state import SeriesState
+from bench.store.history import History
+from bench.store.schema import ACCEPTED_LEVELS, GATE_STATES, GATE_VERDICTS
+from collectors.metrics.results import RUN_SCALING_EFFICIENCY
+
+Outcome = Literal[
+    "insufficient_data",
+    "same",
+    "suspicion",
+    "regression",
+    "confirmed",
+    "creep",
+    "improvement",
+    "recovered",
+    "faster_baseline",
+    "accepted",
+    "late",
+]
+"""As verdicts are kept. same: no change was shown; `Verdict.is_equivalent` says whether there is none. suspicion: a
+change that reruns did not show, or that was not rerun. regression: for the worse, by reruns of the same night.
+confirmed: for the worse, and later nights agree. creep: for the worse against the level that a person accepted.
+improvement: for the better, by reruns or later nights. recovered: an alert of an earlier night has closed itself.
+faster_baseline: an efficiency that fell since its baseline got faster. accepted: it was worse, until a person accepted
+the level; or it is worse within the case's own margin. late: the run began more than a day before a night that is
+judged already, and is left out."""
+ShownOutcome = Outcome | Literal["no_change_shown"]
+"""As verdicts are shown: `same` only where the night shows that there is no change."""
+BAD: frozenset[Outcome] = frozenset({"regression", "confirmed", "creep"})
+MARGIN = 0.02
+"""Largest change that does not matter, as `observatory compare --margin` has it by default."""
+SCHEMA_VERSION = 1
+_STATE_KEY = ("suite", "suite_case", "series", "metric", "labels")
+# An arbitrary number; no other program may lock the same one in the same database.
+_ADVISORY_LOCK = 7_206_114_509
+
+
+class SeriesKey(msgspec.Struct, frozen=True, order=True):
+    """One figure of one case of a suite. series: see `bench.store.summary.series_of`. labels: sorted, as JSON."""
+
+    suite: str
+    case: str
+    series: str
+    metric: str
+    labels: str = "{}"
+
+    @property
+    def row(self) -> dict[str, str]:
+        """The key as columns of the history."""
+        return {
+            "suite": self.suite,
+            "suite_case": self.case,
+            "series": self.series,
+            "metric": self.metric,
+            "labels": self.labels,
+        }
+
+
+def labels_of(labels: Mapping[str, str]) -> str:
+    """Return the labels as JSON with sorted names."""
+    return msgspec.json.encode(labels, order="sorted").decode()
+
+
+class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A confirmed change for the worse that has neither recovered nor been accepted.
+
+    log_level, half_width: the level before it, of the logarithm, with half of its 95 % interval. since_ns: Unix time of
+    the first night of the change; since_low_ns, since_high_ns: its 95 % interval, as far as the nights are known.
+    first_ns: where since_ns is that of a further change for the worse, when the first one began.
+    """
+
+    log_level: float
+    half_width: float
+    since_ns: int
+    since_low_ns: int | None
+    since_high_ns: int | None
+    first_ns: int | None = None
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of the cause of a change when it was first told. Fields are as in `Verdict`."""
+
+    good_run: str | None
+    bad_run: str
+    cause: str
+
+
+class GateState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a series after its last night.
+
+    detector: the detector's own state. nights: number and Unix time of the last nights, oldest first.
+    legs: of an efficiency: of the same nights, the run's and the baseline's tokens per second and rank.
+    accepted_legs: of an efficiency with an accepted level: its legs at that level, to tell which of them crept.
+    blame: of the change that is open; None without one, and where an older version wrote the state.
+    is_worse: whether its last verdict is one of `BAD`, and nobody has accepted that since; None where an older version
+    wrote the state.
+    """
+
+    detector: SeriesState
+    nights: tuple[tuple[int, int], ...] = ()
+    legs: tuple[tuple[float, float], ...] = ()
+    accepted_legs: tuple[float, float] | None = None
+    open: OpenChange | None = None
+    blame: Blame | None = None
+    is_worse: bool | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSeries:
+    """A series that was judged. last_run, last_ns: the run of its last night, and when that began.
+
+    revision: how often it was written; 0 of one that never was.
+    """
+
+    key: SeriesKey
+    last_run: str
+    last_ns: int
+    state: GateState
+    revision: int = 0
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether its last verdict says so, as far as the state tells."""
+        if self.state.is_worse is None:
+            return self.state.open is not None or self.state.detector.alert is not None
+        return self.state.is_worse
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gate says of one figure of one run.
+
+    value: the median over trials, in the metric's unit. trial_values: of each. expected: what earlier nights predict.
+    change_ratio: of the level that is judged against, to the present one; 1.02 is 2 % more. low, high: its 95 %
+    interval. since_ns: Unix time of the first night of the change; since_low_ns, since_high_ns: its 95 % interval.
+    first_ns: where a further change for the worse began then, when the first one did; change_ratio is of both.
+    p_value: of the night against the nights before. is_suspected: by it the night is unlikely, and reruns would tell
+    more, whatever the outcome. visible_ratio: the least change, up or down, by which it would have been unlikely; None
+    where an older version judged. is_equivalent: the 95 % interval of the night's change lies within the margin.
+    margin: that of the case, where its suite file gives it one; else it is `MARGIN`. reruns: trials of reruns that it
+    is judged by, too.
+    is_new: not said on an earlier night. reason: in words.
+    own_ratio, baseline_ratio: of an efficiency that changed: how the run's and the baseline's tokens per second did.
+    good_run, bad_run: the runs of the same series on the last night before the change and on its first night, of what
+    is worse; good_run is None where the history has none. cause: the likely cause with its evidence, in a line; None
+    where it was not looked for.
+    strategy, shape, ranks, hosts, commit: what alerts are grouped by.
+    """
+
+    key: SeriesKey
+    run: str
+    suite_run: str
+    started_ns: int
+    number: int
+    outcome: Outcome
+    reason: str
+    value: float
+    trial_values: tuple[float, ...] = ()
+    expected: float | None = None
+    change_ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    since_ns: int | None = None
+    since_low_ns: int | None = None
+    since_high_ns: int | None = None
+    first_ns: int | None = None
+    p_value: float | None = None
+    is_suspected: bool = False
+    visible_ratio: float | None = None
+    is_equivalent: bool = False
+    margin: float | None = None
+    reruns: int = 0
+    is_new: bool = False
+    own_ratio: float | None = None
+    baseline_ratio: float | None = None
+    good_run: str | None = None
+    bad_run: str | None = None
+    cause: str | None = None
+    strategy: str
+    shape: str
+    ranks: int
+    hosts: tuple[str, ...] = ()
+    commit: str | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def shown(self) -> ShownOutcome:
+        """The outcome as people and programs are shown it, also of a verdict that an older version kept."""
+        return "no_change_shown" if self.outcome == "same" and not self.is_equivalent else self.outcome
+
+    @property
+    def is_efficiency(self) -> bool:
+        """Whether it is of a scaling efficiency."""
+        return self.key.metric == RUN_SCALING_EFFICIENCY.name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of the metric."""
+        return msgspec.json.decode(self.key.labels, type=dict[str, str])
+
+
+class AcceptedLevel(msgspec.Struct, frozen=True, kw_only=True):
+    """A level that a person has accepted: who, when and why. level: in the metric's unit. run: the one it is of."""
+
+    key: SeriesKey
+    level: float
+    run: str
+    who: str
+    because: str
+    accepted_ns: int
+
+
+# States
+
+
+def load_states(history: History, suite: str) -> dict[SeriesKey, KnownSeries]:
+    """Return what is known of each series of the suite.
+
+    Raises:
+        InfrastructureFailed: the store cannot be read, or a newer version wrote it.
+    """
+    with history.transaction() as connection:
+        rows = connection.execute(select(GATE_STATES).where(GATE_STATES.c.suite == suite)).all()
+    found = {}
+    for row in rows:
+        key = _key(row)
+        found[key] = KnownSeries(
+            key=key,
+            last_run=row.last_run,
+            last_ns=row.last_ns,
+            state=_decode(row.state_json, GateState, key),
+            revision=row.revision,
+        )
+    return found
+
+
+class Raced(Exception):
+    """Another process has judged the same series meanwhile."""
+
+
+def save_night(
+    history: History, before: Mapping[SeriesKey, KnownSeries], after: Iterable[KnownSeries], verdicts: Iterable[Verdict]
+) -> None:
+    """Keep verdicts of a night and what is known after it, both or neither.
+
+    before: what was known when the night was judged.
+
+    Raises:
+        Raced: something else is known by now; nothing is kept.
+    """
+    rows = [
+        {
+            **one.key.row,
+            "run": one.run,
+            "suite_run": one.suite_run,
+            "started_ns": one.started_ns,
+            "outcome": one.outcome,
+            "verdict_json": msgspec.json.encode(one).decode(),
+        }
+        for one in verdicts
+    ]
+    with history.transaction() as connection:
+        _save_states(connection, before, list(after))
+        _replace(connection, GATE_VERDICTS, ("run", "metric", "labels"), rows)
+
+
+def _save_states(connection: Connection, before: Mapping[SeriesKey, KnownSeries], after: Sequence[KnownSeries]) -> None:
+    """Write states in place of those that were read before.
+
+    Raises:
+        Raced: they are not there any more.
+    """
+    if connection.dialect.name == "postgresql":  # SQLite locks with BEGIN IMMEDIATE, see `bench.store.database`.
+        connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+    columns = [GATE_STATES.c[name] for name in (*_STATE_KEY, "revision")]
+    for suite in {one.key.suite for one in after}:
+        stored = {_key(row): row.revision for row in connection.execute(select(*columns).where(columns[0] == suite))}
+        for one in after:
+            known = before.get(one.key)
+            if one.key.suite == suite and stored.get(one.key) != (None if known is None else known.revision):
+                raise Raced
+    rows = [
+        {
+            **one.key.row,
+            "revision": 1 if (known := before.get(one.key)) is None else known.revision + 1,
+            "last_run": one.last_run,
+            "last_ns": one.last_ns,
+            "state_json": msgspec.json.encode(one.state).decode(),
+        }
+        for one in after
+    ]
+    _replace(connection, GATE_STATES, _STATE_KEY, rows)
+
+
+def _replace(connection: Connection, table: Table, keys: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(
+            delete(table).where(*(table.c[name] == bindparam(f"old_{name}") for name in keys)),
+            [{f"old_{name}": row[name] for name in keys} for row in rows],
+        )
+        connection.execute(insert(table), list(rows))
+
+
+# Verdicts
+
+
+def load_verdicts(
+    history: History,
+    suite: str,
+    *,
+    suite_run: str | None = None,
+    run: str | None = None,
+    outcome: Outcome | None = None,
+    since_ns: int = 0,
+) -> list[Verdict]:
+    """Return verdicts of the suite, oldest night first: of one suite run, of one run, of one outcome, since a time."""
+    query = select(GATE_VERDICTS.c.verdict_json, GATE_VERDICTS.c.run).where(
+        GATE_VERDICTS.c.suite == suite, GATE_VERDICTS.c.started_ns >= since_ns
+    )
+    if suite_run is not None:
+        query = query.where(GATE_VERDICTS.c.suite_run == suite_run)
+    if run is not None:
+        query = query.where(GATE_VERDICTS.c.run == run)
+    if outcome is not None:
+        query = query.where(GATE_VERDICTS.c.outcome == outcome)
+    with history.transaction() as connection:
+        order = (getattr(GATE_VERDICTS.c, name) for name in ("started_ns", "run", "metric", "labels"))
+        rows = connection.execute(query.order_by(*order)).all()
+    return [_decode(row.verdict_json, Verdict, row.run) for row in rows]
+
+
+def judged_runs(history: History, suite: str, since_ns: int) -> frozenset[str]:
+    """Return the runs that began since then and have verdicts."""
+    query = select(GATE_VERDICTS.c.run).where(GATE_VERDICTS.c.suite == suite, GATE_VERDICTS.c.started_ns >= since_ns)
+    with history.transaction() as connection:
+        return frozenset(connection.scalars(query.distinct()))
+
+
+# Accepted levels
+
+
+def load_accepted(history: History, suite: str) -> dict[SeriesKey, AcceptedLevel]:
+    """Return the newest accepted level of each series of the suite that has one."""
+    query = select(ACCEPTED_LEVELS).where(ACCEPTED_LEVELS.c.suite == suite).order_by(ACCEPTED_LEVELS.c.accepted_ns)
+    with history.transaction() as connection:
+        rows = connection.execute(query).all()
+    return {
+        _key(row): AcceptedLevel(
+            key=_key(row),
+            level=row.level,
+            run=row.run,
+            who=row.who,
+            because=row.because,
+            accepted_ns=row.accepted_ns,
+        )
+        for row in rows
+    }
+
+
+def save_accepted(
+    history: History,
+    levels: Iterable[AcceptedLevel],
+    before: Mapping[SeriesKey, KnownSeries],
+    after: Iterable[KnownSeries],
+) -> None:
+    """Keep accepted levels, and what is known of their series from now on, both or neither.
+
+    Raises:
+        Raced: something else is known by now; nothing is kept.
+    """
+    rows = [
+        {
+            **one.key.row,
+            "accepted_ns": one.accepted_ns,
+            "level": one.level,
+            "run": one.run,
+            "who": one.who,
+            "because": one.because,
+        }
+        for one in levels
+    ]
+    with history.transaction() as connection:
+        _save_states(connection, before, list(after))
+        if rows:
+            connection.execute(insert(ACCEPTED_LEVELS), rows)
+
+
+T = TypeVar("T")
+
+
+def _key(row: Any) -> SeriesKey:
+    return SeriesKey(suite=row.suite, case=row.suite_case, series=row.series, metric=row.metric, labels=row.labels)
+
+
+def _decode(text: str, kind: type[T], whose: object) -> T:
+    try:
+        found = msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InfrastructureFailed(f"what the gate kept of {whose} cannot be read: {error}") from None
+    version, known = getattr(found, "schema_version", 0), SCHEMA_VERSION
+    if isinstance(found, GateState) and found.detector.schema_version > DETECTOR_VERSION:
+        version, known = found.detector.schema_version, DETECTOR_VERSION
+    if version > known:
+        raise InfrastructureFailed(
+            f"what the gate kept of {whose} has schema version {version}, this program reads {known}; use the version"
+            " that wrote it"
+        )
+    return found

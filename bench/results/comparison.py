@@ -1,0 +1,367 @@
+"""Comparison of one metric on two sides: the change with its interval, and better, worse, same, unsure or too little.
+
+Times and rates are compared by the ratio of B to A, on logarithms; shares of a whole by the difference of B and A.
+Where trials of both sides took turns, trial by trial, they are compared in pairs, else by Welch's test. A value that is
+the same in every trial of a side, as a count or a size may be, is exact, and compared exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, variance
+from typing import Literal
+
+from bench.errors import plural
+from bench.results.estimate import CONFIDENCE, Estimate
+from collectors.metrics import probes, results
+from collectors.metrics.metric import Metric
+from collectors.metrics.registry import METRICS
+
+ChangeOutcome = Literal["better", "worse", "same", "unsure", "insufficient_data"]
+Scale = Literal["ratio", "difference"]
+"""ratio: B / A, no change is 1. difference: B - A, of shares of a whole, no change is 0."""
+
+OUTCOMES: tuple[ChangeOutcome, ...] = ("worse", "better", "unsure", "insufficient_data", "same")
+"""In the order in which a reader wants them."""
+LEVEL = 1 - CONFIDENCE
+"""Two-sided level of each test, and the share of false ones among the differences that are called better or worse."""
+POWER = 0.8
+MARGIN = 0.02
+"""A change of less than this does not matter unless somebody says otherwise."""
+MOST_TRIALS = 10_000
+"""Further trials are not counted beyond these."""
+
+# Which figures are compared.
+
+PREDICTED = frozenset({"expected", "paper", "implementation"})
+"""Values of the label `account` that are no measurement."""
+_RATES = (results.RUN_MFU.name, results.RUN_MEASURED_MFU.name)
+"""Ratios that are no share of a whole, but a rate over a constant."""
+_MAIN: dict[str, frozenset[str] | None] = {
+    results.RUN_STEP_SECONDS.name: None,
+    results.RUN_TOKENS_PER_SECOND.name: None,
+    results.RUN_PEAK_MEMORY_BYTES.name: frozenset({"allocator", "live_tensors"}),
+    results.RUN_COMMUNICATION_SECONDS.name: None,
+    results.RUN_OVERLAP_RATIO.name: None,
+    results.RUN_BUBBLE_RATIO.name: None,
+    probes.RUN_COLLECTIVE_BUS_BANDWIDTH.name: None,
+    probes.RUN_LINK_BANDWIDTH.name: None,
+    probes.RUN_LINK_LATENCY_SECONDS.name: None,
+    probes.RUN_MATMUL_FLOPS.name: None,
+    probes.RUN_COPY_BANDWIDTH.name: None,
+    probes.RUN_PAIR_BANDWIDTH.name: None,
+}
+"""Metrics whose figures a reader wants first; of peak memory, those of these accounts."""
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def compared(estimate: Estimate) -> Metric | None:
+    """Return the metric of a figure that has a better direction and was measured; None for any other."""
+    metric = _BY_NAME.get(estimate.metric)
+    if metric is None or metric.better is None or estimate.labels.get("account") in PREDICTED:
+        return None
+    return metric
+
+
+def is_main(estimate: Estimate) -> bool:
+    """Whether a reader wants this figure first."""
+    if estimate.metric not in _MAIN:
+        return False
+    accounts = _MAIN[estimate.metric]
+    return accounts is None or estimate.labels.get("account") in accounts
+
+
+# The change of one figure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureChange:
+    """How one figure of B differs from that of A, before it is judged.
+
+    value, low, high: the change with its 95 % interval, on its scale. The value is the ratio (or difference) of the
+        medians; of pairs, the median of theirs. The interval is widened to hold it. low and high are None where there
+        is none: see `reason`.
+    p_value: of no change, two-sided; None where there is no interval.
+    is_exact: all trials of a side are equal, on both sides, so that there is nothing to test.
+    error, freedom: return the standard error of the change on the scale's own line (logarithms or shares), and its
+        degrees of freedom, as they would be with this many trials a side.
+    trials: complete trials of A and of B, or of each in pairs.
+    """
+
+    metric: Metric
+    a: Estimate
+    b: Estimate
+    scale: Scale
+    value: float
+    trials: tuple[int, int]
+    is_paired: bool
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    is_exact: bool = False
+    reason: str | None = None
+    error: Callable[[int], float] = lambda trials: math.nan
+    freedom: Callable[[int], float] = lambda trials: math.nan
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the value lies in the direction that is an improvement."""
+        return (self.value > self.nothing) == (self.metric.better == "higher")
+
+    @property
+    def nothing(self) -> float:
+        """The value of no change."""
+        return 1.0 if self.scale == "ratio" else 0.0
+
+    def on_line(self, value: float) -> float:
+        """Return a value of the change as its distance from no change, on logarithms or as it is."""
+        return math.log(value) if self.scale == "ratio" else value
+
+
+def changes(a: Sequence[Estimate], b: Sequence[Estimate], *, is_paired: bool) -> list[FigureChange]:
+    """Return the change of each figure that both sides have and that has a better direction, in the order of A's.
+
+    is_paired: trial i of A and trial i of B were measured one after the other.
+    """
+    estimates_of_b = {(estimate.metric, *sorted(estimate.labels.items())): estimate for estimate in b}
+    changes = []
+    for estimate in a:
+        partner, metric = estimates_of_b.get((estimate.metric, *sorted(estimate.labels.items()))), compared(estimate)
+        if partner is not None and metric is not None:
+            changes.append(change(metric, estimate, partner, is_paired=is_paired))
+    return changes
+
+
+def change(metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool) -> FigureChange:
+    """Return the change of one figure from A to B."""
+    above, below = b.trials, a.trials
+    if is_paired:
+        above, below = above[: len(below)], below[: len(above)]
+    is_share = metric.unit == "ratio" and metric.name not in _RATES
+    scale: Scale = "difference" if is_share or min(*above, *below) <= 0 else "ratio"
+    lines_b, lines_a = ([math.log(value) if scale == "ratio" else value for value in side] for side in (above, below))
+    pairs = [of_b - of_a for of_b, of_a in zip(lines_b, lines_a, strict=True)] if is_paired else []
+    if is_paired:
+        value = math.exp(median(pairs)) if scale == "ratio" else median(pairs)
+    else:
+        value = b.median / a.median if scale == "ratio" else b.median - a.median
+    begun = FigureChange(
+        metric=metric, a=a, b=b, scale=scale, value=value, trials=(len(below), len(above)), is_paired=is_paired
+    )
+    if min(begun.trials) < 2:
+        side = " and ".join(name for name, count in zip("AB", begun.trials, strict=True) if count < 2)
+        return replace(begun, reason=f"{side} {'have' if ' ' in side else 'has'} one trial, which has no interval")
+    if not (variance(pairs) if is_paired else variance(lines_a) + variance(lines_b)):
+        return replace(begun, is_exact=True, reason="all trials are equal to the last digit")
+    return _tested_in_pairs(begun, pairs) if is_paired else _tested(begun, lines_a, lines_b)
+
+
+def _tested_in_pairs(begun: FigureChange, pairs: Sequence[float]) -> FigureChange:
+    """Add the interval and the test of pairs: Student's t on the differences."""
+    spread = variance(pairs)
+
+    def error(trials: int) -> float:
+        return math.sqrt(spread / trials)
+
+    return _with_test(begun, fmean(pairs), error, lambda trials: trials - 1, len(pairs))
+
+
+def _tested(begun: FigureChange, a: Sequence[float], b: Sequence[float]) -> FigureChange:
+    """Add the interval and the test of two groups: Welch's t, with its degrees of freedom."""
+    of_a, of_b = variance(a), variance(b)
+
+    def error(trials: int) -> float:
+        return math.sqrt((of_a + of_b) / trials)
+
+    def freedom(trials: int) -> float:
+        return (trials - 1) * (of_a + of_b) ** 2 / (of_a**2 + of_b**2)
+
+    centre = fmean(b) - fmean(a)
+    if len(a) == len(b):
+        return _with_test(begun, centre, error, freedom, len(a))
+    # Groups of different size: each side's own squared error, as Welch and Satterthwaite have it.
+    squares = (of_a / len(a), of_b / len(b))
+    pooled_error = math.sqrt(sum(squares))
+    pooled_freedom = sum(squares) ** 2 / (squares[0] ** 2 / (len(a) - 1) + squares[1] ** 2 / (len(b) - 1))
+    tested = _with_test(begun, centre, lambda _: pooled_error, lambda _: pooled_freedom, min(len(a), len(b)))
+    return replace(tested, error=error, freedom=freedom)
+
+
+def _with_test(
+    begun: FigureChange, centre: float, error: Callable[[int], float], freedom: Callable[[int], float], trials: int
+) -> FigureChange:
+    from scipy.special import stdtr, stdtrit  # Imported here: what only shows comparisons needs no scipy.
+
+    standard, degrees = error(trials), freedom(trials)
+    half_width = float(stdtrit(degrees, 1 - LEVEL / 2)) * standard
+    ends = (centre - half_width, centre + half_width)
+    low, high = (math.exp(end) for end in ends) if begun.scale == "ratio" else ends
+    return replace(
+        begun,
+        low=min(low, begun.value),
+        high=max(high, begun.value),
+        p_value=float(2 * stdtr(degrees, -abs(centre) / standard)),
+        error=error,
+        freedom=freedom,
+    )
+
+
+# What the changes of one comparison mean, together.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedChange:
+    """A change and its outcome.
+
+    better, worse: the share of false ones among these is held at 5 % by Benjamini and Hochberg, over the main figures
+        and over the others; the interval excludes no change and is not within the margin.
+    same: the whole interval lies within the margin, or exact values are equal.
+    unsure: neither. more_trials: about how many more a side would settle it with 80 % power, see `trials_to_settle`;
+        None where they are more than `MOST_TRIALS`.
+    insufficient_data: a side has no two trials.
+    adjusted_p: the p-value by Benjamini and Hochberg; None where there was no test.
+    """
+
+    change: FigureChange
+    outcome: ChangeOutcome
+    adjusted_p: float | None
+    more_trials: int | None = None
+
+
+def judge(changes: Sequence[FigureChange], *, margin: float = MARGIN) -> list[JudgedChange]:
+    """Return the outcomes of all changes that one comparison looks at, in their order.
+
+    margin: the largest change that does not matter: a factor of 1 + margin either way, or so much of a share.
+    """
+    judged: dict[int, JudgedChange] = {}
+    for family in (True, False):
+        places = [place for place, change in enumerate(changes) if is_main(change.a) == family]
+        tested = [place for place in places if changes[place].p_value is not None]
+        adjusted = dict(zip(tested, false_discovery([changes[place].p_value or 0.0 for place in tested]), strict=True))
+        judged |= {place: _judged(changes[place], adjusted.get(place), margin) for place in places}
+    return [judged[place] for place in range(len(changes))]
+
+
+def _judged(change: FigureChange, adjusted_p: float | None, margin: float) -> JudgedChange:
+    if change.is_exact:
+        outcome: ChangeOutcome = "same" if change.value == change.nothing else "better" if change.is_better else "worse"
+        return JudgedChange(change=change, outcome=outcome, adjusted_p=None)
+    if change.low is None or change.high is None or change.p_value is None or adjusted_p is None:
+        return JudgedChange(change=change, outcome="insufficient_data", adjusted_p=None)
+    edge = math.log1p(margin) if change.scale == "ratio" else margin
+    low, high = change.on_line(change.low), change.on_line(change.high)
+    if -edge <= low and high <= edge:
+        return JudgedChange(change=change, outcome="same", adjusted_p=adjusted_p)
+    if adjusted_p <= LEVEL and not low <= 0 <= high:
+        return JudgedChange(change=change, outcome="better" if change.is_better else "worse", adjusted_p=adjusted_p)
+    # Beside other figures, a difference is shown at this level of its own.
+    level = LEVEL * (change.p_value / adjusted_p if adjusted_p > 0 else 1.0)
+    needed = trials_to_settle(change, margin=edge, level=level)
+    more = None if needed is None else max(1, needed - min(change.trials))
+    return JudgedChange(change=change, outcome="unsure", adjusted_p=adjusted_p, more_trials=more)
+
+
+def false_discovery(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values adjusted so that those below a level have at most this share of false ones among them.
+
+    Of m values, the k-th smallest times m / k, and never more than a larger one's: 0.01, 0.03, 0.04 and 0.5 give 0.04,
+    0.053, 0.053 and 0.5. It holds for independent figures, and for such that rise and fall together.
+    Source: Benjamini and Hochberg 1995, Controlling the False Discovery Rate; Benjamini and Yekutieli 2001.
+    """
+    count = len(p_values)
+    adjusted = [1.0] * count
+    least = 1.0
+    for number, place in reversed(list(enumerate(sorted(range(count), key=lambda place: p_values[place]), start=1))):
+        least = min(least, p_values[place] * count / number)
+        adjusted[place] = least
+    return adjusted
+
+
+# Power: what so many trials would show.
+
+
+def trials_to_settle(change: FigureChange, *, margin: float, level: float = LEVEL) -> int | None:
+    """Return how many trials a side would settle an unsure change with 80 % power, with the noise that was measured.
+
+    Where the measured change is at least the margin: as many as would show it, were it the true one. Else as many as
+    would bring the whole interval within the margin, were there no change. None beyond `MOST_TRIALS`.
+    margin: on the scale's own line.
+    """
+    effect = abs(change.on_line(change.value))
+
+    def is_enough(trials: int) -> bool:
+        standard, degrees = change.error(trials), change.freedom(trials)
+        if effect >= margin:
+            return power_of_test(effect / standard, degrees, level) >= POWER
+        return power_of_equivalence(margin / standard, degrees) >= POWER
+
+    return least_trials(is_enough)
+
+
+def least_trials(is_enough: Callable[[int], bool], least: int = 2) -> int | None:
+    """Return the smallest number of trials that is enough, where more are never worse; None beyond `MOST_TRIALS`."""
+    high = least
+    while not is_enough(high):
+        if high >= MOST_TRIALS:
+            return None
+        high = min(2 * high, MOST_TRIALS)
+    low = max(least, high // 2)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
+    return high
+
+
+_FAR = 30.0
+"""Standard errors beyond the quantile at which the power is 1 to all digits; the series of scipy ends before."""
+
+
+def power_of_test(distance: float, freedom: float, level: float = LEVEL) -> float:
+    """Return the probability that a two-sided t test shows a change that is this many standard errors from nothing.
+
+    By the noncentral t distribution. Source: Cohen 1988, Statistical Power Analysis, section 2.
+    """
+    from scipy.special import nctdtr, stdtrit
+
+    quantile = float(stdtrit(freedom, 1 - level / 2))
+    if distance > quantile + _FAR:
+        return 1.0
+    # The other tail is below the level / 2 and is left out where scipy's series does not reach it.
+    lower_tail = float(nctdtr(freedom, distance, -quantile))
+    return 1 - float(nctdtr(freedom, distance, quantile)) + (lower_tail if math.isfinite(lower_tail) else 0.0)
+
+
+def power_of_equivalence(distance: float, freedom: float) -> float:
+    """Return the probability that the interval lies within a margin of so many standard errors, without a change.
+
+    By the noncentral t distribution, for two one-sided tests.
+    Source: Diletti, Hauschke and Steinijans 1991, Sample size determination for bioequivalence assessment.
+    """
+    from scipy.special import nctdtr, stdtrit
+
+    quantile = float(stdtrit(freedom, 1 - LEVEL / 2))
+    return 1.0 if distance > quantile + _FAR else max(0.0, 1 - 2 * float(nctdtr(freedom, distance, quantile)))
+
+
+def smallest_shown(trials: int, deviation: float) -> float:
+    """Return the smallest change, on logarithms, that two sides of so many trials in turn show with 80 % power.
+
+    deviation: of one trial, on logarithms, so that a pair's is the square root of 2 times as large.
+
+    Raises:
+        ValueError: there are no two trials.
+    """
+    from scipy.special import nctdtrinc, stdtrit
+
+    if trials < 2:
+        raise ValueError(f"{plural(trials, 'trial')}: no interval, so no change can be shown; take 2 or more")
+    quantile = float(stdtrit(trials - 1, 1 - LEVEL / 2))
+    return float(nctdtrinc(trials - 1, 1 - POWER, quantile)) * deviation * math.sqrt(2 / trials)
+
+
+def counted(judged: Iterable[JudgedChange]) -> dict[ChangeOutcome, int]:
+    """Return how many changes have each outcome, those that none has left out, in the order of `OUTCOMES`."""
+    outcomes = [judgement.outcome for judgement in judged]
+    return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}

@@ -1,0 +1,342 @@
+"""Scaling efficiency of a run against a baseline run on fewer ranks, weak or strong; and what the cost model predicts.
+
+A prediction rests on one rank's step and a measured link, and on nothing that was measured on the run's own ranks, so
+it can be wrong. A law fitted to a curve's own points (`bench.analysis.scaling.laws`) describes them and predicts none.
+
+What is lost is divided like the step: compute, exposed communication, waiting, bubble, data, copies and idle; what
+these leave is unexplained, so that all add up to the step. With ideal scaling each part of the base's step would shrink
+as the step does, by the factor f (1 in weak scaling, N0 / N in strong). A part of the loss is what the run has more
+than that: part(N) - f part(N0). docs/guides/scaling.md has each part's formula, and what it cannot tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import fmean, median, variance
+from typing import Literal
+
+from bench.case import Case
+from bench.errors import Misuse
+from bench.results.estimate import (
+    CONFIDENCE,
+    Estimate,
+    EstimatedRatio,
+    by_labels,
+    estimate,
+    estimate_share,
+    of_metric,
+    ratio,
+)
+from bench.results.step_parts import PARTS, MeasuredStep, PartName, StepAccount, step_account
+from collectors.metrics.results import (
+    RUN_EXPECTED_EFFICIENCY,
+    RUN_PHASE_SECONDS,
+    RUN_TOKENS_PER_SECOND,
+    RUN_TOKENS_PER_SECOND_PER_DEVICE,
+)
+from workloads.cost_models.absent import Absent
+from workloads.cost_models.communication import Link
+from workloads.cost_models.shape import DIMENSIONS
+from workloads.cost_models.step_time import ComputeTime, step_time
+
+Scaling = Literal["weak", "strong"]
+BaselineOrigin = Literal["beside", "history", "told", "unknown"]
+"""beside: measured in turn with the run. history: an earlier run, measured in the same way. told: named by a person.
+unknown: the run is of an older version, which did not record it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingEfficiency:
+    """Tokens per second and rank of a run, divided by those of its baseline.
+
+    scaling: weak if each rank that trains has the same work as in the baseline, strong if the total work is the same.
+    baseline_ranks: 1, unless a person named a run of several ranks, or the first run of a scaling curve has several.
+    is_beside: whether the baseline was measured in turn with the run; None where an older version wrote it.
+    is_told: whether a person named the baseline, which then need not have been measured in the same way.
+    """
+
+    scaling: Scaling
+    baseline_run: str
+    ratio: EstimatedRatio
+    baseline_ranks: int = 1
+    is_beside: bool | None = None
+    is_told: bool = False
+
+    @property
+    def baseline(self) -> BaselineOrigin:
+        """Where the baseline is from; only efficiencies with the same origin are comparable."""
+        if self.is_told:
+            return "told"
+        if self.is_beside is None:
+            return "unknown"
+        return "beside" if self.is_beside else "history"
+
+
+def scaling_efficiency(
+    case: Case,
+    tokens_per_second: Sequence[float],
+    baseline_case: Case,
+    baseline_tokens_per_second: Sequence[float],
+    baseline_run: str,
+    *,
+    is_beside: bool | None = None,
+    is_told: bool = False,
+) -> ScalingEfficiency:
+    """Return the efficiency of a run against a baseline. Tokens per second: one value a trial, over all ranks.
+
+    The caller ensures that both ran on the same hardware: a Case does not know it.
+
+    Raises:
+        Misuse: the baseline does not fit, see `scaling_between`.
+    """
+    return ScalingEfficiency(
+        scaling=scaling_between(case, baseline_case),
+        baseline_run=baseline_run,
+        ratio=ratio(
+            estimate(RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / case.ranks for rate in tokens_per_second]),
+            estimate(
+                RUN_TOKENS_PER_SECOND_PER_DEVICE, [rate / baseline_case.ranks for rate in baseline_tokens_per_second]
+            ),
+        ),
+        baseline_ranks=baseline_case.ranks,
+        is_beside=is_beside,
+        is_told=is_told,
+    )
+
+
+def scaling_between(case: Case, baseline_case: Case) -> Scaling:
+    """Tell whether a run against this baseline is weak or strong scaling.
+
+    The strategies may differ, and so may `accumulate`, which does not change the batch.
+
+    Raises:
+        Misuse: the baseline does not have fewer ranks, has another workload, or a batch that fits neither scaling.
+    """
+    name = f"baseline ({baseline_case.strategy}, ranks {baseline_case.ranks})"
+    if baseline_case.ranks >= case.ranks:
+        raise Misuse(f"{name} has not fewer ranks than the run, which has {case.ranks}; choose one with fewer, best 1")
+    differences = _differences_of_cases(case, baseline_case)
+    if differences:
+        raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
+    batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
+    trained, baseline_trained = (either.spec().training_ranks(either) for either in (case, baseline_case))
+    if batch * baseline_trained == baseline_batch * trained:
+        return "weak"
+    if batch == baseline_batch:
+        return "strong"
+    share = batch * baseline_trained
+    weak = f"{share // trained} (weak) or " if share % trained == 0 else ""
+    raise Misuse(
+        f"{name} has batch {baseline_batch}, which is neither scaling of batch {batch} on {case.ranks} ranks;"
+        f" it may be {weak}{batch} (strong)"
+    )
+
+
+def _differences_of_cases(case: Case, baseline: Case) -> list[str]:
+    pairs = [
+        (dimension, getattr(case.shape, dimension), getattr(baseline.shape, dimension))
+        for dimension in DIMENSIONS
+        if dimension != "batch"
+    ]
+    pairs += [(field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads")]
+    if case.strategy == baseline.strategy:
+        pairs.append(("version", case.version, baseline.version))
+    baseline_names = {option.name for option in baseline.spec().options} - {"accumulate"}
+    shared = sorted(
+        (option for option in case.spec().options if option.name in baseline_names), key=lambda option: option.name
+    )
+    pairs += [(f"option {option.name}", option.of(case), option.of(baseline)) for option in shared]
+    return [
+        f"{name} is {baseline_value}, the run's is {value}"
+        for name, value, baseline_value in pairs
+        if value != baseline_value
+    ]
+
+
+def expected_efficiency(
+    case: Case,
+    baseline_case: Case,
+    baseline_estimates: Sequence[Estimate],
+    link: Link,
+    *,
+    scaling: Scaling,
+    baseline: BaselineOrigin,
+) -> Estimate | Absent:
+    """Return the efficiency of a case by the cost model, with a value for each trial of its baseline.
+
+    A rank's step is that of the one rank, shortened as its share of the work is, and the part of the case's transfers
+    on this link that its forward and backward cannot hide. All else is taken to scale ideally: no rank waits for
+    another, none disturbs another, and what a strategy does not divide among ranks is divided all the same. So a run
+    that is far below it loses to something else than its transfers. The link is taken as exact: the interval is that of
+    the one rank's trials.
+    Example: a step of 1.0 s, 0.25 s of transfers that nothing hides, weak scaling: 1.0 / 1.25 = 0.8.
+    """
+    if why := _not_covered(case, baseline_case):
+        return Absent(reason=why)
+    phases = by_labels(baseline_estimates, RUN_PHASE_SECONDS)
+    rates = of_metric(baseline_estimates, RUN_TOKENS_PER_SECOND)
+    if not rates or ("forward",) not in phases or ("backward",) not in phases:
+        return Absent(reason="its baseline does not tell how long forward and backward take")
+    work = Fraction(case.shape.tokens, baseline_case.shape.tokens)
+    ideal = work / case.ranks  # Tokens per second and rank as the one rank has them: servers count as ranks, too,
+    compute_share = work / case.spec().training_ranks(case)  # but only ranks that train share the work.
+    shares = []
+    for rate, forward_s, backward_s in zip(
+        rates[0].trials, phases["forward",].trials, phases["backward",].trials, strict=True
+    ):
+        alone_s = baseline_case.shape.tokens / rate
+        compute = ComputeTime(forward_s=float(compute_share) * forward_s, backward_s=float(compute_share) * backward_s)
+        predicted = step_time(
+            compute,
+            case.spec().transfers(case),
+            axes=case.spec().mesh(case),
+            link=link,
+            backend=case.backend,
+        )
+        shares.append(float(ideal) * alone_s / (float(compute_share) * alone_s + predicted.exposed_s))
+    return estimate_share(RUN_EXPECTED_EFFICIENCY, shares, scaling=scaling, baseline=baseline)
+
+
+def _not_covered(case: Case, baseline_case: Case) -> str | None:
+    """Return why the cost model does not tell the efficiency; None where it does."""
+    if case.spec().pipeline(case) is not None:
+        return "the cost model of a step's time has no bubble of a pipeline"
+    if not case.spec().transfers(case):
+        return f"{case.strategy} has no transfers in the cost model"
+    if baseline_case.ranks != 1:
+        return (
+            f"the baseline has {baseline_case.ranks} ranks, whose step holds communication, too; that of one rank"
+            " would do"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostPart:
+    """One part of the loss; below 0 where the run has less of it than ideal scaling of the base would give.
+
+    lost_s: of each step. lost_ratio: of the run's step; so are the ends.
+    low_s, high_s: 95 % interval by Welch's t on the trials' seconds, widened to hold `lost_s`; None without one.
+    """
+
+    name: PartName
+    lost_s: float
+    low_s: float | None
+    high_s: float | None
+    step_s: float
+
+    @property
+    def lost_ratio(self) -> float:
+        """Share of the run's step."""
+        return self.lost_s / self.step_s
+
+    @property
+    def low_ratio(self) -> float | None:
+        """Lower end of the share; the step is taken as exact, as its noise is small beside the parts'."""
+        return None if self.low_s is None else self.low_s / self.step_s
+
+    @property
+    def high_ratio(self) -> float | None:
+        """Upper end of the share."""
+        return None if self.high_s is None else self.high_s / self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The loss of one run against its base.
+
+    step_s, ideal_s: the run's step, and what ideal scaling of the base's gives: ideal_s / step_s is the efficiency.
+    parts: in the order of `PARTS`, those that both runs tell; they add up to step_s - ideal_s.
+    absent: why a part is not among them; its time is within another part, which the reason names, or unexplained.
+    notes: what the parts rest on: how much longer than measured ones traced steps were, and a straggler.
+    """
+
+    step_s: float
+    ideal_s: float
+    parts: tuple[LostPart, ...]
+    absent: Mapping[PartName, str]
+    notes: tuple[str, ...]
+
+    @property
+    def lost_ratio(self) -> float:
+        """1 - efficiency."""
+        return (self.step_s - self.ideal_s) / self.step_s
+
+
+def loss_of(run: MeasuredStep, base: MeasuredStep) -> Loss | str:
+    """Return what the run's step lost against ideal scaling of the base's, or why that is unknown."""
+    account, base_account = step_account(run), step_account(base)
+    for reason in (account, base_account):
+        if isinstance(reason, str):
+            return reason
+    assert isinstance(account, StepAccount)
+    assert isinstance(base_account, StepAccount)
+    # The ideal step has the base's tokens per second and rank.
+    work = run.case.shape.tokens / base.case.shape.tokens
+    factor = work * base.case.ranks / run.case.ranks
+    absent = {**account.absent, **base_account.absent}  # All points lack what the base lacks, for one reason.
+    divided, base_divided = account.divide(absent), base_account.divide(absent)
+    step_s, ideal_s = account.step_s, factor * base_account.step_s
+    parts = []
+    for name in PARTS:
+        if name in divided:
+            lost_s = account.of_step(divided[name]) - factor * base_account.of_step(base_divided[name])
+            parts.append(_part(name, divided[name], [factor * value for value in base_divided[name]], lost_s, step_s))
+    return Loss(
+        step_s=step_s,
+        ideal_s=ideal_s,
+        parts=tuple(parts),
+        absent={name: absent[name] for name in PARTS if name in absent},
+        notes=(*_surplus(account, base_account), *account.notes),
+    )
+
+
+def _part(name: PartName, run_s: Sequence[float], base_s: Sequence[float], lost_s: float, step_s: float) -> LostPart:
+    """Return the difference of two parts with its interval."""
+    low = high = None
+    if (interval := welch(run_s, base_s)) is not None:
+        low, high = min(interval[0], lost_s), max(interval[1], lost_s)
+    return LostPart(name=name, lost_s=lost_s, low_s=low, high_s=high, step_s=step_s)
+
+
+def welch(run_values: Sequence[float], base_values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the difference of two means by Welch's t; None of a lone trial, or without noise."""
+    if min(len(run_values), len(base_values)) < 2:
+        return None
+    squares = [variance(side) / len(side) for side in (run_values, base_values)]
+    if sum(squares) <= 0:
+        return None
+    from scipy.special import stdtrit
+
+    # Welch and Satterthwaite's degrees of freedom.
+    freedom = sum(squares) ** 2 / sum(
+        square**2 / (len(side) - 1) for square, side in zip(squares, (run_values, base_values), strict=True)
+    )
+    half_width = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(sum(squares))
+    middle = fmean(run_values) - fmean(base_values)
+    return middle - half_width, middle + half_width
+
+
+_MUCH_LONGER = 0.1
+"""Share by which traced steps may be longer than measured ones without a word."""
+
+
+def _surplus(*accounts: StepAccount) -> list[str]:
+    """Return, where traced steps are much longer than measured ones, by how much."""
+    longest = max(
+        (
+            median(trace.step_s for trace in account.traces) / median(account.steps_s) - 1
+            for account in accounts
+            if account.traces
+        ),
+        default=0.0,
+    )
+    if longest < _MUCH_LONGER:
+        return []
+    return [
+        f"traced steps are up to {longest:.0%} longer than measured ones: parts but data are of steps that the profiler"
+        " disturbs"
+    ]

@@ -1,0 +1,130 @@
+"""The noise of a series, within a night and from night to night, and the smallest change that it lets one see.
+
+A night's centre is the mean of its trials' logarithms. The logarithm of trial j of night i is taken as the series'
+level, plus what night i has of its own, plus what the trial has of its own: two deviations, found by the method of
+moments. Both are robust: a spike, one bad trial or a lasting change of level moves them little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import NormalDist, fmean, median
+
+from bench.errors import plural
+from bench.gate.detector.settings import SETTINGS
+from bench.results.comparison import POWER, least_trials
+from workloads.cost_models.absent import Absent
+
+LEAST_NIGHTS = 3
+"""Fewer nights tell nothing about how nights differ."""
+WANTED_CHANGE = 0.03
+"""The change that a nightly gate should see."""
+
+_NORMAL = NormalDist()
+_QUARTILE = _NORMAL.inv_cdf(0.75)
+_GUARD = 1.125
+"""How many times larger than the truth the detector takes a night's deviation to be, which it learns and guards: by
+simulation, with a hundred nights of history. 1.06 where nights differ as much as trials, 1.17 where they do not."""
+_DISTANCE = _GUARD * _NORMAL.inv_cdf(1 - SETTINGS.suspicion_p / 2) + _NORMAL.inv_cdf(POWER)
+"""Standard errors from no change at which the detector suspects a night with this power: 3.67."""
+_PAGE_DISTANCE = 5.5
+"""The same of the mean of the nights after a change, at which the detector pages: by simulation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialNoise:
+    """Standard deviations on logarithms, so shares of the value: 0.01 is 1 %.
+
+    trial: of one trial within a night. night: of a night's own level, without that of its trials; absent where there
+        are too few nights.
+    trials, nights: how many each rests on.
+    """
+
+    trial: float
+    night: float | Absent
+    trials: int
+    nights: int
+
+
+def noise_of(nights: Sequence[Sequence[float]], within_nights: Sequence[Sequence[float]] = ()) -> TrialNoise | Absent:
+    """Return the noise of one figure of a series; absent where no night has two trials.
+
+    nights: the trials' values of each night, oldest first. beside: trials of runs that tell of noise within a night
+        alone, such as both runs of `compare --aa`.
+    """
+    of_nights = [[math.log(value) for value in values] for values in nights if values]
+    groups = [*of_nights, *([math.log(value) for value in values] for values in within_nights)]
+    # Differences of trials of one night have no part of the night's own, whatever the level.
+    within = [second - first for values in groups for first, second in combinations(values, 2)]
+    if not within:
+        return Absent(reason="no run of it has two trials")
+    trial = deviation_of(within)
+    return TrialNoise(
+        trial=trial,
+        night=_night_deviation(of_nights, trial),
+        trials=sum(len(values) for values in groups if len(values) > 1),
+        nights=len(of_nights),
+    )
+
+
+def deviation_of(differences: Sequence[float]) -> float:
+    """Return the standard deviation of values from differences of pairs of them, robustly.
+
+    Half of the differences of normal values are smaller than 0.954 standard deviations: the quartile times the root of
+    2. A third of them may be anything without moving it far.
+    """
+    return median(abs(difference) for difference in differences) / (_QUARTILE * math.sqrt(2))
+
+
+def _night_deviation(nights: Sequence[Sequence[float]], trial: float) -> float | Absent:
+    """Return the deviation of nights' levels, from neighbouring nights: a change of level counts once, not for ever."""
+    if len(nights) < LEAST_NIGHTS:
+        return Absent(reason=f"{plural(len(nights), 'night')} in the history, of {LEAST_NIGHTS} that are needed")
+    steps = [fmean(second) - fmean(first) for first, second in pairwise(nights)]
+    # What is left of the centres' variance when that of their trials is taken off.
+    of_trials = fmean(trial**2 / len(values) for values in nights)
+    return math.sqrt(max(0.0, deviation_of(steps) ** 2 - of_trials))
+
+
+def smallest_of_night(noise: TrialNoise, trials: int) -> float | Absent:
+    """Return the smallest change that makes the gate suspect its first night of so many trials.
+
+    With 80 % power, against a level known from many nights: a factor minus 1. Absent where the nights are unknown.
+    """
+    if isinstance(noise.night, Absent):
+        return noise.night
+    return math.expm1(_DISTANCE * math.hypot(noise.night, noise.trial / math.sqrt(trials)))
+
+
+def trials_a_night(noise: TrialNoise, change: float = WANTED_CHANGE) -> int | Absent:
+    """Return how many trials a night show a change of this size on its first night, as `smallest_of_night` has it.
+
+    Absent where the nights are unknown, or differ so much that no number of trials does.
+    """
+    night = noise.night
+    if isinstance(night, Absent):
+        return night
+    limit = math.log1p(change) / _DISTANCE
+    if night >= limit:
+        nights = nights_needed(noise, change)
+        words = "nor do two weeks of nights" if nights is None else f"{nights} nights do"
+        return Absent(
+            reason=f"nights differ by {100 * night:.1f} %, so that no number of trials shows {100 * change:g} % in one"
+            f" night; {words}"
+        )
+    trials = least_trials(lambda trials: math.hypot(night, noise.trial / math.sqrt(trials)) <= limit, least=1)
+    return Absent(reason="more than ten thousand") if trials is None else trials
+
+
+def nights_needed(noise: TrialNoise, change: float, trials: int = 3) -> int | None:
+    """Return after how many nights of so many trials the gate confirms a change, where the nights are known.
+
+    With 80 % power. None where these are more than the detector weighs at once.
+    """
+    assert not isinstance(noise.night, Absent), "nights that are unknown tell nothing of others"
+    of_night = math.hypot(noise.night, noise.trial / math.sqrt(trials))
+    nights = math.ceil((_PAGE_DISTANCE * of_night / math.log1p(change)) ** 2)
+    return None if nights > SETTINGS.window_nights else max(nights, SETTINGS.hold_nights + 1)

@@ -1,0 +1,60 @@
+"""What tells a case, a run and this program apart in words: the labels of their info metrics."""
+
+from __future__ import annotations
+
+from bench.case import Case, Purpose, known_options, written
+from bench.machine.machine import Machine
+from bench.store.summary import Summary
+from workloads.cost_models.shape import Shape, nearest_preset
+
+
+def case_labels(case: Case) -> dict[str, str]:
+    """Return what the info of a run and of a result both say of its case."""
+    return {
+        "strategy": case.strategy,
+        "ranks": str(case.ranks),
+        "device": case.device,
+        "shape": "" if case.model is None else _shape_words(case.model),
+        "precision": case.precision,
+        "name": _name(case),
+    }
+
+
+def membership(purpose: Purpose) -> dict[str, str]:
+    """Return the suite and case that a run is of; both empty where it is of none."""
+    member = purpose.member
+    return {"suite": "", "case": ""} if member is None else {"suite": member.suite, "case": member.case}
+
+
+def option_words(case: Case) -> str:
+    """Return the options that are not at their defaults, as `microbatches=8, balance=measured`; empty for none."""
+    defaults = {option.name: option.default for option in known_options(case.strategy)}
+    return ", ".join(
+        f"{name}={written(value)}"
+        for name, value in case.options.items()
+        if name not in defaults or value != defaults[name]
+    )
+
+
+def versions(summary: Summary, machine: Machine | None) -> dict[str, str]:
+    """Return with what a result was measured; empty what its case does not use, and what is unknown."""
+    has_gpus, has_nccl = summary.case.device == "cuda", summary.case.backend == "nccl"
+    return {
+        "commit": summary.commit or "",
+        "torch": summary.torch_version or "",
+        "driver": (machine.driver_version or "") if machine is not None and has_gpus else "",
+        "nccl": (machine.nccl_version or "") if machine is not None and has_nccl else "",
+        "gpu": summary.hardware if has_gpus else "",
+    }
+
+
+def _name(case: Case) -> str:
+    """Return what a person reads who chooses: "ddp on 2, tiny, fp32, cpu, bucket_mb=1"."""
+    parts = (case.title, "" if case.model is None else _shape_words(case.model), case.precision, case.device)
+    return ", ".join(part for part in (*parts, option_words(case)) if part)
+
+
+def _shape_words(shape: Shape) -> str:
+    """Return the nearest preset and what differs from it, as "tiny width=64"."""
+    preset, others = nearest_preset(shape)
+    return " ".join((preset, *(f"{name}={getattr(shape, name)}" for name in others)))

@@ -1,0 +1,446 @@
+"""Live samples of the runs in progress: the newest of each log, with the labels of its owner, and counts of its steps.
+
+`RunLogs` reads the logs of a folder; `LiveRuns` does so in a thread of its own, since a disk may hang.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.errors import Misuse
+from bench.serve.gpu_placement import Place, RanksByPid, with_ranks
+from bench.serve.info_labels import case_labels, membership
+from bench.serve.step_counts import StepCounts
+from bench.store.active_runs import FollowedFolders
+from bench.store.run_dir import case_file, machine_of
+from bench.store.summary import series_of
+from collectors.background import BackgroundTask
+from collectors.files import in_words
+from collectors.metrics import rank as rank_metrics
+from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS
+from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
+from collectors.metrics.metric import Sample
+from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
+from collectors.node.poller import HOLD_S, CollectorPoll, CollectorState
+from collectors.node.watch import agent_samples
+from collectors.prometheus.exposition import Owned
+from collectors.sample_log import Follower, Mark, NewerSchema, Newest, NodeState, Opened, Reading, Record
+from workloads.registry import SPECS
+
+# The log of one rank or node: following it, and which samples of a rank hold now.
+
+_SPEED = frozenset(
+    metric.name for metric in (STEP_SECONDS, PHASE_SECONDS, DATA_WAIT_SECONDS, TOKENS_PER_SECOND, MFU, MEASURED_MFU)
+)
+"""Metrics taken from measured steps only: warm-up, the profiler and the memory tracker make other steps slower."""
+
+_ALLOCATOR = frozenset(
+    metric.name
+    for metric in (
+        rank_metrics.ALLOCATED_BYTES,
+        rank_metrics.RESERVED_BYTES,
+        rank_metrics.ACTIVE_BYTES,
+        rank_metrics.INACTIVE_SPLIT_BYTES,
+        rank_metrics.PEAK_BYTES,
+        rank_metrics.PHASE_PEAK_BYTES,
+        rank_metrics.ALLOCATION_RETRIES,
+        rank_metrics.OUT_OF_MEMORY,
+    )
+)
+"""Metrics of the allocator, which is not asked in each step where steps are short; shown until the next account."""
+
+_STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
+
+
+_NOTHING = Newest(records=[], steps=[], is_anew=False)
+
+
+class _LogFollower:
+    """Follows a log until it cannot be read."""
+
+    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
+        self._path = path
+        self._follower: Follower | None = Follower(path)
+        self._on_notice = on_notice
+
+    def newest(self) -> Newest:
+        """Return what was finished since the last look and is not old by now, and all steps of a rank.
+
+        Nothing of a log that was given up.
+        """
+        if self._follower is None:
+            return _NOTHING
+        try:
+            newest = self._follower.newest_and_steps()
+        except NewerSchema as error:
+            return self._give_up(f"a log is not shown: {error}")
+        except OSError as error:
+            if not self._path.parent.is_dir():
+                return _NOTHING  # The folder is gone; `RunLogs` tells it of the run.
+            return self._give_up(f"a log is not shown: {self._path}: {error.strerror}")
+        for line in self._follower.left_out:
+            self._on_notice(f"{self._path.parent}/{line}")
+        self._follower.left_out.clear()
+        return newest
+
+    def _give_up(self, reason: str) -> Newest:
+        self._follower = None
+        self._on_notice(reason)
+        return _NOTHING
+
+
+@dataclass(slots=True)
+class _LiveRank:
+    """The newest samples of a rank, by the kind of step; the newest kind is the last of the dictionary.
+
+    progress_ns: when it ended a step or began a later trial last; None before its first step, which may be compiled.
+    """
+
+    opened: Opened | None = None
+    progress_ns: int | None = None
+    newest: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def take(self, record: Record) -> None:
+        """Replace what the record makes old.
+
+        A new trial makes steps old, but not what is measured once a trial: live tensors and traced steps stay until
+        they are measured again.
+        """
+        if isinstance(record, Reading) or (isinstance(record, Opened) and self.progress_ns is not None):
+            self.progress_ns = record.time_ns
+        match record:
+            case Opened():
+                self.opened = record
+                self.newest.pop("step", None)
+                self.newest.pop("account", None)
+            case Reading():
+                kind = "step" if record.mark in _STEP_MARKS else record.mark
+                shown = [
+                    sample for sample in record.samples if record.mark == "measured" or sample.metric not in _SPEED
+                ]
+                self._replace(kind, [sample for sample in shown if sample.metric not in _ALLOCATOR])
+                if account := [sample for sample in shown if sample.metric in _ALLOCATOR]:
+                    self._replace("account", account)
+
+    def _replace(self, kind: str, samples: list[Sample]) -> None:
+        """Put the samples last, as the newest."""
+        self.newest.pop(kind, None)
+        self.newest[kind] = samples
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield all samples, those of the newest kind first."""
+        for samples in reversed(self.newest.values()):
+            yield from samples
+
+
+_PROBES = frozenset(spec.name for spec in SPECS if spec.kind == "probe")
+
+
+class _ActiveRun:
+    """One run in progress, and the logs in its folder.
+
+    nodes: by the name of a node's log, the number of the read at which it said something last, and its state then.
+
+    Raises:
+        Misuse: its case or machine cannot be read.
+    """
+
+    def __init__(self, folder: Path, on_notice: Callable[[str], None], *, has_nodes: bool) -> None:
+        self.folder = folder
+        self._file = case_file(folder)
+        self.slot = self._file.slot
+        self.nodes: dict[str, tuple[int, NodeState]] = {}
+        case, machine = self._file.case, machine_of(folder)
+        self._series = series_of(case, machine.hardware(case.device))
+        self._labels = {
+            **case_labels(case),
+            "nodes": str(case.nodes),
+            **membership(self._file.purpose),
+            "commit": machine.commit or "",
+        }
+        self._ranks = {str(rank): _LiveRank() for rank in range(self._file.case.ranks)}
+        self._logs: dict[str, _LogFollower] = {}
+        self._steps: StepCounts | None = None
+        if self._file.case.strategy not in _PROBES:
+            self._steps = StepCounts(run=self._file.run, slot=self.slot, on_notice=on_notice)
+        self._on_notice = on_notice
+        self._has_nodes = has_nodes
+
+    def read(self, number: int) -> None:
+        """Take what was appended to the logs since the last read; `number` counts reads."""
+        for rank, newest in self._ranks.items():
+            appended = self._log(self.folder / f"rank{rank}.jsonl").newest()
+            for record in appended.records:
+                newest.take(record)
+            if self._steps is not None and (appended.records or appended.is_anew):
+                self._steps.take(rank, appended.steps, is_anew=appended.is_anew)
+        for path in self.folder.glob("node*.jsonl") if self._has_nodes else ():
+            read, state = self.nodes.get(path.name, (0, NodeState()))
+            for record in self._log(path).newest().records:
+                read = number if state.take(record) else read
+            self.nodes[path.name] = (read, state)
+
+    def samples(self, places_of: PlacesOf) -> Iterator[Owned]:
+        """Yield the run's own series, and its ranks'."""
+        file, slot = self._file, str(self._file.slot)
+        yield RUN_INFO.at(1, run=file.run, slot=slot, series=self._series, **self._labels), {}
+        if moved_ns := [newest.progress_ns for newest in self._ranks.values() if newest.progress_ns is not None]:
+            yield RUN_LAST_PROGRESS.at(max(moved_ns) / 1e9, run=file.run, slot=slot), {}
+        for rank, newest in self._ranks.items():
+            owner = {"rank": rank, "slot": slot}
+            if newest.opened is not None:
+                yield RANK_INFO.at(1, run=file.run, host=newest.opened.host), owner
+                for place in places_of(newest.opened):
+                    where = {"gpu": place.gpu, "slice": place.slice}
+                    yield RANK_GPU.at(1, run=file.run, **where), owner
+                    if place.memory_bytes is not None:
+                        yield RANK_GPU_MEMORY.at(place.memory_bytes, **where), owner
+            for sample in newest.samples():
+                yield sample, owner
+
+    def ranks(self) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+        """Yield host and pid of each rank that has begun, and its run and rank."""
+        for rank, newest in self._ranks.items():
+            if newest.opened is not None:
+                yield (newest.opened.host, str(newest.opened.pid)), (self._file.run, rank)
+
+    def counts(self) -> list[Owned]:
+        """Return how many steps its ranks have done, and the histogram of their times."""
+        return [] if self._steps is None else list(self._steps.samples())
+
+    def _log(self, path: Path) -> _LogFollower:
+        if path.name not in self._logs:
+            self._logs[path.name] = _LogFollower(path, self._on_notice)
+        return self._logs[path.name]
+
+
+PlacesOf = Callable[[Opened], Sequence[Place]]
+"""Returns the GPUs of this node, or slices of them, that a rank computes on; none where unknown."""
+
+
+ENDED_S = 60.0
+"""How long the counts of a run are shown after its end: its last steps are scraped, too, at any usual interval."""
+
+
+class RunLogs:
+    """Follows the logs of all runs in progress in a folder; one thread at a time may read.
+
+    ranks: which processes are ranks, as last read; replaced by each reading.
+    has_nodes: also show what the logs say of the runs' nodes; False where this node is watched directly.
+    of_all_users: also follow runs of other users.
+    places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: monotonic.
+    """
+
+    def __init__(
+        self,
+        runs: Path,
+        *,
+        on_notice: Callable[[str], None],
+        has_nodes: bool = True,
+        of_all_users: bool = False,
+        places_of: PlacesOf = lambda opened: (),
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._runs = runs
+        self._folders = FollowedFolders(runs, of_all_users=of_all_users, clock_ns=clock_ns)
+        self._on_notice = on_notice
+        self._has_nodes = has_nodes
+        self._places_of = places_of
+        self._followed: dict[str, _ActiveRun] = {}
+        self._ended: dict[int, tuple[int, list[Owned]]] = {}  # By slot, when the run in it ended, and its counts.
+        self._clock_ns = clock_ns
+        self._reads = 0
+        self.ranks: RanksByPid = {}
+
+    def read(self) -> list[Owned]:
+        """Return the newest samples of every rank and, with has_nodes, every node; of a run that has ended its counts.
+
+        The logs of an ended run are read to their end, and its counts shown as ENDED_S says.
+
+        Each call reads from the disk, and hangs with it.
+        """
+        try:
+            self._follow(self._folders.running())
+        except OSError as error:
+            self._followed.clear()
+            self._on_notice(f"{self._runs} cannot be read ({error.strerror}): no live series are shown")
+        self._reads += 1
+        for run in self._followed.values():
+            run.read(self._reads)
+        self.ranks = dict(pair for run in self._followed.values() for pair in run.ranks())
+        ranks = (owned for run in self._followed.values() for owned in run.samples(self._places_of))
+        counts = (owned for run in self._followed.values() for owned in run.counts())
+        return [*ranks, *counts, *self._ended_counts(), *self._node_samples()]
+
+    def _ended_counts(self) -> Iterator[Owned]:
+        """Yield the counts of runs that ended lately and whose slot no other run has taken."""
+        now_ns, taken = self._clock_ns(), {run.slot for run in self._followed.values()}
+        for slot, (ended_ns, counts) in tuple(self._ended.items()):
+            if slot in taken or now_ns - ended_ns > ENDED_S * 1e9:
+                del self._ended[slot]
+            else:
+                yield from counts
+
+    def _follow(self, running: Mapping[str, Path]) -> None:
+        """Let go of the runs that have ended, and take up those that have begun. running: folders by name."""
+        for name in self._followed.keys() - running.keys():
+            run = self._followed.pop(name)
+            if not run.folder.is_dir():
+                self._on_notice(f"{run.folder} was deleted while its run went on: its series are no longer shown")
+                continue
+            run.read(self._reads)  # What was written since the last look, which is all of a short run's steps.
+            self._ended[run.slot] = (self._clock_ns(), run.counts())
+        for name, folder in running.items():
+            if name in self._followed:
+                continue
+            try:
+                self._followed[name] = _ActiveRun(folder, self._on_notice, has_nodes=self._has_nodes)
+            except Misuse as error:
+                self._folders.leave_out(name)
+                self._on_notice(f"a run is not shown: {error}")
+
+    def _node_samples(self) -> list[Owned]:
+        """Return what each node's collectors said last, in whichever run: a series that is missing there is gone."""
+        newest: dict[str, tuple[tuple[int, int], NodeState]] = {}
+        for name, (read, state) in (item for run in self._followed.values() for item in run.nodes.items()):
+            # Ordered by when we read it, since the node's clock may jump; by its clock where that is the same.
+            when = (read, state.time_ns or 0)
+            if name not in newest or when > newest[name][0]:
+                newest[name] = (when, state)
+        return [
+            (sample, {})
+            for _, state in newest.values()
+            for sample in with_ranks(state.samples, self.ranks, host=state.host)
+        ]
+
+
+# Looks at the logs, in a thread of their own: a disk may hang.
+
+LATE_S = 1.0
+"""How long a look may take before what is shown is called late."""
+PAUSE_S = 0.5
+"""Least time between two looks, however short the beat is: each reads from the disk."""
+_CLOSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What a look found and when; at_ns is None before the first. read_s, read_samples: totals of all looks so far."""
+
+    samples: list[Owned] = field(default_factory=list)
+    at_ns: int | None = None
+    has_failed: bool = False
+    read_s: float = 0.0
+    read_samples: int = 0
+
+
+class LiveRuns:
+    """Looks at the runs on request, in a thread of its own, and shows what the last look found; many may ask at once.
+
+    While a look hangs in the thread, no other begins. A look that fails is begun anew at the next request.
+
+    read: returns the samples of all runs now, as `RunLogs.read` does. on_look: is told what each look found, in the
+    thread. on_notice: is told what is old or absent; from any thread. hold_s: how long the last result is shown while
+    the next one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: monotonic.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], list[Owned]],
+        *,
+        on_notice: Callable[[str], None],
+        on_look: Callable[[Sequence[Owned]], None] | None = None,
+        hold_s: float = HOLD_S,
+        late_s: float = LATE_S,
+        pause_s: float = PAUSE_S,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._read = read
+        self._on_notice, self._on_look = on_notice, on_look
+        self._hold_s, self._late_s, self._pause_s = hold_s, late_s, pause_s
+        self._clock_ns = clock_ns
+        self._begun_ns: int | None = None
+        self._last = _Look()
+        self._asking = threading.Lock()
+        self._task = BackgroundTask("runs", self._look)
+
+    def ask(self) -> None:
+        """Begin a look, unless one goes on or began less than the pause ago; wait for nothing."""
+        self._begin(self._pause_s)
+
+    def fresh(self) -> list[Owned]:
+        """Return what a look finds now; where it is late, what the last one found."""
+        self._begin(0.0)
+        if self._state() != "late":
+            self._task.wait(self._late_s)
+        return self._newest()
+
+    def samples(self) -> list[Owned]:
+        """Return what the last look found, and the agent's samples about looking, as of a node's collector."""
+        if self._begun_ns is None:
+            return []
+        last = self._last
+        looking = CollectorPoll(
+            name="runs",
+            state=self._state(),
+            samples=[],
+            at_ns=last.at_ns,
+            read_s=last.read_s,
+            read_samples=last.read_samples,
+        )
+        return [*self._newest(), *((sample, {}) for sample in agent_samples(looking, self._clock_ns()))]
+
+    def close(self) -> None:
+        """Stop looking; leave a look that hangs behind."""
+        self._task.close(_CLOSE_S)
+
+    def _begin(self, pause_s: float) -> None:
+        with self._asking:
+            if self._task.wait(0.0):
+                now_ns = self._clock_ns()
+                if self._begun_ns is None or now_ns - self._begun_ns >= round(pause_s * 1e9):
+                    self._begun_ns = now_ns
+                    self._task.ask()
+        if self._state() == "late":
+            self._on_notice(
+                f"runs: their logs are not read within {self._late_s:g} s at times; what was read last is shown"
+            )
+
+    def _state(self) -> CollectorState:
+        begun_ns = self._begun_ns
+        is_in_time = begun_ns is None or self._clock_ns() - begun_ns <= round(self._late_s * 1e9)
+        if not is_in_time and not self._task.wait(0.0):
+            return "late"
+        return "failed" if self._last.has_failed else "answering"
+
+    def _newest(self) -> list[Owned]:
+        """Return what the last look found; nothing where it failed or is too old."""
+        state, last = self._state(), self._last
+        if last.at_ns is None:
+            return []
+        is_held = state == "answering" or self._clock_ns() - last.at_ns <= round(self._hold_s * 1e9)
+        return last.samples if is_held else []
+
+    def _look(self) -> None:
+        before, begun_ns = self._last, self._clock_ns()
+        samples: list[Owned] = []
+        has_failed = False
+        try:
+            samples = self._read()
+        except Exception as error:  # noqa: BLE001  # Whatever is wrong with the runs, the node is shown.
+            has_failed = True
+            self._on_notice(f"runs: {in_words(error)}; none is shown until a later read succeeds")
+        at_ns = self._clock_ns()
+        self._last = _Look(
+            samples=samples,
+            at_ns=at_ns,
+            has_failed=has_failed,
+            read_s=before.read_s + (at_ns - begun_ns) / 1e9,
+            read_samples=before.read_samples + len(samples),
+        )
+        if not has_failed and self._on_look is not None:
+            self._on_look(samples)

@@ -1,0 +1,220 @@
+"""Suites at /metrics, from the history: how their runs and cases ended, when the newest began, and what runs now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from bench.gate.missing import runs_by_case
+from bench.store.history import History
+from bench.store.suite_record import FAILED, CaseOutcome, SuiteOutcome, SuiteRecord
+from collectors.metrics.metric import Sample
+from collectors.metrics.suites import (
+    SUITE_CASE_FAILURE,
+    SUITE_CASE_INFO,
+    SUITE_CASES,
+    SUITE_LAST_CASES,
+    SUITE_LAST_END,
+    SUITE_LAST_PROGRESS,
+    SUITE_LAST_START,
+    SUITE_PERIOD,
+    SUITE_RUNS,
+)
+from collectors.prometheus.exposition import Owned
+
+NEWEST_READ = 50
+"""Runs read each time: those that go on and those that were resumed are among the newest."""
+ALL_READ_S = 600.0
+"""Time from one read of all runs to the next: an older one may have been resumed, or come from another node."""
+MOST_RUNS = 1_000_000
+LEFT_OUT_S = 300.0
+"""How long after the last read what runs is shown as running: nobody knows whether it still does."""
+
+MOST_FAILURES = 20
+"""Failed cases of a run that are shown one by one; what fails in hundreds fails for one reason."""
+_MOST_LETTERS = 160
+
+ENDED_OUTCOMES: tuple[SuiteOutcome, ...] = tuple(outcome for outcome in get_args(SuiteOutcome) if outcome != "running")
+CASE_OUTCOMES: tuple[CaseOutcome, ...] = get_args(CaseOutcome)
+
+
+class SuiteStatus:
+    """The runs of suites in a history. clock_s: a monotonic clock."""
+
+    what = "suites"
+
+    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._records: dict[str, SuiteRecord] = {}
+        self._failures: dict[str, _Failures] = {}
+        self._ends = _Ends()
+        self._all_read_s: float | None = None
+        self._read_s = clock_s()
+
+    def samples(self) -> Iterator[Owned]:
+        """Yield the suites as last read from the history."""
+        is_fresh = self._clock_s() - self._read_s < LEFT_OUT_S
+        failures = [
+            sample
+            for run in _shown_runs(self._records.values(), has_active=is_fresh)
+            if (failures_of_run := self._failures.get(run.id)) is not None
+            for sample in failures_of_run.samples
+        ]
+        newest = _newest(self._records.values(), has_active=is_fresh)
+        for sample in (*self._ends.samples(), *newest, *failures):
+            yield sample, {}
+
+    def read(self, history: History) -> None:
+        """Read what may have changed in the history."""
+        now_s = self._clock_s()
+        is_all = self._all_read_s is None or now_s - self._all_read_s >= ALL_READ_S
+        read = history.suite_runs(MOST_RUNS if is_all else NEWEST_READ)
+        self._read_s = now_s
+        if is_all:
+            self._all_read_s = now_s
+        for record in read:
+            self._records[record.id] = record
+            self._ends.count(record)
+        self._failures = {
+            run.id: self._failures_of(run, history)
+            for run in _shown_runs(self._records.values(), has_active=True)
+            if any(run.cases.get(outcome) for outcome in FAILED)
+        }
+
+    def _failures_of(self, run: SuiteRecord, history: History) -> _Failures:
+        """Return what failed in a run; as read before, where nothing more has ended in it since."""
+        known = self._failures.get(run.id)
+        if known is not None and known.cases == run.cases:
+            return known
+        return _Failures(cases=run.cases, samples=tuple(_failed_cases(run, history)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failures:
+    """What failed in a run of a suite when so many of its cases had ended."""
+
+    cases: Mapping[CaseOutcome, int]
+    samples: tuple[Sample, ...]
+
+
+def _failed_cases(record: SuiteRecord, history: History) -> Iterator[Sample]:
+    """Yield each case that failed with its run, the rank that was first, and what happened to it."""
+    # A fire drill that ends as it should has failed in its suite with a run that is done.
+    failed = [
+        (case, run)
+        for case, run in runs_by_case(history, record).items()
+        if (case in record.failed if record.failed is not None else run.outcome in FAILED)
+    ]
+    for case, run in failed[:MOST_FAILURES]:
+        cause = run.cause
+        yield SUITE_CASE_FAILURE.at(
+            1,
+            suite=record.suite,
+            run=record.id,
+            case=case,
+            case_run=run.run,
+            outcome=run.outcome if run.outcome in FAILED else "failed",
+            rank="" if cause is None or cause.rank is None else str(cause.rank),
+            cause="" if cause is None else _in_short(cause.text),
+        )
+
+
+def _in_short(text: str) -> str:
+    """Return what happened without where the last lines are, which is of use on the node alone."""
+    return " ".join(text.partition("; its last lines are in ")[0].split())[:_MOST_LETTERS]
+
+
+class _Ends:
+    """Ends of runs and cases, counted so that no count ever falls.
+
+    A run may be resumed, and its failed cases be repeated: a run that ended as failed and then as done has ended twice,
+    and counts as both. This is known of what happened while this process looked; one that is started later counts each
+    run and case as it ended last, and Prometheus takes the smaller count for a counter's reset.
+    """
+
+    def __init__(self) -> None:
+        self._suites: dict[str, str] = {}  # By run.
+        self._runs: set[tuple[str, SuiteOutcome]] = set()
+        self._cases: dict[tuple[str, CaseOutcome], int] = {}  # The most of each run and outcome.
+
+    def count(self, record: SuiteRecord) -> None:
+        """Take a run as it is now."""
+        self._suites[record.id] = record.suite
+        if record.outcome != "running":
+            self._runs.add((record.id, record.outcome))
+        for outcome, cases in record.cases.items():
+            self._cases[record.id, outcome] = max(cases, self._cases.get((record.id, outcome), 0))
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the counts of each suite; 0 where nothing ended so, since a rate needs a value to grow from."""
+        suites = sorted(set(self._suites.values()))
+        runs = {(suite, outcome): 0 for suite in suites for outcome in ENDED_OUTCOMES}
+        cases = {(suite, outcome): 0 for suite in suites for outcome in CASE_OUTCOMES}
+        for run, ended in self._runs:
+            runs[self._suites[run], ended] += 1
+        for (run, outcome), number in self._cases.items():
+            cases[self._suites[run], outcome] += number
+        for (suite, ended), number in runs.items():
+            yield SUITE_RUNS.at(number, suite=suite, outcome=ended)
+        for (suite, outcome), number in cases.items():
+            yield SUITE_CASES.at(number, suite=suite, outcome=outcome)
+
+
+def _shown_runs(records: Iterable[SuiteRecord], *, has_active: bool) -> list[SuiteRecord]:
+    """Return of each suite the newest run that has ended, and where has_active those that go on."""
+    by_suite = _by_suite(records)
+    ended = [next((run for run in reversed(runs) if run.outcome != "running"), None) for runs in by_suite.values()]
+    active = [run for runs in by_suite.values() for run in runs if has_active and _goes_on(run, runs[-1])]
+    return [*(run for run in ended if run is not None), *active]
+
+
+def _by_suite(records: Iterable[SuiteRecord]) -> dict[str, list[SuiteRecord]]:
+    """Return the runs of each suite, oldest first."""
+    by_suite: dict[str, list[SuiteRecord]] = {}
+    for record in sorted(records, key=lambda record: (record.started_ns, record.id)):
+        by_suite.setdefault(record.suite, []).append(record)
+    return by_suite
+
+
+def _newest(records: Iterable[SuiteRecord], *, has_active: bool) -> Iterator[Sample]:
+    """Yield what is shown of the newest runs of each suite. has_active: of those that go on, too."""
+    for run in _shown_runs(records, has_active=has_active):
+        yield from _run_samples(run)
+    for suite, runs in _by_suite(records).items():
+        newest = runs[-1]
+        yield SUITE_LAST_START.at(newest.started_ns / 1e9, suite=suite)
+        if newest.period_s is not None:
+            yield SUITE_PERIOD.at(newest.period_s, suite=suite)
+        ended = [run for run in runs if run.outcome != "running"]
+        if ended:
+            yield SUITE_LAST_END.at(_end_ns(ended[-1]) / 1e9, suite=suite)
+
+
+def _goes_on(run: SuiteRecord, newest: SuiteRecord) -> bool:
+    """Return whether the run goes on, or stands still: its runner may have died.
+
+    A run that did nothing more until the suite was started again was given up: nobody will resume it.
+    """
+    return run.outcome == "running" and newest.started_ns <= run.progress_ns
+
+
+def _end_ns(record: SuiteRecord) -> int:
+    return record.progress_ns if record.ended_ns is None else record.ended_ns
+
+
+def _run_samples(record: SuiteRecord) -> Iterator[Sample]:
+    of_run = {"suite": record.suite, "run": record.id}
+    cases: dict[str, int] = dict(record.cases.items())
+    left = max(0, record.total - sum(cases.values()))
+    if record.outcome == "running":
+        cases |= {"running": len(record.running), "waiting": max(0, left - len(record.running))}
+        yield SUITE_LAST_PROGRESS.at(record.progress_ns / 1e9, **of_run)
+        for case in record.running:
+            yield SUITE_CASE_INFO.at(1, **of_run, case=case)
+    else:
+        cases |= {"missing": left} if left else {}
+        yield SUITE_LAST_PROGRESS.at(_end_ns(record) / 1e9, **of_run)
+    for outcome, number in cases.items():
+        yield SUITE_LAST_CASES.at(number, **of_run, outcome=outcome)

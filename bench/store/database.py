@@ -1,0 +1,346 @@
+"""Connections to the history's database from its URL, SQLite or PostgreSQL.
+
+Every failure becomes a message of one line, which never shows the password.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import sqlite3
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
+
+from bench.errors import InfrastructureFailed, Misuse, size_limit_words
+from bench.store.files import data_folder, is_data_folder
+from collectors.files import is_ours, make_folder, user_name
+
+_LOCK_WAIT_S = 30
+_CONNECT_WAIT_S = 10
+
+
+class StoreGone(InfrastructureFailed):
+    """The store does not answer for now: its server is down or busy, or another process holds its lock."""
+
+
+class NoStoreYet(InfrastructureFailed):
+    """The store does not exist yet. A separate error, since a reader can then simply say that there are no runs."""
+
+
+def default_url() -> str:
+    """Return the URL of the default store: SQLite in the platform's folder for a user's data.
+
+    Raises:
+        Misuse: the folder's name is not UTF-8, which a URL is.
+    """
+    folder = str(data_folder())
+    if (readable := os.fsencode(folder).decode(errors="backslashreplace")) != folder:
+        raise Misuse(
+            f"the data folder {readable} is not UTF-8, so that no store can be in it; set XDG_DATA_HOME to another"
+            " folder, or name them with --store and --runs"
+        )
+    return f"sqlite:///{folder}/history.sqlite"
+
+
+def parse_url(text: str) -> URL:
+    """Parse a store's URL, and set the driver that we install.
+
+    Raises:
+        Misuse: it is not a URL, is of another kind of database, or is SQLite without a file.
+    """
+    try:
+        text.encode()  # Fails on surrogates, which stand for argument bytes that are not UTF-8.
+    except UnicodeEncodeError:  # The URL is not shown: unparsed, its password cannot be removed.
+        raise Misuse("the store's URL is not UTF-8; take a folder whose name is") from None
+    try:
+        if "\0" in text:  # It would end a name.
+            raise ValueError
+        url = make_url(text)
+    except (exc.ArgumentError, ValueError):  # The URL is not shown: unparsed, its password cannot be removed.
+        raise Misuse(
+            "the store's URL cannot be read; it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
+        ) from None
+    for host in _hosts(url):
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            raise Misuse(
+                f'store {shown(url)}: "{host}" is no name of a machine; parts between dots have 1 to 63 letters'
+            ) from None
+    if url.drivername in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise Misuse(f"store {shown(url)}: {url.get_backend_name()} is not supported; it may be sqlite or postgresql")
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise Misuse(
+            f"store {shown(url)} names no file, and would keep nothing; it may be sqlite:////FOLDER/history.sqlite"
+        )
+    return url
+
+
+def _hosts(url: URL) -> list[str]:
+    """The machines in a URL: libpq takes several, also behind the question mark, and folders of sockets among them."""
+    hosts = [host for text in (url.host or "", *url.normalized_query.get("host", ())) for host in text.split(",")]
+    return [host for host in hosts if not host.startswith(("/", "@"))]
+
+
+def shown(url: URL) -> str:
+    """Return the URL without its passwords, for printing."""
+    return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
+
+
+def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
+    """Make an engine for the store. It opens nothing yet, but checks the folder and that the driver is installed.
+
+    is_glance: the store is read for a moment only, so SQLite need not put files of its own beside a store at rest.
+
+    Raises:
+        NoStoreYet: it is to be read, and does not exist.
+        Misuse: the URL asks for something impossible.
+        InfrastructureFailed: the folder or the driver is missing.
+    """
+    try:
+        if url.get_backend_name() == "sqlite":
+            return _connect_sqlite(url, writable, is_glance)
+        return create_engine(url, connect_args={"connect_timeout": _CONNECT_WAIT_S})
+    except (ModuleNotFoundError, exc.NoSuchModuleError):
+        raise InfrastructureFailed(
+            f"store {shown(url)}: its driver {url.get_driver_name()} is not installed;"
+            " pip install 'parallel-observatory[postgres]', and write the URL as postgresql://"
+        ) from None
+    except Misuse:
+        raise
+    except ValueError as error:
+        raise Misuse(f"store {shown(url)}: what stands behind its ? cannot be read: {error}") from None
+
+
+@contextlib.contextmanager
+def saying(url: URL) -> Iterator[None]:
+    """Turn the database's errors into messages of one line.
+
+    Raises:
+        Misuse: a name is not UTF-8, which no store can hold.
+        StoreGone: the store does not answer for now.
+        InfrastructureFailed: the store cannot be read or written.
+    """
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise Misuse(f'"{error.object}" is no text in UTF-8, as all names in a history are') from None
+    except (exc.IntegrityError, exc.DataError):
+        raise  # A bug of ours, not a failure of the store.
+    except exc.DBAPIError as error:
+        reason = re.sub(r"\[Errno -?\d+\] ", "", " ".join(str(error.orig).split()))
+        if url.password:
+            reason = reason.replace(str(url.password), "***")
+        kind = StoreGone if _is_gone(error, reason) else InfrastructureFailed
+        raise kind(f"store {shown(url)}: {reason}; {_advice(url, error)}") from None
+
+
+def _is_gone(error: exc.DBAPIError, reason: str) -> bool:
+    """Whether the store may answer later without anybody changing the request or a right."""
+    if isinstance(error.orig, sqlite3.Error):
+        return _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    state = getattr(error.orig, "sqlstate", None)
+    if state is not None:  # The server answered: 08 connection, 53300 too many connections, 57P it starts or ends.
+        return str(state).startswith(("08", "53300", "57P"))
+    # Without a connection there is no state. What the server itself refuses for good begins with FATAL.
+    is_of_net = isinstance(error, exc.OperationalError | exc.InterfaceError) and _OF_THE_NET.search(reason) is not None
+    return is_of_net and ("FATAL:" not in reason or _FATAL_FOR_NOW.search(reason) is not None)
+
+
+_OF_THE_NET = re.compile(r"connection to server|timeout|resolve|closed|lost|consuming input")
+_FATAL_FOR_NOW = re.compile(r"starting up|shutting down|not (?:yet )?accepting|recovery|too many|slots|terminating")
+
+
+def _advice(url: URL, error: exc.DBAPIError) -> str:
+    if url.get_backend_name() != "sqlite":
+        if getattr(error.orig, "sqlstate", None) == "53100":
+            return "make room on the server's disk"
+        return "check that the server runs, and that this user may use the database"
+    folder = Path(url.database or "").absolute().parent
+    code = _sqlite_code(error)
+    if code == sqlite3.SQLITE_IOERR and shutil.disk_usage(folder).free < _SHARED_MEMORY_BYTES:
+        code = sqlite3.SQLITE_FULL
+    if code == sqlite3.SQLITE_IOERR and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return size_limit_words()
+    is_refused = code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+    if is_refused and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return "its file system is mounted read-only; choose a file on another one with --store"
+    return _SQLITE_ADVICE.get(code, "check who may write the file and its folder, or choose another file with --store")
+
+
+def _sqlite_code(error: exc.DBAPIError) -> int:
+    """Return SQLite's code without its extension; 0 where there is none."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+
+
+_SQLITE_ADVICE = {
+    sqlite3.SQLITE_NOTADB: "choose another file with --store",
+    sqlite3.SQLITE_BUSY: f"another process has held it for {_LOCK_WAIT_S} s; try again when that is over",
+    sqlite3.SQLITE_FULL: "its disk is full: make room, or choose a file on another disk with --store",
+    sqlite3.SQLITE_CORRUPT: (
+        "the file is damaged or cut off: restore a copy, or move it away, and `observatory show --rebuild` makes a"
+        " new one of the folder of runs"
+    ),
+}
+_SHARED_MEMORY_BYTES = 1 << 15
+"""What SQLite needs beside a store that it opens; where a disk has less, it only says "disk I/O error"."""
+
+
+def _connect_sqlite(url: URL, writable: bool, is_glance: bool) -> Engine:
+    create_engine(url)  # Refuses options behind the ? that are none, also where there is no file yet.
+    path = _file_of(url)
+    if path is not None:
+        _check_file(url, path, writable)
+        if not writable:
+            url = url.set(database=path.absolute().as_uri()).update_query_dict(
+                {"uri": "true"} | ({"mode": "ro", "immutable": "1"} if _is_frozen(path, is_glance) else {"mode": "rw"})
+            )
+    engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
+    event.listen(engine, "connect", _prepare)
+    if not writable and path is not None:
+        event.listen(engine, "connect", _refuse_writing)
+    if writable and path is not None:
+        event.listen(engine, "connect", _keep_readers_going)
+    event.listen(engine, "begin", _begin_writing if writable else _begin_reading)
+    return engine
+
+
+def _file_of(url: URL) -> Path | None:
+    """Return SQLite's file. A URI that begins with file: has its own options for opening, and nothing to check."""
+    name = url.database
+    return None if not name or name == ":memory:" or name.startswith("file:") else Path(name)
+
+
+def check_writable(url: URL) -> None:
+    """Refuse a file of SQLite that this user may not write or make; leave nothing there.
+
+    Raises:
+        InfrastructureFailed: with the reason.
+    """
+    path = _file_of(url) if url.get_backend_name() == "sqlite" else None
+    if path is None or not path.parent.is_dir():  # The folder of this user's data is made with the store.
+        return
+    try:
+        if path.exists():
+            path.open("ab").close()
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"store {shown(url)} cannot be written: {error.strerror}; choose another place with --store"
+        ) from None
+
+
+def _check_file(url: URL, path: Path, writable: bool) -> None:
+    folder = path.absolute().parent
+    try:
+        if writable and is_data_folder(folder):
+            make_folder(data_folder())
+        if not writable and is_data_folder(folder) and not data_folder().exists():
+            raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
+        if not folder.is_dir():
+            is_what = "is a file" if folder.exists() else "does not exist"
+            raise InfrastructureFailed(
+                f"store {shown(url)}: folder {folder} {is_what}; make it, or choose another --store"
+            )
+        if path.is_dir():
+            raise InfrastructureFailed(f"store {shown(url)}: {path} is a folder; name a file in it")
+        if path.is_symlink() and path.lstat().st_uid not in (0, os.geteuid()):
+            raise InfrastructureFailed(
+                f"store {shown(url)}: {path} is a link of {user_name(path.lstat().st_uid)}; name the file itself"
+            )
+        if writable and path.exists() and not is_ours(path.resolve()):
+            raise InfrastructureFailed(
+                f"store {shown(url)}: the file belongs to {user_name(path.stat().st_uid)}, and we write only into what"
+                " is our own; choose another file, or a PostgreSQL database for several users, with --store"
+            )
+        if is_ours(path.resolve()) or (writable and not path.exists()):
+            _check_neighbours(url, path.resolve())
+        if path.exists() and not path.is_file():
+            raise InfrastructureFailed(f"store {shown(url)}: {path} is no regular file; choose another --store")
+        if not writable and not path.exists():
+            raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"store {shown(url)}: {error.filename}: {error.strerror}; choose another file with --store"
+        ) from None
+
+
+def _check_neighbours(url: URL, path: Path) -> None:
+    """Refuse our store where others could add a file to its folder: SQLite replays a log that it finds there.
+
+    Raises:
+        InfrastructureFailed: everybody may write the folder, or a log beside the store is another user's.
+    """
+    if path.parent.stat().st_mode & stat.S_IWOTH:
+        raise InfrastructureFailed(
+            f"store {shown(url)}: everybody may write in {path.parent}, and SQLite takes in what lies beside a store;"
+            " choose a file in a folder of your own with --store"
+        )
+    for suffix in ("-wal", "-shm", "-journal"):
+        beside = path.with_name(path.name + suffix)
+        if os.path.lexists(beside) and not is_ours(beside):
+            raise InfrastructureFailed(
+                f"store {shown(url)}: {beside} belongs to {user_name(beside.lstat().st_uid)} or is a link, and SQLite"
+                " would take it in; delete it"
+            )
+
+
+def _is_frozen(path: Path, is_glance: bool) -> bool:
+    """Whether SQLite may open the file as immutable, without files of its own beside it.
+
+    So it may where no process writes the store now (there is no write-ahead log), and we may not write the folder, or
+    read for a moment only.
+    """
+    is_ours_to_write = os.access(path.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+    return (is_glance or not is_ours_to_write) and not path.with_name(path.name + "-wal").exists()
+
+
+def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
+    # Transactions are begun by `_begin_writing` and `_begin_reading`: the driver's own leave CREATE TABLE outside.
+    connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _refuse_writing(connection: sqlite3.Connection, _record: Any) -> None:
+    # Not by opening it read-only: such a connection cannot remove the write-ahead log at its end and leaves an empty
+    # one.
+    connection.execute("PRAGMA query_only = ON")
+
+
+def _keep_readers_going(connection: sqlite3.Connection, _record: Any) -> None:
+    """Switch to a write-ahead log, with which readers do not wait for writers; not every file system supports it.
+
+    Two processes that switch a new file at once may get "locked" without the driver's waiting, so we wait here.
+    """
+    give_up_s = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _begin_writing(connection: Connection) -> None:
+    # IMMEDIATE: two processes that read the version and then migrate wait for each other instead of failing.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_reading(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")

@@ -1,0 +1,368 @@
+"""Baselines from earlier probes of the same hardware: MFU of a measured ceiling, and what a measured link explains.
+
+A ceiling is the fastest matrix product in a `matmul` run; a link is the latency and bandwidth fitted to a sweep of
+collectives, which gives a strategy's expected communication and explains a pipeline's bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bench.case import Case
+from bench.errors import InfrastructureFailed
+from bench.results.efficiency import expected_efficiency
+from bench.results.estimate import Estimate, estimate, ratio
+from bench.results.gpu_clocks import clock_and_power
+from bench.results.pipeline import bubble_parts
+from bench.results.probes import CALIBRATION, link_by
+from bench.store.history import History
+from bench.store.summary import Summary
+from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
+from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
+from workloads.cost_models.absent import Absent
+from workloads.cost_models.communication import Link, collective_time_s
+from workloads.cost_models.interconnect import Interconnect, NetworkLevel, traffic_times_s
+from workloads.cost_models.step_time import compute_time, step_time
+from workloads.cost_models.terms import Transfer
+from workloads.probes.spec import MatmulSpec
+
+# The measured ceiling, and model FLOP/s as a share of it
+#
+# A data sheet gives a peak that no product reaches, and none for a CPU. What a `matmul` run measured on the same
+# hardware at the same precision can be reached, so that what is missing from 1 is the training's own.
+
+RUNS_SEARCHED = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """The fastest shape of a `matmul` run: an m by k matrix times a k by n matrix.
+
+    run: the run's id. flops_per_second: of the slowest rank.
+    clock_hertz, power_watts: of that rank's GPU meanwhile; None where they were not read.
+    """
+
+    run: str
+    m: int
+    n: int
+    k: int
+    flops_per_second: Estimate
+    clock_hertz: float | None = None
+    power_watts: float | None = None
+
+    @property
+    def at(self) -> str:
+        """Clock and power, formatted for people: "1,755 MHz, 690 W"; "" where neither is known."""
+        return clock_and_power(self.clock_hertz, self.power_watts)
+
+
+def ceiling_from(summary: Summary) -> Ceiling | Absent:
+    """Return the shape of highest median rate; absent where the run measured no product."""
+    products = [found for found in summary.estimates if found.metric == RUN_MATMUL_FLOPS.name]
+    if not products:
+        return Absent(
+            reason=f"run {summary.run} measured no matrix product; `observatory show {summary.run}` says what became"
+            " of it"
+        )
+    fastest = max(products, key=lambda product: product.median)
+    m, n, k = (int(fastest.labels[name]) for name in RUN_MATMUL_FLOPS.labels)
+    beside = {found.metric: found.median for found in summary.estimates if found.labels == fastest.labels}
+    return Ceiling(
+        run=summary.run,
+        m=m,
+        n=n,
+        k=k,
+        flops_per_second=fastest,
+        clock_hertz=beside.get(RUN_MATMUL_CLOCK_HERTZ.name),
+        power_watts=beside.get(RUN_MATMUL_POWER_WATTS.name),
+    )
+
+
+def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absent:
+    """Return the highest ceiling of the `matmul` runs that ended well on the case's hardware, at its precision.
+
+    The highest and not the newest: a later run of small products, or on a busy machine, does not lower what can be
+    reached. On a CPU the ranks and threads must be the same too, since ranks share its clock and memory; a GPU is its
+    rank's own. The probe's version must be the current one. Only the newest RUNS_SEARCHED `matmul` runs are searched.
+    """
+    wanted = _conditions(case, MatmulSpec().version_on(case.device))
+    alike = [
+        ceiling_from(summary)
+        for summary in history.runs(RUNS_SEARCHED, strategy=MatmulSpec.name)
+        if summary.outcome == "done"
+        and summary.hardware == hardware
+        and _conditions(summary.case, summary.case.version) == wanted
+    ]
+    found = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
+    if found:
+        return max(found, key=_rate)
+    command = f"observatory run {MatmulSpec.name} --device {case.device} --precision {case.precision}"
+    if case.device == "cpu":
+        command += f" --ranks {case.ranks}{_nodes_option(case)} --threads {case.threads}"
+    return Absent(reason=f"no matmul run on {hardware} is in the history that is like this one; `{command}` makes one")
+
+
+def _nodes_option(case: Case) -> str:
+    return "" if case.nodes == 1 else f" --nodes {case.nodes}"
+
+
+def _conditions(case: Case, version: int) -> tuple[object, ...]:
+    shared = (case.ranks, case.nodes, case.threads) if case.device == "cpu" else ()
+    return version, case.device, case.precision, *shared
+
+
+def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
+    """Return model FLOP/s of a device (RUN_FLOPS) as a share of the ceiling; absent where it would exceed 1.
+
+    low, high: of the ratio of two medians, see `bench.results.estimate.ratio`, so that the ceiling's own noise is
+    included; None where that ratio has no interval. trials: each trial's FLOP/s as a share of the ceiling's median.
+    """
+    share = ratio(flops, ceiling.flops_per_second)
+    if share.value > 1:
+        shape = f"{ceiling.m} x {ceiling.n} x {ceiling.k}"
+        return Absent(
+            reason=f"measured MFU would be {share.value:.2f}, which cannot be:"
+            f" {flops.median / 1e12:.4g} TFLOP/s of a ceiling of {ceiling.flops_per_second.median / 1e12:.4g}"
+            f" (run {ceiling.run}, {shape}); its products were too small, or its clock was lower:"
+            f" `observatory run {MatmulSpec.name}` with its default sizes measures it anew"
+        )
+    return Estimate(
+        metric=RUN_MEASURED_MFU.name,
+        labels={},
+        median=share.value,
+        low=share.low,
+        high=share.high,
+        trials=tuple(trial / ceiling.flops_per_second.median for trial in flops.trials),
+    )
+
+
+PROBES = ("collectives", "all_reduce")
+"""Probes that sweep an all_reduce, and so can give a link."""
+LOOKED_THROUGH = 200
+
+
+def against_history(summary: Summary, history: History) -> Summary:
+    """Return the summary with what the history adds; unchanged for a probe's run, and for one without a trial.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    if summary.case.model is None or not summary.trials_done:
+        return summary
+    found = [*_mfu(summary, history), *_communication(summary, history), *_bubble(summary, history)]
+    given = [one for one in found if isinstance(one, Estimate)]
+    return replace(
+        summary,
+        # What is given anew, such as a part of the bubble, replaces the summary's own.
+        estimates=(*(one for one in summary.estimates if not any(map(one.is_same_as, given))), *given),
+        notes=(*summary.notes, *(one for one in found if isinstance(one, str))),
+    )
+
+
+def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
+    """Yield MFU against the ceiling, and notes on the ceiling or on why the MFU is absent."""
+    ceiling = find_ceiling(history, summary.case, summary.hardware)
+    if isinstance(ceiling, Absent):
+        yield f"MFU against a measured ceiling is absent: {ceiling.reason}"
+        return
+    flops = next(found for found in summary.estimates if found.metric == RUN_FLOPS.name)
+    share = measured_mfu(flops, ceiling)
+    if isinstance(share, Absent):
+        yield f"MFU against a measured ceiling is absent: {share.reason}"
+        return
+    yield share
+    words = f"the measured ceiling is {ceiling.flops_per_second.median / 1e9:,.4g} GFLOP/s, of a product of"
+    at = f", at {ceiling.at}" if ceiling.at else ""
+    yield f"{words} {ceiling.m} x {ceiling.n} x {ceiling.k} in {ceiling.run}{at}"
+    if share.low is None:
+        yield f"the interval of that MFU is absent: {ratio(flops, ceiling.flops_per_second).why_no_interval}"
+
+
+def _communication(summary: Summary, history: History) -> Iterator[Estimate | str]:
+    """Yield the expected time of the strategy's collectives in a step on the measured link, or why it is absent."""
+    transfers = summary.case.spec().transfers(summary.case)
+    if not transfers:
+        return
+    link = find_link(summary, history)
+    if isinstance(link, Absent):
+        yield f"expected communication is absent: {link.reason}"
+        return
+    expected_s = expected_communication_s(summary, transfers, link)
+    if expected_s > 0:
+        yield estimate(RUN_COMMUNICATION_SECONDS, [expected_s], account="expected")
+
+
+def expected_efficiencies(
+    summary: Summary, baselines: Mapping[str, Summary], history: History
+) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """Return the efficiencies that the cost model expects beside the measured ones, and notes on those that are absent.
+
+    baselines: by their runs, those that may not be in the history yet.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    found: list[Estimate] = []
+    notes: list[str] = []
+    for measured in summary.scaling:
+        baseline = baselines.get(measured.baseline_run) or history.find(measured.baseline_run)
+        link = find_link(summary, history)
+        expected = (
+            link
+            if isinstance(link, Absent)
+            else expected_efficiency(
+                summary.case,
+                baseline.case,
+                baseline.estimates,
+                link,
+                scaling=measured.scaling,
+                baseline=measured.baseline,
+            )
+        )
+        if isinstance(expected, Absent):
+            notes.append(f"expected {measured.scaling} scaling efficiency is absent: {expected.reason}")
+        else:
+            found.append(expected)
+    return tuple(found), tuple(notes)
+
+
+def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
+    """Yield what explains the bubble of a pipeline; without a link, all parts but the transfer."""
+    case = summary.case
+    pipeline = case.spec().pipeline(case)
+    if pipeline is None:
+        return
+    link = find_link(summary, history, ("send", CALIBRATION))
+    if isinstance(link, Absent):
+        transfer_s: float | Absent = Absent(reason=link.reason)
+    else:
+        transfer_s = collective_time_s("send", pipeline.boundary_bytes, 2, link, case.backend)
+    yield from bubble_parts(pipeline, summary.estimates, transfer_s)
+
+
+def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], link: Link) -> float:
+    """Return the time of all transfers of a step in turn, between ranks that are all joined by this link."""
+    axes = summary.case.spec().mesh(summary.case)
+    node = Interconnect(levels=(NetworkLevel(name="node", ranks=summary.case.ranks, link=link),))
+    return sum(traffic_times_s(transfers, axes, node, summary.case.backend).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStep:
+    """Predicted time of a step. basis: what it adds up, for people."""
+
+    step_s: float
+    basis: str
+
+
+def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> dict[str, PredictedStep | Absent]:
+    """Return the predicted step of each training run that has a complete trial, by the run's id.
+
+    history: where ceiling and link are looked for, or why it cannot be read.
+    """
+    found: dict[str, PredictedStep | Absent] = {}
+    for summary in summaries:
+        if summary.case.model is None or not summary.trials_done:
+            continue
+        try:
+            found[summary.run] = history if isinstance(history, Absent) else predicted_step(summary, history)
+        except InfrastructureFailed as error:
+            found[summary.run] = Absent(reason=str(error))
+    return found
+
+
+def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent:
+    """Predict a step from the FLOPs of a rank at the measured ceiling, and its transfers on the measured link.
+
+    The optimizer, the data and kernels slower than the fastest product are left out. Absent where the ceiling or a
+    needed link was not measured on this hardware, and for a pipeline, since the cost model has no bubble.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    case, spec = summary.case, summary.case.spec()
+    if spec.pipeline(case) is not None:
+        return Absent(reason="the cost model of a step's time has no bubble of a pipeline")
+    ceiling = find_ceiling(history, case, summary.hardware)
+    if isinstance(ceiling, Absent):
+        return ceiling
+    compute = compute_time(
+        case.shape,
+        spec.training_ranks(case),
+        ceiling.flops_per_second.median,
+        recomputed_ratio=1.0 if case.options.get("checkpoint") == "full" else 0.0,
+    )
+    basis = f"{1e3 * compute.step_s:.4g} ms of computing at the ceiling of {ceiling.run}"
+    transfers = spec.transfers(case)
+    if not transfers:
+        return PredictedStep(step_s=compute.step_s, basis=basis)
+    link = find_link(summary, history)
+    if isinstance(link, Absent):
+        return link
+    step = step_time(compute, transfers, axes=spec.mesh(case), link=link, backend=case.backend)
+    basis += f", and {1e3 * step.exposed_s:.4g} of {1e3 * step.communication_s:.4g} ms of communication exposed"
+    return PredictedStep(step_s=step.step_s, basis=basis)
+
+
+def find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
+    """Return the link from the newest sweep on as many ranks over as many nodes of the same hardware and backend.
+
+    collectives: those whose sweep may give it, the preferred one first.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    case = summary.case
+    alike = [
+        run
+        for run in _sweeps(history)
+        if (run.case.ranks, run.case.nodes, run.case.backend, run.hardware)
+        == (case.ranks, case.nodes, case.backend, summary.hardware)
+    ]
+    for collective in collectives:
+        for run in alike:
+            if (link := link_by(run.estimates, collective)) is not None:
+                return link
+    best = collectives[0]
+    return Absent(
+        reason=f"no sweep of {' or '.join(collectives)} on {case.ranks} ranks of {summary.hardware} from which a link"
+        " can be fitted is in the history; `observatory run collectives"
+        f" --ranks {case.ranks}{_nodes_option(case)} --option collectives={best}` makes one"
+    )
+
+
+def _sweeps(history: History) -> list[Summary]:
+    """Return the probes' runs that ended well, newest first."""
+    candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
+    done = [run for run in candidates if run.outcome == "done"]
+    return sorted(done, key=lambda run: run.started_ns, reverse=True)
+
+
+# All of them at once
+
+
+def reference_runs(history: History) -> dict[str, str]:
+    """Return the runs of probes that later runs are read against, and what each gives: a ceiling or a link.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    ceilings: dict[tuple[object, ...], Ceiling] = {}
+    for summary in history.runs(RUNS_SEARCHED, strategy=MatmulSpec.name):
+        case, ceiling = summary.case, ceiling_from(summary)
+        if summary.outcome != "done" or isinstance(ceiling, Absent):
+            continue
+        setup = (summary.hardware, *_conditions(case, case.version))
+        if setup not in ceilings or _rate(ceilings[setup]) < _rate(ceiling):
+            ceilings[setup] = ceiling
+    links: dict[tuple[object, ...], str] = {}
+    for run in _sweeps(history):
+        for collective in ("send", CALIBRATION):
+            if link_by(run.estimates, collective) is not None:
+                links.setdefault((collective, run.case.ranks, run.case.backend, run.hardware), run.run)
+    return dict.fromkeys(links.values(), "a link") | {ceiling.run: "a ceiling" for ceiling in ceilings.values()}
+
+
+def _rate(ceiling: Ceiling) -> float:
+    return ceiling.flops_per_second.median

@@ -1,0 +1,320 @@
+"""The history: every run that was ever measured, in a database (SQLite or PostgreSQL)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Select, and_, delete, func, insert, or_, select, update
+
+from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.fingerprint import fingerprint
+from bench.machine.machine import Machine
+from bench.store import suite_record
+from bench.store.database import NoStoreYet, StoreGone, check_writable, connect, default_url, parse_url, saying, shown
+from bench.store.schema import ESTIMATES, RUNS, SUITE_RUNS, TRIAL_VALUES, OlderStore, check_version, upgrade
+from bench.store.suite_record import SuiteRecord
+from bench.store.summary import Summary, decode, encode, series_of
+from collectors.metrics.results import RUN_STEP_SECONDS
+
+__all__ = ["History", "NoStoreYet", "check_store", "default_url", "find_run"]
+
+_CANDIDATES_SHOWN = 6
+
+
+class History:
+    """A store of runs. Use it in a `with`.
+
+    url: in SQLAlchemy's form; by default SQLite in the user's data folder.
+    writable: create and migrate the store on entering, which proves that it can be written. Without it a read-only
+        store is enough, unless it is of an older version and so must be migrated.
+    is_glance: the store is read for a moment only: it is not migrated, and SQLite leaves no files of its own behind.
+
+    Raises:
+        Misuse: the URL is none of a store.
+        InfrastructureFailed: on entering and from each call: the store cannot be reached, read or written.
+    """
+
+    def __init__(self, url: str | None = None, *, writable: bool = True, is_glance: bool = False) -> None:
+        self._url = parse_url(url or default_url())
+        self._writable, self._is_glance = writable, is_glance
+        self._engine = connect(self._url, writable=writable, is_glance=is_glance)
+
+    def __enter__(self) -> History:
+        try:
+            self.prepare()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def prepare(self) -> None:
+        """Do what entering does: create and migrate the store if it is writable, else check that it can be read."""
+        with saying(self._url):
+            if self._writable:
+                upgrade(self._engine)
+            else:
+                self._check_or_upgrade()
+
+    def _check_or_upgrade(self) -> None:
+        """Refuse a store that cannot be read; bring an older one up to date, unless this is but a glance at it."""
+        try:
+            with self._engine.begin() as connection:
+                check_version(connection)
+        except OlderStore as error:
+            if self._is_glance:
+                raise
+            try:
+                with History(self._url.render_as_string(hide_password=False)):
+                    pass
+            except InfrastructureFailed:
+                raise error from None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Give a connection for one transaction, whose errors are raised as those of the history."""
+        with saying(self._url), self._engine.begin() as connection:
+            yield connection
+
+    def add(self, summary: Summary, machine: Machine) -> None:
+        """Keep the run, in place of an earlier one of the same id.
+
+        Raises:
+            Misuse: a value is not finite.
+        """
+        for found in summary.estimates:
+            if not _is_finite(found.median, found.low, found.high, *found.trials):
+                raise Misuse(f"run {summary.run}: {found.metric} is not finite in every trial; it is not kept")
+        ratios = [value for one in summary.scaling for value in (one.ratio.value, one.ratio.low, one.ratio.high)]
+        if not _is_finite(*ratios, *summary.step_spreads):
+            raise Misuse(f"run {summary.run}: an efficiency or a spread of steps is not finite; it is not kept")
+        member = summary.purpose.member
+        run = {
+            "id": summary.run,
+            "key": summary.case.key(),
+            "strategy": summary.case.strategy,
+            "ranks": summary.case.ranks,
+            "device": summary.case.device,
+            "precision": summary.case.precision,
+            "hardware": summary.hardware,
+            "started_ns": summary.started_ns,
+            "ended_ns": summary.ended_ns,
+            "outcome": summary.outcome,
+            "folder": summary.folder,
+            "case_json": msgspec.json.encode(summary.case).decode(),
+            "machine_json": msgspec.json.encode(machine).decode(),
+            "summary_json": encode(summary).decode(),
+            "suite": None if member is None else member.suite,
+            "suite_run": None if member is None else member.id,
+            "suite_case": None if member is None else member.case,
+            "is_rerun": None if member is None else int(member.is_rerun),
+            "series": series_of(summary.case, summary.hardware),
+            "definition_version": summary.case.version,
+            "commit_id": summary.commit,
+            "environment": fingerprint(machine),
+            "hosts": " ".join(summary.hosts) or None,
+        }
+        estimates: list[dict[str, Any]] = []
+        values: list[dict[str, Any]] = []
+        for found in summary.estimates:
+            labels = msgspec.json.encode(found.labels, order="sorted").decode()
+            place = {"run": summary.run, "metric": found.metric, "labels": labels}
+            estimates.append(place | {"median": found.median, "low": found.low, "high": found.high})
+            # A step's spread is known in the trials that the step times are of.
+            spreads = summary.step_spreads if found.metric == RUN_STEP_SECONDS.name else ()
+            values += [
+                place | {"trial": trial, "value": value, "spread_ratio": spread, "steps": summary.case.steps}
+                for trial, (value, spread) in enumerate(zip_longest(found.trials, spreads[: len(found.trials)]))
+            ]
+        with saying(self._url), self._engine.begin() as connection:
+            connection.execute(delete(RUNS).where(RUNS.c.id == summary.run))
+            connection.execute(insert(RUNS), run)
+            for table, rows in ((ESTIMATES, estimates), (TRIAL_VALUES, values)):
+                if rows:
+                    connection.execute(insert(table), rows)
+
+    def runs(
+        self,
+        limit: int,
+        *,
+        strategy: str | None = None,
+        suite: str | None = None,
+        suite_run: str | None = None,
+        skipped: int = 0,
+    ) -> tuple[Summary, ...]:
+        """Return the newest runs, newest first: all, or those of a strategy, of a suite, of one suite run.
+
+        skipped: how many of the newest are left out.
+        """
+        wanted = {RUNS.c.strategy: strategy, RUNS.c.suite: suite, RUNS.c.suite_run: suite_run}
+        query = _NEWEST.where(*(column == value for column, value in wanted.items() if value is not None))
+        return self._summaries(query.limit(limit).offset(skipped))
+
+    def save_suite(self, record: SuiteRecord) -> None:
+        """Keep the record of a suite run, in place of an earlier one of the same id."""
+        row = {
+            "id": record.id,
+            "suite": record.suite,
+            "started_ns": record.started_ns,
+            "record_json": suite_record.encode(record).decode(),
+        }
+        with saying(self._url), self._engine.begin() as connection:
+            connection.execute(delete(SUITE_RUNS).where(SUITE_RUNS.c.id == record.id))
+            connection.execute(insert(SUITE_RUNS), row)
+
+    def suite_runs(self, limit: int, suite: str | None = None) -> tuple[SuiteRecord, ...]:
+        """Return the records of the newest suite runs, newest first: of all suites, or of one."""
+        query = select(SUITE_RUNS).order_by(SUITE_RUNS.c.started_ns.desc(), SUITE_RUNS.c.id.desc()).limit(limit)
+        if suite is not None:
+            query = query.where(SUITE_RUNS.c.suite == suite)
+        with saying(self._url), self._engine.begin() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            suite_record.decode(row.record_json, f"suite run {row.id} in store {shown(self._url)}") for row in rows
+        )
+
+    def names(self, limit: int) -> tuple[str, ...]:
+        """Return the ids of the newest runs, newest first."""
+        with saying(self._url), self._engine.begin() as connection:
+            newest = select(RUNS.c.id).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(limit)
+            return tuple(connection.scalars(newest))
+
+    def find(self, prefix: str) -> Summary:
+        """Return the run with this id, or else the only run whose id begins with it.
+
+        Raises:
+            Misuse: no id begins with it, or several do; the message lists candidates.
+        """
+        found = self._summaries(_NEWEST.where(RUNS.c.id == prefix))
+        if found:
+            return found[0]
+        begins = func.substr(RUNS.c.id, 1, len(prefix)) == prefix  # Not LIKE, which ignores case in SQLite.
+        candidates = self._summaries(_NEWEST.where(begins).limit(_CANDIDATES_SHOWN + 1)) if prefix else ()
+        if len(candidates) == 1:
+            return candidates[0]
+        if not candidates:
+            newest = ", ".join(summary.run for summary in self.runs(_CANDIDATES_SHOWN)) or "none"
+            raise Misuse(f'run "{prefix}" is unknown; the newest in the history are: {newest}')
+        names = [summary.run for summary in candidates[:_CANDIDATES_SHOWN]]
+        more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
+        raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more letters')
+
+    def beginning_with(self, prefix: str, limit: int) -> tuple[str, ...]:
+        """Return the ids of the newest runs whose ids begin so, newest first."""
+        begins = func.substr(RUNS.c.id, 1, len(prefix)) == prefix
+        newest = select(RUNS.c.id).where(begins).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc()).limit(limit)
+        with saying(self._url), self._engine.begin() as connection:
+            return tuple(connection.scalars(newest))
+
+    def at_commit(self, prefix: str, limit: int) -> tuple[Summary, ...]:
+        """Return the newest runs of commits that begin with these hex digits, newest first."""
+        begins = func.substr(RUNS.c.commit_id, 1, len(prefix)) == prefix
+        # What an older version wrote has no column; of the others few have the digits, in quotes, in their summary.
+        is_quoted = and_(RUNS.c.commit_id.is_(None), RUNS.c.summary_json.like(f'%"commit":"{prefix}%'))
+        found = self._summaries(_NEWEST.where(or_(begins, is_quoted)).limit(limit))
+        return tuple(one for one in found if one.commit is not None and one.commit.startswith(prefix))
+
+    def machine(self, run: str) -> Machine | None:
+        """Return the machine that the run with this id ran on; None where the run is unknown."""
+        with saying(self._url), self._engine.begin() as connection:
+            found = connection.scalar(select(RUNS.c.machine_json).where(RUNS.c.id == run))
+        return None if found is None else msgspec.json.decode(found, type=Machine)
+
+    def known(self, ids: Iterable[str] | None = None) -> frozenset[str]:
+        """Return those of these ids that are in the history; without ids, all ids of the history."""
+        with saying(self._url), self._engine.begin() as connection:
+            known = frozenset(connection.scalars(select(RUNS.c.id)))
+        return known if ids is None else known.intersection(ids)
+
+    def outcomes(self) -> dict[tuple[str, str], int]:
+        """Return how many runs there are of each strategy and outcome."""
+        counted = select(RUNS.c.strategy, RUNS.c.outcome, func.count()).group_by(RUNS.c.strategy, RUNS.c.outcome)
+        with saying(self._url), self._engine.begin() as connection:
+            return {(strategy, outcome): number for strategy, outcome, number in connection.execute(counted)}
+
+    def extent(self) -> tuple[int, int | None]:
+        """Return how many runs there are, and when the newest began; this takes a tenth of what `outcomes` takes."""
+        with saying(self._url), self._engine.begin() as connection:
+            number, newest_ns = connection.execute(select(func.count(), func.max(RUNS.c.started_ns))).one()
+            return number, newest_ns
+
+    def folders(self) -> dict[str, str]:
+        """Return the folder of each run, by the run's id."""
+        with saying(self._url), self._engine.begin() as connection:
+            return {row.id: row.folder for row in connection.execute(select(RUNS.c.id, RUNS.c.folder))}
+
+    def forget(self, run: str) -> None:
+        """Delete the run with all that is kept of it; nothing happens where it is unknown."""
+        with saying(self._url), self._engine.begin() as connection:
+            connection.execute(delete(RUNS).where(RUNS.c.id == run))
+
+    def move(self, run: str, folder: str) -> None:
+        """Record that the run's folder has moved; nothing else of the run changes."""
+        with saying(self._url), self._engine.begin() as connection:
+            of_run = RUNS.c.id == run
+            summary = connection.scalar(select(RUNS.c.summary_json).where(of_run))
+            assert summary is not None, "who moves a run has it from this history"
+            fields = msgspec.json.decode(summary, type=dict[str, msgspec.Raw])
+            fields["folder"] = msgspec.Raw(msgspec.json.encode(folder))
+            connection.execute(
+                update(RUNS).where(of_run).values(folder=folder, summary_json=msgspec.json.encode(fields).decode())
+            )
+
+    def baselines(self, key: str, hardware: str, limit: int) -> tuple[Summary, ...]:
+        """Return the runs that ended well with this case key on this hardware, newest first; no reruns of the gate."""
+        is_own = or_(RUNS.c.is_rerun.is_(None), RUNS.c.is_rerun == 0)
+        is_like = (RUNS.c.key == key, RUNS.c.hardware == hardware, RUNS.c.outcome == "done", is_own)
+        return self._summaries(_NEWEST.where(*is_like).limit(limit))
+
+    def _summaries(self, query: Select[Any]) -> tuple[Summary, ...]:
+        with saying(self._url), self._engine.begin() as connection:
+            rows = connection.execute(query).all()
+        return tuple(decode(row.summary_json.encode(), f"run {row.id} in store {shown(self._url)}") for row in rows)
+
+
+def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summary:
+    """Return the run that `History.find` finds in this store. url, is_glance: see `History`.
+
+    Raises:
+        Misuse: as `History.find`, or there is no history yet.
+        InfrastructureFailed: the store cannot be read.
+    """
+    try:
+        with History(url, writable=False, is_glance=is_glance) as history:
+            return history.find(prefix)
+    except NoStoreYet:
+        raise Misuse(f'run "{prefix}" is unknown; no run is in the history yet, `observatory run` makes one') from None
+
+
+def check_store(url: str | None) -> None:
+    """Refuse a store that a run could not keep its results in; make and change nothing. url: see `History`.
+
+    A run begins without a store that is down for now, so that is not refused.
+
+    Raises:
+        Misuse, InfrastructureFailed: as `History`, where it is opened to be written.
+    """
+    with suppress(NoStoreYet, OlderStore, StoreGone), History(url, writable=False, is_glance=True):
+        pass  # One that does not exist yet is made, and an older one is migrated, by the run.
+    check_writable(parse_url(url or default_url()))
+
+
+def _is_finite(*values: float | None) -> bool:
+    return all(value is None or math.isfinite(value) for value in values)
+
+
+_NEWEST = select(RUNS.c.id, RUNS.c.summary_json).order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc())

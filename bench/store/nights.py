@@ -1,0 +1,57 @@
+"""The nights of a series: its runs by the day on which they began, and the noise of one figure over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bench.case import Case, why_ad_hoc
+from bench.results.estimate import Estimate
+from bench.results.noise import TrialNoise, noise_of
+from bench.store.summary import Summary
+from collectors.metrics.metric import Metric
+from workloads.cost_models.absent import Absent
+
+_DAY_NS = 86_400 * 10**9
+
+
+def is_of_a_night(run: Summary) -> bool:
+    """Return whether a run counts as a night's: one of a suite and no rerun of the gate, or one that is not ad hoc."""
+    member = run.purpose.member
+    if member is not None:
+        return not member.is_rerun  # Those are chosen by what they would show.
+    return not why_ad_hoc(run.case, run.purpose)
+
+
+def day_of(run: Summary) -> int:
+    """Return the day (UTC) on which a run began, counted since 1970."""
+    return run.started_ns // _DAY_NS
+
+
+def nights_of(case: Case, runs: Iterable[Summary]) -> list[list[Summary]]:
+    """Return the runs of a series by the day (UTC) on which they began, oldest first.
+
+    Counted are those of a night with as many steps as the case has: more steps have less noise.
+    runs: of the case's key on one hardware.
+    """
+    days: dict[int, list[Summary]] = {}
+    for run in runs:
+        if is_of_a_night(run) and (run.case.steps, run.case.warm_up) == (case.steps, case.warm_up):
+            days.setdefault(day_of(run), []).append(run)
+    return [days[day] for day in sorted(days)]
+
+
+def noise_over(
+    nights: Sequence[Sequence[Summary]], metric: str, labels: dict[str, str], beside: Sequence[Sequence[float]] = ()
+) -> TrialNoise | Absent:
+    """Return the noise of one figure over nights. beside: see `noise_of`."""
+    wanted = Estimate(metric=metric, labels=labels, median=1.0, low=None, high=None, trials=())
+    values = [
+        [value for run in night for one in run.estimates if one.is_same_as(wanted) for value in one.trials]
+        for night in nights
+    ]
+    return noise_of([night for night in values if night and min(night) > 0], beside)
+
+
+def noise_of_series(case: Case, runs: Iterable[Summary], metric: Metric) -> TrialNoise | Absent:
+    """Return the noise of a figure without labels over the nights of a series."""
+    return noise_over(nights_of(case, runs), metric.name, {})

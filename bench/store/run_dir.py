@@ -1,0 +1,363 @@
+"""The folder of a run: made with its case and machine, locked while the run goes on, read into a Summary afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bench.case import ONE_RUN, Case, Purpose
+from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.machine import Machine, redact
+from bench.machine.placement import read_placement
+from bench.rank.fault_injection import Fault
+from bench.rank.messages import FailureCause, TrialOutcome
+from bench.results.estimate import Estimate
+from bench.results.results import findings
+from bench.results.trials import node_notes
+from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders
+from bench.store.files import read_small
+from bench.store.summary import Summary, decode, encode
+from collectors.files import in_words, is_ours, locked, make_folder, open_folder, replace_file, schema_version_of
+from collectors.sample_log import NewerSchema
+from workloads.options import check_of
+from workloads.registry import SPECS
+
+SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """A run went on after an interruption, or after a failure of the machine. trials_done: those it had by then."""
+
+    trials_done: int
+    time_ns: int
+
+
+class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of case.json: the case, and the fault to inject if any.
+
+    slot: the lowest number that no other running run of the folder had when this one began.
+    store: the store that was to keep the run, None for the user's own history; see `store_name`.
+    purpose: what the run is for. resumed: each time it went on; empty for a run measured in one go.
+    """
+
+    run: str
+    case: Case
+    started_ns: int
+    slot: int = 0
+    store: str | None = None
+    fault: Fault | None = None
+    purpose: Purpose = ONE_RUN
+    resumed: tuple[Resumed, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run in progress.
+
+    slot: tells its live series from those of other runs in the same folder.
+    lock: the file descriptor of the folder's lock; while it is open, the run counts as running.
+    """
+
+    id: str
+    case: Case
+    machine: Machine
+    folder: Path
+    slot: int
+    lock: int
+
+    def close(self) -> None:
+        """Release the folder's lock."""
+        os.close(self.lock)
+
+
+def begin(
+    case: Case,
+    machine: Machine,
+    runs: Path,
+    fault: Fault | None = None,
+    store: str | None = None,
+    purpose: Purpose = ONE_RUN,
+    name: str | None = None,
+) -> Run:
+    """Make the run's folder with case.json and machine.json.
+
+    name: of the run and its folder, which may exist: a person named it, or it was begun on another node; None for a new
+        one.
+
+    Raises:
+        Misuse: another process works on the named folder.
+        InfrastructureFailed: the folder cannot be made or written.
+    """
+    started_ns = time.time_ns()
+    is_new = name is None
+    if name is None:
+        started = datetime.fromtimestamp(started_ns / 1e9, tz=UTC)
+        name = f"{started:%Y%m%d-%H%M%S}-{case.strategy}-{secrets.token_hex(3)}"
+    folder = runs.absolute() / name
+    try:
+        make_folder(folder, exist_ok=not is_new)
+        os.close(open_folder(folder))
+        lock = lock_folder(folder)
+        if lock is None:
+            raise Misuse(f"{lock_holder(folder)} works on {folder}; name another folder")
+        write_json(folder / "machine.json", machine)
+        with locked(folder.parent):  # Held by each process that begins a run here, so that no two take the same slot.
+            slot = free_slot(folder.parent)
+            file = CaseFile(
+                run=name,
+                case=case,
+                started_ns=started_ns,
+                slot=slot,
+                store=store_name(store),
+                fault=fault,
+                purpose=purpose,
+            )
+            write_json(folder / "case.json", file)
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
+        ) from None
+    return Run(id=name, case=case, machine=machine, folder=folder, slot=slot, lock=lock)
+
+
+def check_place(runs: Path) -> None:
+    """Refuse a folder of runs that could not be made or written; leave nothing there.
+
+    Raises:
+        InfrastructureFailed: with the reason.
+        Misuse: its name is not UTF-8, as messages between the runner and its ranks are.
+    """
+    if (readable := os.fsencode(runs.absolute()).decode(errors="backslashreplace")) != str(runs.absolute()):
+        raise Misuse(
+            f"the folder of runs {readable} is not UTF-8; choose another with --runs, or another data folder with"
+            " XDG_DATA_HOME"
+        )
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            runs.lstat()
+        whole = runs.absolute()
+        there = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"no run can be written in {runs}: {error.strerror}; choose another place with --runs"
+        ) from None
+
+
+def store_name(url: str | None) -> str | None:
+    """Return a store's URL without user and password, to write into a file."""
+    return None if url is None else redact(url)
+
+
+def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -> Summary:
+    """Summarise a run from the files of its folder; complete trials count, however the run ended.
+
+    Raises:
+        Misuse: the folder holds no run, or one that a newer version wrote, or of a strategy that this one lacks.
+    """
+    file = case_file(folder)
+    machine = _read(folder / "machine.json", Machine)
+    case = file.case
+    if case.strategy not in {spec.name for spec in SPECS}:
+        raise Misuse(f"{folder} is of strategy {case.strategy}, which this version does not have")
+    if case.device == "cpu":
+        device_name = None
+    else:  # As its driver gives it.
+        device_name = machine.gpus[0].name if machine.gpus else "a GPU that NVML does not name"
+    try:
+        found = findings(case, folder, device_name)
+    except NewerSchema as error:
+        raise Misuse(str(error)) from None
+    joined, not_joined = _joined(case, folder, found.trials_done)
+    placement = read_placement(folder)  # The engine of one machine writes none.
+    return Summary(
+        run=file.run,
+        case=case,
+        hardware=machine.hardware(case.device),
+        commit=machine.commit,
+        torch_version=machine.torch_version,
+        started_ns=file.started_ns,
+        ended_ns=max(path.stat().st_mtime_ns for path in folder.iterdir()),
+        outcome=outcome,
+        cause=cause,
+        trials_done=found.trials_done,
+        estimates=(*found.estimates, *joined),
+        scaling=(),
+        effective_batch=found.effective_batch,
+        peak=found.peak,
+        step_spread_ratio=max(found.step_spreads, default=None),
+        step_spreads=found.step_spreads,
+        hosts=(machine.hostname,) if placement is None else placement.hosts,
+        # A run on the CPU leaves out the nodes' notes: what collectors of GPUs lack does not matter to it.
+        notes=(
+            *found.notes,
+            *not_joined,
+            *(
+                f"the run was interrupted: trials from {once.trials_done + 1} on are later"
+                for once in file.resumed
+                if once.trials_done < case.trials
+            ),
+            *(node_notes(folder) if case.device == "cuda" else ()),
+        ),
+        folder=str(folder),
+        purpose=file.purpose,
+        drill=None if file.fault is None else f"{file.fault.kind}@{file.fault.rank}:{file.fault.step}",
+    )
+
+
+def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
+    """Return the estimates and notes of the joined profiler windows of the run's ranks."""
+    from bench.results.stragglers import joined_estimates  # Imported here: reading a summary needs no numpy.
+
+    try:
+        return joined_estimates(case, folder, trials)
+    except Exception as error:  # noqa: BLE001  # Whatever a trace holds, the run's other figures must not be lost.
+        return (), (f"waits and stragglers are absent: the windows cannot be joined: {in_words(error)}",)
+
+
+def save(summary: Summary) -> None:
+    """Write summary.json, whole or not at all.
+
+    Raises:
+        InfrastructureFailed: the folder cannot be written.
+    """
+    folder = Path(summary.folder)
+    try:
+        _write(folder / "summary.json", encode(summary))
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"{folder}/summary.json cannot be written: {error.strerror}; the ranks' logs there are whole,"
+            f" and `observatory show {folder}` reads them"
+        ) from None
+
+
+def load(folder: Path) -> Summary:
+    """Read the summary of a run's folder; make it from the logs where nobody wrote one.
+
+    Then the run is done if all its trials are complete: torchrun's ranks have no runner, and a runner may have died at
+    the very end. A convergence check is not, since its verdict is missing.
+
+    Its `folder` is the one that it is read from, wherever the run was measured.
+
+    Raises:
+        Misuse: the folder holds no run, a running one, files of two runs, or what a newer version wrote.
+    """
+    path = folder / "summary.json"
+    if path.exists():
+        summary = decode(read_small(path, follows_link=False), str(path))
+        if summary.run != (run := case_file(folder).run):
+            raise Misuse(f"{path} is of run {summary.run}, and case.json beside it of {run}; restore the one that fits")
+        return replace(summary, folder=str(folder.absolute()))
+    if is_running(folder):
+        raise Misuse(f"{folder} is still running: {lock_holder(folder)} works on it; look again when it is done")
+    cause = FailureCause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
+    summary = summarise(folder.absolute(), "interrupted", cause)
+    is_whole = summary.trials_done == summary.case.trials and check_of(summary.case) is None
+    return replace(summary, outcome="done", cause=None) if is_whole else summary
+
+
+def found_again(run: str, stored: str, runs: Path) -> Path | None:
+    """Return the run's folder in `runs`, where the folder `stored` in the history does not exist any more.
+
+    None where the stored folder exists, so that the one in `runs` is a copy, and where that one is not the run's.
+    """
+    if is_gone(stored):
+        with contextlib.suppress(Misuse):
+            folder = runs.absolute() / run
+            return folder if is_ours(folder) and case_file(folder).run == run else None
+    return None
+
+
+def is_gone(folder: str) -> bool:
+    """Whether a run's folder is not there: deleted, moved, or on another machine. It may be where we may not look."""
+    try:
+        Path(folder).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def machine_of(folder: Path) -> Machine:
+    """Read machine.json of a run's folder."""
+    return _read(folder / "machine.json", Machine)
+
+
+def other_machines(folder: Path) -> dict[int, Machine]:
+    """Read the machines of the run's nodes but the first, by number; those that cannot be read are left out."""
+    found = {}
+    for path in folder.glob("machine*.json"):
+        number = path.stem.removeprefix("machine")
+        if number.isdecimal():
+            with contextlib.suppress(Misuse):
+                found[int(number)] = _read(path, Machine)
+    return dict(sorted(found.items()))
+
+
+def case_file(folder: Path) -> CaseFile:
+    """Read case.json of a run's folder.
+
+    Raises:
+        Misuse: the folder holds no run, or one that a newer version wrote.
+    """
+    file = _read(folder / "case.json", CaseFile)
+    spec = next((spec for spec in SPECS if spec.name == file.case.strategy), None)
+    for option in () if spec is None else spec.options:
+        value = file.case.options.get(option.name)
+        if value is not None and option.choices and value not in option.choices:
+            raise Misuse(f"{folder}/case.json: option {option.name} is {value!r}; it may be {option.allowed}")
+    return file
+
+
+def free_slot(runs: Path) -> int:
+    """Return the lowest slot that no running run has: small numbers that tell their live series apart.
+
+    The caller holds the lock of the folder of runs, and writes the slot into case.json before it lets go.
+    """
+    taken = set()
+    for folder in running_folders(runs, of_all_users=True):
+        with contextlib.suppress(Misuse):  # A run that cannot be read has no live series to be confused with ours.
+            taken.add(case_file(folder).slot)
+    return next(slot for slot in count() if slot not in taken)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file of the run's folder in one piece.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write(path, msgspec.json.encode(content))
+
+
+def _write(path: Path, data: bytes) -> None:
+    replace_file(path, msgspec.json.format(data, indent=2) + b"\n")
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        data = read_small(path, follows_link=False)
+        version = schema_version_of(data)
+        if version > SCHEMA_VERSION:
+            raise Misuse(f"{path}: schema version {version} is newer than {SCHEMA_VERSION}, which this program reads")
+        return msgspec.json.decode(data, type=kind)
+    except FileNotFoundError:
+        raise Misuse(f"{path.parent} holds no run: {path.name} is missing") from None
+    except OSError as error:
+        raise Misuse(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Misuse(f"{path} cannot be read: {error}") from None

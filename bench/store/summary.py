@@ -1,0 +1,109 @@
+"""The summary of a finished run: the content of its summary.json, which the history also keeps."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import msgspec
+
+from bench.case import ONE_RUN, Case, Purpose, settings_of
+from bench.errors import Misuse
+from bench.rank.messages import FailureCause, TrialOutcome
+from bench.results.efficiency import ScalingEfficiency
+from bench.results.estimate import Estimate
+from bench.results.mfu import Peak
+from collectors.files import schema_version_of
+from workloads.options import check_of
+
+
+def series_of(case: Case, hardware: str) -> str:
+    """Return the short name of the series of comparable runs, for places where a whole case key is too long.
+
+    It is the first 12 hex digits of the SHA-256 of the case's key and the hardware, in the words of `Machine.hardware`.
+    """
+    return hashlib.sha256(f"{case.key()}\n{hardware}".encode()).hexdigest()[:12]
+
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One run and its results.
+
+    hardware: what it ran on, in the words that comparable runs share (`Machine.hardware`).
+    commit: this program's, where it ran from a source tree. torch_version: torch's.
+    started_ns, ended_ns: Unix time.
+    trials_done: trials that all ranks completed; only these count.
+    effective_batch: total in sequences = local x data_ranks x parts, with parts the microbatches of a data rank's
+        batch; empty for a probe.
+    peak: the denominator of the run's MFU; None where it is unknown.
+    step_spread_ratio: the largest of `step_spreads`; None where nothing was measured.
+    step_spreads: `bench.results.estimate.spread` of the steps of each trial, in the order of the estimates' trials;
+        empty for a probe, and where an older version wrote it.
+    hosts: names of the machines that its ranks ran on, in order; empty where an older version wrote it.
+    notes: what is absent, and why.
+    purpose: what the run was for; see `bench.case.why_ad_hoc`.
+    in_turn_with: ids of the runs whose trials took turns with this one's, so that trial i of each was measured beside
+        trial i of the others; empty for a run that went on after an interruption, and from older versions.
+    drill: the fault that was injected, as `--inject` takes it; None without one, and from older versions.
+    """
+
+    run: str
+    case: Case
+    hardware: str
+    commit: str | None
+    torch_version: str | None
+    started_ns: int
+    ended_ns: int
+    outcome: TrialOutcome
+    cause: FailureCause | None
+    trials_done: int
+    estimates: tuple[Estimate, ...]
+    scaling: tuple[ScalingEfficiency, ...]
+    effective_batch: dict[str, int]
+    step_spread_ratio: float | None
+    notes: tuple[str, ...]
+    folder: str
+    peak: Peak | None = None
+    purpose: Purpose = ONE_RUN
+    step_spreads: tuple[float, ...] = ()
+    hosts: tuple[str, ...] = ()
+    in_turn_with: tuple[str, ...] = ()
+    drill: str | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+def settings_words(summary: Summary) -> tuple[str, ...]:
+    """Return what tells the run from one with all defaults, a word each: its settings, check, drill and suite."""
+    words = [] if summary.drill is None else [f"drill={summary.drill}"]
+    if (check := check_of(summary.case)) is not None:
+        words += ["check", *(f"cause={mistake}" for mistake in check.mistakes)]
+    words += settings_of(summary.case)
+    if (member := summary.purpose.member) is not None:
+        words += [f"suite={member.suite}", *(["rerun"] if member.is_rerun else [])]
+    return tuple(words)
+
+
+def encode(summary: Summary) -> bytes:
+    """Return the summary as JSON, with its schema version."""
+    return msgspec.json.encode(summary)
+
+
+def decode(data: bytes, source: str = "summary") -> Summary:
+    """Decode a summary from JSON. source: where it is from, for messages.
+
+    Raises:
+        Misuse: a newer version wrote it, or it is not a summary.
+    """
+    try:
+        version = schema_version_of(data)
+        if version > SCHEMA_VERSION:
+            raise Misuse(
+                f"{source}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"
+                " use the version that wrote it"
+            )
+        return msgspec.json.decode(data, type=Summary)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Misuse(f"{source}: is no summary ({error}); delete it, and the run is read anew from its logs") from None

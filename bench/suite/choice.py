@@ -1,0 +1,103 @@
+"""Which cases of a planned suite are measured, and in which order: what is missing, wanted, and fits the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.store.suite_record import CaseOutcome
+from bench.suite.ledger import SuiteState
+from bench.suite.plan import PlannedCase, SuitePlan, chosen, left_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The cases to measure, in their order, and those that are not, each with its outcome and the reason."""
+
+    cases: tuple[PlannedCase, ...]
+    not_run: tuple[tuple[PlannedCase, CaseOutcome, str], ...] = ()
+
+
+def choose(
+    plan: SuitePlan,
+    state: SuiteState,
+    *,
+    tags: Sequence[str] = (),
+    budget_s: float | None = None,
+    is_failed_repeated: bool = False,
+) -> Choice:
+    """Return the cases of the plan to measure: those that the ledger lacks, that are asked for, and fit the budget.
+
+    Within a budget those that matter most come first.
+
+    state: what the ledger says so far. tags: see `bench.suite.plan.chosen`. is_failed_repeated: also those that
+    failed.
+
+    Raises:
+        Misuse: no case has a tag, or not one case fits the budget.
+    """
+    asked = chosen(plan.suite, tags)
+    missing = set(state.missing((one.suite_case.name for one in plan.cases), is_failed_repeated=is_failed_repeated))
+    rest = replace(plan, cases=tuple(_rest(one, state) for one in plan.cases if one.suite_case.name in missing))
+    out = left_out(rest, tags, budget_s)
+    wanted: list[PlannedCase] = []
+    not_run: list[tuple[PlannedCase, CaseOutcome, str]] = []
+    for one in rest.cases:
+        name = one.suite_case.name
+        if name in out:
+            not_run.append((one, "left_out", out[name]))
+        elif one.refusal is not None:  # What nobody asked for is no failure where it cannot run.
+            not_run.append((one, "skipped" if name in asked else "left_out", one.refusal))
+        else:
+            wanted.append(one)
+    if budget_s is not None:
+        wanted.sort(key=lambda one: -one.suite_case.importance)
+    return Choice(cases=tuple(wanted), not_run=tuple(not_run))
+
+
+def as_chosen(plan: SuitePlan, choice: Choice, state: SuiteState) -> tuple[SuitePlan, dict[str, str]]:
+    """Return the plan with the estimates of what is missing, and why cases that could run are left out, by name."""
+    wanted = {one.suite_case.name: one for one in choice.cases}
+    out = {one.suite_case.name: reason for one, _, reason in choice.not_run if one.refusal is None}
+    for one in plan.cases:
+        name = one.suite_case.name
+        if one.refusal is None and name not in wanted and name not in out:
+            outcome = state.case(name).outcome
+            again = "" if outcome == "done" else "; --repeat-failed runs it again"
+            out[name] = f"it is {str(outcome).replace('_', ' ')} already{again}"
+    return replace(plan, cases=tuple(wanted.get(one.suite_case.name, one) for one in plan.cases)), out
+
+
+def _rest(one: PlannedCase, state: SuiteState) -> PlannedCase:
+    """Return the case with the estimate of the trials that it still lacks."""
+    known = state.case(one.suite_case.name)
+    if one.case is None or one.estimate_s is None or known.run_to_resume is None:
+        return one
+    return replace(one, estimate_s=one.estimate_s * (1 - len(known.trials_done) / one.case.trials))
+
+
+def why_left_out(one: PlannedCase, left_s: float) -> str:
+    """Return why a case does not fit the time that is left of a budget."""
+    about = "an unknown time" if one.estimate_s is None else f"about {one.estimate_s:.0f} s"
+    return f"--budget: it takes {about}, and {max(left_s, 0):.0f} s were left"
+
+
+def blocks_of(cases: Iterable[PlannedCase]) -> list[tuple[PlannedCase, ...]]:
+    """Return the cases by block, in the order in which each block comes first; but a baseline's block before others."""
+    blocks: dict[str, list[PlannedCase]] = {}
+    block_of: dict[str | None, str] = {}
+    for one in cases:
+        blocks.setdefault(one.suite_case.block, []).append(one)
+        block_of[one.suite_case.name] = one.suite_case.block
+    ordered: dict[str, None] = {}
+
+    def place(block: str, above: frozenset[str]) -> None:
+        for one in blocks[block]:
+            needed = block_of.get(one.suite_case.baseline)
+            if needed is not None and needed not in above and needed not in ordered:
+                place(needed, above | {needed})
+        ordered.setdefault(block)
+
+    for block in blocks:
+        place(block, frozenset({block}))
+    return [tuple(blocks[block]) for block in ordered]

@@ -1,0 +1,456 @@
+"""Suite files: what a TOML file declares, as resolved cases in which every sweep is spelt out."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions, find_spec, parse_options
+from bench.errors import Misuse
+from bench.results.efficiency import Scaling
+from bench.session.case_args import CaseArgs, shape_of
+from bench.suite.form.document import read_suite_document
+from bench.suite.form.sweeps import Point, is_same, points, text_of
+from bench.suite.form.tables import NAME, NAMES, Claim, Expected, SuiteNeeds, SuiteTable, Training
+from collectors.metrics.registry import METRICS
+from collectors.settings_file import BadSettings, check, nearest, shown
+from workloads.cost_models.shape import DIMENSIONS
+
+MOST_CASES = 2000
+"""Resolved cases of a suite."""
+_NONE = SuiteNeeds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteCase:
+    """One resolved case of a suite.
+
+    name: `ddp`, or with the values of its sweeps `ddp[ranks=2,bucket_mb=25]`. table: of the file. block: cases of one
+    block are measured in turn.
+    args: with at most one number of ranks.
+    baseline: resolved name of the case that efficiency is relative to.
+    limit_s: of a trial. retries: further attempts after a failure of the infrastructure.
+    importance: higher comes first within a budget.
+    fault: KIND@RANK:STEP. expect: how it must then end.
+    """
+
+    name: str
+    table: str
+    block: str
+    args: CaseArgs
+    scaling: Scaling | None = None
+    baseline: str | None = None
+    limit_s: float = 600.0
+    retries: int = 1
+    tags: tuple[str, ...] = ()
+    importance: int = 0
+    needs: SuiteNeeds = _NONE
+    fault: str | None = None
+    expect: Expected | None = None
+    keep_traces: bool = False
+    instrumentation: InstrumentationOptions = NO_INSTRUMENTATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """An option on and off. off, on: resolved names of two cases of one block."""
+
+    name: str
+    off: str
+    on: str
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A suite, resolved.
+
+    name: the file's stem unless the file names it. path: of the file.
+    is_nightly: its results are shown at /metrics though they measure less than usual.
+    period_s: how often it is meant to run; None where nobody waits for it.
+    margins: the largest change that does not matter, of cases that set one.
+    digest: sha256 of what would be measured, values on the command line included.
+    """
+
+    name: str
+    description: str
+    path: Path
+    is_nightly: bool
+    period_s: float | None
+    cases: tuple[SuiteCase, ...]
+    levers: tuple[Lever, ...]
+    digest: str
+    margins: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
+    """Return the suite that the file declares.
+
+    settings: `KEY=VALUE` texts that take the place of the file's values, such as `defaults.trials=5`.
+
+    Raises:
+        Misuse: the file cannot be read or is wrong; the message names file, table and key.
+    """
+    try:
+        document = read_suite_document(path, settings)
+        if isinstance(defaults := document.get("defaults"), dict) and "strategy" in defaults:
+            raise Misuse(f"{path}: [defaults] has a strategy, which each case says for itself, by its name or by a key")
+        check(document, SuiteTable, str(path))
+    except BadSettings as error:
+        raise Misuse(str(error)) from None
+
+    tables = _resolve(document, path)
+    every = [one for table in tables.values() for one in table]
+    cases = tuple(one.case for one in every)
+    if len(cases) > MOST_CASES:
+        raise Misuse(f"{path} has {len(cases):,} cases; it may have {MOST_CASES:,}: make it several suites")
+    levers = tuple(_lever(name, table, tables, path) for name, table in document.get("lever", {}).items())
+    name = document.get("name", path.stem)
+    if re.match(NAME, name) is None:
+        raise Misuse(
+            f"{path}: the file's name cannot be its suite's, which is {NAMES}; add a line name = \"...\" to it"
+        )
+    is_nightly, hours = document.get("nightly", False), document.get("period_hours")
+    resolved = msgspec.json.encode((name, is_nightly, hours, cases, levers), order="sorted")
+    return Suite(
+        name=name,
+        description=document.get("description", "").strip(),
+        path=path,
+        is_nightly=is_nightly,
+        period_s=None if hours is None else 3600.0 * hours,
+        cases=cases,
+        levers=levers,
+        digest=hashlib.sha256(resolved).hexdigest(),
+        margins={one.case.name: one.point.values["gate"]["margin"] for one in every if "gate" in one.point.values},
+    )
+
+
+# Tables become cases: sweeps are spelt out, then baselines are found, and batches of weak scaling follow from them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resolved:
+    """A case, and the point of its table that it is."""
+
+    case: SuiteCase
+    point: Point
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the case, which gives them."""
+        assert self.case.args.ranks is not None, "a curve's cases have ranks"
+        return self.case.args.ranks[0]
+
+
+_LISTS = ("tags", "zip", "exclude")
+"""Keys whose lists are no sweeps."""
+_OF_TRAINING = frozenset(Training.__struct_fields__)
+_OF_ARGS = ("device", "backend", "precision", "threads", "trials", "steps", "warm_up", "trace_steps", "seed")
+"""Keys that are fields of `CaseArgs` by the same name."""
+
+
+def _resolve(document: Mapping[str, Any], path: Path) -> dict[str, list[_Resolved]]:
+    """Return the cases of each table, in the file's order."""
+    defaults, tables = document.get("defaults", {}), document["case"]
+    merged = {name: _merged(name, own, defaults, f"{path}: [case.{name}]") for name, own in tables.items()}
+    found: dict[str, list[_Resolved]] = {}
+    for name in _baselines_first(merged, path):
+        place = f"{path}: [case.{name}]"
+        zipped, excluded = merged[name].get("zip", ()), merged[name].get("exclude", ())
+        flat = dict(_flat(merged[name]))
+        swept = [key for key, value in flat.items() if isinstance(value, list) and key not in _LISTS]
+        cases = [
+            _Resolved(case=_case(name, point, place), point=point)
+            for point in points(flat, swept, zipped=zipped, excluded=excluded, place=place)
+        ]
+        found[name] = _with_baselines(cases, merged[name], found, place, has_own_batch="batch" in tables[name])
+    return {name: found[name] for name in tables}
+
+
+def _merged(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the table with the defaults that it does not set; tables within it are merged key by key.
+
+    A probe takes none of the defaults that are of a model or of its training.
+    """
+    strategies = own.get("strategy", name)
+    try:
+        specs = [find_spec(one) for one in (strategies if isinstance(strategies, list) else [strategies])]
+    except Misuse as error:
+        raise Misuse(f"{place} names no strategy, and has no key strategy: {error}") from None
+    if len({spec.kind for spec in specs}) > 1:
+        raise Misuse(f"{place} strategy has strategies and probes in one list; give probes a table of their own")
+    if specs[0].kind == "probe":
+        for key in own:
+            if key in _OF_TRAINING:
+                raise Misuse(f"{place} {key} is of training, and {specs[0].name} is a probe; leave it out")
+        defaults = {key: value for key, value in defaults.items() if key not in _OF_TRAINING}
+    found = dict(own)
+    for key, value in defaults.items():
+        if key not in found:
+            found[key] = value
+        elif isinstance(value, dict):
+            found[key] = {**found[key], **{inner: one for inner, one in value.items() if inner not in found[key]}}
+    return found
+
+
+def _baselines_first(tables: Mapping[str, Mapping[str, Any]], path: Path) -> list[str]:
+    """Return the names of the tables, each after that of its baseline.
+
+    Raises:
+        Misuse: a baseline is no case of the suite, or is its own baseline by way of others.
+    """
+    needed: dict[str, set[str]] = {}
+    for name, table in tables.items():
+        baseline = _table_of(table.get("baseline", name))
+        if baseline not in tables:
+            raise Misuse(
+                f"{path}: [case.{name}] baseline is {shown(table['baseline'])}, which is no case of the suite"
+                f"{nearest(baseline, tables)}; its cases are: {', '.join(tables)}"
+            )
+        needed[name] = {baseline} - {name}
+    try:
+        return list(TopologicalSorter(needed).static_order())
+    except CycleError as error:
+        circle = " > ".join(reversed(error.args[1]))
+        raise Misuse(f"{path}: [case.{error.args[1][0]}] baseline goes in a circle: {circle}; cut it") from None
+
+
+def _table_of(name: str) -> str:
+    """Return the table of a case's name: `ddp` of `ddp[ranks=2]`."""
+    return name.partition("[")[0]
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield keys and values, those of the strategy's options as `options.NAME`."""
+    for key, value in table.items():
+        if key == "options":
+            yield from ((f"options.{name}", option) for name, option in value.items())
+        else:
+            yield key, value
+
+
+def _case(table: str, point: Point, place: str) -> SuiteCase:
+    """Return the case of a point, with options and shape checked, but without its baseline."""
+    values = point.values
+    options = tuple(
+        f"{key.removeprefix('options.')}={text_of(value)}"
+        for key, value in values.items()
+        if key.startswith("options.")
+    )
+    args = CaseArgs(
+        strategy=values.get("strategy", table),
+        ranks=(values["ranks"],) if "ranks" in values else None,
+        shape_name=values.get("shape", "tiny"),
+        dimensions={name: values[name] for name in DIMENSIONS if name in values},
+        options=options,
+        **{name: values[name] for name in _OF_ARGS if name in values},
+    )
+    try:
+        parse_options(find_spec(args.strategy), options)
+    except Misuse as error:
+        raise Misuse(f"{place} options: {error}") from None
+    try:
+        shape_of(args)
+    except Misuse as error:
+        raise Misuse(f"{place} {error}") from None
+    return SuiteCase(
+        name=table + point.suffix,
+        table=table,
+        block=values.get("block", table),
+        args=args,
+        scaling=values.get("scaling"),
+        limit_s=float(values.get("limit_s", 600)),
+        retries=values.get("retries", 1),
+        tags=tuple(values.get("tags", ())),
+        importance=values.get("importance", 0),
+        needs=_needs(values.get("needs", {}), args.ranks),
+        fault=values.get("inject"),
+        expect=Expected(**values["expect"]) if "expect" in values else None,
+        keep_traces=values.get("keep_traces", False),
+        instrumentation=InstrumentationOptions(
+            trace_every=values.get("trace_every"), memory_snapshot=values.get("memory_snapshot", False)
+        ),
+    )
+
+
+def _needs(table: Mapping[str, Any], ranks: tuple[int, ...] | None) -> SuiteNeeds:
+    """Return the needs of a table; without nodes in it, as many as have a GPU for each rank."""
+    gpus = table.get("gpus", 0)
+    nodes = -(-ranks[0] // gpus) if ranks and gpus else 1
+    return SuiteNeeds(gpus=gpus, memory_bytes=float(table.get("memory_bytes", 0)), nodes=table.get("nodes", nodes))
+
+
+# Baselines, and the batches of weak scaling.
+
+
+def _with_baselines(
+    cases: Sequence[_Resolved],
+    table: Mapping[str, Any],
+    others: Mapping[str, Sequence[_Resolved]],
+    place: str,
+    *,
+    has_own_batch: bool,
+) -> list[_Resolved]:
+    """Return a table's cases with their baselines; in weak scaling, with the batches that follow from these.
+
+    others: cases of the tables that are resolved already. has_own_batch: the table sets batch itself; one that
+        [defaults] sets is the baseline's.
+    """
+    scaling, name = table.get("scaling"), cases[0].case.table
+    if scaling is None and "baseline" not in table:
+        return list(cases)
+    baseline = table.get("baseline", name)
+    is_own = _table_of(baseline) == name
+    if "ranks" not in table:
+        raise Misuse(f"{place} has a {'baseline' if 'baseline' in table else 'scaling'} and no ranks; give it ranks")
+    if is_own and not isinstance(table["ranks"], list):
+        raise Misuse(
+            f"{place} has one number of ranks and no baseline of fewer; give it a list of ranks, or a baseline"
+        )
+    moving = _moving_with_ranks(table)
+    if scaling == "weak" and not is_own and "batch" in table and "batch" not in moving:
+        if has_own_batch:
+            raise Misuse(
+                f"{place} batch follows from the baseline's in weak scaling; set it there, and leave it out here"
+            )
+        if isinstance(table["batch"], list):
+            raise Misuse(
+                f'{place} has scaling = "weak", so its batch follows from the baseline\'s, and [defaults] batch is a'
+                " list; set batch in the cases that shall have each of its values"
+            )
+
+    found = []
+    for one in cases:
+        base = _baseline_of(one, baseline, cases if is_own else others[_table_of(baseline)], moving, place)
+        case = one.case
+        if base.case is not case:
+            case = replace(case, baseline=base.case.name, block=table.get("block", base.case.block))
+            if base.ranks >= one.ranks:
+                raise Misuse(
+                    f"{place} baseline of {case.name} is {base.case.name}, which has not fewer ranks than its"
+                    f" {one.ranks}; leave such ranks out, or choose a baseline with fewer"
+                )
+            if scaling == "weak" and "batch" not in moving:
+                case = replace(case, args=_weakly_scaled(case, base.case, place))
+        found.append(replace(one, case=case))
+    return found
+
+
+def _moving_with_ranks(table: Mapping[str, Any]) -> set[str]:
+    """Return the axes that move together with the ranks, the ranks included."""
+    groups = [{name.rpartition(".")[2] for name in group} for group in table.get("zip", ())]
+    return {"ranks"}.union(*(group for group in groups if "ranks" in group))
+
+
+def _baseline_of(one: _Resolved, name: str, candidates: Sequence[_Resolved], moving: Set[str], place: str) -> _Resolved:
+    """Return the case of this name; for the name of a table, its case of fewest ranks that is like the case otherwise.
+
+    moving: axes that tell nothing of whom the case is compared with.
+    """
+    found = [other for other in candidates if name in (other.case.name, other.case.table)]
+    if not found:
+        names = [other.case.name for other in candidates]
+        raise Misuse(
+            f"{place} baseline is {shown(name)}, which is no case of the suite{nearest(name, names)};"
+            f" its table has: {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
+        )
+    if any(other.case.args.ranks is None for other in found):
+        raise Misuse(f"{place} baseline {name} has no ranks; give [case.{found[0].case.table}] ranks")
+    if len(found) > 1:
+        shared = (one.point.swept.keys() & found[0].point.swept.keys()) - moving
+        found = [
+            other for other in found if all(is_same(one.point.swept[axis], other.point.swept[axis]) for axis in shared)
+        ]
+        fewest = min((other.ranks for other in found), default=0)
+        found = [other for other in found if other.ranks == fewest]
+    if len(found) != 1:
+        names = [other.case.name for other in found]
+        raise Misuse(
+            f"{place} baseline of {one.case.name} is {name}, of which {' and '.join(names) or 'no case'} would do;"
+            " name one case, or give both tables the same lists"
+        )
+    return found[0]
+
+
+def _weakly_scaled(case: SuiteCase, base: SuiteCase, place: str) -> CaseArgs:
+    """Return the case's arguments with the batch that gives each rank that trains the work of one of the baseline."""
+    trained, base_trained = (_training_ranks(one, place) for one in (case, base))
+    batch = shape_of(base.args).batch
+    if not trained or not base_trained:
+        raise Misuse(f"{place} scaling: {(base if trained else case).name} has no rank that trains")
+    if batch * trained % base_trained:
+        raise Misuse(
+            f"{place} scaling: {case.name} has {trained} rank(s) that train, {base.name} {base_trained} with batch"
+            f" {batch}, which makes no whole batch; choose a batch that is a multiple of {base_trained}"
+        )
+    return replace(case.args, dimensions={**case.args.dimensions, "batch": batch * trained // base_trained})
+
+
+def _training_ranks(one: SuiteCase, place: str) -> int:
+    """Return how many ranks share the work of a batch, by the strategy's spec."""
+    args, spec = one.args, find_spec(one.args.strategy)
+    assert args.ranks is not None, "a curve's cases have ranks"
+    case = Case(
+        strategy=spec.name,
+        version=spec.version,
+        ranks=args.ranks[0],
+        model=shape_of(args),
+        device="cpu",
+        backend="gloo",
+        **{name: getattr(args, name) for name in _OF_ARGS if name not in ("device", "backend")},
+        options=parse_options(spec, args.options),
+    )
+    try:
+        return spec.training_ranks(case)
+    except ZeroDivisionError:  # A mesh with an axis of no rank, which only a checked case cannot have.
+        raise Misuse(
+            f"{place} ranks of {one.name} is {case.ranks}, too few for its options; {spec.name} needs"
+            f" {spec.needs.text()}"
+        ) from None
+
+
+# Levers.
+
+
+def _lever(name: str, table: Mapping[str, Any], cases: Mapping[str, Sequence[_Resolved]], path: Path) -> Lever:
+    """Return the lever of a table."""
+    place = f"{path}: [lever.{name}]"
+    off, on = (_one_case(table[key], cases, f"{place} {key}") for key in ("off", "on"))
+    if off.block != on.block:
+        raise Misuse(
+            f"{place} compares {off.name} of block {off.block} with {on.name} of block {on.block}, which are not"
+            " measured in turn; give both the same block"
+        )
+    if off.name == on.name:
+        raise Misuse(f"{place} has {off.name} for off and for on; name two cases")
+    claims = tuple(Claim(**claim) for claim in table["claims"])
+    for number, claim in enumerate(claims):
+        if claim.low > claim.high:
+            raise Misuse(
+                f"{place} claims[{number}].low is {claim.low:g} and high {claim.high:g}; low may be at most high"
+            )
+        labels = next(metric.labels for metric in METRICS if metric.name == claim.metric)
+        if set(labels) != set(claim.labels):
+            raise Misuse(
+                f"{place} claims[{number}].labels is {shown(claim.labels)}; {claim.metric} has the labels"
+                f" {', '.join(labels) or 'none'}"
+            )
+    return Lever(name=name, off=off.name, on=on.name, claims=claims)
+
+
+def _one_case(name: str, cases: Mapping[str, Sequence[_Resolved]], place: str) -> SuiteCase:
+    everywhere = [one.case for table in cases.values() for one in table]
+    found = [case for case in everywhere if name in (case.name, case.table)]
+    if len(found) == 1:
+        return found[0]
+    names = [case.name for case in found or everywhere]
+    what = "which is no case of the suite" if not found else "a table of several cases"
+    allowed = ", ".join(names[:8]) + ", ..." * (len(names) > 8)
+    raise Misuse(f"{place} is {shown(name)}, {what}{nearest(name, names)}; it may be {allowed}")

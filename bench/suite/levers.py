@@ -1,0 +1,116 @@
+"""Levers: what an option changed, judged against what a textbook claims for it.
+
+The rule. The ratio of a claim is the metric's median with the lever on, divided by that with it off, and has a 95 %
+interval. `more`: the whole interval lies above what is claimed; `less`: below it. `as claimed`: the ratio lies within
+what is claimed, and its interval is no wider than that, both as factors. All else is `unsure`: the trials allow more
+than one of these. Where all trials of both cases are equal, as counted bytes are, the ratio is exact and judged by
+itself. `more` and `less` are of the metric, whether that is a cost or a speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from bench.results.estimate import Estimate, EstimatedRatio, ratio
+from bench.store.summary import Summary
+from bench.suite.file import Lever
+from bench.suite.form.tables import Claim
+
+Verdict = Literal["as claimed", "more", "less", "unsure"]
+
+
+class CaseEnd(Protocol):
+    """What a judgement needs of a case of a suite run: how it ended, and what it measured; see `CaseResult`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def outcome(self) -> str | None: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def summary(self) -> Summary | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A claim for a lever, beside what was measured.
+
+    off, on: the metric without the lever and with it. All three figures are None where the verdict is.
+    verdict: None where the claim cannot be judged. reason: why it cannot, or why it is unsure; None otherwise.
+    """
+
+    lever: Lever
+    claim: Claim
+    off: Estimate | None = None
+    on: Estimate | None = None
+    ratio: EstimatedRatio | None = None
+    verdict: Verdict | None = None
+    reason: str | None = None
+
+
+def judge_levers(levers: Sequence[Lever], cases: Iterable[CaseEnd]) -> tuple[Judgement, ...]:
+    """Return a judgement for each claim of each lever, in order. cases: those of the suite run, in any order."""
+    ends = {case.name: case for case in cases}
+    return tuple(
+        _judge(lever, claim, ends.get(lever.off), ends.get(lever.on)) for lever in levers for claim in lever.claims
+    )
+
+
+def judge_ratio(found: EstimatedRatio, claim: Claim) -> tuple[Verdict, str | None]:
+    """Return the verdict on a ratio by the rule above, and why it is unsure."""
+    if found.low is None or found.high is None:
+        if min(found.numerator_trials, found.denominator_trials) == 1:
+            return "unsure", found.why_no_interval
+        low = high = found.value
+    else:
+        low, high = found.low, found.high
+    if low > claim.high:
+        return "more", None
+    if high < claim.low:
+        return "less", None
+    if not claim.low <= found.value <= claim.high:
+        return "unsure", "the interval reaches into what is claimed, and the ratio is outside; more trials would tell"
+    # high / low <= claim.high / claim.low, for a claim that may begin at 0.
+    if high * claim.low > claim.high * low:
+        return "unsure", "the interval is wider than what is claimed; more trials would tell"
+    return "as claimed", None
+
+
+def _judge(lever: Lever, claim: Claim, off: CaseEnd | None, on: CaseEnd | None) -> Judgement:
+    try:
+        without, with_it = _measured(lever.off, off, claim), _measured(lever.on, on, claim)
+    except _Absent as absent:
+        return Judgement(lever=lever, claim=claim, reason=str(absent))
+    found = ratio(with_it, without)
+    verdict, reason = judge_ratio(found, claim)
+    return Judgement(lever=lever, claim=claim, off=without, on=with_it, ratio=found, verdict=verdict, reason=reason)
+
+
+class _Absent(Exception):
+    """A case has not what a claim is judged by; the message says why."""
+
+
+def _measured(name: str, case: CaseEnd | None, claim: Claim) -> Estimate:
+    """Return what the case measured of the claim's metric."""
+    if case is None or case.outcome is None:
+        raise _Absent(f"{name} did not run")
+    summary = case.summary
+    if case.outcome != "done" or (summary is not None and summary.outcome != "done"):
+        raise _Absent(f"{name} {case.outcome.replace('_', ' ')}{'' if case.reason is None else f': {case.reason}'}")
+    if summary is None:
+        raise _Absent(f"the run of {name} is not on this machine any more")
+    if claim.device not in (None, summary.case.device):
+        raise _Absent(f"it is claimed for {claim.device}, and {name} ran on {summary.case.device}")
+    for found in summary.estimates:
+        if found.metric == claim.metric and found.labels == claim.labels:
+            if min(found.median, *found.trials) <= 0:
+                raise _Absent(f"{name} has {found.median:g} of it, so that no ratio is defined")
+            return found
+    labels = ", ".join(f"{key} {value}" for key, value in claim.labels.items())
+    raise _Absent(
+        f"{name} has no {claim.metric}{f' of {labels}' if labels else ''}; `observatory show {summary.run} --details`"
+        " tells what is absent"
+    )

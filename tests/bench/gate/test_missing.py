@@ -1,0 +1,222 @@
+"""Missing data is an alert: a suite, a case or a figure that is not there is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.gate import missing as missing_module
+from bench.gate.check import SuiteCheck, check_suite
+from bench.rank.messages import FailureCause
+from bench.store.history import History
+from bench.store.suite_record import CaseOutcome
+from bench.store.summary import Summary
+from dashboards.thresholds import shipped
+from tests.bench.made.examples import make_case
+from tests.bench.made.fake_nights import DAY_NS, FIRST_NS, STEP_S, FakeNights, fill
+
+
+def _check(history: History, number: int, hours: float = 6) -> SuiteCheck:
+    """The state so many hours after this night began."""
+    now_ns = FIRST_NS + number * DAY_NS + round(hours / 24 * DAY_NS)
+    return check_suite(history, "nightly", history.suite_runs(99), since_ns=None, now_ns=now_ns)
+
+
+def _said(check: SuiteCheck) -> list[tuple[str, str]]:
+    return [(one.kind, one.what) for one in check.missing]
+
+
+def test_a_night_with_all_that_it_should_have_misses_nothing(history: History) -> None:
+    fill(FakeNights(history), 5)
+    assert _check(history, 4).missing == ()
+
+
+def test_a_suite_that_did_not_run_is_named_with_how_long(history: History) -> None:
+    fill(FakeNights(history), 5)
+    (missing,) = _check(history, 4, hours=31).missing
+    assert (missing.kind, missing.what) == ("not_run", "nightly")
+    assert missing.reason == "it began last 31 h ago, and is meant to every 24 h"
+    assert _check(history, 4, hours=29).missing == ()
+
+
+def test_gate_and_alert_call_a_suite_late_at_the_same_time() -> None:
+    assert 1 + shipped().suites.late_ratio == missing_module.LATE_RATIO
+
+
+def test_a_case_that_vanished_is_named(history: History) -> None:
+    fill(FakeNights(history), 5, lambda number: {"ddp": STEP_S, "fsdp": STEP_S} if number < 4 else {"ddp": STEP_S})
+    assert _said(_check(history, 4)) == [("vanished", "fsdp")]
+    assert _check(history, 4).is_missing
+
+
+def test_a_case_that_a_budget_left_out_is_told_and_no_alert(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 5, lambda number: {"ddp": STEP_S, "fsdp": STEP_S})
+    nights.add_run(5, "ddp", nights.trials(STEP_S))
+    nights.add_record(5, done=1, cases={"done": 1, "left_out": 1}, left_out=("fsdp",))
+    check = _check(history, 5)
+    assert _said(check) == [("left_out", "fsdp")]
+    assert not check.is_missing
+
+
+def test_a_case_that_failed_is_named_with_its_cause(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 5)
+    cause = FailureCause(kind="killed", rank=1, step=3, text="rank 1 was killed by SIGKILL")
+    nights.add_run(5, "ddp", (STEP_S,), outcome="failed", cause=cause)
+    nights.add_record(5, done=0, outcome="failed", cases={"failed": 1})
+    (missing,) = _check(history, 5).missing
+    assert (missing.kind, missing.what) == ("failed", "ddp")
+    assert missing.reason == "failed: rank 1 was killed by SIGKILL"
+
+
+def test_a_fire_drill_that_failed_as_expected_is_not_named(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 5)
+    nights.add_run(5, "ddp", nights.trials(STEP_S))
+    nights.add_run(5, "drill", (STEP_S,), outcome="failed")
+    nights.add_record(5, done=2)
+    assert _check(history, 5).missing == ()
+
+
+def _with_a_failed_case_between_drills(nights: FakeNights, failed: tuple[str, ...] | None) -> None:
+    fill(nights, 5)
+    nights.add_run(5, "drill", (STEP_S,), outcome="failed")
+    nights.add_run(5, "ddp", (STEP_S,), outcome="failed")
+    nights.add_run(5, "other drill", nights.trials(STEP_S))
+    counts: dict[CaseOutcome, int] = {"done": 1, "failed": 2, "timed_out": 1}
+    nights.add_record(5, done=1, outcome="failed", cases=counts, failed=failed)
+
+
+def test_of_a_night_with_fire_drills_the_cases_that_failed_are_named(history: History) -> None:
+    _with_a_failed_case_between_drills(FakeNights(history), ("ddp", "other drill", "fsdp"))
+    reasons = {one.what: one.reason for one in _check(history, 5).missing}
+    assert reasons == {
+        "ddp": "failed",
+        "other drill": "its run is done, which is not how it should end; `observatory suite show night0005` says why",
+        "nightly": "1 more case(s) failed, of which the history has no run (fsdp)",
+    }
+
+
+def test_a_record_without_names_has_all_that_may_have_failed(history: History) -> None:
+    _with_a_failed_case_between_drills(FakeNights(history), None)
+    reasons = {one.what: one.reason for one in _check(history, 5).missing}
+    assert reasons == {
+        "drill": "failed",
+        "ddp": "failed",
+        "nightly": "1 more case(s) failed, of which the history has no run",
+    }
+
+
+def test_a_figure_that_stopped_is_named(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 4)
+    run = nights.add_run(4, "ddp", nights.trials(STEP_S))
+    _without_mean_step(history, run)
+    nights.add_record(4, done=1)
+    (missing,) = _check(history, 4).missing
+    assert missing.kind == "stopped"
+    assert missing.what == "ddp: observatory_run_mean_step_seconds"
+    assert missing.reason == "it was measured last on 2024-10-07"
+
+
+def _without_mean_step(history: History, run: Summary) -> None:
+    from dataclasses import replace
+
+    from tests.bench.made.examples import make_machine
+
+    kept = tuple(one for one in run.estimates if one.metric != "observatory_run_mean_step_seconds")
+    history.add(replace(run, estimates=kept), make_machine())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hardware": "AMD EPYC, 4 cores"}, "it ran on AMD EPYC, 4 cores, and before on AMD EPYC, 2 cores"),
+        ({"case": make_case("ddp", 2, version=99)}, "the definition of ddp has version 99, and had"),
+        ({"case": make_case("ddp", 2, threads=2)}, "the suite declares it in another way than before"),
+    ],
+    ids=["hardware", "version", "options"],
+)
+def test_a_case_of_another_series_is_judged_anew_and_said(
+    history: History, changes: dict[str, object], reason: str
+) -> None:
+    nights = FakeNights(history)
+    fill(nights, 12)
+    nights.add_run(12, "ddp", nights.trials(2 * STEP_S), **changes)  # type: ignore[arg-type]
+    nights.add_record(12, done=1)
+    check = _check(history, 12)
+    (new,) = check.missing
+    assert new.kind == "new_series"
+    assert not check.is_missing
+    assert reason in new.reason
+    assert {one.outcome for one in check.verdicts} == {"insufficient_data"}
+
+
+def test_a_baseline_that_was_pruned_is_said(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 12)
+    _check(history, 11)
+    history.forget("run0011-ddp")
+    nights.add_run(12, "ddp", nights.trials(STEP_S), hardware="AMD EPYC, 4 cores")
+    nights.add_record(12, done=1)
+    (new,) = _check(history, 12).missing
+    assert new.reason.endswith("run run0011-ddp, the last of the nights before, is no longer in the history")
+
+
+def test_a_night_whose_clock_went_back_is_named_for_some_nights(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 19)
+    assert _check(history, 18).missing == ()
+    started_ns = FIRST_NS + 14 * DAY_NS + 7
+    nights.add_run(19, "ddp", nights.trials(1.3 * STEP_S), started_ns=started_ns)
+    nights.add_record(19, done=1, started_ns=started_ns, progress_ns=started_ns, ended_ns=started_ns)
+    check = _check(history, 18)
+    (missing,) = check.missing
+    assert (missing.kind, missing.what) == ("late", "ddp")
+    assert missing.reason == (
+        "run0019-ddp began on 2024-10-18, before a night that is judged already; a clock went back"
+    )
+    assert check.is_missing
+    said = []
+    for number in range(19, 24):
+        nights.add_run(number, "ddp", nights.trials(STEP_S), run=f"later{number}")
+        nights.add_record(number, done=1, id=f"later{number}")
+        said.append("late" in [one.kind for one in _check(history, number).missing])
+    assert said == [True, True, False, False, False]
+
+
+def test_a_night_whose_clock_went_back_is_named_no_more_once_its_series_has_ended(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 19)
+    _check(history, 18)
+    started_ns = FIRST_NS + 14 * DAY_NS + 7
+    nights.add_run(19, "ddp", nights.trials(1.3 * STEP_S), started_ns=started_ns)
+    nights.add_record(19, done=1, started_ns=started_ns, progress_ns=started_ns, ended_ns=started_ns)
+    said = []
+    for number in range(19, 24):
+        nights.add_run(number, "ddp", nights.trials(STEP_S), run=f"moved{number}", hardware="AMD EPYC, 4 cores")
+        nights.add_record(number, done=1, id=f"moved{number}")
+        said.append("late" in [one.kind for one in _check(history, number).missing])
+    assert said == [True, True, False, False, False]
+
+
+def test_a_suite_run_that_goes_on_is_not_judged_yet_and_one_that_stands_still_is_named(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 5)
+    nights.add_run(5, "ddp", nights.trials(STEP_S))
+    nights.add_record(5, done=0, outcome="running")
+    check = _check(history, 5, hours=1.5)
+    assert check.night is not None
+    assert check.night.id == "night0004"
+    assert check.missing == ()
+    stalled = _check(history, 5, hours=3)
+    assert _said(stalled) == [("stalled", "nightly")]
+
+
+def test_an_interrupted_night_names_the_command_that_goes_on(history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 5)
+    nights.add_run(5, "ddp", nights.trials(STEP_S))
+    nights.add_record(5, done=1, outcome="interrupted")
+    (missing,) = _check(history, 5).missing
+    assert missing.reason == ("night0005 was interrupted; `observatory suite run nightly --resume night0005` goes on")

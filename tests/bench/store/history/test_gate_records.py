@@ -1,0 +1,89 @@
+"""What the gate keeps comes back from SQLite and PostgreSQL alike, and an older store is brought up to date for it."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from bench.errors import InfrastructureFailed
+from bench.gate.accept import accept
+from bench.gate.nightly import judge_nights
+from bench.gate.verdicts import load_accepted, load_states, load_verdicts, save_accepted
+from bench.store.database import connect, parse_url
+from bench.store.history import History
+from bench.store.schema import MIGRATIONS, RUNS, upgrade
+from bench.store.summary import encode, series_of
+from tests.bench.made.examples import make_summary
+from tests.bench.made.fake_nights import STEP_S, FakeNights, fill
+
+NIGHTS = 14
+
+
+def test_states_verdicts_and_accepted_levels_come_back(store_url: str) -> None:
+    with History(store_url) as history:
+        nights = FakeNights(history)
+        fill(nights, NIGHTS)
+        judged = judge_nights(history, "nightly")
+    with History(store_url) as history:
+        assert load_verdicts(history, "nightly") == sorted(judged, key=lambda one: (one.started_ns, one.key))
+        states = load_states(history, "nightly")
+        assert {one.last_run for one in states.values()} == {f"run{NIGHTS - 1:04}-ddp"}
+        levels, after = accept(
+            states.values(), case="ddp", metric=None, who="ada", because="agreed", now_ns=1_700_000_000_000_000_000
+        )
+        save_accepted(history, levels, states, after)
+        assert load_accepted(history, "nightly") == {one.key: one for one in levels}
+        nights.history = history
+        nights.add(NIGHTS, {"ddp": STEP_S})
+        (first, *_) = judge_nights(history, "nightly")
+        assert first.number == judged[-1].number + 1
+        assert len(load_verdicts(history, "nightly", suite_run=f"night{NIGHTS:04}")) == len(states)
+
+
+def test_verdicts_outlive_the_run_that_they_are_of(store_url: str) -> None:
+    with History(store_url) as history:
+        fill(FakeNights(history), 2)
+        judged = judge_nights(history, "nightly")
+        history.forget("run0000-ddp")
+        assert load_verdicts(history, "nightly") == sorted(judged, key=lambda one: (one.started_ns, one.key))
+
+
+def test_a_state_that_cannot_be_read_is_refused(store_url: str) -> None:
+    with History(store_url) as history:
+        fill(FakeNights(history), 1)
+        judge_nights(history, "nightly")
+        with history.transaction() as connection:
+            connection.execute(text("UPDATE gate_states SET state_json = '{'"))
+        with pytest.raises(InfrastructureFailed, match=r"what the gate kept of .* cannot be read"):
+            load_states(history, "nightly")
+
+
+def test_runs_of_an_older_store_get_their_series(store_url: str) -> None:
+    summary = make_summary()
+    engine = connect(parse_url(store_url), writable=True)
+    upgrade(engine, MIGRATIONS[:2])
+    row = {
+        "id": summary.run,
+        "key": summary.case.key(),
+        "strategy": "ddp",
+        "ranks": 2,
+        "device": "cpu",
+        "precision": "fp32",
+        "hardware": summary.hardware,
+        "started_ns": 1,
+        "ended_ns": 2,
+        "outcome": "done",
+        "folder": "/runs/a",
+        "case_json": "{}",
+        "machine_json": "{}",
+        "summary_json": encode(summary).decode(),
+    }
+    with engine.begin() as connection:
+        names = ", ".join(row)
+        connection.execute(text(f"INSERT INTO runs ({names}) VALUES ({', '.join(f':{name}' for name in row)})"), row)
+    upgrade(engine)
+    with engine.begin() as connection:
+        found = connection.execute(RUNS.select()).one()
+    engine.dispose()
+    assert found.series == series_of(summary.case, summary.hardware)
+    assert (found.environment, found.hosts, found.is_rerun) == (None, None, None)
