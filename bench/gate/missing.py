@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 from bench.gate.verdicts import KnownSeries
 from bench.store.history import History
 from bench.store.suite_record import FAILED, SuiteRecord
@@ -146,10 +146,10 @@ def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[s
     if counted > len(named):
         unknown = [name for name in night.failed or () if name not in named]
         names = f" ({', '.join(unknown)})" if unknown else ""
-        reason = f"{counted - len(named)} more case(s) failed, of which the history has no run{names}"
+        reason = f"{plural(counted - len(named), 'more case')} failed without a run in the history{names}"
         yield Missing(kind="failed", suite=night.suite, what=night.suite, reason=reason)
     if skipped := night.cases.get("skipped", 0):
-        reason = f"{skipped} case(s) cannot run there; `observatory suite show {night.id}` says why"
+        reason = f"{plural(skipped, 'case')} cannot run there; `observatory suite show {night.id}` says why"
         yield Missing(kind="skipped", suite=night.suite, what=night.suite, reason=reason)
     for name in sorted(set(before) - set(runs)):
         if name in night.left_out:

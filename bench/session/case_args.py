@@ -19,7 +19,7 @@ from bench.case import (
 from bench.engines.cluster import Capacity, NodeRequest
 from bench.engines.registry import CAPACITIES, ENGINES
 from bench.engines.trial_parts import spread
-from bench.errors import Misuse, say
+from bench.errors import Misuse, plural, say
 from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build
 from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus
 from bench.machine.preflight import available_bytes, check_memory, check_processes
@@ -87,8 +87,8 @@ class NodeResources:
         needed = math.ceil(ranks / self.ranks_per_node)
         if needed > self.nodes:
             raise Misuse(
-                f"ranks is {ranks}, but {self.nodes} node(s) with {self.ranks_per_node} rank(s) each hold only"
-                f" {self.nodes * self.ranks_per_node}; increase --nodes or --ranks-per-node"
+                f"ranks is {ranks}, but --nodes {self.nodes} with --ranks-per-node {self.ranks_per_node} allows only"
+                f" {self.nodes * self.ranks_per_node}; increase one of them"
             )
         return needed
 
@@ -190,7 +190,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
     spec = find_spec(args.strategy)
     if args.threads > node.cores:
         raise Misuse(
-            f"threads is {args.threads}, but {node.whose} has only {node.cores} usable core(s); use --threads"
+            f"threads is {args.threads}, but {node.whose} has only {plural(node.cores, 'usable core')}; use --threads"
             f" {node.cores} or fewer"
         )
     device = _device(args, node)
@@ -221,8 +221,8 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
         why = f": {node.gpus.hidden.text}" if node.gpus.hidden is not None else ""
         if node.nodes > 1:
             raise Misuse(
-                f"ranks is {case.ranks} over {case.nodes} node(s), up to {most} per node, and NCCL needs a GPU for"
-                f" each rank; a node has {gpus} usable GPU(s){why}; increase --nodes or reduce --ranks"
+                f"ranks is {case.ranks} over {plural(case.nodes, 'node')}, up to {most} per node, and NCCL needs a GPU"
+                f" for each rank; a node has {plural(gpus, 'usable GPU')}{why}; increase --nodes or reduce --ranks"
             )
         raise Misuse(
             f"ranks is {case.ranks} and NCCL needs a GPU for each rank, but {gpus} can be used{why};"

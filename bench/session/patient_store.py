@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.case import Case
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, plural
 from bench.machine.machine import Machine
 from bench.session.recover import recover_runs
 from bench.store.database import StoreGone
@@ -115,7 +115,7 @@ class PatientStore:
         if self.failure is not None:
             recovered = recover_runs(self._runs, self._history, self._url)
             self.failure = None
-            self._tell(f"the store answers again; {len(recovered.runs)} run(s) were added")
+            self._tell(f"the store answers again; added {plural(len(recovered.runs), 'run')}")
 
     def _wait(
         self, attempt: Callable[[], None], *, survived: type[InfrastructureFailed] = InfrastructureFailed

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, 
 
 from bench.case import Case, Purpose, check, find_spec
 from bench.engines.environment import environment, private_caches
-from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE, InfrastructureFailed, Misuse, say
+from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE, InfrastructureFailed, Misuse, plural, say
 from bench.machine import machine
 from bench.rank.messages import RankOrder, Store
 from bench.rank.worker import leave, work
@@ -74,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
         case = read_case(arguments.case)
         if place.ranks != case.ranks:
             raise Misuse(
-                f"WORLD_SIZE is {place.ranks}, but {arguments.case} has {case.ranks} rank(s);"
+                f"WORLD_SIZE is {place.ranks}, but {arguments.case} has {plural(case.ranks, 'rank')};"
                 f" {USAGE.format(ranks=case.ranks)}"
             )
         return _run(case, place, arguments.folder.absolute(), arguments.limit)

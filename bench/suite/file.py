@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions, find_spec, parse_options
-from bench.errors import Misuse
+from bench.errors import Misuse, plural
 from bench.results.efficiency import Scaling
 from bench.session.case_args import CaseArgs, shape_of
 from bench.suite.form.document import read_suite_document
@@ -387,8 +387,8 @@ def _weakly_scaled(case: SuiteCase, base: SuiteCase, place: str) -> CaseArgs:
         raise Misuse(f"{place} scaling: {(base if trained else case).name} has no rank that trains")
     if batch * trained % base_trained:
         raise Misuse(
-            f"{place} scaling: {case.name} has {trained} rank(s) that train, {base.name} {base_trained} with batch"
-            f" {batch}, which makes no whole batch; choose a batch that is a multiple of {base_trained}"
+            f"{place} scaling: {case.name} trains on {plural(trained, 'rank')}, {base.name} on {base_trained} with"
+            f" batch {batch}, which makes no whole batch; choose a batch that is a multiple of {base_trained}"
         )
     return replace(case.args, dimensions={**case.args.dimensions, "batch": batch * trained // base_trained})
 

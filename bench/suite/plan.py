@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from bench.case import Case, check_instrumentation, find_spec
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.machine.device_checks import TorchBuild, why_no_gpu
 from bench.machine.gpus import Gpu, Gpus
 from bench.machine.machine import hardware_here
@@ -178,7 +178,7 @@ def _lacking(one: SuiteCase, node: NodeResources) -> str | None:
         )
     if one.needs.gpus > gpus and node.has_told_gpus:
         why = f" ({why_no_gpu(node.gpus, node.torch)})" if not gpus else ""
-        return f"it needs {one.needs.gpus} GPU(s), and {gpus} can be used here{why}"
+        return f"it needs {plural(one.needs.gpus, 'GPU')}, and {gpus} can be used here{why}"
     return None
 
 

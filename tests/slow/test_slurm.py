@@ -71,7 +71,7 @@ def test_a_suite_is_planned_by_the_nodes_and_nothing_is_asked_for(slurm: Slurm, 
         resolved = cases["everywhere"]["resolved"]
         assert [resolved[name] for name in ("device", "ranks", "nodes")] == ["cuda", 4, 2]
         assert cases["three"]["refusal"].startswith(
-            "ranks is 6 over 2 node(s), up to 3 per node, and NCCL needs a GPU for each rank"
+            "ranks is 6 over 2 nodes, up to 3 per node, and NCCL needs a GPU for each rank"
         )
         assert plan["cluster"]["gpus"] == ["a100", "a100"]
         assert (plan["cluster"]["cores"], plan["cluster"]["memory_bytes"]) == (CPUS, MEMORY_MB << 20)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from bench.errors import InfrastructureFailed, Misuse
+from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.results.efficiency import loss_of, welch
 from bench.results.estimate import Estimate, of_metric
 from bench.results.step_parts import MeasuredStep, PartName
@@ -230,7 +230,7 @@ def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
         step_s=found.change_ns / 1e9,
         kernels=of(found.kernels, is_collective=False),
         collectives=of(found.collectives, is_collective=True),
-        notes=(f"traces of {left_out} more rank(s) are not in this difference",) if left_out else (),
+        notes=(f"this difference leaves out the traces of {plural(left_out, 'more rank')}",) if left_out else (),
     )
 
 

@@ -67,7 +67,7 @@ def test_the_plan_tells_cases_needs_refusals_and_what_is_left_out(capsys: pytest
     assert rows["ddp[ranks=2]"][-4:] == ["3", "x", "20", "unknown"]
     assert rows["long"][-2:] == ["left", "out"]
     assert rows["big"][-2:] == ["cannot", "run"]
-    assert "cannot run here: big: it needs 8 GPU(s), and 0 can be used here" in out
+    assert "cannot run here: big: it needs 8 GPUs, and 0 can be used here" in out
     assert "left out: long: tagged extra; --only extra or --only all runs it" in out
     assert "3 cases of unknown time: no run is in the history yet" in out
 
@@ -81,7 +81,7 @@ def test_the_plan_is_whole_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [*cases] == ["ddp[ranks=2]", "ddp[ranks=4]", "long", "big", "matmul"]
     second = cases["ddp[ranks=4]"]
     assert (second["baseline"], second["trials"], second["resolved"]["model"]["batch"]) == ("ddp[ranks=2]", 5, 16)
-    assert cases["big"]["refusal"].startswith("it needs 8 GPU(s)")
+    assert cases["big"]["refusal"].startswith("it needs 8 GPUs")
     assert cases["long"]["left_out"] == "tagged extra; --only extra or --only all runs it"
 
 

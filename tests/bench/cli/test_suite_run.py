@@ -318,7 +318,7 @@ def test_cases_that_cannot_run_here_are_3_and_those_left_out_no_failure(
     signal.signal(signal.SIGTERM, handler)
     said = capsys.readouterr()
     assert code == CASE_FAILED
-    assert "ddp is skipped: it needs 8 GPU(s), and 0 can be used here" in said.err
+    assert "ddp is skipped: it needs 8 GPUs, and 0 can be used here" in said.err
     assert "failed: 1 skipped, in " in said.out
 
 

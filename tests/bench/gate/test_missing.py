@@ -93,7 +93,7 @@ def test_of_a_night_with_fire_drills_the_cases_that_failed_are_named(history: Hi
     assert reasons == {
         "ddp": "failed",
         "other drill": "its run is done, which is not how it should end; `observatory suite show night0005` says why",
-        "nightly": "1 more case(s) failed, of which the history has no run (fsdp)",
+        "nightly": "1 more case failed without a run in the history (fsdp)",
     }
 
 
@@ -103,7 +103,7 @@ def test_a_record_without_names_has_all_that_may_have_failed(history: History) -
     assert reasons == {
         "drill": "failed",
         "ddp": "failed",
-        "nightly": "1 more case(s) failed, of which the history has no run",
+        "nightly": "1 more case failed without a run in the history",
     }
 
 

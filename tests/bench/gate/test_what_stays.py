@@ -251,8 +251,8 @@ def test_failed_cases_without_a_run_are_counted(history: History) -> None:
     nights.add_run(5, "ddp", nights.trials(STEP_S))
     nights.add_record(5, done=1, outcome="failed", cases={"done": 1, "failed": 1, "skipped": 2})
     said = {one.kind: one.reason for one in _check(history, 5).missing}
-    assert said["failed"] == "1 more case(s) failed, of which the history has no run"
-    assert said["skipped"].startswith("2 case(s) cannot run there")
+    assert said["failed"] == "1 more case failed without a run in the history"
+    assert said["skipped"].startswith("2 cases cannot run there")
 
 
 def test_a_figure_that_nobody_measures_any_more_is_told_for_some_nights_only(history: History) -> None:

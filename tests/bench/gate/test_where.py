@@ -133,7 +133,7 @@ def test_ranks_that_one_side_lacks_are_left_out_and_told(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
     found = trace_change(_windows(tmp_path / "good", 0), _windows(tmp_path / "bad", 200_000, ranks=3))
     assert isinstance(found, TraceChange)
-    assert found.notes == ("traces of 1 more rank(s) are not in this difference",)
+    assert found.notes == ("this difference leaves out the traces of 1 more rank",)
 
 
 def test_what_is_missing_for_a_difference_of_traces_is_told(tmp_path: Path) -> None:

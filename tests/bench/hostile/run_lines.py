@@ -112,7 +112,7 @@ LINES = (
     # on what
     Line("run single --threads 0", 2, "threads is 0; it must be 1 or more"),
     Line("run single --threads -1", 2, "threads is -1; it must be 1 or more"),
-    Line("run single --threads 100000", 2, "usable core(s); use --threads"),
+    Line("run single --threads 100000", 2, "usable cores; use --threads"),
     Line("run single --precision fp8", 2, "'fp8' is not one of"),
     Line("run single --device tpu", 2, "'tpu' is not one of"),
     Line("run single --backend mpi", 2, "'mpi' is not one of"),
@@ -185,7 +185,7 @@ LINES = (
     Line("run ddp --dry-run=yes", 2, "Option '--dry-run' does not take a value"),
     Line("run ddp --dry-run --ranks 3", 2, "batch 8 cannot be shared equally by 3 data ranks"),
     Line("run ddp --dry-run --batch 1000000000", 2, _HERE),
-    Line("run ddp --dry-run --threads 100000", 2, "usable core(s); use --threads"),
+    Line("run ddp --dry-run --threads 100000", 2, "usable cores; use --threads"),
     Line("run ddp --dry-run --option workers=10000000", 2, "with 10000000 workers each need"),
     Line("run ddp --dry-run --baseline nothing", 2, f'run "nothing" {_NO_RUN}'),
     Line("run ddp --dry-run --inject-cause learning_rate", 2, "add --check-convergence"),

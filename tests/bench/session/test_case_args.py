@@ -89,15 +89,13 @@ def test_a_tensor_axis_that_crosses_nodes_is_said(
 
 def test_more_ranks_than_the_gpus_of_all_nodes_is_refused() -> None:
     with pytest.raises(
-        Misuse, match=r"ranks is 9 over 2 node\(s\), up to 5 per node, and NCCL needs a GPU for each rank; a node has 4"
+        Misuse, match=r"ranks is 9 over 2 nodes, up to 5 per node, and NCCL needs a GPU for each rank; a node has 4"
     ):
         _case(_gpus(), ranks=9, nodes=2)
 
 
 def test_more_ranks_than_fill_the_nodes_is_refused() -> None:
-    with pytest.raises(
-        Misuse, match=r"ranks is 8, but 2 node\(s\) with 3 rank\(s\) each hold only 6; increase --nodes"
-    ):
+    with pytest.raises(Misuse, match=r"ranks is 8, but --nodes 2 with --ranks-per-node 3 allows only 6; increase one"):
         _case(_gpus(), ranks=8, nodes=2, ranks_per_node=3)
 
 
@@ -182,5 +180,5 @@ def test_gpus_that_a_cluster_does_not_tell_of_are_taken_where_they_are_asked_for
 def test_a_cluster_without_gpus_is_named_with_the_next_move() -> None:
     with pytest.raises(Misuse, match="a node of the partition night has no GPU; request other nodes or"):
         _on_cluster((), device="cuda")
-    with pytest.raises(Misuse, match=r"but a node of the partition night has only 8 usable core\(s\)"):
+    with pytest.raises(Misuse, match=r"but a node of the partition night has only 8 usable cores"):
         _on_cluster((), threads=9)

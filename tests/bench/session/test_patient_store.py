@@ -80,7 +80,7 @@ def test_a_store_that_is_back_takes_in_what_was_measured_meanwhile(tmp_path: Pat
     history.is_gone = False
     assert store.ready(is_last=True) is history
     assert history.known() == {summary.run}
-    assert said[1:] == ["the store answers again; 1 run(s) were added"]
+    assert said[1:] == ["the store answers again; added 1 run"]
     assert store.failure is None
 
 
@@ -154,7 +154,7 @@ def test_a_server_that_is_down_at_the_beginning_is_done_without_and_taken_in_lat
         history = store.ready(is_last=True)
         assert history is not None
         assert history.known() == {summary.run}
-        assert said[1:] == ["the store answers again; 1 run(s) were added"]
+        assert said[1:] == ["the store answers again; added 1 run"]
 
 
 @pytest.mark.stack

@@ -142,7 +142,7 @@ def test_another_number_of_ranks_than_the_case_s_is_refused_in_one_line(
     case = written(tmp_path, document(make_case(ranks=2)))
     assert _refused(tmp_path / "run", case, monkeypatch, WORLD_SIZE="4") == 2
     assert capfd.readouterr().err == (
-        f"WORLD_SIZE is 4, but {case} has 2 rank(s); torchrun --nproc-per-node 2 -m bench.session.torchrun CASE.json"
+        f"WORLD_SIZE is 4, but {case} has 2 ranks; torchrun --nproc-per-node 2 -m bench.session.torchrun CASE.json"
         " --folder FOLDER\n"
     )
     assert not (tmp_path / "run").exists()

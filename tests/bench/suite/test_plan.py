@@ -96,10 +96,10 @@ def test_a_case_that_can_run_is_resolved_for_the_machine(folder: Path) -> None:
         (
             "ranks = 4",
             replace(FOUR_GPUS, ranks_per_node=2),
-            "ranks is 4, but 1 node(s) with 2 rank(s) each hold only 2",
+            "ranks is 4, but nodes 1 with ranks_per_node 2 allows only 2",
         ),
-        ("needs = { gpus = 8 }", FOUR_GPUS, "it needs 8 GPU(s), and 4 can be used here"),
-        ("needs = { gpus = 1 }", HERE, "it needs 1 GPU(s), and 0 can be used here (no NVIDIA GPU found)"),
+        ("needs = { gpus = 8 }", FOUR_GPUS, "it needs 8 GPUs, and 4 can be used here"),
+        ("needs = { gpus = 1 }", HERE, "it needs 1 GPU, and 0 can be used here (no NVIDIA GPU found)"),
         ("ranks = 16\nbatch = 16\nneeds = { nodes = 2, gpus = 8 }", FOUR_GPUS, "it needs 2 nodes, and this is one"),
         (
             "ranks = 32\nbatch = 32\nneeds = { nodes = 4, gpus = 4 }",
@@ -109,7 +109,7 @@ def test_a_case_that_can_run_is_resolved_for_the_machine(folder: Path) -> None:
         ("needs = { memory_bytes = 9e9 }", HERE, "it needs 9.0 GB, and this machine has available 8.6 GB"),
         ("needs = { memory_bytes = 9e9 }", FOUR_GPUS, "it needs 9.0 GB, and a GPU has 1.1 GB"),
         ('shape = "8b"\nranks = 2', HERE, "ddp: parameters, gradients and optimizer state of 2 ranks take"),
-        ("threads = 3", HERE, "threads is 3, but this machine has only 2 usable core(s); use threads 2 or fewer"),
+        ("threads = 3", HERE, "threads is 3, but this machine has only 2 usable cores; use threads 2 or fewer"),
         ('backend = "nccl"', HERE, "backend nccl needs device cuda; use backend gloo on the CPU"),
     ],
 )

@@ -394,7 +394,7 @@ REFUSED = [
     ),
     (
         '[case.ddp]\nscaling = "weak"\nranks = [2, 3]\nbatch = 9',
-        "[case.ddp] scaling: ddp[ranks=3] has 3 rank(s) that train, ddp[ranks=2] 2 with batch 9, which makes no whole",
+        "[case.ddp] scaling: ddp[ranks=3] trains on 3 ranks, ddp[ranks=2] on 2 with batch 9, which makes no whole",
     ),
     (
         '[case.ddp]\nscaling = "weak"\nranks = 2\nbatch = 9\nbaseline = "single"\n[case.single]\nranks = 1',

@@ -392,7 +392,7 @@ def test_a_suite_of_which_no_case_has_room_is_refused(
 ) -> None:
     (tmp_path / "own.toml").write_text("schema_version = 1\n[case.ddp]\nranks = 4\n")
     assert _render(tmp_path / "own.toml", "--ranks-per-node=2", "--engine-file", settings) == 2
-    assert "no case of suite own can run in these pods: ddp: ranks is 4, but 1 node(s)" in capsys.readouterr().err
+    assert "no case of suite own can run in these pods: ddp: ranks is 4, but nodes 1" in capsys.readouterr().err
 
 
 def test_cases_for_which_the_pods_have_no_room_are_told(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,7 +401,7 @@ def test_cases_for_which_the_pods_have_no_room_are_told(settings: Path, capsys: 
     assert "kind: JobSet" in told.out
     (line,) = told.err.splitlines()
     assert re.search(
-        r"\d+ of \d+ cases cannot run in these pods, and will be skipped: \w+: ranks is 4, but 1 node\(s\)", line
+        r"\d+ of \d+ cases cannot run in these pods, and will be skipped: \w+: ranks is 4, but nodes 1", line
     )
 
 
