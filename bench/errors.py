@@ -94,19 +94,21 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def interrupt_in_order() -> None:
-    """Let the first Ctrl-C or SIGTERM stop the work in order, so that completed work is kept, and a second one at once.
+def interrupt_in_order(effect: str = "; completed work is kept") -> None:
+    """Let the first Ctrl-C or SIGTERM stop the work in order, and a second one at once.
 
-    Each raises KeyboardInterrupt: the first in the work, the second in what the first began.
+    Each raises KeyboardInterrupt: the first in the work, the second in what the first began. effect: the end of the
+    sentence "Stopping" that the first one prints.
     """
     is_first = True
+    message = f"\nStopping{effect}. Press Ctrl-C again to stop now.\n".encode()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         nonlocal is_first
         if is_first:
             is_first = False
             with contextlib.suppress(OSError):  # Not by `say`, which this may have interrupted.
-                os.write(2, b"\nStopping; completed work is kept. Press Ctrl-C again to stop now.\n")
+                os.write(2, message)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)

@@ -93,7 +93,7 @@ def _check_nodes(
     from bench.machine.doctor.report import print_fleet
     from bench.suite.folder import suite_run_folders
 
-    interrupt_in_order()
+    interrupt_in_order("")
     before = last_good(suite_run_folders(runs_folder))
     with (
         ENGINES[engine_name](NodeRequest(nodes=nodes, file=engine_file, tell=say)) as allocation,

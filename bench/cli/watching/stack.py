@@ -103,7 +103,7 @@ def up(
         target_folders=target_folders,
         agent_environment=environment,
     )
-    interrupt_in_order()
+    interrupt_in_order("")
     state = lifecycle.up(plan, lifecycle.installed(), on_notice=say)
     try:
         _say_what_is_up(state, plan)
