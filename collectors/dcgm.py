@@ -144,14 +144,14 @@ def runs_by_file(samples: Iterable[Sample]) -> dict[str, frozenset[str]]:
 
     samples: those of live runs, which include the GPU of each rank (`RANK_GPU`).
     """
-    found: dict[str, set[str]] = {}
+    by_file: dict[str, set[str]] = {}
     for sample in samples:
         if sample.metric == RANK_GPU.name:
             # Compute instances share the file of their GPU instance, whose number stands first in "1/0".
             gpu, instance = sample.labels["gpu"], sample.labels["slice"].partition("/")[0]
             file = f"{gpu}.{instance}" if instance else gpu
-            found.setdefault(file, set()).add(sample.labels["run"])
-    return {file: frozenset(runs) for file, runs in found.items()}
+            by_file.setdefault(file, set()).add(sample.labels["run"])
+    return {file: frozenset(runs) for file, runs in by_file.items()}
 
 
 _CLOSE_S = 5.0

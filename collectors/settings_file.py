@@ -100,20 +100,20 @@ def _line_first(text: str) -> str:
 
 
 def _check(text: str) -> None:
-    """Refuse what the parser could not take, by what is left of the text without its texts and comments."""
-    left = _without_texts(text)
-    if (found := _LONG_KEY.search(left)) is not None:
-        line = left.count("\n", 0, found.start()) + 1
+    """Refuse what the parser could not take, judged by the document without its texts and comments."""
+    rest = _without_texts(text)
+    if (long_key := _LONG_KEY.search(rest)) is not None:
+        line = rest.count("\n", 0, long_key.start()) + 1
         raise TomlLimit(f"a key has more than {MOST_PARTS} parts (at line {line}); shorten it")
     depth = tables = 0
-    for mark in _MARK.finditer(left):
+    for mark in _MARK.finditer(rest):
         bracket = mark["bracket"]
         # Within a list, a bracket that is the first of its line begins no table.
         tables += bracket is None or (depth == 0 and mark["first"] is not None)
         if bracket is not None:
             depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
         if tables > MOST_TABLES or depth > MOST_DEPTH:
-            line = left.count("\n", 0, mark.start()) + 1
+            line = rest.count("\n", 0, mark.start()) + 1
             if tables > MOST_TABLES:
                 raise TomlLimit(f"it has more than {MOST_TABLES:,} tables and dotted keys (at line {line}); shorten it")
             raise TomlLimit(f"lists and tables are nested more than {MOST_DEPTH} deep (at line {line}); flatten them")
@@ -287,7 +287,7 @@ def allowed(schema: JsonSchema) -> str:
     """Return what a value of this JSON Schema may be, in words."""
     kind = schema.get("type")
     if "anyOf" in schema:
-        each = [one for one in schema["anyOf"] if one.get("type") != "null"]
+        each = [branch for branch in schema["anyOf"] if branch.get("type") != "null"]
         has_lists = len(each) > 1 and each[-1].get("type") == "array"
         return ", or ".join(
             [*map(allowed, each[:-1]), "a list of one or more of them" if has_lists else allowed(each[-1])]

@@ -187,15 +187,15 @@ def document(name: str, board: Mapping[str, Any], values: Mapping[str, Any]) -> 
         return {**defaults()["annotation"], "datasource": source, "titleFormat": entry["name"], **checked(entry)}
 
     def each(kind: str, make: Callable[[Mapping[str, Any]], Json], entries: Sequence[Mapping[str, Any]]) -> list[Json]:
-        """Return what is made of the entries; who reads of a mistake learns where it is."""
-        made = []
+        """Return the documents made of the entries; an error names the entry that it is in."""
+        documents = []
         for entry in entries:
             try:
-                made.append(make(entry))
+                documents.append(make(entry))
             except (BadPanel, BadExpression) as error:
                 which = json.dumps(entry.get("title", entry.get("name")))
                 raise BadBoard(f"boards/{name}.yaml: {kind} {which}: {error}") from None
-        return made
+        return documents
 
     loose = [entry for entry in board["panels"] if entry.get("type") != "row"]
     rows = [

@@ -48,13 +48,13 @@ def check(expression: str) -> None:
         BadExpression: a metric or a label is unknown.
     """
     expression = re.sub(r"^label_values\((.*),\s*(\w+)\)$", r"group by (\2) (\1)", expression.strip(), flags=re.DOTALL)
-    made = {text for text in _QUOTED.findall(expression) if re.fullmatch(r"[a-z_]+", text)}
+    new_labels = {text for text in _QUOTED.findall(expression) if re.fullmatch(r"[a-z_]+", text)}
     plain = _QUOTED.sub('""', expression)
     for name, matchers in _SELECTOR.findall(plain):
         _check_labels(name, [label for label in _MATCHER.findall(matchers) if label != "__name__"])
     for labels in _LISTS.findall(plain):
         for label in re.findall(r"\w+", labels):
-            if label not in _labels() and label not in made:
+            if label not in _labels() and label not in new_labels:
                 raise BadExpression(f"{label} is no label of a metric{_instead(label, _labels())}")
     named = [name for names in _NAMED.findall(expression) for name in names.split("|")]
     for name in (*metrics_of(expression), *named):

@@ -142,8 +142,8 @@ def _url(name: str, *, in_table: bool) -> str:
         raise BadPanel(f"there is no link {name!r}; it may be {', '.join(links)}")
     value = '${{__data.fields["{}"]}}' if in_table else "${{__field.labels.{}}}"
     chosen = "".join(f"&var-{quote(to)}={value.format(label)}" for to, label in links[name]["choose"].items())
-    kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
-    return f"/d/{UID_PREFIX}{links[name]['board']}?{kept}{chosen}"
+    variables = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
+    return f"/d/{UID_PREFIX}{links[name]['board']}?{variables}{chosen}"
 
 
 def _thresholds(thresholds: Mapping[str, Any]) -> Json:

@@ -153,8 +153,8 @@ def stale(root: Path, files: Mapping[Path, str]) -> list[Path]:
     The last are dashboards with our tag; what else is in their folder is somebody else's.
     """
     differing = [path for path, text in files.items() if not (root / path).is_file() or _text(root / path) != text]
-    there = sorted(path for path in (root / RENDERED).glob("*.json") if path.is_file() and _has_our_tag(path))
-    return [*differing, *(own for path in there if (own := path.relative_to(root)) not in files)]
+    paths = sorted(path for path in (root / RENDERED).glob("*.json") if path.is_file() and _has_our_tag(path))
+    return [*differing, *(own for path in paths if (own := path.relative_to(root)) not in files)]
 
 
 def _has_our_tag(path: Path) -> bool:

@@ -71,8 +71,8 @@ def _command_of(analysis: Analysis) -> click.Command:
         _keep_traces(output, sides)
         tabled = analysis.run(*(side.timelines() for side in sides))
         text = sys.stdout if output is None else io.StringIO()
-        found = AnalysisReport(analysis=analysis.name, sides=sides, tables=tabled.tables(), notes=tabled.notes)
-        write(found, text, format_name, table_name=table_name, limit=limit, on_notice=say)
+        report = AnalysisReport(analysis=analysis.name, sides=sides, tables=tabled.tables(), notes=tabled.notes)
+        write(report, text, format_name, table_name=table_name, limit=limit, on_notice=say)
         if output is not None and isinstance(text, io.StringIO):
             _write(output, text.getvalue().encode(errors="backslashreplace"))
 

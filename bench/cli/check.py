@@ -101,8 +101,10 @@ def command(
         if accepted is not None and because is not None:
             _accept(history, chosen, accepted, metric, because, now_ns)
             return FINE
-        of_suite = {name: [one for one in records if one.suite == name] for name in chosen}
-        since_ns = None if since is None else night_ns(since, [one for found in of_suite.values() for one in found])
+        of_suite = {name: [record for record in records if record.suite == name] for name in chosen}
+        since_ns = (
+            None if since is None else night_ns(since, [record for group in of_suite.values() for record in group])
+        )
         checks = [
             check_suite(history, name, of_suite[name], since_ns=since_ns, now_ns=now_ns, is_judging=reason is None)
             for name in chosen
@@ -140,7 +142,7 @@ def _with_regimes(history: History, check: SuiteCheck) -> SuiteCheck:
     """Return the check with the regimes of its figures."""
     from bench.gate.regimes import regimes_of
 
-    keys = list(dict.fromkeys(one.key for one in check.verdicts))
+    keys = list(dict.fromkeys(verdict.key for verdict in check.verdicts))
     return replace(check, regimes=regimes_of(history, check.suite, keys))
 
 
@@ -178,12 +180,12 @@ def _accept(
         save_accepted(history, levels, known, after)
     except Raced:
         raise InfrastructureFailed("another process judges this suite at the moment; accept it again") from None
-    places = len({one.key.series for one in levels})
+    places = len({level.key.series for level in levels})
     of = f" on {places} kinds of machine" if places > 1 else ""
-    said = [f"the present level of {plural(len(levels), 'figure')}{of} is accepted"] if levels else []
+    notes = [f"the present level of {plural(len(levels), 'figure')}{of} is accepted"] if levels else []
     if ended := len(after) - len(levels):
-        said.append(f"open verdicts on {plural(ended, 'figure')} that the last night did not measure are closed")
-    say(f"{case} of suite {having[0]}: {'; '.join(said)}")
+        notes.append(f"open verdicts on {plural(ended, 'figure')} that the last night did not measure are closed")
+    say(f"{case} of suite {having[0]}: {'; '.join(notes)}")
 
 
 def _who() -> str:

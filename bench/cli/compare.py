@@ -104,12 +104,12 @@ def command(**parameters: Any) -> int:
       observatory compare --ab ddp --trials 2 --a bucket_mb=1 --b bucket_mb=25
     """
     context = click.get_current_context()
-    given = {
+    options = {
         parameter.name: (parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.opts[0].upper())
         for parameter in context.command.params
         if parameter.name is not None and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     }
-    mode = _mode(parameters, given)
+    mode = _mode(parameters, options)
     if mode == "ab":
         return _measure_sides(parameters)
     if mode == "aa":
@@ -117,7 +117,7 @@ def command(**parameters: Any) -> int:
     return _look(parameters)
 
 
-def _mode(parameters: dict[str, Any], given: dict[str, str]) -> str:
+def _mode(parameters: dict[str, Any], options: dict[str, str]) -> str:
     """Return which of the three forms of the command this is.
 
     Raises:
@@ -139,7 +139,7 @@ def _mode(parameters: dict[str, Any], given: dict[str, str]) -> str:
         "ab": _OF_AA,
         "aa": (*_OF_AB, "margin"),
     }[mode]
-    wrong = [option for name, option in given.items() if name in foreign]
+    wrong = [option for name, option in options.items() if name in foreign]
     if wrong:
         why = {
             "look": "is for measuring now; add --ab STRATEGY or --aa SUITE",

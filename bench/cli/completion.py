@@ -68,14 +68,14 @@ def complete_suite(context: click.Context, parameter: click.Parameter, incomplet
     """Return the shipped suites whose names begin so; files where none does."""
     from bench.suite.form.document import shipped_suites
 
-    found = [CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)]
-    return found or [CompletionItem(incomplete, type="file")]
+    items = [CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)]
+    return items or [CompletionItem(incomplete, type="file")]
 
 
 def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the newest runs of the history that --store or its environment variable names; folders where none fits."""
-    found = [CompletionItem(run) for run in _runs(context) if run.startswith(incomplete)]
-    return found or [CompletionItem(incomplete, type="dir")]
+    items = [CompletionItem(run) for run in _runs(context) if run.startswith(incomplete)]
+    return items or [CompletionItem(incomplete, type="dir")]
 
 
 def complete_trace(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

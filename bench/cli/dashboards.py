@@ -24,13 +24,13 @@ _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?
 
 def _labels(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
     """Return Kubernetes's labels by key; refuse what is none."""
-    found = {}
+    labels = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or _LABEL_KEY.fullmatch(key) is None or _LABEL_VALUE.fullmatch(value) is None:
             raise click.BadParameter(f"{word!r} is no label of Kubernetes; it may be such as release=prometheus")
-        found[key] = value
-    return found
+        labels[key] = value
+    return labels
 
 
 @click.group(name="dashboards", cls=OfferingGroup)

@@ -199,8 +199,8 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            taken = os.open(os.devnull, os.O_RDWR)  # The lowest free descriptor, and so this number.
-            setattr(sys, name, os.fdopen(taken, "r" if number == 0 else "w"))
+            descriptor = os.open(os.devnull, os.O_RDWR)  # The lowest free descriptor, and so this number.
+            setattr(sys, name, os.fdopen(descriptor, "r" if number == 0 else "w"))
 
 
 def _drop_output() -> None:

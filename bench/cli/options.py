@@ -94,11 +94,11 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in ne
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, (int, float)):
             return float(value)
-        found = self._FORM.fullmatch(value.strip().replace(" ", "")) if value.isascii() and len(value) <= 40 else None
+        match = self._FORM.fullmatch(value.strip().replace(" ", "")) if value.isascii() and len(value) <= 40 else None
         sizes_s = (86400, 3600, 60, 1)
-        parts = (None,) * 4 if found is None else found.groups()
+        parts = (None,) * 4 if match is None else match.groups()
         elapsed_s = sum(size_s * float(part) for size_s, part in zip(sizes_s, parts, strict=True) if part is not None)
-        if found is None or all(part is None for part in parts):
+        if match is None or all(part is None for part in parts):
             self.fail(f"{value!r} is no time; it may be such as {self.examples}", param, ctx)
         if not 0 < elapsed_s <= MOST_S:
             what = "too short" if not elapsed_s else "too long"

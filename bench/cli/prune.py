@@ -178,9 +178,9 @@ def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> It
             yield ""
     if plan.leftovers:
         yield f"also {plural(len(plan.leftovers), 'folder')} that an earlier prune left half deleted"
-    gone, left = (readable(sum(each.size_bytes for each in folders), "bytes") for folders in (deleted, plan.kept))
+    freed, rest = (readable(sum(each.size_bytes for each in folders), "bytes") for folders in (deleted, plan.kept))
     verb = "would be deleted" if is_dry_run else "deleted"
-    yield f"{_counted(deleted)} {verb}, {gone}; {_counted(plan.kept)} left, {left}"
+    yield f"{_counted(deleted)} {verb}, {freed}; {_counted(plan.kept)} left, {rest}"
 
 
 def _day(folder: Folder) -> str:

@@ -190,15 +190,15 @@ def _with_settings(
 
     if not settings:
         return history.runs(limit=count, strategy=strategy, suite=suite)
-    found: list[Summary] = []
+    summaries: list[Summary] = []
     skipped = 0
-    while len(found) < count and (page := history.runs(_PAGE, strategy=strategy, suite=suite, skipped=skipped)):
+    while len(summaries) < count and (page := history.runs(_PAGE, strategy=strategy, suite=suite, skipped=skipped)):
         skipped += len(page)
         for summary in page:
             words = settings_words(summary)
             if set(settings) <= {*words, *(word.partition("=")[0] for word in words)}:
-                found.append(summary)
-    return tuple(found[:count])
+                summaries.append(summary)
+    return tuple(summaries[:count])
 
 
 def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
@@ -234,14 +234,14 @@ def _recover(
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
         known = history.folders()
     which = {"of_every_store": of_every_store, "of_all_users": of_all_users}
-    found = new_runs(runs_folder, known, store_url, **which)
-    if not found.runs and not found.moved:
-        return found, None
+    additions = new_runs(runs_folder, known, store_url, **which)
+    if not additions.runs and not additions.moved:
+        return additions, None
     try:
         with History(store_url) as history:
             return recover_runs(runs_folder, history, store_url, **which), None
     except InfrastructureFailed as error:
-        return found, error
+        return additions, error
 
 
 def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_all_users: bool) -> None:

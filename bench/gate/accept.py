@@ -40,44 +40,46 @@ def accept(
         Misuse: the case never ran, has no such figure, too few nights for a level, or a change of tonight alone.
     """
     every = list(known)
-    of_case = [one for one in every if one.key.case == case]
+    of_case = [figure for figure in every if figure.key.case == case]
     if not of_case:
-        names = ", ".join(sorted({one.key.case for one in every})[:8]) or "none"
+        names = ", ".join(sorted({figure.key.case for figure in every})[:8]) or "none"
         raise Misuse(f'case "{case}" has never been judged, so that there is no level to accept; judged are: {names}')
-    newest_ns = max(one.last_ns for one in of_case)
-    of_night = [one for one in of_case if one.last_ns >= newest_ns - DAY_NS]  # On each kind of machine of the night.
-    chosen = [one for one in of_night if metric is None or is_named(one.key, metric)]
+    newest_ns = max(figure.last_ns for figure in of_case)
+    of_night = [
+        figure for figure in of_case if figure.last_ns >= newest_ns - DAY_NS
+    ]  # On each kind of machine of the night.
+    chosen = [figure for figure in of_night if metric is None or is_named(figure.key, metric)]
     closed = [
-        _closed(one)
-        for one in of_case
-        if one not in of_night and one.is_worse and (metric is None or is_named(one.key, metric))
+        _closed(figure)
+        for figure in of_case
+        if figure not in of_night and figure.is_worse and (metric is None or is_named(figure.key, metric))
     ]
     if not chosen and not closed:
-        names = ", ".join(sorted({one.key.metric for one in of_night}))
+        names = ", ".join(sorted({figure.key.metric for figure in of_night}))
         raise Misuse(f'case "{case}" has no figure "{metric}"; it has: {names}')
-    if fresh := [one.key.metric for one in chosen if one.state.detector.alert is not None]:
+    if fresh := [figure.key.metric for figure in chosen if figure.state.detector.alert is not None]:
         raise Misuse(
             f"the change of {case} ({', '.join(dict.fromkeys(fresh))}) is of this night alone, and its new level is not"
             " known yet; accept it when `observatory check` says that it is confirmed, or leave it out with --metric"
         )
     levels: list[AcceptedLevel] = []
     after: list[KnownSeries] = []
-    for one in chosen:
-        present = level(one.state.detector)
+    for figure in chosen:
+        present = level(figure.state.detector)
         if present is None:
             continue
         levels.append(
             AcceptedLevel(
-                key=one.key,
+                key=figure.key,
                 level=math.exp(present.log_level),
-                run=one.last_run,
+                run=figure.last_run,
                 who=who,
                 because=because,
                 accepted_ns=now_ns,
             )
         )
-        pinned = _closed(one)
-        state = msgspec.structs.replace(pinned.state, accepted_legs=_legs_at_level(one.state))
+        pinned = _closed(figure)
+        state = msgspec.structs.replace(pinned.state, accepted_legs=_legs_at_level(figure.state))
         after.append(replace(pinned, state=state))
     if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')

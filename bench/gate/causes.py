@@ -43,7 +43,7 @@ _OF_STEPS = frozenset({RUN_STEP_SECONDS.name, RUN_MEAN_STEP_SECONDS.name, RUN_SC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Evidence:
     """Both runs of a change, and what they tell. good: None where the history has none."""
 
     good: Summary | None
@@ -94,40 +94,42 @@ def with_causes(
     A cause is looked for once when a change is told, and once more when later nights confirm it and date it better.
     known: what was known before the night. after: what is known after it.
     """
-    told: list[Verdict] = []
+    new_verdicts: list[Verdict] = []
     states = dict(after)
     blames: dict[tuple[object, ...], Blame] = {}  # Figures of one run share their cause.
-    for one in verdicts:
-        state = states[one.key].state
+    for verdict in verdicts:
+        state = states[verdict.key].state
         blame = state.blame
-        if blame is None and one.key in known:
-            blame = known[one.key].state.blame
+        if blame is None and verdict.key in known:
+            blame = known[verdict.key].state.blame
         # On top of an open change, whose cause stays until later nights confirm this one.
-        is_further = one.outcome in BAD and state.open is not None and one.since_ns != state.open.since_ns
+        is_further = verdict.outcome in BAD and state.open is not None and verdict.since_ns != state.open.since_ns
         of_open = blame
-        if one.outcome in BAD:
-            if blame is None or one.is_new or is_further:
-                what = (one.run, *_onset(one), one.key.metric in _OF_STEPS)
+        if verdict.outcome in BAD:
+            if blame is None or verdict.is_new or is_further:
+                what = (verdict.run, *_onset(verdict), verdict.key.metric in _OF_STEPS)
                 if what not in blames:
-                    blames[what] = _blame(history, one)
+                    blames[what] = _blame(history, verdict)
                 blame = blames[what]
-            one = msgspec.structs.replace(one, good_run=blame.good_run, bad_run=blame.bad_run, cause=blame.cause)
+            verdict = msgspec.structs.replace(
+                verdict, good_run=blame.good_run, bad_run=blame.bad_run, cause=blame.cause
+            )
         elif state.open is None and state.detector.alert is None:
             blame = None
-        kept = of_open if is_further else blame
-        states[one.key] = replace(states[one.key], state=msgspec.structs.replace(state, blame=kept))
-        told.append(one)
-    return told, states
+        state_blame = of_open if is_further else blame
+        states[verdict.key] = replace(states[verdict.key], state=msgspec.structs.replace(state, blame=state_blame))
+        new_verdicts.append(verdict)
+    return new_verdicts, states
 
 
-def _blame(history: History, one: Verdict) -> Blame:
-    """Return what is told of the cause in a line."""
+def _blame(history: History, verdict: Verdict) -> Blame:
+    """Return the runs of a change and its likely cause in one line."""
     try:
-        found = _find(history, one, runs_folder=None)
+        evidence = _find(history, verdict, runs_folder=None)
     except Misuse as error:  # A run that this version cannot read must not keep the night from being judged.
-        return Blame(good_run=None, bad_run=one.run, cause=cut(f"unknown: {error}"))
-    good_run = None if found.good is None else found.good.run
-    return Blame(good_run=good_run, bad_run=found.bad.run, cause=found.likely.line)
+        return Blame(good_run=None, bad_run=verdict.run, cause=cut(f"unknown: {error}"))
+    good_run = None if evidence.good is None else evidence.good.run
+    return Blame(good_run=good_run, bad_run=evidence.bad.run, cause=evidence.likely.line)
 
 
 # When somebody looks: all that is known
@@ -149,14 +151,16 @@ def explain(
     the run folders tell.
     """
     by_case: dict[tuple[str, str], list[Verdict]] = {}
-    for one in verdicts:
-        if one.outcome in BAD:
-            by_case.setdefault((one.key.case, one.key.series), []).append(one)
-    ordered = sorted(by_case, key=lambda case: (-max(abs((one.change_ratio or 1) - 1) for one in by_case[case]), case))
+    for verdict in verdicts:
+        if verdict.outcome in BAD:
+            by_case.setdefault((verdict.key.case, verdict.key.series), []).append(verdict)
+    ordered = sorted(
+        by_case, key=lambda case: (-max(abs((verdict.change_ratio or 1) - 1) for verdict in by_case[case]), case)
+    )
     shared: dict[tuple[str, str], list[tuple[str, str]]] = {}
     if not is_whole:
         for group in groups:
-            members = {(one.key.case, one.key.series) for one in group.alerts}
+            members = {(verdict.key.case, verdict.key.series) for verdict in group.alerts}
             of_group = [case for case in ordered if case in members]
             if group.shared is not None and len(of_group) > 1:
                 shared[of_group[0]] = of_group[1:]
@@ -178,29 +182,29 @@ def _cause(
     history: History, figures: Sequence[Verdict], runs_folder: Path, others: tuple[str, ...], *, has_traces: bool
 ) -> Cause:
     # A time of the step tells more than memory does.
-    one = next((one for one in figures if one.key.metric in _OF_STEPS), figures[0])
+    verdict = next((verdict for verdict in figures if verdict.key.metric in _OF_STEPS), figures[0])
     cause = Cause(
-        case=one.key.case,
+        case=verdict.key.case,
         figures=tuple(figures),
-        good_run=one.good_run,
-        bad_run=one.bad_run or one.run,
-        line=one.cause or "",
+        good_run=verdict.good_run,
+        bad_run=verdict.bad_run or verdict.run,
+        line=verdict.cause or "",
         is_likely=False,
         changes=(),
         time=None,
         traces=None,
         standout=None,
         missing=(),
-        commands=(f"observatory diagnose {one.bad_run or one.run}",),
+        commands=(f"observatory diagnose {verdict.bad_run or verdict.run}",),
         others=others,
     )
     try:
-        found = _find(history, one, runs_folder=runs_folder)
+        evidence = _find(history, verdict, runs_folder=runs_folder)
     except Misuse as error:
         return replace(cause, line=cause.line or cut(f"unknown: {error}"), missing=(str(error),))
-    good, bad, missing = found.good, found.bad, list(found.missing)
+    good, bad, missing = evidence.good, evidence.bad, list(evidence.missing)
     traces: TraceChange | None = None
-    if has_traces and good is not None and one.key.metric in _OF_STEPS:
+    if has_traces and good is not None and verdict.key.metric in _OF_STEPS:
         compared = trace_change(_folder(good, runs_folder), _folder(bad, runs_folder))
         if isinstance(compared, str):
             missing.append(compared)
@@ -209,10 +213,10 @@ def _cause(
     standout = find_standout(good, bad)
     if isinstance(standout, str):
         missing.append(standout)
-    if isinstance(found.time, StepChange):
-        missing += dict.fromkeys(f"parts of the step: {why}" for why in found.time.absent.values())
+    if isinstance(evidence.time, StepChange):
+        missing += dict.fromkeys(f"parts of the step: {why}" for why in evidence.time.absent.values())
     # What was said when the night was judged stays, though runs and folders may have gone since.
-    line = cause.line or found.likely.line
+    line = cause.line or evidence.likely.line
     compare = () if good is None else (f"observatory compare {good.run} {bad.run}",)
     return replace(
         cause,
@@ -220,8 +224,8 @@ def _cause(
         bad_run=bad.run,
         line=line,
         is_likely=line.startswith(LIKELY),
-        changes=found.changes,
-        time=found.time if isinstance(found.time, StepChange) else None,
+        changes=evidence.changes,
+        time=evidence.time if isinstance(evidence.time, StepChange) else None,
         traces=traces,
         standout=None if isinstance(standout, str) else standout,
         missing=tuple(sorted(missing, key=lambda why: _NEXT_MOVE.search(why) is None)),
@@ -232,18 +236,18 @@ def _cause(
 # The runs of a change, and what they tell
 
 
-def _find(history: History, one: Verdict, *, runs_folder: Path | None) -> _Found:
+def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _Evidence:
     """Return the runs before and after the change, and what changed between them.
 
     Raises:
         Misuse: a run of the history cannot be read.
     """
-    good, bad = _runs(history, one)
-    onset_ns = one.started_ns if one.since_ns is None else one.since_ns
-    is_time = one.key.metric in _OF_STEPS
+    good, bad = _runs(history, verdict)
+    onset_ns = verdict.started_ns if verdict.since_ns is None else verdict.since_ns
+    is_time = verdict.key.metric in _OF_STEPS
     if good is None:
         why = f"no run of the series before {day_of(onset_ns)} is in the history"
-        return _Found(
+        return _Evidence(
             good=None,
             bad=bad,
             changes=(),
@@ -251,7 +255,7 @@ def _find(history: History, one: Verdict, *, runs_folder: Path | None) -> _Found
             likely=Likely(line=cut(f"unknown: {why}"), change=None),
             missing=(f"what changed: {why}",),
         )
-    past = _readings(history, one.key, bad)
+    past = _readings(history, verdict.key, bad)
     ours = {reading.run: reading for reading in past}
     missing = []
     readings = []
@@ -265,10 +269,10 @@ def _find(history: History, one: Verdict, *, runs_folder: Path | None) -> _Found
             missing.append(f"machines of {summary.run} but the first: its folder has no machine<k>.json")
         readings.append(replace(reading, nodes=nodes))
     changes = changes_between(readings[0], readings[1], past)
-    time = step_change(*_beside(history, one.key, good, bad)) if is_time else None
+    time = step_change(*_with_further_runs(history, verdict.key, good, bad)) if is_time else None
     if isinstance(time, str):
         missing.append(f"where the time went: {time}")
-    return _Found(
+    return _Evidence(
         good=good,
         bad=bad,
         changes=changes,
@@ -278,37 +282,39 @@ def _find(history: History, one: Verdict, *, runs_folder: Path | None) -> _Found
     )
 
 
-def _onset(one: Verdict) -> tuple[int, int, int]:
+def _onset(verdict: Verdict) -> tuple[int, int, int]:
     """Return Unix time of the first night of the change, and the ends of its interval, as far as they are known."""
-    since_ns = one.started_ns if one.since_ns is None else one.since_ns
-    low_ns = since_ns if one.since_low_ns is None else min(one.since_low_ns, since_ns)
-    high_ns = since_ns if one.since_high_ns is None else max(one.since_high_ns, since_ns)
+    since_ns = verdict.started_ns if verdict.since_ns is None else verdict.since_ns
+    low_ns = since_ns if verdict.since_low_ns is None else min(verdict.since_low_ns, since_ns)
+    high_ns = since_ns if verdict.since_high_ns is None else max(verdict.since_high_ns, since_ns)
     return since_ns, low_ns, high_ns
 
 
-def _runs(history: History, one: Verdict) -> tuple[Summary | None, Summary]:
+def _runs(history: History, verdict: Verdict) -> tuple[Summary | None, Summary]:
     """Return the last run that is good and the first one that is bad for sure, by the interval of the onset.
 
     Where no run is before the interval, the last one before the likeliest night is taken for good. What crept has no
-    onset: the run of the accepted level is good, and this night's is bad. What was found when the change was told first
-    stays.
+    onset: the run of the accepted level is good, and this night's is bad. A verdict that names its runs
+    keeps them.
     """
-    if one.bad_run is not None:
-        return (None if one.good_run is None else history.find(one.good_run)), history.find(one.bad_run)
-    since_ns, low_ns, high_ns = _onset(one)
+    if verdict.bad_run is not None:
+        return (None if verdict.good_run is None else history.find(verdict.good_run)), history.find(verdict.bad_run)
+    since_ns, low_ns, high_ns = _onset(verdict)
     at = RUNS.c.started_ns
     newest, oldest = (at.desc(), RUNS.c.id.desc()), (at, RUNS.c.id)
-    if one.outcome == "creep":
-        accepted = load_accepted(history, one.key.suite).get(one.key)
-        of_level = None if accepted is None else _one_run(history, one.key, RUNS.c.id == accepted.run, newest)
-        of_level = of_level or _one_run(history, one.key, at <= since_ns, newest)  # That run may have been pruned.
-        return (None if of_level is None else history.find(of_level)), history.find(one.run)
-    good = _one_run(history, one.key, at < low_ns, newest) or _one_run(history, one.key, at < since_ns, newest)
-    bad = _one_run(history, one.key, (at >= high_ns) & (at <= one.started_ns), oldest)
-    return (None if good is None else history.find(good)), history.find(bad or one.run)
+    if verdict.outcome == "creep":
+        accepted = load_accepted(history, verdict.key.suite).get(verdict.key)
+        of_level = None if accepted is None else _one_run(history, verdict.key, RUNS.c.id == accepted.run, newest)
+        of_level = of_level or _one_run(history, verdict.key, at <= since_ns, newest)  # That run may have been pruned.
+        return (None if of_level is None else history.find(of_level)), history.find(verdict.run)
+    good = _one_run(history, verdict.key, at < low_ns, newest) or _one_run(history, verdict.key, at < since_ns, newest)
+    bad = _one_run(history, verdict.key, (at >= high_ns) & (at <= verdict.started_ns), oldest)
+    return (None if good is None else history.find(good)), history.find(bad or verdict.run)
 
 
-def _beside(history: History, key: SeriesKey, good: Summary, bad: Summary) -> tuple[list[Summary], list[Summary]]:
+def _with_further_runs(
+    history: History, key: SeriesKey, good: Summary, bad: Summary
+) -> tuple[list[Summary], list[Summary]]:
     """Return the good run with those of the nights before it, and the bad one with its reruns: for more trials."""
     of_case = (RUNS.c.suite == key.suite, RUNS.c.suite_case == key.case, RUNS.c.series == key.series)
     member = bad.purpose.member
@@ -343,8 +349,8 @@ def _of_series(key: SeriesKey) -> tuple[ColumnElement[bool], ...]:
 def _one_run(history: History, key: SeriesKey, condition: ColumnElement[bool], order: Sequence[Any]) -> str | None:
     query = select(RUNS.c.id).where(*_of_series(key), condition).order_by(*order).limit(1)
     with history.transaction() as connection:
-        found: str | None = connection.scalar(query)
-        return found
+        run: str | None = connection.scalar(query)
+        return run
 
 
 _COLUMNS = (RUNS.c.id, RUNS.c.started_ns, RUNS.c.machine_json, RUNS.c.hosts, RUNS.c.commit_id)

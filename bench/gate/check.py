@@ -57,17 +57,17 @@ class SuiteCheck:
     @property
     def counts(self) -> dict[ShownOutcome, int]:
         """How many figures of the night have each outcome."""
-        return dict(Counter(one.shown for one in self.verdicts))
+        return dict(Counter(verdict.shown for verdict in self.verdicts))
 
     @property
     def is_regression(self) -> bool:
         """Whether a figure is worse, for all that is known."""
-        return any(one.outcome in BAD for one in self.verdicts)
+        return any(verdict.outcome in BAD for verdict in self.verdicts)
 
     @property
     def is_missing(self) -> bool:
         """Whether something that should be there is not."""
-        return any(one.is_alert for one in self.missing)
+        return any(absence.is_alert for absence in self.missing)
 
 
 def check_suite(
@@ -84,14 +84,14 @@ def check_suite(
     records: of the suite's runs, newest first. since_ns: verdicts of the nights from then on are returned, too.
     is_judging: without it nothing is judged or written, and the state is that after the newest night that is judged.
     """
-    past = [one for one in records if one.started_ns <= now_ns + CLOCK_NS]
-    unfinished = [one.id for one in past if is_going_on(one, now_ns) or may_be_resumed(one, past, now_ns)]
+    past = [record for record in records if record.started_ns <= now_ns + CLOCK_NS]
+    unfinished = [record.id for record in past if is_going_on(record, now_ns) or may_be_resumed(record, past, now_ns)]
     if is_judging:
         judge_nights(history, suite, now_ns=now_ns + CLOCK_NS, unfinished=unfinished)
-        night = next((one for one in past if one.id not in unfinished), None)
+        night = next((record for record in past if record.id not in unfinished), None)
     else:
         judged = judged_suites(history).get(suite)
-        night = next((one for one in past if judged is not None and one.id == judged.suite_run), None)
+        night = next((record for record in past if judged is not None and record.id == judged.suite_run), None)
     known = load_states(history, suite)
     verdicts = standing_verdicts(history, suite, None if night is None else night.id, known)
     earlier = [] if since_ns is None else load_verdicts(history, suite, since_ns=since_ns)
@@ -99,7 +99,7 @@ def check_suite(
         suite=suite,
         night=night,
         verdicts=tuple(verdicts),
-        earlier=tuple(one for one in earlier if night is None or one.suite_run != night.id),
+        earlier=tuple(verdict for verdict in earlier if night is None or verdict.suite_run != night.id),
         missing=(
             *_of_the_future(records, now_ns),
             *_late(load_verdicts(history, suite, outcome="late"), known, past),
@@ -111,35 +111,34 @@ def check_suite(
 
 def _of_the_future(records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
     """Yield suite runs that began in the future, by a wrong clock."""
-    for one in records:
-        if one.started_ns > now_ns + CLOCK_NS:
-            when = f"on {day_of(one.started_ns)}, by the clock of its runner"
-            reason = f"{one.id} began in the future, {when}; it is not judged"
-            yield Missing(kind="clock", suite=one.suite, what=one.suite, reason=reason)
+    for record in records:
+        if record.started_ns > now_ns + CLOCK_NS:
+            when = f"on {day_of(record.started_ns)}, by the clock of its runner"
+            reason = f"{record.id} began in the future, {when}; it is not judged"
+            yield Missing(kind="clock", suite=record.suite, what=record.suite, reason=reason)
 
 
 def _late(
     verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries], past: Sequence[SuiteRecord]
 ) -> Iterator[Missing]:
-    """Yield cases with runs that were left out lately, for they began before nights that were judged by then.
+    """Yield cases whose runs were recently left out because they began before nights that were already judged.
 
-    Lately is by the nights that the series has had since, and not by when the run began, which is what is wrong. A
-    series that none of the suite's last nights measured has ended, and is told of no more.
+    The series' later nights decide what is recent: the time at which the run began is what is wrong. A series that none
+    of the suite's last nights measured has ended, and is left out.
     past: the suite's runs, newest first.
     """
     lately = {}
-    since_ns = min((one.started_ns for one in past[:NIGHTS_SEEN]), default=0)
-    for one in verdicts:
-        series = known.get(one.key)
+    since_ns = min((record.started_ns for record in past[:NIGHTS_SEEN]), default=0)
+    for verdict in verdicts:
+        series = known.get(verdict.key)
         if series is None or series.last_ns < since_ns:
             continue
-        if sum(number > one.number for number, _ in series.state.nights) < NIGHTS_SEEN:
-            lately[one.key.case] = one
-    for case, one in lately.items():
-        reason = (
-            f"{one.run} began on {day_of(one.started_ns)}, before a night that is judged already; a clock went back"
-        )
-        yield Missing(kind="late", suite=one.key.suite, what=case, reason=reason)
+        if sum(number > verdict.number for number, _ in series.state.nights) < NIGHTS_SEEN:
+            lately[verdict.key.case] = verdict
+    for case, verdict in lately.items():
+        began = day_of(verdict.started_ns)
+        reason = f"{verdict.run} began on {began}, before a night that is judged already; a clock went back"
+        yield Missing(kind="late", suite=verdict.key.suite, what=case, reason=reason)
 
 
 def suites_in(history: History) -> tuple[str, ...]:
@@ -167,15 +166,17 @@ def night_ns(text: str, records: Sequence[SuiteRecord]) -> int:
     Raises:
         Misuse: it is neither.
     """
-    found = [one for one in records if one.id == text] or [one for one in records if one.id.startswith(text)]
-    if len(found) == 1:
-        return found[0].started_ns
+    matches = [record for record in records if record.id == text] or [
+        record for record in records if record.id.startswith(text)
+    ]
+    if len(matches) == 1:
+        return matches[0].started_ns
     try:
         day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
         if not 1970 <= day.year < LAST_YEAR:
             raise ValueError
         return int(day.timestamp()) * NANOSECONDS
     except ValueError:
-        newest = ", ".join(one.id for one in (found or records)[:4]) or "none"
-        what = "may be any of" if found else "is no day as 2026-11-23 and no suite run; the newest are"
+        newest = ", ".join(record.id for record in (matches or records)[:4]) or "none"
+        what = "may be any of" if matches else "is no day as 2026-11-23 and no suite run; the newest are"
         raise Misuse(f'night "{text}" {what}: {newest}') from None

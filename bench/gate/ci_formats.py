@@ -73,8 +73,8 @@ def _tests(check: SuiteCheck) -> Iterator[tuple[str, str, str | None, str]]:
 def _sentence(check: SuiteCheck, verdict: Verdict) -> str:
     reason = reason_of(verdict)
     cause = _cause(check, verdict) if verdict.outcome in BAD else None
-    said = f"{verdict_words(verdict)}: {change_words(verdict)}{': ' if reason else ''}{reason}"
-    return said if cause is None else f"{said}; cause: {cause}"
+    sentence = f"{verdict_words(verdict)}: {change_words(verdict)}{': ' if reason else ''}{reason}"
+    return sentence if cause is None else f"{sentence}; cause: {cause}"
 
 
 def _cause(check: SuiteCheck, verdict: Verdict) -> str | None:
@@ -93,14 +93,14 @@ def _xml(text: str) -> str:
 
 def comment(checks: Sequence[SuiteCheck]) -> str:
     """Return the checks for a comment on a pull request: a table of what changed, then what else there is to say."""
-    said = "no regression"
+    heading = "no regression"
     if any(check.is_regression for check in checks):
-        said = "regression"
+        heading = "regression"
     elif any(check.is_missing for check in checks):
-        said = "something is missing"
+        heading = "something is missing"
     elif not any(check.counts.keys() - {"insufficient_data"} for check in checks):
-        said = "nothing could be judged"
-    lines = [f"## Observatory: {said}"]
+        heading = "nothing could be judged"
+    lines = [f"## Observatory: {heading}"]
     for check in checks:
         rows = [
             (each.key.case, figure_name(each), change_words(each), since_words(each), verdict_words(each))

@@ -74,13 +74,13 @@ class Figure:
         own = self.value.legs
         legs = () if own is None else (*state.legs, (own.own, own.baseline))[-NIGHTS_KEPT:]
         judged = judge(state.detector, Night(number=number, trials=self.value.trials))
-        reruns = [trial for one in self.again for trial in one.trials]
+        reruns = [trial for rerun in self.again for trial in rerun.trials]
         if judged.verdict == "suspicion" and reruns:
             judged = confirm_by_rerun(judged.state, tuple(reruns))
         else:
             reruns = []
         outcome, opened = self._outcome(judged, state.open, nights)
-        reason, said = _dated(judged, dict(nights)), self._change(judged, outcome, opened, dict(nights))
+        reason, change = _dated(judged, dict(nights)), self._change(judged, outcome, opened, dict(nights))
         # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
         is_lost = judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged)
         if is_lost:
@@ -88,8 +88,8 @@ class Figure:
         if outcome == "confirmed" and opened is not None and self._has_worse_alert(judged):
             reason = f"{reason}; on top of what is worse since {day_of(opened.since_ns)}"
         if legs and outcome in ("regression", "confirmed", "improvement"):
-            own_ratio, baseline_ratio = _legs_changed(legs, nights, said["since_ns"])
-            said |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
+            own_ratio, baseline_ratio = _legs_changed(legs, nights, change["since_ns"])
+            change |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
             if outcome != "improvement" and _is_of_the_baseline(own_ratio, baseline_ratio):
                 outcome, opened = "faster_baseline", state.open
                 reason = "the baseline got faster, and the run did not get slower by as much"
@@ -97,7 +97,7 @@ class Figure:
             crept = creep(judged.state, math.log(accepted.level))
             if crept is not None and crept.has_crept and crept.log_change * self._worse > 0:
                 outcome, reason = "creep", f"against the level that {accepted.who} accepted: {accepted.because}"
-                said = {
+                change = {
                     "change_ratio": math.exp(crept.log_change),
                     "low": math.exp(crept.low),
                     "high": math.exp(crept.high),
@@ -107,11 +107,11 @@ class Figure:
                 at_level = state.accepted_legs or middle_legs(legs, nights, until_ns=accepted.accepted_ns)
                 if at_level is not None and (newest := middle_legs(legs, nights)) is not None:
                     own_ratio, baseline_ratio = (newest[side] / at_level[side] for side in (0, 1))
-                    said |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
+                    change |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
                     if _is_of_the_baseline(own_ratio, baseline_ratio):
                         outcome = "faster_baseline"
                         reason = f"{reason}: the baseline got faster, and the run did not get slower by as much"
-        if outcome in BAD and self._margin is not None and _is_within(said["change_ratio"], self._margin):
+        if outcome in BAD and self._margin is not None and _is_within(change["change_ratio"], self._margin):
             outcome = "accepted"
             reason = f"{reason}; within the margin of {100 * self._margin:g} % that the suite file gives the case"
         verdict = self._verdict(
@@ -126,7 +126,7 @@ class Figure:
             is_equivalent=_is_equivalent(judged, self._margin or MARGIN),
             reruns=len(reruns),
             is_new=judged.is_new or is_lost,
-            **said,
+            **change,
         )
         after = GateState(
             detector=judged.state,

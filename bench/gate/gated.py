@@ -84,10 +84,10 @@ def gated_values(summary: Summary) -> Iterator[GatedValue]:
     Values that are not positive have no logarithm and are left out: a bandwidth of 0 is a failed trial.
     """
     for metric in GATED:
-        for found in of_metric(summary.estimates, metric):
-            if all(value > 0 for value in found.trials):
-                trials = _samples(summary, metric, found.trials)
-                yield GatedValue(metric=metric, labels=found.labels, value=found.median, trials=trials)
+        for estimate in of_metric(summary.estimates, metric):
+            if all(value > 0 for value in estimate.trials):
+                trials = _samples(summary, metric, estimate.trials)
+                yield GatedValue(metric=metric, labels=estimate.labels, value=estimate.median, trials=trials)
         if metric is RUN_SCALING_EFFICIENCY:
             yield from _efficiencies(summary)
 
@@ -95,12 +95,12 @@ def gated_values(summary: Summary) -> Iterator[GatedValue]:
 def _efficiencies(summary: Summary) -> Iterator[GatedValue]:
     """Yield each efficiency: a trial's own rate over the baseline's median rate."""
     for rate in of_metric(summary.estimates, RUN_TOKENS_PER_SECOND_PER_DEVICE):
-        for found in summary.scaling:
-            baseline = rate.median / found.ratio.value
+        for efficiency in summary.scaling:
+            baseline = rate.median / efficiency.ratio.value
             yield GatedValue(
                 metric=RUN_SCALING_EFFICIENCY,
-                labels={"scaling": found.scaling, "baseline": found.baseline},
-                value=found.ratio.value,
+                labels={"scaling": efficiency.scaling, "baseline": efficiency.baseline},
+                value=efficiency.ratio.value,
                 trials=_samples(summary, RUN_SCALING_EFFICIENCY, [own / baseline for own in rate.trials]),
                 legs=Legs(own=rate.median, baseline=baseline),
             )

@@ -26,17 +26,17 @@ class Group:
     p_value: float
 
 
-def _attributes(one: Verdict) -> Iterator[tuple[str, str]]:
-    yield "strategy", one.strategy
-    yield "case", one.key.case
-    yield "metric", one.key.metric
-    yield "ranks", str(one.ranks)
-    if one.shape:
-        yield "shape", one.shape
-    for host in one.hosts:
+def _attributes(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    yield "strategy", verdict.strategy
+    yield "case", verdict.key.case
+    yield "metric", verdict.key.metric
+    yield "ranks", str(verdict.ranks)
+    if verdict.shape:
+        yield "shape", verdict.shape
+    for host in verdict.hosts:
         yield "host", host
-    if one.commit is not None:
-        yield "commit", one.commit[:12]
+    if verdict.commit is not None:
+        yield "commit", verdict.commit[:12]
 
 
 def group_alerts(verdicts: Sequence[Verdict]) -> tuple[Group, ...]:
@@ -46,20 +46,23 @@ def group_alerts(verdicts: Sequence[Verdict]) -> tuple[Group, ...]:
     that have it and are well (Fisher's exact test, one-sided); then the next one explains what is left. An attribute of
     all figures of the night explains nothing; where most of them are alerts, they are one group, of the suite.
     """
-    left = [one for one in verdicts if one.outcome in BAD]
-    well = [one for one in verdicts if one.outcome not in BAD]
-    having_well = Counter(attribute for one in well for attribute in set(_attributes(one)))
+    alerts = [verdict for verdict in verdicts if verdict.outcome in BAD]
+    well = [verdict for verdict in verdicts if verdict.outcome not in BAD]
+    having_well = Counter(attribute for verdict in well for attribute in set(_attributes(verdict)))
     groups = []
-    while len(left) >= LEAST_ALERTS:
-        found = _best(left, having_well, len(left) + len(well))
-        if found is None:
+    while len(alerts) >= LEAST_ALERTS:
+        group = _best(alerts, having_well, len(alerts) + len(well))
+        if group is None:
             break
-        groups.append(found)
-        explained = set(map(id, found.alerts))
-        left = [one for one in left if id(one) not in explained]
-    if len(left) > max(LEAST_ALERTS, len(verdicts) / 2):
-        return (*groups, Group(shared=("suite", left[0].key.suite), alerts=tuple(left), others=len(well), p_value=1.0))
-    groups += [Group(shared=None, alerts=(one,), others=0, p_value=1.0) for one in left]
+        groups.append(group)
+        explained = set(map(id, group.alerts))
+        alerts = [verdict for verdict in alerts if id(verdict) not in explained]
+    if len(alerts) > max(LEAST_ALERTS, len(verdicts) / 2):
+        return (
+            *groups,
+            Group(shared=("suite", alerts[0].key.suite), alerts=tuple(alerts), others=len(well), p_value=1.0),
+        )
+    groups += [Group(shared=None, alerts=(verdict,), others=0, p_value=1.0) for verdict in alerts]
     return tuple(groups)
 
 
@@ -68,16 +71,16 @@ def _best(alerts: Sequence[Verdict], well: Counter[tuple[str, str]], figures: in
     from scipy.stats import hypergeom
 
     having: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
-    for one in alerts:
-        for attribute in dict.fromkeys(_attributes(one)):
-            having[attribute].append(one)
+    for alert in alerts:
+        for attribute in dict.fromkeys(_attributes(alert)):
+            having[attribute].append(alert)
     best: Group | None = None
-    for shared, found in having.items():
+    for shared, members in having.items():
         others = well[shared]
-        if len(found) < LEAST_ALERTS or len(found) + others == figures:
+        if len(members) < LEAST_ALERTS or len(members) + others == figures:
             continue
         # So many of the figures with the attribute are alerts, or more, if alerts fell on figures at random.
-        p_value = float(hypergeom.sf(len(found) - 1, figures, len(alerts), len(found) + others))
+        p_value = float(hypergeom.sf(len(members) - 1, figures, len(alerts), len(members) + others))
         if p_value <= SURE and (best is None or p_value < best.p_value):
-            best = Group(shared=shared, alerts=tuple(found), others=others, p_value=p_value)
+            best = Group(shared=shared, alerts=tuple(members), others=others, p_value=p_value)
     return best

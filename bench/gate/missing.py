@@ -72,7 +72,7 @@ def may_be_resumed(record: SuiteRecord, records: Sequence[SuiteRecord], now_ns: 
     It has not ended well, no later one has begun, and its period, or a day, has not passed.
     """
     period_ns = (86_400 if record.period_s is None else record.period_s) * 1e9
-    is_last = all(one.started_ns <= record.started_ns for one in records)
+    is_last = all(other.started_ns <= record.started_ns for other in records)
     return record.outcome in ("running", "interrupted") and is_last and now_ns - record.started_ns < period_ns
 
 
@@ -88,7 +88,7 @@ def missing_in(
     records: of its runs, newest first; at least one. known: what the gate knows of its series after that night.
     """
     newest = records[0]
-    ended = next((one for one in records if not is_going_on(one, now_ns)), None)
+    ended = next((record for record in records if not is_going_on(record, now_ns)), None)
     return (*_late(newest, now_ns), *(() if ended is None else _of_night(history, ended, records, known)))
 
 
@@ -118,21 +118,21 @@ def _of_night(
         kind: Kind = "unfinished" if night.period_s is None else "interrupted"
         yield Missing(kind=kind, suite=night.suite, what=night.suite, reason=reason)
         return
-    before = [one for one in records if one.started_ns < night.started_ns][:NIGHTS_SEEN]
+    before = [record for record in records if record.started_ns < night.started_ns][:NIGHTS_SEEN]
     runs = runs_by_case(history, night)
-    yield from _cases(night, runs, set().union(*(runs_by_case(history, one) for one in before)))
-    since_ns = min((one.started_ns for one in before), default=night.started_ns)
+    yield from _cases(night, runs, set().union(*(runs_by_case(history, record) for record in before)))
+    since_ns = min((record.started_ns for record in before), default=night.started_ns)
     yield from _figures(history, night, runs, known, since_ns)
 
 
 def runs_by_case(history: History, night: SuiteRecord) -> dict[str, Summary]:
     """Return the run of each case of the night, without reruns."""
-    found = {}
+    runs = {}
     for summary in reversed(history.runs(1_000_000, suite=night.suite, suite_run=night.id)):
         member = summary.purpose.member
         if member is not None and not member.is_rerun:
-            found[member.case] = summary
-    return found
+            runs[member.case] = summary
+    return runs
 
 
 def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[str]) -> Iterator[Missing]:
@@ -168,26 +168,27 @@ def _why_failed(night: SuiteRecord, run: Summary) -> str:
 def _figures(
     history: History, night: SuiteRecord, runs: Mapping[str, Summary], known: Iterable[KnownSeries], since_ns: int
 ) -> Iterator[Missing]:
-    """Yield figures of the nights since then that the same case has no longer, and cases that are of a new series."""
+    """Yield figures that a case measured since then and no longer has, and cases that belong to a new series."""
     by_case: dict[str, list[KnownSeries]] = {}
-    for one in known:
-        by_case.setdefault(one.key.case, []).append(one)
+    for figure in known:
+        by_case.setdefault(figure.key.case, []).append(figure)
     for name, run in runs.items():
         series = series_of(run.case, run.hardware)
         of_case = by_case.get(name, [])
-        same = [one for one in of_case if one.key.series == series]
+        same = [figure for figure in of_case if figure.key.series == series]
         if run.outcome == "done":
-            for one in same:
-                if one.last_run != run.run and since_ns <= one.last_ns < run.started_ns:
+            for figure in same:
+                if figure.last_run != run.run and since_ns <= figure.last_ns < run.started_ns:
+                    labels = "" if figure.key.labels == "{}" else figure.key.labels
                     yield Missing(
                         kind="stopped",
                         suite=night.suite,
-                        what=f"{name}: {one.key.metric} {'' if one.key.labels == '{}' else one.key.labels}".rstrip(),
-                        reason=f"it was measured last on {day_of(one.last_ns)}",
+                        what=f"{name}: {figure.key.metric} {labels}".rstrip(),
+                        reason=f"it was measured last on {day_of(figure.last_ns)}",
                     )
-        others = [one for one in of_case if one.key.series != series]
-        if others and all(len(one.state.nights) <= 1 for one in same):
-            last = max(others, key=lambda one: one.last_ns)
+        others = [figure for figure in of_case if figure.key.series != series]
+        if others and all(len(figure.state.nights) <= 1 for figure in same):
+            last = max(others, key=lambda figure: figure.last_ns)
             yield Missing(
                 kind="new_series",
                 suite=night.suite,

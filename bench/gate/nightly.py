@@ -58,7 +58,7 @@ def judge_nights(
 
     now_ns: runs that began later are not judged. unfinished: ids of suite runs that are judged when they have ended.
     """
-    found: list[Verdict] = []
+    all_verdicts: list[Verdict] = []
     for _ in range(RACES):
         known = load_states(history, suite)
         accepted = load_accepted(history, suite)
@@ -67,9 +67,9 @@ def judge_nights(
                 verdicts, after = judge_night(suite, night, known, accepted)
                 verdicts, after = with_causes(history, known, verdicts, after)
                 save_night(history, known, after.values(), verdicts)
-                known |= {key: replace(one, revision=_revision(known, key) + 1) for key, one in after.items()}
-                found += verdicts
-            return found
+                known |= {key: replace(series, revision=_revision(known, key) + 1) for key, series in after.items()}
+                all_verdicts += verdicts
+            return all_verdicts
         except Raced:  # Another process judges the same nights: what it has kept is not judged again.
             continue
     raise InfrastructureFailed(f"suite {suite} is judged by other processes all the time; try again")
@@ -92,11 +92,11 @@ def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, b
         verdicts, after = judge_night(suite, night, known, {})
         known |= after
         if night.suite_run == suite_run:
-            for one in verdicts:
-                if one.is_suspected and one.p_value is not None:
-                    case = one.key.case
-                    least[case] = min(one.p_value, least.get(case, 1.0))
-                    is_efficiency[case] = is_efficiency.get(case, False) or one.is_efficiency
+            for verdict in verdicts:
+                if verdict.is_suspected and verdict.p_value is not None:
+                    case = verdict.key.case
+                    least[case] = min(verdict.p_value, least.get(case, 1.0))
+                    is_efficiency[case] = is_efficiency.get(case, False) or verdict.is_efficiency
     return {case: is_efficiency[case] for case in sorted(least, key=lambda case: least[case])}
 
 
@@ -107,7 +107,7 @@ def _unjudged(
     history: History, suite: str, known: Iterable[KnownSeries], unfinished: Collection[str], now_ns: int | None
 ) -> Iterator[SuiteNight]:
     """Yield the nights with runs that have no verdict, oldest first."""
-    since_ns = max((one.last_ns for one in known), default=LATE_NS) - LATE_NS
+    since_ns = max((series.last_ns for series in known), default=LATE_NS) - LATE_NS
     is_done = [RUNS.c.suite == suite, RUNS.c.outcome == "done", RUNS.c.started_ns >= since_ns]
     if now_ns is not None:
         is_done.append(RUNS.c.started_ns <= now_ns)
@@ -160,19 +160,19 @@ def judge_night(
                     metric=value.metric.name,
                     labels=labels_of(value.labels),
                 )
-                one = Figure(key, value, summary, night.suite_run, _again(reruns, summary, value))
-                verdict, state = one.judge(after.get(key) or known.get(key), accepted.get(key))
+                figure = Figure(key, value, summary, night.suite_run, _again(reruns, summary, value))
+                verdict, state = figure.judge(after.get(key) or known.get(key), accepted.get(key))
                 verdicts.append(verdict)
                 after[key] = state
     held = _held_back(verdicts)
-    for place, said in enumerate(verdicts):
-        if (said.key, said.run) in held:
+    for place, verdict in enumerate(verdicts):
+        if (verdict.key, verdict.run) in held:
             verdicts[place] = msgspec.structs.replace(
-                said,
+                verdict,
                 outcome="suspicion",
                 reason="reruns agree, but among so many series a change of this size is found by chance",
             )
-            after[said.key] = _without_alert(after[said.key])
+            after[verdict.key] = _without_alert(after[verdict.key])
     return verdicts, after
 
 

@@ -45,35 +45,35 @@ def regimes_of(history: History, suite: str, keys: Collection[SeriesKey]) -> tup
     Reruns are not among these, and what was left out as late has no part.
     """
     of_key: dict[SeriesKey, list[Verdict]] = {key: [] for key in keys}
-    for one in load_verdicts(history, suite):
-        if one.key in of_key and one.outcome != "late" and one.trial_values:
-            of_key[one.key].append(one)
-    found = []
+    for verdict in load_verdicts(history, suite):
+        if verdict.key in of_key and verdict.outcome != "late" and verdict.trial_values:
+            of_key[verdict.key].append(verdict)
+    figures = []
     for verdicts in of_key.values():
-        newest = sorted(verdicts, key=lambda one: one.number)[-MOST_NIGHTS:]
-        times = {one.number: one.started_ns for one in newest}
-        levels = regimes([_night(one) for one in newest])
+        newest = sorted(verdicts, key=lambda verdict: verdict.number)[-MOST_NIGHTS:]
+        times = {verdict.number: verdict.started_ns for verdict in newest}
+        levels = regimes([_night(verdict) for verdict in newest])
         if len(levels) > 1:
             past = tuple(
                 PastRegime(
-                    nights=one.nights,
-                    value=math.exp(one.log_level),
-                    low=math.exp(one.log_level_low),
-                    high=math.exp(one.log_level_high),
-                    since_ns=times[one.first],
-                    since_low_ns=times[one.onset_low],
-                    since_high_ns=times[one.onset_high],
+                    nights=regime.nights,
+                    value=math.exp(regime.log_level),
+                    low=math.exp(regime.log_level_low),
+                    high=math.exp(regime.log_level_high),
+                    since_ns=times[regime.first],
+                    since_low_ns=times[regime.onset_low],
+                    since_high_ns=times[regime.onset_high],
                 )
-                for one in levels
+                for regime in levels
             )
-            found.append(SeriesRegimes(figure=newest[-1], regimes=past))
-    return tuple(found)
+            figures.append(SeriesRegimes(figure=newest[-1], regimes=past))
+    return tuple(figures)
 
 
-def _night(one: Verdict) -> Night:
-    """Return the night of a verdict. How its steps scattered is not kept with it, and taken to be as always."""
-    placement = " ".join(one.hosts)
+def _night(verdict: Verdict) -> Night:
+    """Return the night of a verdict. The scatter of its steps is not stored, so it counts as unchanged."""
+    placement = " ".join(verdict.hosts)
     trials = (
-        TrialSample(log_median=math.log(value), mad=0.0, steps=1, placement=placement) for value in one.trial_values
+        TrialSample(log_median=math.log(value), mad=0.0, steps=1, placement=placement) for value in verdict.trial_values
     )
-    return Night(number=one.number, trials=tuple(trials))
+    return Night(number=verdict.number, trials=tuple(trials))

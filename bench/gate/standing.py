@@ -91,10 +91,10 @@ def _still_open(
 
     So they stay where a night ran only some cases, where a case failed, or ran on another kind of machine.
     """
-    tonight = {one.key for one in measured}
-    open_ones = [one for one in known.values() if one.key not in tonight and one.is_worse]
-    for run in dict.fromkeys(one.last_run for one in open_ones):
-        keys = {one.key for one in open_ones if one.last_run == run}
+    tonight = {verdict.key for verdict in measured}
+    open_figures = [figure for figure in known.values() if figure.key not in tonight and figure.is_worse]
+    for run in dict.fromkeys(figure.last_run for figure in open_figures):
+        keys = {figure.key for figure in open_figures if figure.last_run == run}
         for last in load_verdicts(history, suite, run=run):
             if last.key in keys and last.outcome in BAD:
                 reason = f"not measured since {day_of(last.started_ns)}"
@@ -103,11 +103,11 @@ def _still_open(
 
 def _with_accepted(verdicts: Iterable[Verdict], accepted: Mapping[SeriesKey, AcceptedLevel]) -> list[Verdict]:
     """Return the verdicts; those that were worse until a person accepted the level say so."""
-    said = []
-    for one in verdicts:
-        level = accepted.get(one.key)
-        if level is not None and level.accepted_ns > one.started_ns and one.outcome in BAD:
+    result = []
+    for verdict in verdicts:
+        level = accepted.get(verdict.key)
+        if level is not None and level.accepted_ns > verdict.started_ns and verdict.outcome in BAD:
             reason = f"{level.who} accepted it on {day_of(level.accepted_ns)}: {level.because}"
-            one = msgspec.structs.replace(one, outcome="accepted", reason=reason)
-        said.append(one)
-    return said
+            verdict = msgspec.structs.replace(verdict, outcome="accepted", reason=reason)
+        result.append(verdict)
+    return result

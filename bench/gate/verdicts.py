@@ -233,17 +233,17 @@ def load_states(history: History, suite: str) -> dict[SeriesKey, KnownSeries]:
     """
     with history.transaction() as connection:
         rows = connection.execute(select(GATE_STATES).where(GATE_STATES.c.suite == suite)).all()
-    found = {}
+    states = {}
     for row in rows:
         key = _key(row)
-        found[key] = KnownSeries(
+        states[key] = KnownSeries(
             key=key,
             last_run=row.last_run,
             last_ns=row.last_ns,
             state=_decode(row.state_json, GateState, key),
             revision=row.revision,
         )
-    return found
+    return states
 
 
 class Raced(Exception):
@@ -262,14 +262,14 @@ def save_night(
     """
     rows = [
         {
-            **one.key.row,
-            "run": one.run,
-            "suite_run": one.suite_run,
-            "started_ns": one.started_ns,
-            "outcome": one.outcome,
-            "verdict_json": msgspec.json.encode(one).decode(),
+            **verdict.key.row,
+            "run": verdict.run,
+            "suite_run": verdict.suite_run,
+            "started_ns": verdict.started_ns,
+            "outcome": verdict.outcome,
+            "verdict_json": msgspec.json.encode(verdict).decode(),
         }
-        for one in verdicts
+        for verdict in verdicts
     ]
     with history.transaction() as connection:
         _save_states(connection, before, list(after))
@@ -285,21 +285,21 @@ def _save_states(connection: Connection, before: Mapping[SeriesKey, KnownSeries]
     if connection.dialect.name == "postgresql":  # SQLite locks with BEGIN IMMEDIATE, see `bench.store.database`.
         connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
     columns = [GATE_STATES.c[name] for name in (*_STATE_KEY, "revision")]
-    for suite in {one.key.suite for one in after}:
+    for suite in {series.key.suite for series in after}:
         stored = {_key(row): row.revision for row in connection.execute(select(*columns).where(columns[0] == suite))}
-        for one in after:
-            known = before.get(one.key)
-            if one.key.suite == suite and stored.get(one.key) != (None if known is None else known.revision):
+        for series in after:
+            known = before.get(series.key)
+            if series.key.suite == suite and stored.get(series.key) != (None if known is None else known.revision):
                 raise Raced
     rows = [
         {
-            **one.key.row,
-            "revision": 1 if (known := before.get(one.key)) is None else known.revision + 1,
-            "last_run": one.last_run,
-            "last_ns": one.last_ns,
-            "state_json": msgspec.json.encode(one.state).decode(),
+            **series.key.row,
+            "revision": 1 if (known := before.get(series.key)) is None else known.revision + 1,
+            "last_run": series.last_run,
+            "last_ns": series.last_ns,
+            "state_json": msgspec.json.encode(series.state).decode(),
         }
-        for one in after
+        for series in after
     ]
     _replace(connection, GATE_STATES, _STATE_KEY, rows)
 
@@ -382,14 +382,14 @@ def save_accepted(
     """
     rows = [
         {
-            **one.key.row,
-            "accepted_ns": one.accepted_ns,
-            "level": one.level,
-            "run": one.run,
-            "who": one.who,
-            "because": one.because,
+            **level.key.row,
+            "accepted_ns": level.accepted_ns,
+            "level": level.level,
+            "run": level.run,
+            "who": level.who,
+            "because": level.because,
         }
-        for one in levels
+        for level in levels
     ]
     with history.transaction() as connection:
         _save_states(connection, before, list(after))
@@ -406,15 +406,15 @@ def _key(row: Any) -> SeriesKey:
 
 def _decode(text: str, kind: type[T], whose: object) -> T:
     try:
-        found = msgspec.json.decode(text, type=kind)
+        document = msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InfrastructureFailed(f"what the gate kept of {whose} cannot be read: {error}") from None
-    version, known = getattr(found, "schema_version", 0), SCHEMA_VERSION
-    if isinstance(found, GateState) and found.detector.schema_version > DETECTOR_VERSION:
-        version, known = found.detector.schema_version, DETECTOR_VERSION
+    version, known = getattr(document, "schema_version", 0), SCHEMA_VERSION
+    if isinstance(document, GateState) and document.detector.schema_version > DETECTOR_VERSION:
+        version, known = document.detector.schema_version, DETECTOR_VERSION
     if version > known:
         raise InfrastructureFailed(
             f"what the gate kept of {whose} has schema version {version}, this program reads {known}; use the version"
             " that wrote it"
         )
-    return found
+    return document

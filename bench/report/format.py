@@ -173,18 +173,18 @@ _OF_A_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 def shortened(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
     """Return both ends of each name, in this many letters; in more where different names would then look alike."""
     short: dict[str, str] = {}
-    left = {name: on_one_line(name) for name in names}
-    while left:
+    rest = {name: on_one_line(name) for name in names}
+    while rest:
         # Keep the cuts that are unique or whole, and cut the other names again at twice the width.
         head = width - len("...") - (width - len("...")) // 2
         tail = (width - len("...")) // 2
         cut = {
             name: line if len(line) <= width else f"{line[:head]}...{line[len(line) - tail :]}"
-            for name, line in left.items()
+            for name, line in rest.items()
         }
         counted = Counter(cut.values())
-        short |= {name: cut[name] for name, line in left.items() if counted[cut[name]] == 1 or len(line) <= width}
-        left = {name: line for name, line in left.items() if name not in short}
+        short |= {name: cut[name] for name, line in rest.items() if counted[cut[name]] == 1 or len(line) <= width}
+        rest = {name: line for name, line in rest.items() if name not in short}
         width *= 2
     return short
 

@@ -43,7 +43,7 @@ class NewestResults:
 
     def __init__(self, *, on_notice: Callable[[str], None]) -> None:
         self._on_notice = on_notice
-        self._seen: frozenset[str] = frozenset()
+        self._known_runs: frozenset[str] = frozenset()
         self._newest: dict[str, Summary] = {}
         self._machines: dict[str, Machine | None] = {}
         self._ended: dict[str, Summary] = {}
@@ -64,12 +64,12 @@ class NewestResults:
         known = history.known()
         for summary in self._fresh(history, known):
             self._take(summary)
-        self._seen = known
+        self._known_runs = known
         self._machines = {summary.run: self._machine(history, summary.run) for summary in self._newest.values()}
 
     def _fresh(self, history: History, known: frozenset[str]) -> Iterator[Summary]:
-        fresh = known - self._seen
-        if fresh and not self._seen:
+        fresh = known - self._known_runs
+        if fresh and not self._known_runs:
             try:
                 yield from history.runs(limit=len(known))
             except Misuse:  # One run cannot be read: find it by reading one by one.

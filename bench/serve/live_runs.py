@@ -278,9 +278,9 @@ class RunLogs:
 
     def _ended_counts(self) -> Iterator[Owned]:
         """Yield the counts of runs that ended lately and whose slot no other run has taken."""
-        now_ns, taken = self._clock_ns(), {run.slot for run in self._followed.values()}
+        now_ns, live_slots = self._clock_ns(), {run.slot for run in self._followed.values()}
         for slot, (ended_ns, counts) in tuple(self._ended.items()):
-            if slot in taken or now_ns - ended_ns > ENDED_S * 1e9:
+            if slot in live_slots or now_ns - ended_ns > ENDED_S * 1e9:
                 del self._ended[slot]
             else:
                 yield from counts

@@ -207,14 +207,14 @@ def _end_ns(record: SuiteRecord) -> int:
 def _run_samples(record: SuiteRecord) -> Iterator[Sample]:
     of_run = {"suite": record.suite, "run": record.id}
     cases: dict[str, int] = dict(record.cases.items())
-    left = max(0, record.total - sum(cases.values()))
+    unfinished = max(0, record.total - sum(cases.values()))
     if record.outcome == "running":
-        cases |= {"running": len(record.running), "waiting": max(0, left - len(record.running))}
+        cases |= {"running": len(record.running), "waiting": max(0, unfinished - len(record.running))}
         yield SUITE_LAST_PROGRESS.at(record.progress_ns / 1e9, **of_run)
         for case in record.running:
             yield SUITE_CASE_INFO.at(1, **of_run, case=case)
     else:
-        cases |= {"missing": left} if left else {}
+        cases |= {"missing": unfinished} if unfinished else {}
         yield SUITE_LAST_PROGRESS.at(_end_ns(record) / 1e9, **of_run)
     for outcome, number in cases.items():
         yield SUITE_LAST_CASES.at(number, **of_run, outcome=outcome)

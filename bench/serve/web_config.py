@@ -53,10 +53,10 @@ class Passwords:
 
     def admits(self, authorization: str) -> bool:
         """Return whether the value of an Authorization header names a user and that user's password."""
-        given = _credentials(authorization)
-        if given is None:
+        credentials = _credentials(authorization)
+        if credentials is None:
             return False
-        name, password = given
+        name, password = credentials
         fingerprint = hashlib.blake2b(password, key=self._key).digest()
         if self._right.get(name) == fingerprint:
             return True
@@ -149,13 +149,13 @@ class _StrictLoader(yaml.SafeLoader):
     """Refuses a key that is given twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+        names: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
+            if key.value in names:
                 raise yaml.constructor.ConstructorError(
                     problem=f'key "{key.value}" is given twice', problem_mark=key.start_mark
                 )
-            seen.add(key.value)
+            names.add(key.value)
         return super().construct_mapping(node, deep)
 
 

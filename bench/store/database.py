@@ -289,11 +289,11 @@ def _check_neighbours(url: URL, path: Path) -> None:
             " choose a file in a folder of your own with --store"
         )
     for suffix in ("-wal", "-shm", "-journal"):
-        beside = path.with_name(path.name + suffix)
-        if os.path.lexists(beside) and not is_ours(beside):
+        neighbour = path.with_name(path.name + suffix)
+        if os.path.lexists(neighbour) and not is_ours(neighbour):
             raise InfrastructureFailed(
-                f"store {shown(url)}: {beside} belongs to {user_name(beside.lstat().st_uid)} or is a link, and SQLite"
-                " would take it in; delete it"
+                f"store {shown(url)}: {neighbour} belongs to {user_name(neighbour.lstat().st_uid)} or is a link, and"
+                " SQLite would take it in; delete it"
             )
 
 

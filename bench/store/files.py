@@ -30,18 +30,21 @@ def data_folder() -> Path:
         raise Misuse(
             "nothing says where your data is kept: set HOME or XDG_DATA_HOME to a folder of your own"
         ) from None
-    for place in (folder, *(one for one in folder.parents if one == folder.parent or one.is_relative_to(home))):
+    for place in (
+        folder,
+        *(parent for parent in folder.parents if parent == folder.parent or parent.is_relative_to(home)),
+    ):
         with suppress(OSError):  # What cannot be looked at is said by what needs it.
-            found = place.stat()
+            status = place.stat()
             name = "HOME" if place == home else "the data folder" if place == folder else "the data folder's parent"
-            if is_open_to_others(found):
+            if is_open_to_others(status):
                 raise Misuse(
-                    f"{name} {place} may be written by others (mode {found.st_mode & 0o7777:o}), who could put anything"
-                    f" in place of your results; chmod go-w {place}"
+                    f"{name} {place} may be written by others (mode {status.st_mode & 0o7777:o}), who could put"
+                    f" anything in place of your results; chmod go-w {place}"
                 )
-            if place == folder and found.st_uid != os.geteuid():
+            if place == folder and status.st_uid != os.geteuid():
                 raise Misuse(
-                    f"{name} {place} belongs to {user_name(found.st_uid)} and not to you; set HOME or XDG_DATA_HOME to"
+                    f"{name} {place} belongs to {user_name(status.st_uid)} and not to you; set HOME or XDG_DATA_HOME to"
                     " a folder of your own"
                 )
     try:

@@ -59,7 +59,7 @@ class Ceiling:
 
 def ceiling_from(summary: Summary) -> Ceiling | Absent:
     """Return the shape of highest median rate; absent where the run measured no product."""
-    products = [found for found in summary.estimates if found.metric == RUN_MATMUL_FLOPS.name]
+    products = [figure for figure in summary.estimates if figure.metric == RUN_MATMUL_FLOPS.name]
     if not products:
         return Absent(
             reason=f"run {summary.run} measured no matrix product; `observatory show {summary.run}` says what became"
@@ -67,15 +67,15 @@ def ceiling_from(summary: Summary) -> Ceiling | Absent:
         )
     fastest = max(products, key=lambda product: product.median)
     m, n, k = (int(fastest.labels[name]) for name in RUN_MATMUL_FLOPS.labels)
-    beside = {found.metric: found.median for found in summary.estimates if found.labels == fastest.labels}
+    medians = {figure.metric: figure.median for figure in summary.estimates if figure.labels == fastest.labels}
     return Ceiling(
         run=summary.run,
         m=m,
         n=n,
         k=k,
         flops_per_second=fastest,
-        clock_hertz=beside.get(RUN_MATMUL_CLOCK_HERTZ.name),
-        power_watts=beside.get(RUN_MATMUL_POWER_WATTS.name),
+        clock_hertz=medians.get(RUN_MATMUL_CLOCK_HERTZ.name),
+        power_watts=medians.get(RUN_MATMUL_POWER_WATTS.name),
     )
 
 
@@ -94,9 +94,9 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
         and summary.hardware == hardware
         and _conditions(summary.case, summary.case.version) == wanted
     ]
-    found = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
-    if found:
-        return max(found, key=_rate)
+    ceilings = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
+    if ceilings:
+        return max(ceilings, key=_rate)
     command = f"observatory run {MatmulSpec.name} --device {case.device} --precision {case.precision}"
     if case.device == "cpu":
         command += f" --ranks {case.ranks}{_nodes_option(case)} --threads {case.threads}"
@@ -150,13 +150,13 @@ def against_history(summary: Summary, history: History) -> Summary:
     """
     if summary.case.model is None or not summary.trials_done:
         return summary
-    found = [*_mfu(summary, history), *_communication(summary, history), *_bubble(summary, history)]
-    given = [one for one in found if isinstance(one, Estimate)]
+    additions = [*_mfu(summary, history), *_communication(summary, history), *_bubble(summary, history)]
+    estimates = [addition for addition in additions if isinstance(addition, Estimate)]
     return replace(
         summary,
-        # What is given anew, such as a part of the bubble, replaces the summary's own.
-        estimates=(*(one for one in summary.estimates if not any(map(one.is_same_as, given))), *given),
-        notes=(*summary.notes, *(one for one in found if isinstance(one, str))),
+        # An addition replaces the summary's own estimate, for example a part of the bubble.
+        estimates=(*(own for own in summary.estimates if not any(map(own.is_same_as, estimates))), *estimates),
+        notes=(*summary.notes, *(addition for addition in additions if isinstance(addition, str))),
     )
 
 
@@ -166,7 +166,7 @@ def _mfu(summary: Summary, history: History) -> Iterator[Estimate | str]:
     if isinstance(ceiling, Absent):
         yield f"MFU against a measured ceiling is absent: {ceiling.reason}"
         return
-    flops = next(found for found in summary.estimates if found.metric == RUN_FLOPS.name)
+    flops = next(figure for figure in summary.estimates if figure.metric == RUN_FLOPS.name)
     share = measured_mfu(flops, ceiling)
     if isinstance(share, Absent):
         yield f"MFU against a measured ceiling is absent: {share.reason}"
@@ -203,7 +203,7 @@ def expected_efficiencies(
     Raises:
         InfrastructureFailed: the history cannot be read.
     """
-    found: list[Estimate] = []
+    efficiencies: list[Estimate] = []
     notes: list[str] = []
     for measured in summary.scaling:
         baseline = baselines.get(measured.baseline_run) or history.find(measured.baseline_run)
@@ -223,8 +223,8 @@ def expected_efficiencies(
         if isinstance(expected, Absent):
             notes.append(f"expected {measured.scaling} scaling efficiency is absent: {expected.reason}")
         else:
-            found.append(expected)
-    return tuple(found), tuple(notes)
+            efficiencies.append(expected)
+    return tuple(efficiencies), tuple(notes)
 
 
 def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
@@ -261,15 +261,15 @@ def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> 
 
     history: where ceiling and link are looked for, or why it cannot be read.
     """
-    found: dict[str, PredictedStep | Absent] = {}
+    steps: dict[str, PredictedStep | Absent] = {}
     for summary in summaries:
         if summary.case.model is None or not summary.trials_done:
             continue
         try:
-            found[summary.run] = history if isinstance(history, Absent) else predicted_step(summary, history)
+            steps[summary.run] = history if isinstance(history, Absent) else predicted_step(summary, history)
         except InfrastructureFailed as error:
-            found[summary.run] = Absent(reason=str(error))
-    return found
+            steps[summary.run] = Absent(reason=str(error))
+    return steps
 
 
 def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent:

@@ -96,10 +96,14 @@ class History:
         Raises:
             Misuse: a value is not finite.
         """
-        for found in summary.estimates:
-            if not _is_finite(found.median, found.low, found.high, *found.trials):
-                raise Misuse(f"run {summary.run}: {found.metric} is not finite in every trial; it is not kept")
-        ratios = [value for one in summary.scaling for value in (one.ratio.value, one.ratio.low, one.ratio.high)]
+        for figure in summary.estimates:
+            if not _is_finite(figure.median, figure.low, figure.high, *figure.trials):
+                raise Misuse(f"run {summary.run}: {figure.metric} is not finite in every trial; it is not kept")
+        ratios = [
+            value
+            for scaling in summary.scaling
+            for value in (scaling.ratio.value, scaling.ratio.low, scaling.ratio.high)
+        ]
         if not _is_finite(*ratios, *summary.step_spreads):
             raise Misuse(f"run {summary.run}: an efficiency or a spread of steps is not finite; it is not kept")
         member = summary.purpose.member
@@ -130,15 +134,15 @@ class History:
         }
         estimates: list[dict[str, Any]] = []
         values: list[dict[str, Any]] = []
-        for found in summary.estimates:
-            labels = msgspec.json.encode(found.labels, order="sorted").decode()
-            place = {"run": summary.run, "metric": found.metric, "labels": labels}
-            estimates.append(place | {"median": found.median, "low": found.low, "high": found.high})
+        for figure in summary.estimates:
+            labels = msgspec.json.encode(figure.labels, order="sorted").decode()
+            place = {"run": summary.run, "metric": figure.metric, "labels": labels}
+            estimates.append(place | {"median": figure.median, "low": figure.low, "high": figure.high})
             # A step's spread is known in the trials that the step times are of.
-            spreads = summary.step_spreads if found.metric == RUN_STEP_SECONDS.name else ()
+            spreads = summary.step_spreads if figure.metric == RUN_STEP_SECONDS.name else ()
             values += [
                 place | {"trial": trial, "value": value, "spread_ratio": spread, "steps": summary.case.steps}
-                for trial, (value, spread) in enumerate(zip_longest(found.trials, spreads[: len(found.trials)]))
+                for trial, (value, spread) in enumerate(zip_longest(figure.trials, spreads[: len(figure.trials)]))
             ]
         with saying(self._url), self._engine.begin() as connection:
             connection.execute(delete(RUNS).where(RUNS.c.id == summary.run))
@@ -199,9 +203,9 @@ class History:
         Raises:
             Misuse: no id begins with it, or several do; the message lists candidates.
         """
-        found = self._summaries(_NEWEST.where(RUNS.c.id == prefix))
-        if found:
-            return found[0]
+        matches = self._summaries(_NEWEST.where(RUNS.c.id == prefix))
+        if matches:
+            return matches[0]
         begins = func.substr(RUNS.c.id, 1, len(prefix)) == prefix  # Not LIKE, which ignores case in SQLite.
         candidates = self._summaries(_NEWEST.where(begins).limit(_CANDIDATES_SHOWN + 1)) if prefix else ()
         if len(candidates) == 1:
@@ -225,14 +229,16 @@ class History:
         begins = func.substr(RUNS.c.commit_id, 1, len(prefix)) == prefix
         # What an older version wrote has no column; of the others few have the digits, in quotes, in their summary.
         is_quoted = and_(RUNS.c.commit_id.is_(None), RUNS.c.summary_json.like(f'%"commit":"{prefix}%'))
-        found = self._summaries(_NEWEST.where(or_(begins, is_quoted)).limit(limit))
-        return tuple(one for one in found if one.commit is not None and one.commit.startswith(prefix))
+        candidates = self._summaries(_NEWEST.where(or_(begins, is_quoted)).limit(limit))
+        return tuple(
+            summary for summary in candidates if summary.commit is not None and summary.commit.startswith(prefix)
+        )
 
     def machine(self, run: str) -> Machine | None:
         """Return the machine that the run with this id ran on; None where the run is unknown."""
         with saying(self._url), self._engine.begin() as connection:
-            found = connection.scalar(select(RUNS.c.machine_json).where(RUNS.c.id == run))
-        return None if found is None else msgspec.json.decode(found, type=Machine)
+            document = connection.scalar(select(RUNS.c.machine_json).where(RUNS.c.id == run))
+        return None if document is None else msgspec.json.decode(document, type=Machine)
 
     def known(self, ids: Iterable[str] | None = None) -> frozenset[str]:
         """Return those of these ids that are in the history; without ids, all ids of the history."""

@@ -41,15 +41,18 @@ def nights_of(case: Case, runs: Iterable[Summary]) -> list[list[Summary]]:
 
 
 def noise_over(
-    nights: Sequence[Sequence[Summary]], metric: str, labels: dict[str, str], beside: Sequence[Sequence[float]] = ()
+    nights: Sequence[Sequence[Summary]],
+    metric: str,
+    labels: dict[str, str],
+    within_nights: Sequence[Sequence[float]] = (),
 ) -> TrialNoise | Absent:
-    """Return the noise of one figure over nights. beside: see `noise_of`."""
+    """Return the noise of one figure over nights. within_nights: see `noise_of`."""
     wanted = Estimate(metric=metric, labels=labels, median=1.0, low=None, high=None, trials=())
     values = [
-        [value for run in night for one in run.estimates if one.is_same_as(wanted) for value in one.trials]
+        [value for run in night for figure in run.estimates if figure.is_same_as(wanted) for value in figure.trials]
         for night in nights
     ]
-    return noise_of([night for night in values if night and min(night) > 0], beside)
+    return noise_of([night for night in values if night and min(night) > 0], within_nights)
 
 
 def noise_of_series(case: Case, runs: Iterable[Summary], metric: Metric) -> TrialNoise | Absent:

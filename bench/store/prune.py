@@ -118,7 +118,7 @@ class _Decision:
 
     def __post_init__(self) -> None:
         self.members = Counter(run.suite_run for run in self.runs.values() if run.suite_run is not None)
-        self.left_bytes = sum(one.size_bytes for one in (*self.runs.values(), *self.suites.values()))
+        self.left_bytes = sum(folder.size_bytes for folder in (*self.runs.values(), *self.suites.values()))
 
     def needed_by(self, name: str) -> str | None:
         """Return a run that stays and whose scaling has this one as its baseline."""
@@ -129,16 +129,16 @@ class _Decision:
 
         A baseline is mostly older than the runs that need it, so that those that could not go are tried again.
         """
-        left = [name for name in names if self.runs[name].stays is None and self.runs[name].goes is None]
+        candidates = [name for name in names if self.runs[name].stays is None and self.runs[name].goes is None]
         has_gone = True
         while has_gone:
             has_gone = False
-            for name in tuple(left):
+            for name in tuple(candidates):
                 if is_enough():
                     return
                 if self.needed_by(name) is None:
                     self._delete(name, reason)
-                    left.remove(name)
+                    candidates.remove(name)
                     has_gone = True
 
     def let_go_suite(self, name: str) -> None:
@@ -177,13 +177,15 @@ def plan(runs: Path, history: History | None, limits: Limits, *, now_ns: int) ->
     by_run = {summary.run: summary for summary in summaries}
     unfinished = _unfinished(records)
     try:
-        found = {path.name: _run(path, by_run) for path in run_folders(runs)}
-        suites = {path.name: _suite(path, unfinished, {one.id: one for one in records}) for path in _suite_runs(runs)}
+        candidates = {path.name: _run(path, by_run) for path in run_folders(runs)}
+        suites = {
+            path.name: _suite(path, unfinished, {record.id: record for record in records}) for path in _suite_runs(runs)
+        }
         leftovers = tuple(path for place in (runs, runs / SUITES) for path in _leftovers(place))
     except OSError as error:
         raise InfrastructureFailed(f"{error.filename or runs} cannot be read: {error.strerror}") from None
     newest = _newest_of_series(summaries)
-    for name, candidate in found.items():
+    for name, candidate in candidates.items():
         if candidate.stays is not None:
             continue
         if name in limits.keep:
@@ -195,9 +197,9 @@ def plan(runs: Path, history: History | None, limits: Limits, *, now_ns: int) ->
         elif candidate.suite_run in unfinished:
             candidate.stays = f"its suite run {candidate.suite_run} can be resumed"
     decision = _Decision(
-        runs=dict(sorted(found.items(), key=lambda item: item[1].ended_ns or 0)),
+        runs=dict(sorted(candidates.items(), key=lambda item: item[1].ended_ns or 0)),
         suites=suites,
-        dependents=_dependents(summaries, runs, found),
+        dependents=_dependents(summaries, runs, candidates),
     )
     _decide(decision, limits, now_ns, {summary.purpose.member.id for summary in summaries if summary.purpose.member})
     _say_who_needs(decision)
@@ -224,8 +226,8 @@ def _say_who_needs(decision: _Decision) -> None:
         if run.stays is None and (dependent := decision.needed_by(name)) is not None:
             run.stays = f"it is the baseline of {dependent}, which stays"
     for name, suite in decision.suites.items():
-        if suite.stays is None and (left := decision.members[name]):
-            suite.stays = f"{left} of its runs {'stays' if left == 1 else 'stay'}"
+        if suite.stays is None and (runs_left := decision.members[name]):
+            suite.stays = f"{runs_left} of its runs {'stays' if runs_left == 1 else 'stay'}"
 
 
 def _run(path: Path, summaries: Mapping[str, Summary]) -> Folder:
@@ -284,11 +286,11 @@ def _newest_of_series(summaries: Sequence[Summary]) -> frozenset[str]:
     return frozenset(newest.values())
 
 
-def _dependents(summaries: Sequence[Summary], runs: Path, found: Collection[str]) -> dict[str, set[str]]:
-    """Return the runs that were read against each baseline. One whose folder is gone from here needs none any more."""
+def _dependents(summaries: Sequence[Summary], runs: Path, folders: Collection[str]) -> dict[str, set[str]]:
+    """Return the runs that were compared with each baseline. A run whose folder is gone needs none."""
     dependents: dict[str, set[str]] = {}
     for summary in summaries:
-        if summary.run in found or Path(summary.folder).parent != runs:
+        if summary.run in folders or Path(summary.folder).parent != runs:
             for scaling in summary.scaling:
                 if scaling.baseline_run != summary.run:
                     dependents.setdefault(scaling.baseline_run, set()).add(summary.run)
@@ -316,8 +318,8 @@ def _size(folder: Path) -> int:
     size_bytes = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
-            found = path.lstat()
-            size_bytes += 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+            status = path.lstat()
+            size_bytes += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
     return size_bytes
 
 
@@ -329,7 +331,7 @@ def _is_suite_running(folder: Path) -> bool:
 
 
 def carry_out(
-    found: PrunePlan,
+    plan: PrunePlan,
     *,
     forget: Callable[[str], object] | None = None,
     remove: Callable[[Path], object] = shutil.rmtree,  # It follows no links.
@@ -343,7 +345,7 @@ def carry_out(
     """
     problems: list[str] = []
     gone: list[Folder] = []
-    for path in found.leftovers:
+    for path in plan.leftovers:
         try:
             with ExitStack() as stack:
                 if _lock(path, stack):
@@ -352,7 +354,7 @@ def carry_out(
             pass  # Another prune was faster.
         except OSError as error:
             problems.append(f"{path} could not be deleted: {in_words(error)}; the next prune tries again")
-    for folder in found.deleted:
+    for folder in plan.deleted:
         path = folder.path
         try:
             with ExitStack() as stack:

@@ -104,10 +104,10 @@ def _wait_until_gone(logs: Sequence[Path]) -> None:
     Raises:
         Misuse: one of them does not end.
     """
-    here, until_s = socket.gethostname(), time.monotonic() + GONE_S
+    host, until_s = socket.gethostname(), time.monotonic() + GONE_S
     for log in logs:
         opened = _last_opened(log)
-        while opened is not None and opened.host == here and _is_alive(opened):
+        while opened is not None and opened.host == host and _is_alive(opened):
             if time.monotonic() >= until_s:
                 raise Misuse(f"{log.parent}: process {opened.pid}, rank {opened.rank} of this run, still works; end it")
             time.sleep(0.1)
@@ -135,18 +135,18 @@ def _good_ends(log: Path) -> dict[int, int]:
 
     A log is read by lines, and only ends are decoded: readings are most of it, and do not matter here.
     """
-    found: dict[int, int] = {}
+    ends: dict[int, int] = {}
     position = 0
     if not log.exists():
-        return found
+        return ends
     with open_to_read(log) as file:
         for line in file:
             position += len(line)
             if line.startswith(_ENDED) and line.endswith(b"\n"):
                 record = msgspec.json.decode(line, type=Ended)
                 if record.error_type is None:
-                    found[record.trial] = position
-    return found
+                    ends[record.trial] = position
+    return ends
 
 
 def _note(file: run_dir.CaseFile, folder: Path, trials_done: int) -> int:

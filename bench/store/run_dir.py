@@ -148,8 +148,8 @@ def check_place(runs: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             runs.lstat()
         whole = runs.absolute()
-        there = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
-        with tempfile.TemporaryFile(dir=there):
+        existing_folder = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
+        with tempfile.TemporaryFile(dir=existing_folder):
             pass
     except OSError as error:
         raise InfrastructureFailed(
@@ -178,10 +178,10 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
     else:  # As its driver gives it.
         device_name = machine.gpus[0].name if machine.gpus else "a GPU that NVML does not name"
     try:
-        found = findings(case, folder, device_name)
+        results = findings(case, folder, device_name)
     except NewerSchema as error:
         raise Misuse(str(error)) from None
-    joined, not_joined = _joined(case, folder, found.trials_done)
+    joined, not_joined = _joined(case, folder, results.trials_done)
     placement = read_placement(folder)  # The engine of one machine writes none.
     return Summary(
         run=file.run,
@@ -193,17 +193,17 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         ended_ns=max(path.stat().st_mtime_ns for path in folder.iterdir()),
         outcome=outcome,
         cause=cause,
-        trials_done=found.trials_done,
-        estimates=(*found.estimates, *joined),
+        trials_done=results.trials_done,
+        estimates=(*results.estimates, *joined),
         scaling=(),
-        effective_batch=found.effective_batch,
-        peak=found.peak,
-        step_spread_ratio=max(found.step_spreads, default=None),
-        step_spreads=found.step_spreads,
+        effective_batch=results.effective_batch,
+        peak=results.peak,
+        step_spread_ratio=max(results.step_spreads, default=None),
+        step_spreads=results.step_spreads,
         hosts=(machine.hostname,) if placement is None else placement.hosts,
         # A run on the CPU leaves out the nodes' notes: what collectors of GPUs lack does not matter to it.
         notes=(
-            *found.notes,
+            *results.notes,
             *not_joined,
             *(
                 f"the run was interrupted: trials from {once.trials_done + 1} on are later"
@@ -299,13 +299,13 @@ def machine_of(folder: Path) -> Machine:
 
 def other_machines(folder: Path) -> dict[int, Machine]:
     """Read the machines of the run's nodes but the first, by number; those that cannot be read are left out."""
-    found = {}
+    machines = {}
     for path in folder.glob("machine*.json"):
         number = path.stem.removeprefix("machine")
         if number.isdecimal():
             with contextlib.suppress(Misuse):
-                found[int(number)] = _read(path, Machine)
-    return dict(sorted(found.items()))
+                machines[int(number)] = _read(path, Machine)
+    return dict(sorted(machines.items()))
 
 
 def case_file(folder: Path) -> CaseFile:
@@ -328,11 +328,11 @@ def free_slot(runs: Path) -> int:
 
     The caller holds the lock of the folder of runs, and writes the slot into case.json before it lets go.
     """
-    taken = set()
+    slots = set()
     for folder in running_folders(runs, of_all_users=True):
         with contextlib.suppress(Misuse):  # A run that cannot be read has no live series to be confused with ours.
-            taken.add(case_file(folder).slot)
-    return next(slot for slot in count() if slot not in taken)
+            slots.add(case_file(folder).slot)
+    return next(slot for slot in count() if slot not in slots)
 
 
 def write_json(path: Path, content: object) -> None:

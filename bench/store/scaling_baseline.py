@@ -34,7 +34,7 @@ class Point:
 def curve_of(summaries: Sequence[Summary]) -> tuple[Point, ...]:
     """Return the curve of the runs, in their order, each against the first."""
     first, *others = [
-        next((found for found in summary.estimates if found.metric == RUN_TOKENS_PER_SECOND.name), None)
+        next((figure for figure in summary.estimates if figure.metric == RUN_TOKENS_PER_SECOND.name), None)
         for summary in summaries
     ]
     points = [Point(summary=summaries[0], throughput=first, efficiency=None, reason="the others are read against it")]
@@ -73,9 +73,9 @@ def unlike(run: Summary, machine: Machine, baseline: Summary, its_machine: Machi
 
 def _differences_of_runs(run: Summary, machine: Machine, baseline: Summary, its_machine: Machine) -> Iterator[str]:
     for name, least in (("warm_up", "warm-up steps"), ("steps", "measured steps")):
-        wanted, there = getattr(run.case, name), getattr(baseline.case, name)
-        if there < wanted:
-            yield f"{there} {least}, the run {wanted}"
+        of_run, of_baseline = getattr(run.case, name), getattr(baseline.case, name)
+        if of_baseline < of_run:
+            yield f"{of_baseline} {least}, the run {of_run}"
     enough = min(run.trials_done, ENOUGH_TRIALS)
     if baseline.trials_done < enough:
         yield f"{plural(baseline.trials_done, 'trial')} done, the run {run.trials_done}"

@@ -36,49 +36,53 @@ def choose(
     Raises:
         Misuse: no case has a tag, or not one case fits the budget.
     """
-    asked = chosen(plan.suite, tags)
-    missing = set(state.missing((one.suite_case.name for one in plan.cases), is_failed_repeated=is_failed_repeated))
-    rest = replace(plan, cases=tuple(_rest(one, state) for one in plan.cases if one.suite_case.name in missing))
+    chosen_names = chosen(plan.suite, tags)
+    missing = set(
+        state.missing((planned.suite_case.name for planned in plan.cases), is_failed_repeated=is_failed_repeated)
+    )
+    rest = replace(
+        plan, cases=tuple(_rest(planned, state) for planned in plan.cases if planned.suite_case.name in missing)
+    )
     out = left_out(rest, tags, budget_s)
     wanted: list[PlannedCase] = []
     not_run: list[tuple[PlannedCase, CaseOutcome, str]] = []
-    for one in rest.cases:
-        name = one.suite_case.name
+    for planned in rest.cases:
+        name = planned.suite_case.name
         if name in out:
-            not_run.append((one, "left_out", out[name]))
-        elif one.refusal is not None:  # What nobody asked for is no failure where it cannot run.
-            not_run.append((one, "skipped" if name in asked else "left_out", one.refusal))
+            not_run.append((planned, "left_out", out[name]))
+        elif planned.refusal is not None:  # What nobody asked for is no failure where it cannot run.
+            not_run.append((planned, "skipped" if name in chosen_names else "left_out", planned.refusal))
         else:
-            wanted.append(one)
+            wanted.append(planned)
     if budget_s is not None:
-        wanted.sort(key=lambda one: -one.suite_case.importance)
+        wanted.sort(key=lambda planned: -planned.suite_case.importance)
     return Choice(cases=tuple(wanted), not_run=tuple(not_run))
 
 
 def as_chosen(plan: SuitePlan, choice: Choice, state: SuiteState) -> tuple[SuitePlan, dict[str, str]]:
     """Return the plan with the estimates of what is missing, and why cases that could run are left out, by name."""
-    wanted = {one.suite_case.name: one for one in choice.cases}
-    out = {one.suite_case.name: reason for one, _, reason in choice.not_run if one.refusal is None}
-    for one in plan.cases:
-        name = one.suite_case.name
-        if one.refusal is None and name not in wanted and name not in out:
+    wanted = {planned.suite_case.name: planned for planned in choice.cases}
+    out = {planned.suite_case.name: reason for planned, _, reason in choice.not_run if planned.refusal is None}
+    for planned in plan.cases:
+        name = planned.suite_case.name
+        if planned.refusal is None and name not in wanted and name not in out:
             outcome = state.case(name).outcome
             again = "" if outcome == "done" else "; --repeat-failed runs it again"
             out[name] = f"it is {str(outcome).replace('_', ' ')} already{again}"
-    return replace(plan, cases=tuple(wanted.get(one.suite_case.name, one) for one in plan.cases)), out
+    return replace(plan, cases=tuple(wanted.get(planned.suite_case.name, planned) for planned in plan.cases)), out
 
 
-def _rest(one: PlannedCase, state: SuiteState) -> PlannedCase:
+def _rest(planned: PlannedCase, state: SuiteState) -> PlannedCase:
     """Return the case with the estimate of the trials that it still lacks."""
-    known = state.case(one.suite_case.name)
-    if one.case is None or one.estimate_s is None or known.run_to_resume is None:
-        return one
-    return replace(one, estimate_s=one.estimate_s * (1 - len(known.trials_done) / one.case.trials))
+    known = state.case(planned.suite_case.name)
+    if planned.case is None or planned.estimate_s is None or known.run_to_resume is None:
+        return planned
+    return replace(planned, estimate_s=planned.estimate_s * (1 - len(known.trials_done) / planned.case.trials))
 
 
-def why_left_out(one: PlannedCase, left_s: float) -> str:
+def why_left_out(planned: PlannedCase, left_s: float) -> str:
     """Return why a case does not fit the time that is left of a budget."""
-    about = "an unknown time" if one.estimate_s is None else f"about {one.estimate_s:.0f} s"
+    about = "an unknown time" if planned.estimate_s is None else f"about {planned.estimate_s:.0f} s"
     return f"--budget: it takes {about}, and {max(left_s, 0):.0f} s were left"
 
 
@@ -86,14 +90,14 @@ def blocks_of(cases: Iterable[PlannedCase]) -> list[tuple[PlannedCase, ...]]:
     """Return the cases by block, in the order in which each block comes first; but a baseline's block before others."""
     blocks: dict[str, list[PlannedCase]] = {}
     block_of: dict[str | None, str] = {}
-    for one in cases:
-        blocks.setdefault(one.suite_case.block, []).append(one)
-        block_of[one.suite_case.name] = one.suite_case.block
+    for planned in cases:
+        blocks.setdefault(planned.suite_case.block, []).append(planned)
+        block_of[planned.suite_case.name] = planned.suite_case.block
     ordered: dict[str, None] = {}
 
     def place(block: str, above: frozenset[str]) -> None:
-        for one in blocks[block]:
-            needed = block_of.get(one.suite_case.baseline)
+        for planned in blocks[block]:
+            needed = block_of.get(planned.suite_case.baseline)
             if needed is not None and needed not in above and needed not in ordered:
                 place(needed, above | {needed})
         ordered.setdefault(block)

@@ -107,8 +107,8 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
         raise Misuse(str(error)) from None
 
     tables = _resolve(document, path)
-    every = [one for table in tables.values() for one in table]
-    cases = tuple(one.case for one in every)
+    entries = [entry for table in tables.values() for entry in table]
+    cases = tuple(entry.case for entry in entries)
     if len(cases) > MOST_CASES:
         raise Misuse(f"{path} has {len(cases):,} cases; it may have {MOST_CASES:,}: make it several suites")
     levers = tuple(_lever(name, table, tables, path) for name, table in document.get("lever", {}).items())
@@ -118,7 +118,7 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
             f"{path}: the file's name cannot be its suite's, which is {NAMES}; add a line name = \"...\" to it"
         )
     is_nightly, hours = document.get("nightly", False), document.get("period_hours")
-    resolved = msgspec.json.encode((name, is_nightly, hours, cases, levers), order="sorted")
+    content = msgspec.json.encode((name, is_nightly, hours, cases, levers), order="sorted")
     return Suite(
         name=name,
         description=document.get("description", "").strip(),
@@ -127,8 +127,10 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
         period_s=None if hours is None else 3600.0 * hours,
         cases=cases,
         levers=levers,
-        digest=hashlib.sha256(resolved).hexdigest(),
-        margins={one.case.name: one.point.values["gate"]["margin"] for one in every if "gate" in one.point.values},
+        digest=hashlib.sha256(content).hexdigest(),
+        margins={
+            entry.case.name: entry.point.values["gate"]["margin"] for entry in entries if "gate" in entry.point.values
+        },
     )
 
 
@@ -160,7 +162,7 @@ def _resolve(document: Mapping[str, Any], path: Path) -> dict[str, list[_Resolve
     """Return the cases of each table, in the file's order."""
     defaults, tables = document.get("defaults", {}), document["case"]
     merged = {name: _merged(name, own, defaults, f"{path}: [case.{name}]") for name, own in tables.items()}
-    found: dict[str, list[_Resolved]] = {}
+    by_table: dict[str, list[_Resolved]] = {}
     for name in _baselines_first(merged, path):
         place = f"{path}: [case.{name}]"
         zipped, excluded = merged[name].get("zip", ()), merged[name].get("exclude", ())
@@ -170,8 +172,8 @@ def _resolve(document: Mapping[str, Any], path: Path) -> dict[str, list[_Resolve
             _Resolved(case=_case(name, point, place), point=point)
             for point in points(flat, swept, zipped=zipped, excluded=excluded, place=place)
         ]
-        found[name] = _with_baselines(cases, merged[name], found, place, has_own_batch="batch" in tables[name])
-    return {name: found[name] for name in tables}
+        by_table[name] = _with_baselines(cases, merged[name], by_table, place, has_own_batch="batch" in tables[name])
+    return {name: by_table[name] for name in tables}
 
 
 def _merged(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def _merged(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], plac
     """
     strategies = own.get("strategy", name)
     try:
-        specs = [find_spec(one) for one in (strategies if isinstance(strategies, list) else [strategies])]
+        specs = [find_spec(strategy) for strategy in (strategies if isinstance(strategies, list) else [strategies])]
     except Misuse as error:
         raise Misuse(f"{place} names no strategy, and has no key strategy: {error}") from None
     if len({spec.kind for spec in specs}) > 1:
@@ -191,13 +193,16 @@ def _merged(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], plac
             if key in _OF_TRAINING:
                 raise Misuse(f"{place} {key} is of training, and {specs[0].name} is a probe; leave it out")
         defaults = {key: value for key, value in defaults.items() if key not in _OF_TRAINING}
-    found = dict(own)
+    table = dict(own)
     for key, value in defaults.items():
-        if key not in found:
-            found[key] = value
+        if key not in table:
+            table[key] = value
         elif isinstance(value, dict):
-            found[key] = {**found[key], **{inner: one for inner, one in value.items() if inner not in found[key]}}
-    return found
+            table[key] = {
+                **table[key],
+                **{inner: default for inner, default in value.items() if inner not in table[key]},
+            }
+    return table
 
 
 def _baselines_first(tables: Mapping[str, Mapping[str, Any]], path: Path) -> list[str]:
@@ -326,21 +331,21 @@ def _with_baselines(
                 " list; set batch in the cases that shall have each of its values"
             )
 
-    found = []
-    for one in cases:
-        base = _baseline_of(one, baseline, cases if is_own else others[_table_of(baseline)], moving, place)
-        case = one.case
+    entries = []
+    for entry in cases:
+        base = _baseline_of(entry, baseline, cases if is_own else others[_table_of(baseline)], moving, place)
+        case = entry.case
         if base.case is not case:
             case = replace(case, baseline=base.case.name, block=table.get("block", base.case.block))
-            if base.ranks >= one.ranks:
+            if base.ranks >= entry.ranks:
                 raise Misuse(
                     f"{place} baseline of {case.name} is {base.case.name}, which has not fewer ranks than its"
-                    f" {one.ranks}; leave such ranks out, or choose a baseline with fewer"
+                    f" {entry.ranks}; leave such ranks out, or choose a baseline with fewer"
                 )
             if scaling == "weak" and "batch" not in moving:
                 case = replace(case, args=_weakly_scaled(case, base.case, place))
-        found.append(replace(one, case=case))
-    return found
+        entries.append(replace(entry, case=case))
+    return entries
 
 
 def _moving_with_ranks(table: Mapping[str, Any]) -> set[str]:
@@ -349,39 +354,43 @@ def _moving_with_ranks(table: Mapping[str, Any]) -> set[str]:
     return {"ranks"}.union(*(group for group in groups if "ranks" in group))
 
 
-def _baseline_of(one: _Resolved, name: str, candidates: Sequence[_Resolved], moving: Set[str], place: str) -> _Resolved:
+def _baseline_of(
+    entry: _Resolved, name: str, candidates: Sequence[_Resolved], moving: Set[str], place: str
+) -> _Resolved:
     """Return the case of this name; for the name of a table, its case of fewest ranks that is like the case otherwise.
 
-    moving: axes that tell nothing of whom the case is compared with.
+    moving: axes that do not choose the baseline.
     """
-    found = [other for other in candidates if name in (other.case.name, other.case.table)]
-    if not found:
+    baselines = [other for other in candidates if name in (other.case.name, other.case.table)]
+    if not baselines:
         names = [other.case.name for other in candidates]
         raise Misuse(
             f"{place} baseline is {shown(name)}, which is no case of the suite{nearest(name, names)};"
             f" its table has: {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
         )
-    if any(other.case.args.ranks is None for other in found):
-        raise Misuse(f"{place} baseline {name} has no ranks; give [case.{found[0].case.table}] ranks")
-    if len(found) > 1:
-        shared = (one.point.swept.keys() & found[0].point.swept.keys()) - moving
-        found = [
-            other for other in found if all(is_same(one.point.swept[axis], other.point.swept[axis]) for axis in shared)
+    if any(other.case.args.ranks is None for other in baselines):
+        raise Misuse(f"{place} baseline {name} has no ranks; give [case.{baselines[0].case.table}] ranks")
+    if len(baselines) > 1:
+        shared = (entry.point.swept.keys() & baselines[0].point.swept.keys()) - moving
+        baselines = [
+            other
+            for other in baselines
+            if all(is_same(entry.point.swept[axis], other.point.swept[axis]) for axis in shared)
         ]
-        fewest = min((other.ranks for other in found), default=0)
-        found = [other for other in found if other.ranks == fewest]
-    if len(found) != 1:
-        names = [other.case.name for other in found]
+        fewest = min((other.ranks for other in baselines), default=0)
+        baselines = [other for other in baselines if other.ranks == fewest]
+    if len(baselines) != 1:
+        names = [other.case.name for other in baselines]
         raise Misuse(
-            f"{place} baseline of {one.case.name} is {name}, of which {' and '.join(names) or 'no case'} would do;"
+            f"{place} baseline of {entry.case.name} is {name}, of which {' and '.join(names) or 'no case'} would do;"
             " name one case, or give both tables the same lists"
         )
-    return found[0]
+    return baselines[0]
 
 
 def _weakly_scaled(case: SuiteCase, base: SuiteCase, place: str) -> CaseArgs:
-    """Return the case's arguments with the batch that gives each rank that trains the work of one of the baseline."""
-    trained, base_trained = (_training_ranks(one, place) for one in (case, base))
+    """Return the case's arguments with a batch that gives each training rank as much work as in the baseline."""
+    trained, base_trained = (_training_ranks(side, place) for side in (case, base))
     batch = shape_of(base.args).batch
     if not trained or not base_trained:
         raise Misuse(f"{place} scaling: {(base if trained else case).name} has no rank that trains")
@@ -393,9 +402,9 @@ def _weakly_scaled(case: SuiteCase, base: SuiteCase, place: str) -> CaseArgs:
     return replace(case.args, dimensions={**case.args.dimensions, "batch": batch * trained // base_trained})
 
 
-def _training_ranks(one: SuiteCase, place: str) -> int:
+def _training_ranks(suite_case: SuiteCase, place: str) -> int:
     """Return how many ranks share the work of a batch, by the strategy's spec."""
-    args, spec = one.args, find_spec(one.args.strategy)
+    args, spec = suite_case.args, find_spec(suite_case.args.strategy)
     assert args.ranks is not None, "a curve's cases have ranks"
     case = Case(
         strategy=spec.name,
@@ -411,7 +420,7 @@ def _training_ranks(one: SuiteCase, place: str) -> int:
         return spec.training_ranks(case)
     except ZeroDivisionError:  # A mesh with an axis of no rank, which only a checked case cannot have.
         raise Misuse(
-            f"{place} ranks of {one.name} is {case.ranks}, too few for its options; {spec.name} needs"
+            f"{place} ranks of {suite_case.name} is {case.ranks}, too few for its options; {spec.name} needs"
             f" {spec.needs.text()}"
         ) from None
 
@@ -446,11 +455,11 @@ def _lever(name: str, table: Mapping[str, Any], cases: Mapping[str, Sequence[_Re
 
 
 def _one_case(name: str, cases: Mapping[str, Sequence[_Resolved]], place: str) -> SuiteCase:
-    everywhere = [one.case for table in cases.values() for one in table]
-    found = [case for case in everywhere if name in (case.name, case.table)]
-    if len(found) == 1:
-        return found[0]
-    names = [case.name for case in found or everywhere]
-    what = "which is no case of the suite" if not found else "a table of several cases"
+    everywhere = [entry.case for table in cases.values() for entry in table]
+    matches = [case for case in everywhere if name in (case.name, case.table)]
+    if len(matches) == 1:
+        return matches[0]
+    names = [case.name for case in matches or everywhere]
+    what = "which is no case of the suite" if not matches else "a table of several cases"
     allowed = ", ".join(names[:8]) + ", ..." * (len(names) > 8)
     raise Misuse(f"{place} is {shown(name)}, {what}{nearest(name, names)}; it may be {allowed}")

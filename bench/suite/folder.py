@@ -81,12 +81,12 @@ def _make_place(suites: Path) -> None:
         mode = suites.parent.stat().st_mode
         if mode & stat.S_IWGRP and mode & stat.S_ISVTX:
             suites.chmod(stat.S_IMODE(mode))
-    found = suites.lstat()
-    if stat.S_ISLNK(found.st_mode):
+    status = suites.lstat()
+    if stat.S_ISLNK(status.st_mode):
         raise NotOurs(errno.EPERM, f"{suites} is a link, and must be a folder itself", str(suites))
-    if found.st_uid != os.geteuid() and is_open_to_others(found):
+    if status.st_uid != os.geteuid() and is_open_to_others(status):
         raise NotOurs(
-            errno.EPERM, f"{suites} belongs to {user_name(found.st_uid)}, and others may write it", str(suites)
+            errno.EPERM, f"{suites} belongs to {user_name(status.st_uid)}, and others may write it", str(suites)
         )
 
 
@@ -133,13 +133,15 @@ def find_suite_run(runs: Path, suite_run: str) -> Path:
         Misuse: there is none, or several.
     """
     names = [folder.name for folder in suite_run_folders(runs)]
-    found = [name for name in names if name == suite_run] or [name for name in names if name.startswith(suite_run)]
-    if not found:
+    matches = [name for name in names if name == suite_run] or [name for name in names if name.startswith(suite_run)]
+    if not matches:
         newest = ", ".join(names[:CANDIDATES_SHOWN]) or "none"
         raise Misuse(f'suite run "{suite_run}" is unknown; the newest in {runs / SUITE_RUNS} are: {newest}')
-    if len(found) > 1:
-        raise Misuse(f'suite run "{suite_run}" may be any of {", ".join(found[:CANDIDATES_SHOWN])}; give more letters')
-    return runs / SUITE_RUNS / found[0]
+    if len(matches) > 1:
+        raise Misuse(
+            f'suite run "{suite_run}" may be any of {", ".join(matches[:CANDIDATES_SHOWN])}; give more letters'
+        )
+    return runs / SUITE_RUNS / matches[0]
 
 
 def suite_of(suite_run: str) -> str:
@@ -177,19 +179,21 @@ def _as_document(suite: Suite) -> dict[str, Any]:
 
 
 def _difference(path: Path, suite: Suite) -> str:
-    """Say in what the suite differs from the one that was kept in this file."""
+    """Describe how the suite differs from the suite stored in this file."""
     try:
         before = msgspec.json.decode(read_small(path, follows_link=False), type=dict[str, Any])
-        kept, now = ({case["name"]: case for case in one["cases"]} for one in (before, _as_document(suite)))
+        old_cases, new_cases = (
+            {case["name"]: case for case in document["cases"]} for document in (before, _as_document(suite))
+        )
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
         return f"{path} does not tell how ({in_words(error)})"
-    differences = [f'case "{name}" is no more in it' for name in kept if name not in now]
-    differences += [f'case "{name}" is new in it' for name in now if name not in kept]
+    differences = [f'case "{name}" is no more in it' for name in old_cases if name not in new_cases]
+    differences += [f'case "{name}" is new in it' for name in new_cases if name not in old_cases]
     differences += [
         f'{key} of case "{name}" was {was}, and is {is_now}'
-        for name in kept
-        if name in now
-        for key, was, is_now in _differing(kept[name], now[name])
+        for name in old_cases
+        if name in new_cases
+        for key, was, is_now in _differing(old_cases[name], new_cases[name])
     ]
     more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
     return f"{differences[0]}{more}" if differences else "its levers or the order of its cases"

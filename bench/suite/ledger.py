@@ -143,9 +143,9 @@ def judge(case: SuiteCase, ended: TrialOutcome, cause: FailureCause | None) -> J
             [expect.outcome.replace("_", " "), *([f"({expect.cause})"] if expect.cause else [])]
             + ([] if expect.rank is None else [f"by rank {expect.rank}"])
         )
-        found = "it ended well" if cause is None else f"{ended.replace('_', ' ')}: {cause.text}"
+        end = "it ended well" if cause is None else f"{ended.replace('_', ' ')}: {cause.text}"
         return Judgement(
-            outcome="failed", reason=f"expected was {wanted}, but {found}", is_infrastructure=is_infrastructure
+            outcome="failed", reason=f"expected was {wanted}, but {end}", is_infrastructure=is_infrastructure
         )
     if cause is None:
         return Judgement(outcome=ended)

@@ -59,19 +59,19 @@ def judge_levers(levers: Sequence[Lever], cases: Iterable[CaseEnd]) -> tuple[Jud
     )
 
 
-def judge_ratio(found: EstimatedRatio, claim: Claim) -> tuple[Verdict, str | None]:
+def judge_ratio(estimated_ratio: EstimatedRatio, claim: Claim) -> tuple[Verdict, str | None]:
     """Return the verdict on a ratio by the rule above, and why it is unsure."""
-    if found.low is None or found.high is None:
-        if min(found.numerator_trials, found.denominator_trials) == 1:
-            return "unsure", found.why_no_interval
-        low = high = found.value
+    if estimated_ratio.low is None or estimated_ratio.high is None:
+        if min(estimated_ratio.numerator_trials, estimated_ratio.denominator_trials) == 1:
+            return "unsure", estimated_ratio.why_no_interval
+        low = high = estimated_ratio.value
     else:
-        low, high = found.low, found.high
+        low, high = estimated_ratio.low, estimated_ratio.high
     if low > claim.high:
         return "more", None
     if high < claim.low:
         return "less", None
-    if not claim.low <= found.value <= claim.high:
+    if not claim.low <= estimated_ratio.value <= claim.high:
         return "unsure", "the interval reaches into what is claimed, and the ratio is outside; more trials would tell"
     # high / low <= claim.high / claim.low, for a claim that may begin at 0.
     if high * claim.low > claim.high * low:
@@ -84,9 +84,11 @@ def _judge(lever: Lever, claim: Claim, off: CaseEnd | None, on: CaseEnd | None) 
         without, with_it = _measured(lever.off, off, claim), _measured(lever.on, on, claim)
     except _Absent as absent:
         return Judgement(lever=lever, claim=claim, reason=str(absent))
-    found = ratio(with_it, without)
-    verdict, reason = judge_ratio(found, claim)
-    return Judgement(lever=lever, claim=claim, off=without, on=with_it, ratio=found, verdict=verdict, reason=reason)
+    estimated_ratio = ratio(with_it, without)
+    verdict, reason = judge_ratio(estimated_ratio, claim)
+    return Judgement(
+        lever=lever, claim=claim, off=without, on=with_it, ratio=estimated_ratio, verdict=verdict, reason=reason
+    )
 
 
 class _Absent(Exception):
@@ -94,7 +96,7 @@ class _Absent(Exception):
 
 
 def _measured(name: str, case: CaseEnd | None, claim: Claim) -> Estimate:
-    """Return what the case measured of the claim's metric."""
+    """Return the case's estimate of the claim's metric."""
     if case is None or case.outcome is None:
         raise _Absent(f"{name} did not run")
     summary = case.summary
@@ -104,11 +106,11 @@ def _measured(name: str, case: CaseEnd | None, claim: Claim) -> Estimate:
         raise _Absent(f"the run of {name} is not on this machine any more")
     if claim.device not in (None, summary.case.device):
         raise _Absent(f"it is claimed for {claim.device}, and {name} ran on {summary.case.device}")
-    for found in summary.estimates:
-        if found.metric == claim.metric and found.labels == claim.labels:
-            if min(found.median, *found.trials) <= 0:
-                raise _Absent(f"{name} has {found.median:g} of it, so that no ratio is defined")
-            return found
+    for estimate in summary.estimates:
+        if estimate.metric == claim.metric and estimate.labels == claim.labels:
+            if min(estimate.median, *estimate.trials) <= 0:
+                raise _Absent(f"{name} has {estimate.median:g} of it, so that no ratio is defined")
+            return estimate
     labels = ", ".join(f"{key} {value}" for key, value in claim.labels.items())
     raise _Absent(
         f"{name} has no {claim.metric}{f' of {labels}' if labels else ''}; `observatory show {summary.run} --details`"

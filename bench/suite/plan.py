@@ -82,12 +82,12 @@ def plan_suite(suite: Suite, node: NodeResources, history: PastRuns | str) -> Su
             and key.
         InfrastructureFailed: the history cannot be read.
     """
-    checked = [_check(one, node, suite) for one in suite.cases]
-    cases = {each.one.name: each.case for each in checked}
-    of_name = {each.one.name: each for each in checked}
+    checked = [_check(suite_case, node, suite) for suite_case in suite.cases]
+    cases = {each.suite_case.name: each.case for each in checked}
+    of_name = {each.suite_case.name: each for each in checked}
     for each in checked:
-        if each.one.baseline is not None:
-            _check_baseline(each, of_name[each.one.baseline], suite)
+        if each.suite_case.baseline is not None:
+            _check_baseline(each, of_name[each.suite_case.baseline], suite)
     _refuse_twins(suite, cases)
     if isinstance(history, str):
         return SuitePlan(suite=suite, cases=tuple(_planned(each, node, history) for each in checked))
@@ -105,88 +105,93 @@ def plan_suite(suite: Suite, node: NodeResources, history: PastRuns | str) -> Su
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checked:
     """A case that some machine can run. case: on this machine where it can, else on one that lacks nothing; None where
-    a package that is not installed would have to tell. refusal: why it cannot run here."""
+    only a missing package could tell. refusal: why it cannot run here."""
 
-    one: SuiteCase
+    suite_case: SuiteCase
     case: Case | None
     fault: Fault | None = None
     refusal: str | None = None
     crowds: tuple[str, ...] = ()
 
 
-def _check(one: SuiteCase, node: NodeResources, suite: Suite) -> _Checked:
+def _check(suite_case: SuiteCase, node: NodeResources, suite: Suite) -> _Checked:
     """Return the case, checked on this machine.
 
     Raises:
         Misuse: no machine can run it, or its fault or its profiler windows do not fit.
     """
-    if missing := find_spec(one.args.strategy).missing_packages():
-        return _Checked(one=one, case=None, refusal=_without_dashes(missing[0]))
-    ranks = None if one.args.ranks is None else one.args.ranks[0]
+    if missing := find_spec(suite_case.args.strategy).missing_packages():
+        return _Checked(suite_case=suite_case, case=None, refusal=_without_dashes(missing[0]))
+    ranks = None if suite_case.args.ranks is None else suite_case.args.ranks[0]
     error_here: str | None = None
     try:
-        case = case_of_args(one.args, ranks, node)
+        case = case_of_args(suite_case.args, ranks, node)
     except (Misuse, InfrastructureFailed) as error:
         error_here = _without_dashes(str(error))
-        case = _elsewhere(one, ranks, node, suite)
+        case = _elsewhere(suite_case, ranks, node, suite)
     key = "trace_every"
     try:
-        check_instrumentation(one.instrumentation, case)
+        check_instrumentation(suite_case.instrumentation, case)
         key = "inject"
-        fault = None if one.fault is None else parse_fault(one.fault, ranks=case.ranks, steps=case.positions())
+        fault = (
+            None
+            if suite_case.fault is None
+            else parse_fault(suite_case.fault, ranks=case.ranks, steps=case.positions())
+        )
     except Misuse as error:
-        raise _misuse(suite, one, str(error), key) from None
-    if one.expect is not None and one.expect.rank is not None and one.expect.rank >= case.ranks:
-        raise _misuse(suite, one, f"rank is {one.expect.rank}; ranks are 0 to {case.ranks - 1}", "expect")
-    refusal = _lacking(one, node) or error_here
+        raise _misuse(suite, suite_case, str(error), key) from None
+    if suite_case.expect is not None and suite_case.expect.rank is not None and suite_case.expect.rank >= case.ranks:
+        raise _misuse(suite, suite_case, f"rank is {suite_case.expect.rank}; ranks are 0 to {case.ranks - 1}", "expect")
+    refusal = _lacking(suite_case, node) or error_here
     crowds: list[str] = []
     if refusal is None:
         try:
             crowds = check_room(case, node)
-            _check_needed_memory(one, case, node)
+            _check_needed_memory(suite_case, case, node)
         except Misuse as error:
             refusal = _without_dashes(str(error))
-    return _Checked(one=one, case=case, fault=fault, refusal=refusal, crowds=() if refusal else tuple(crowds))
+    return _Checked(
+        suite_case=suite_case, case=case, fault=fault, refusal=refusal, crowds=() if refusal else tuple(crowds)
+    )
 
 
-def _elsewhere(one: SuiteCase, ranks: int | None, node: NodeResources, suite: Suite) -> Case:
-    """Return a case that this machine cannot run, as a machine runs it that lacks nothing.
+def _elsewhere(suite_case: SuiteCase, ranks: int | None, node: NodeResources, suite: Suite) -> Case:
+    """Return a case that this machine cannot run as a machine that lacks nothing would run it.
 
     Raises:
-        Misuse: none can.
+        Misuse: no machine can run it.
     """
     gpu = Gpu(index=0, name="any", uuid="any", memory_bytes=None)
     gpus = Gpus(gpus=(gpu,) * (ranks or 8))
     with_gpus = replace(node, cluster=None, cores=LARGEST, gpus=gpus, torch=TorchBuild(cuda="any"), ranks_per_node=None)
     without = replace(with_gpus, gpus=Gpus())
-    device: Device = one.args.device or ("cuda" if node.gpus.gpus else "cpu")
+    device: Device = suite_case.args.device or ("cuda" if node.gpus.gpus else "cpu")
     errors = []
     for place in (with_gpus, without) if device == "cuda" else (without, with_gpus):
         try:
-            return case_of_args(one.args, ranks, place)
+            return case_of_args(suite_case.args, ranks, place)
         except (Misuse, InfrastructureFailed) as error:
             errors.append(str(error))
-    raise _misuse(suite, one, errors[0])
+    raise _misuse(suite, suite_case, errors[0])
 
 
-def _lacking(one: SuiteCase, node: NodeResources) -> str | None:
-    """Return which nodes or GPUs that the suite asks for are not here."""
+def _lacking(suite_case: SuiteCase, node: NodeResources) -> str | None:
+    """Return the nodes or GPUs that the case needs and this machine lacks."""
     gpus = len(node.gpus.gpus)
-    if one.needs.nodes > node.nodes:
-        return (
-            f"it needs {one.needs.nodes} nodes, and {'this is one' if node.nodes == 1 else f'these are {node.nodes}'}"
-        )
-    if one.needs.gpus > gpus and node.has_told_gpus:
+    if suite_case.needs.nodes > node.nodes:
+        present = "this is one" if node.nodes == 1 else f"these are {node.nodes}"
+        return f"it needs {suite_case.needs.nodes} nodes, and {present}"
+    if suite_case.needs.gpus > gpus and node.has_told_gpus:
         why = f" ({why_no_gpu(node.gpus, node.torch)})" if not gpus else ""
-        return f"it needs {plural(one.needs.gpus, 'GPU')}, and {gpus} can be used here{why}"
+        return f"it needs {plural(suite_case.needs.gpus, 'GPU')}, and {gpus} can be used here{why}"
     return None
 
 
-def _check_needed_memory(one: SuiteCase, case: Case, node: NodeResources) -> None:
-    """Refuse a case that needs more memory, by its own word, than this machine has.
+def _check_needed_memory(suite_case: SuiteCase, case: Case, node: NodeResources) -> None:
+    """Refuse a case that declares a need for more memory than this machine has.
 
     Raises:
-        Misuse: it does.
+        Misuse: the memory does not suffice.
     """
     sizes = [gpu.memory_bytes for gpu in node.gpus.gpus if gpu.memory_bytes is not None]
     here_bytes, whose = (node.host_bytes, f"{node.whose} has available")
@@ -194,8 +199,8 @@ def _check_needed_memory(one: SuiteCase, case: Case, node: NodeResources) -> Non
         if not sizes:
             return
         here_bytes, whose = min(sizes), "a GPU has"
-    if one.needs.memory_bytes > here_bytes:
-        raise Misuse(f"it needs {one.needs.memory_bytes / 1e9:,.1f} GB, and {whose} {here_bytes / 1e9:,.1f} GB")
+    if suite_case.needs.memory_bytes > here_bytes:
+        raise Misuse(f"it needs {suite_case.needs.memory_bytes / 1e9:,.1f} GB, and {whose} {here_bytes / 1e9:,.1f} GB")
 
 
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
@@ -203,12 +208,12 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 def _without_dashes(text: str) -> str:
     """Return the text with keys in place of options of a command line: `take --warm-up 2` becomes `take warm_up 2`."""
-    return _OPTION.sub(lambda found: found[1].replace("-", "_"), text)
+    return _OPTION.sub(lambda option: option[1].replace("-", "_"), text)
 
 
-def _misuse(suite: Suite, one: SuiteCase, text: str, key: str | None = None) -> Misuse:
-    """Return the error of a case: file, table, key and the text. key: by default the one that the text speaks of."""
-    text, args = _without_dashes(text), one.args
+def _misuse(suite: Suite, suite_case: SuiteCase, text: str, key: str | None = None) -> Misuse:
+    """Return the error of a case: file, table, key and the text. key: by default the first one in the text."""
+    text, args = _without_dashes(text), suite_case.args
     if key is None:
         keys = [option.partition("=")[0] for option in args.options] + list(args.dimensions)
         keys += [field.name for field in fields(args)]
@@ -216,17 +221,17 @@ def _misuse(suite: Suite, one: SuiteCase, text: str, key: str | None = None) -> 
             word.replace("-", "_"): place for place, word in reversed(list(enumerate(re.findall(r"[\w-]+", text))))
         }
         key = min((word for word in keys if word in words), key=lambda word: words[word], default="strategy")
-    name = "" if one.name == one.table else f" of {one.name}"
-    return Misuse(f"{suite.path}: [case.{one.table}] {key}{name}: {text}")
+    name = "" if suite_case.name == suite_case.table else f" of {suite_case.name}"
+    return Misuse(f"{suite.path}: [case.{suite_case.table}] {key}{name}: {text}")
 
 
 def _check_baseline(each: _Checked, baseline: _Checked, suite: Suite) -> None:
-    """Refuse a baseline that allows no scaling efficiency, or another one than the file says.
+    """Refuse a baseline that gives no scaling efficiency, or another kind than the file declares.
 
     Raises:
         Misuse: it has not fewer ranks, is another workload, or its batch fits no scaling, or not the declared one.
     """
-    one, case, base = each.one, each.case, baseline.case
+    suite_case, case, base = each.suite_case, each.case, baseline.case
     if case is None or base is None:
         return
     if case.device != base.device and (each.refusal is not None or baseline.refusal is not None):
@@ -234,11 +239,12 @@ def _check_baseline(each: _Checked, baseline: _Checked, suite: Suite) -> None:
     try:
         scaling = scaling_between(case, base)
     except Misuse as error:
-        raise Misuse(f"{suite.path}: [case.{one.table}] baseline of {one.name}: {error}") from None
-    if one.scaling is not None and scaling != one.scaling:
+        raise Misuse(f"{suite.path}: [case.{suite_case.table}] baseline of {suite_case.name}: {error}") from None
+    if suite_case.scaling is not None and scaling != suite_case.scaling:
         raise Misuse(
-            f"{suite.path}: [case.{one.table}] scaling of {one.name} is {one.scaling}; with batch {case.shape.batch}"
-            f" and {base.shape.batch} of {one.baseline} it is {scaling}: change the one or the other"
+            f"{suite.path}: [case.{suite_case.table}] scaling of {suite_case.name} is {suite_case.scaling};"
+            f" with batch {case.shape.batch} and {base.shape.batch} of {suite_case.baseline} it is {scaling}:"
+            " change the one or the other"
         )
 
 
@@ -248,17 +254,17 @@ def _refuse_twins(suite: Suite, cases: Mapping[str, Case | None]) -> None:
     Raises:
         Misuse: the message names both.
     """
-    seen: dict[object, SuiteCase] = {}
-    for one in suite.cases:
-        case = cases[one.name]
+    first_of: dict[object, SuiteCase] = {}
+    for suite_case in suite.cases:
+        case = cases[suite_case.name]
         if case is None:
             continue
         often = (case.trials, case.steps, case.warm_up, case.trace_steps, case.seed)
-        same = (case.key(), often, one.fault, one.instrumentation, one.keep_traces)
-        if (twin := seen.setdefault(same, one)) is not one:
+        same = (case.key(), often, suite_case.fault, suite_case.instrumentation, suite_case.keep_traces)
+        if (twin := first_of.setdefault(same, suite_case)) is not suite_case:
             raise Misuse(
-                f"{suite.path}: [case.{one.table}] {one.name} is the same case as {twin.name}; leave one out, or give"
-                " them different values"
+                f"{suite.path}: [case.{suite_case.table}] {suite_case.name} is the same case as {twin.name}; leave"
+                " one out, or give them different values"
             )
 
 
@@ -271,7 +277,7 @@ def _trial_times(runs: Sequence[Summary]) -> dict[tuple[str, str], list[float]]:
     Cases that are measured in turn share the time from the first's beginning to the last's end, so each instant counts
     for a run as one divided by the number of runs that had begun and not ended.
     """
-    found: dict[tuple[str, str], list[float]] = {}
+    times: dict[tuple[str, str], list[float]] = {}
     edges = sorted({edge for run in runs for edge in (run.started_ns, run.ended_ns)})
     begun = sorted(run.started_ns for run in runs)
     ended = sorted(run.ended_ns for run in runs)
@@ -285,8 +291,8 @@ def _trial_times(runs: Sequence[Summary]) -> dict[tuple[str, str], list[float]]:
         if run.outcome == "done" and run.trials_done:
             elapsed_s = at[run.ended_ns] - at[run.started_ns]
             per_step_s = elapsed_s / run.trials_done / _steps(run.case)
-            found.setdefault((run.case.key(), run.hardware), []).append(per_step_s)
-    return found
+            times.setdefault((run.case.key(), run.hardware), []).append(per_step_s)
+    return times
 
 
 def _steps(case: Case) -> int:
@@ -301,10 +307,10 @@ def _planned(
     series: Mapping[tuple[str, str], Sequence[Summary]] = MappingProxyType({}),
 ) -> PlannedCase:
     """Return the case with its estimate and its noise. series: the newest runs, by case key and hardware."""
-    one, case = each.one, each.case
+    suite_case, case = each.suite_case, each.case
     if each.refusal is not None or case is None:
-        return PlannedCase(suite_case=one, possible=case, refusal=each.refusal)
-    planned = PlannedCase(suite_case=one, case=case, possible=case, fault=each.fault, crowds=each.crowds)
+        return PlannedCase(suite_case=suite_case, possible=case, refusal=each.refusal)
+    planned = PlannedCase(suite_case=suite_case, case=case, possible=case, fault=each.fault, crowds=each.crowds)
     if isinstance(times, str):
         return replace(planned, why_no_estimate=times)
     if node.cluster is None:
@@ -313,13 +319,13 @@ def _planned(
     else:  # A cluster names its hardware otherwise than runs do: that of the newest run of the case.
         hardware = next((hardware for key, hardware in times if key == case.key()), "any hardware")
     past = times.get((case.key(), hardware), ())[:RUNS_TAKEN]
-    if one.fault is not None:
+    if suite_case.fault is not None:
         return replace(planned, why_no_estimate="a fire drill ends when its fault is found")
     noise = noise_of_series(case, series.get((case.key(), hardware), ()), RUN_STEP_SECONDS)
     planned = replace(planned, noise=noise if isinstance(noise, TrialNoise) else None)
     if not past:
         return replace(planned, why_no_estimate=f"no run of it on {hardware} is among the newest of the history")
-    estimate_s = case.trials * min(one.limit_s, median(past) * _steps(case))
+    estimate_s = case.trials * min(suite_case.limit_s, median(past) * _steps(case))
     return replace(planned, estimate_s=estimate_s)
 
 
@@ -339,7 +345,7 @@ def chosen(suite: Suite, only: Collection[str]) -> frozenset[str]:
     Raises:
         Misuse: no case has a tag.
     """
-    known = {tag for one in suite.cases for tag in one.tags}
+    known = {tag for suite_case in suite.cases for tag in suite_case.tags}
     for tag in only:
         if tag not in known and tag != ALL:
             raise Misuse(
@@ -348,9 +354,9 @@ def chosen(suite: Suite, only: Collection[str]) -> frozenset[str]:
             )
     partners = _partners(suite)
     wanted = [
-        one.name
-        for one in suite.cases
-        if ALL in only or (bool(set(only) & set(one.tags)) if only else EXTRA not in one.tags)
+        suite_case.name
+        for suite_case in suite.cases
+        if ALL in only or (bool(set(only) & set(suite_case.tags)) if only else EXTRA not in suite_case.tags)
     ]
     return frozenset[str]().union(*(_together(name, partners) for name in wanted))
 
@@ -362,18 +368,18 @@ def within_budget(plan: SuitePlan, budget_s: float) -> tuple[tuple[PlannedCase, 
     compared with: its baseline, and the other side of its levers. A case of unknown time takes nothing of the budget:
     it is kept, and whoever runs the suite leaves it out when the time is up. Cases that cannot run here are in neither.
     """
-    runnable = {one.suite_case.name: one for one in plan.cases if one.refusal is None}
+    runnable = {planned.suite_case.name: planned for planned in plan.cases if planned.refusal is None}
     partners = _partners(plan.suite)
-    kept: set[str] = set()
+    names: set[str] = set()
     left_s = budget_s
-    for one in sorted(runnable.values(), key=lambda one: -one.suite_case.importance):
-        together = _together(one.suite_case.name, partners) & runnable.keys() - kept
+    for planned in sorted(runnable.values(), key=lambda planned: -planned.suite_case.importance):
+        together = _together(planned.suite_case.name, partners) & runnable.keys() - names
         needed_s = sum(runnable[name].estimate_s or 0.0 for name in together)
         if needed_s <= left_s:
-            kept |= together
+            names |= together
             left_s -= needed_s
-    fitting = tuple(one for name, one in runnable.items() if name in kept)
-    return fitting, tuple(one for name, one in runnable.items() if name not in kept)
+    fitting = tuple(planned for name, planned in runnable.items() if name in names)
+    return fitting, tuple(planned for name, planned in runnable.items() if name not in names)
 
 
 def left_out(plan: SuitePlan, only: Collection[str] = (), budget_s: float | None = None) -> dict[str, str]:
@@ -384,35 +390,37 @@ def left_out(plan: SuitePlan, only: Collection[str] = (), budget_s: float | None
     """
     names = chosen(plan.suite, only)
     why = f"without the tag {' or '.join(only)}" if only else f"tagged {EXTRA}; --only {EXTRA} or --only {ALL} runs it"
-    runnable = [one for one in plan.cases if one.refusal is None]
-    found = {one.suite_case.name: why for one in runnable if one.suite_case.name not in names}
+    runnable = [planned for planned in plan.cases if planned.refusal is None]
+    reasons = {planned.suite_case.name: why for planned in runnable if planned.suite_case.name not in names}
     if budget_s is not None:
-        wanted = replace(plan, cases=tuple(one for one in runnable if one.suite_case.name in names))
-        kept, beyond = within_budget(wanted, budget_s)
-        if beyond and not kept:
-            least_s = min(one.estimate_s or 0.0 for one in beyond)
+        wanted = replace(plan, cases=tuple(planned for planned in runnable if planned.suite_case.name in names))
+        fitting, beyond = within_budget(wanted, budget_s)
+        if beyond and not fitting:
+            least_s = min(planned.estimate_s or 0.0 for planned in beyond)
             raise Misuse(
                 f"{plan.suite.path}: not one case fits into a budget of {budget_s:g} s; the shortest takes about"
                 f" {least_s:.0f} s: take a larger --budget, or fewer trials (--set defaults.trials=1)"
             )
-        found |= {one.suite_case.name: f"beyond the budget of {budget_s:g} s" for one in beyond}
-    return found
+        reasons |= {planned.suite_case.name: f"beyond the budget of {budget_s:g} s" for planned in beyond}
+    return reasons
 
 
 def _partners(suite: Suite) -> dict[str, set[str]]:
     """Return what each case is compared with."""
-    found = {one.name: set() if one.baseline is None else {one.baseline} for one in suite.cases}
+    partners = {
+        suite_case.name: set() if suite_case.baseline is None else {suite_case.baseline} for suite_case in suite.cases
+    }
     for lever in suite.levers:
-        found[lever.off].add(lever.on)
-        found[lever.on].add(lever.off)
-    return found
+        partners[lever.off].add(lever.on)
+        partners[lever.on].add(lever.off)
+    return partners
 
 
 def _together(name: str, partners: Mapping[str, Iterable[str]]) -> set[str]:
-    """Return the case and all that it is compared with, directly or by way of others."""
-    found, waiting = {name}, [name]
+    """Return the case and all cases that it is compared with, directly or through others."""
+    group, waiting = {name}, [name]
     while waiting:
-        new = set(partners[waiting.pop()]) - found
-        found |= new
+        new = set(partners[waiting.pop()]) - group
+        group |= new
         waiting += new
-    return found
+    return group

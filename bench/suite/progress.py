@@ -51,7 +51,7 @@ class Progress(Listener):
         self._is_long = is_long
         self._tell, self._clock_s = tell, clock_s
         self._begun_s = clock_s()
-        self._said: set[tuple[int, int, str]] = set()  # By the identity of the order, and by trial.
+        self._announcements: set[tuple[int, int, str]] = set()  # By the identity of the order, and by trial.
         self.bars = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -89,9 +89,9 @@ class Progress(Listener):
         self.bars.update(self._tasks[id(order)], completed=done, place=_place(case, trial, steps))
 
     def _say_once(self, order: CaseOrder, trial: int, what: str) -> None:
-        if self._is_drawn or (id(order), trial, what) in self._said:
+        if self._is_drawn or (id(order), trial, what) in self._announcements:
             return
-        self._said.add((id(order), trial, what))
+        self._announcements.add((id(order), trial, what))
         elapsed_s = self._clock_s() - self._begun_s
         self._tell(f"{_title(order)}: trial {trial + 1} of {order.case.trials} {what} after {elapsed_s:.0f} s")
 
@@ -167,7 +167,7 @@ class SuiteProgress(Display):
         self._tell, self._clock_s = tell, clock_s
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._is_drawn = (is_terminal if is_drawn is None else is_drawn) and not is_quiet
-        self._left: dict[str, PlannedCase] = {}
+        self._open_cases: dict[str, PlannedCase] = {}
         self._total = self._done = self._failing = 0
         self._begun_s: dict[str, float] = {}
         self._trials_left: dict[str, int] = {}
@@ -210,7 +210,7 @@ class SuiteProgress(Display):
 
     def begins(self, cases: Sequence[PlannedCase]) -> None:
         """Count what is to come."""
-        self._left = {planned.suite_case.name: planned for planned in cases}
+        self._open_cases = {planned.suite_case.name: planned for planned in cases}
         self._total = len(cases)
         self.tell(f"suite {self._suite}: {self._time_left()}")
 
@@ -218,7 +218,7 @@ class SuiteProgress(Display):
         """Tell that the case begins."""
         name = planned.suite_case.name
         self._figures = {name: _PresentFigures(run)} | {
-            other: figures for other, figures in self._figures.items() if other in self._left
+            other: figures for other, figures in self._figures.items() if other in self._open_cases
         }
         self._begun_s.setdefault(name, self._clock_s())
         if not self._is_drawn:
@@ -250,7 +250,7 @@ class SuiteProgress(Display):
     def case_ended(self, planned: PlannedCase, judgement: Judgement, summary: Summary | None) -> None:
         """Count the case, and tell how it ended."""
         name = planned.suite_case.name
-        self._left.pop(name, None)
+        self._open_cases.pop(name, None)
         self._place = self._newest = ""
         self._done += judgement.outcome == "done"
         self._failing += judgement.outcome in ("failed", "timed_out")
@@ -268,15 +268,15 @@ class SuiteProgress(Display):
 
     def _time_left(self) -> str:
         """Return the time left by the estimates of the cases that have not ended."""
-        if not self._left:
+        if not self._open_cases:
             return "no case left"
         known_s = [
             planned.estimate_s * self._trials_left.get(name, planned.case.trials) / planned.case.trials
-            for name, planned in self._left.items()
+            for name, planned in self._open_cases.items()
             if planned.estimate_s is not None and planned.case is not None
         ]
-        unknown = len(self._left) - len(known_s)
+        unknown = len(self._open_cases) - len(known_s)
         if not known_s:
             return f"{plural(unknown, 'case')} left, of unknown time"
         more = f" and {unknown} of unknown time" if unknown else ""
-        return f"{plural(len(self._left), 'case')} left, about {duration(sum(known_s))}{more}"
+        return f"{plural(len(self._open_cases), 'case')} left, about {duration(sum(known_s))}{more}"

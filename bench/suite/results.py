@@ -112,12 +112,12 @@ def read_result(folder: Path, *, has_summaries: bool = True) -> SuiteResult:
 
 
 def _preflight(folder: Path) -> tuple[str, ...]:
-    found = fleet.read(folder)
-    if isinstance(found, str):
-        return (found,)
-    if found is None or not (found.findings or found.absent or any(node.changed for node in found.nodes)):
+    result = fleet.read(folder)
+    if isinstance(result, str):
+        return (result,)
+    if result is None or not (result.findings or result.absent or any(node.changed for node in result.nodes)):
         return ()
-    return tuple(f"pre-flight: {line}" for line in fleet.lines_of(found))
+    return tuple(f"pre-flight: {line}" for line in fleet.lines_of(result))
 
 
 def result_of_record(record: SuiteRecord, summaries: Sequence[Summary] = ()) -> SuiteResult:
@@ -152,11 +152,11 @@ def result_of_record(record: SuiteRecord, summaries: Sequence[Summary] = ()) -> 
 
 def with_summaries(result: SuiteResult, summaries: Iterable[Summary]) -> SuiteResult:
     """Return the result with these summaries for ended cases that have none: the folders of their runs are gone."""
-    found = {summary.run: summary for summary in summaries}
+    by_run = {summary.run: summary for summary in summaries}
     return replace(
         result,
         cases=tuple(
-            replace(case, summary=found.get(case.run))
+            replace(case, summary=by_run.get(case.run))
             if case.summary is None and case.outcome is not None and case.run is not None
             else case
             for case in result.cases

@@ -155,8 +155,8 @@ class Exporter(Collector):
             return False
         is_histogram = isinstance(sample, Histogram)
         if is_histogram != (metric.kind == "histogram"):
-            given = "histogram" if is_histogram else "value"
-            self._refuse(name, f"metric {name} is a {metric.kind} and was given as a {given}: left out")
+            form = "histogram" if is_histogram else "value"
+            self._refuse(name, f"metric {name} is a {metric.kind} and was given as a {form}: left out")
             return False
         if sample.labels.keys() != self._labels[name]:
             self._refuse(

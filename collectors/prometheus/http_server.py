@@ -87,8 +87,8 @@ def with_passwords(app: WSGIApplication, admits: Callable[[str], bool]) -> WSGIA
         # What asks whether a process lives has no password, and learns no more from /healthz.
         if environ["PATH_INFO"] == "/healthz" or admits(environ.get("HTTP_AUTHORIZATION", "")):
             return app(environ, start_response)
-        asked = ("WWW-Authenticate", "Basic")
-        return _text(start_response, "401 Unauthorized", "a name and its password are asked for\n", asked)
+        challenge = ("WWW-Authenticate", "Basic")
+        return _text(start_response, "401 Unauthorized", "a name and its password are asked for\n", challenge)
 
     return guarded
 

@@ -67,7 +67,7 @@ class Breakdown:
 def breakdowns(timeline: Timeline) -> list[Breakdown]:
     """Return one for each whole step, over its time on the device; numbered among all marked steps."""
     marked = steps(timeline)
-    return [found for found, step in zip(divide(timeline, marked), marked, strict=True) if step.part == "step"]
+    return [breakdown for breakdown, step in zip(divide(timeline, marked), marked, strict=True) if step.part == "step"]
 
 
 def divide(timeline: Timeline, parts: Sequence[StepInterval]) -> list[Breakdown]:

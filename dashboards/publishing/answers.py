@@ -50,9 +50,9 @@ def find(ask: Ask, path: str, key: str) -> dict[str, Any] | None:
         PublishFailed: the answer has no such key, and so comes from no Grafana.
     """
     try:
-        found = ask("GET", path)
+        answer = ask("GET", path)
     except NotThere:
         return None
-    if not isinstance(found, dict) or key not in found:
+    if not isinstance(answer, dict) or key not in answer:
         raise PublishFailed(f"GET {ask.url}{path}: the answer has no {key} in it; is this a Grafana?")
-    return found
+    return answer

@@ -78,12 +78,12 @@ class _ByFirstApi:
     ask: Ask
 
     def read(self, uid: str) -> Board | None:
-        found = find(self.ask, f"/dashboards/uid/{uid}", "dashboard")
-        if found is None:
+        answer = find(self.ask, f"/dashboards/uid/{uid}", "dashboard")
+        if answer is None:
             return None
-        meta = found.get("meta") or {}
+        meta = answer.get("meta") or {}
         return Board(
-            document=found["dashboard"],
+            document=answer["dashboard"],
             folder=meta.get("folderUid"),
             folder_title=meta.get("folderTitle"),
             file=(meta.get("provisionedExternalId") or "a file") if meta.get("provisioned") is True else None,
@@ -127,16 +127,16 @@ class _ByNewerApi:
         return f"{GROUP}/{self.version}/namespaces/{self.namespace}/dashboards"
 
     def read(self, uid: str) -> Board | None:
-        found = find(self.ask, f"{self._path}/{uid}", "spec")
-        if found is None:
+        answer = find(self.ask, f"{self._path}/{uid}", "spec")
+        if answer is None:
             return None
-        metadata = found.get("metadata") or {}
-        said = metadata.get("annotations") or {}
-        is_managed = f"{_ANNOTATION}managedBy" in said
+        metadata = answer.get("metadata") or {}
+        annotations = metadata.get("annotations") or {}
+        is_managed = f"{_ANNOTATION}managedBy" in annotations
         return Board(
-            document={**found["spec"], "uid": uid, "version": metadata.get("generation", 0)},
-            folder=said.get(f"{_ANNOTATION}folder"),
-            file=said.get(f"{_ANNOTATION}sourcePath", "a file") if is_managed else None,
+            document={**answer["spec"], "uid": uid, "version": metadata.get("generation", 0)},
+            folder=annotations.get(f"{_ANNOTATION}folder"),
+            file=annotations.get(f"{_ANNOTATION}sourcePath", "a file") if is_managed else None,
             revision=metadata.get("resourceVersion"),
         )
 

@@ -113,14 +113,14 @@ def plan(ask: Ask, wanted: Wanted) -> Plan:
 
 
 def _check_version(ask: Ask) -> None:
-    """Refuse a Grafana that tells that it is too old; it may be told to hide its version, or a proxy its health."""
+    """Refuse a Grafana that reports a version that is too old; Grafana may hide its version, and a proxy its health."""
     try:
-        found = ask("GET", "/health")
+        answer = ask("GET", "/health")
     except NotThere:
         return
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         raise PublishFailed(f"GET {ask.url}/health: the answer is no Grafana's; is this a Grafana?")
-    version = str(found.get("version", ""))
+    version = str(answer.get("version", ""))
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) < OLDEST_GRAFANA:
         raise PublishFailed(f"{ask.url}: Grafana {version} is too old; a push needs {OLDEST_GRAFANA} or later")
@@ -130,14 +130,14 @@ def _check_version(ask: Ask) -> None:
 
 
 def _folder(ask: Ask, named: str | None, refusals: list[str]) -> tuple[Step, str]:
-    """Return what becomes of the folder, and its UID. One that others made is used only where its name was given."""
+    """Return the step for the folder, and its UID. Another owner's folder is used only where its name was given."""
     title = FOLDER_TITLE if named is None else named
     own = FOLDER_UID if named is None else f"{FOLDER_UID}-{hashlib.sha256(title.encode()).hexdigest()[:12]}"
     uids = [own] if named is None or not _UID.fullmatch(named) else [named, own]
     for uid in uids:
-        found = find(ask, f"/folders/{uid}", "uid")
-        if found is not None:  # Its owners may rename it.
-            return _present_folder(found, refusals), uid
+        folder = find(ask, f"/folders/{uid}", "uid")
+        if folder is not None:  # Its owners may rename it.
+            return _present_folder(folder, refusals), uid
     query = urlencode({"type": "dash-folder", "query": title, "limit": 1000})
     alike = [entry for entry in _listed(ask, f"/search?{query}") if entry.get("title") == title]
     known = ", ".join(str(entry.get("uid")) for entry in alike)
@@ -154,9 +154,9 @@ def _folder(ask: Ask, named: str | None, refusals: list[str]) -> tuple[Step, str
     return Step(what=f"folder {json.dumps(title)}", change="created", request=request), own
 
 
-def _present_folder(found: dict[str, Any], refusals: list[str]) -> Step:
-    what = f"folder {json.dumps(found.get('title'))}"
-    if found.get("canSave") is False:
+def _present_folder(folder: dict[str, Any], refusals: list[str]) -> Step:
+    what = f"folder {json.dumps(folder.get('title'))}"
+    if folder.get("canSave") is False:
         refusals.append(
             f"{what}: this token may not save there; give its account the right to edit it, or see --folder"
         )
@@ -165,12 +165,12 @@ def _present_folder(found: dict[str, Any], refusals: list[str]) -> Step:
 
 def _listed(ask: Ask, path: str) -> list[dict[str, Any]]:
     try:
-        found = ask("GET", path)
+        entries = ask("GET", path)
     except NotThere:  # Then Grafana refuses to make what has the name of another.
         return []
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise PublishFailed(f"GET {ask.url}{path}: the answer is no list of what is there; is this a Grafana?")
-    return found
+    return entries
 
 
 # The data source.
@@ -301,32 +301,32 @@ def _dashboard(
         older = boards.read(sent["uid"].removeprefix(UID_PREFIX))
         if older is None or not older.has_tag(TAG):  # What has that UID without our tag is somebody else's.
             return Step(what=what, change="created", request=save(None, folder_uid), lies_in=folder_uid)
-    there = present or older
-    assert there is not None, "one of both is there"
-    if not there.has_tag(TAG):
+    dashboard = present or older
+    assert dashboard is not None, "one of both is there"
+    if not dashboard.has_tag(TAG):
         refusals.append(
-            f"{what}: the dashboard {json.dumps(there.document.get('title'))} has its UID {sent['uid']} and lacks the"
-            f' tag "{TAG}", so it is somebody else\'s; delete it, or give it another UID or the tag'
+            f"{what}: the dashboard {json.dumps(dashboard.document.get('title'))} has its UID {sent['uid']} and lacks"
+            f' the tag "{TAG}", so it is somebody else\'s; delete it, or give it another UID or the tag'
         )
         return Step(what=what, change="unchanged")
-    lies_in = there.folder or folder_uid
-    where = f"folder {json.dumps(there.folder_title or lies_in)}"
+    lies_in = dashboard.folder or folder_uid
+    where = f"folder {json.dumps(dashboard.folder_title or lies_in)}"
     is_moved = lies_in != folder_uid and wanted.folder is not None
     if lies_in != folder_uid and not is_moved:
         what += f", in {where}"
-    saved, mark = there.document, there.document.get(marks.DASHBOARD_KEY)
+    saved, mark = dashboard.document, dashboard.document.get(marks.DASHBOARD_KEY)
     is_as_pushed = isinstance(mark, dict) and mark.get("version") == saved.get("version")
     is_same = present is not None and (
-        covers(saved, sent) or (is_as_pushed and mark == marks.of_dashboard(sent, there.version))
+        covers(saved, sent) or (is_as_pushed and mark == marks.of_dashboard(sent, dashboard.version))
     )
     if is_same and not is_moved:
         return Step(what=what, change="unchanged", lies_in=lies_in)
-    if there.file is not None:
+    if dashboard.file is not None:
         refusals.append(
-            f"{what} is provisioned from {json.dumps(there.file)} of that Grafana, and differs; put the rendered file"
-            " there, or take it out of the provisioning and push again"
+            f"{what} is provisioned from {json.dumps(dashboard.file)} of that Grafana, and differs; put the rendered"
+            " file there, or take it out of the provisioning and push again"
         )
-    elif not there.may_save:
+    elif not dashboard.may_save:
         refusals.append(f"{what}: this token may not save it; give its account the right to edit it")
     elif not wanted.is_forced:
         if is_moved:
@@ -351,11 +351,11 @@ def _others_save(ask: Ask, uid: str) -> str | None:
     """Return who saved the newest version of a dashboard where that was no push, as the end of a sentence, or None."""
     path = f"/dashboards/uid/{uid}/versions?limit=1"
     try:
-        found = ask("GET", path)
+        answer = ask("GET", path)
     except NotThere:
         return "has no history that tells who saved it"
     # Grafana 9 and 10 give a list; later ones a page of it.
-    versions = found.get("versions") if isinstance(found, dict) else found
+    versions = answer.get("versions") if isinstance(answer, dict) else answer
     if not isinstance(versions, list) or not all(isinstance(version, dict) for version in versions):
         raise PublishFailed(f"GET {ask.url}{path}: the answer is no list of versions; is this a Grafana?")
     if not versions:
@@ -363,9 +363,9 @@ def _others_save(ask: Ask, uid: str) -> str | None:
     newest = max(versions, key=lambda version: version.get("version", 0))
     if newest.get("message") == MESSAGE:
         return None
-    said = f" ({json.dumps(newest['message'])})" if newest.get("message") else ""
+    message = f" ({json.dumps(newest['message'])})" if newest.get("message") else ""
     who, day = newest.get("createdBy") or "somebody", str(newest.get("created", ""))[:10]
-    return f"was saved by {json.dumps(who)} on {day} as version {newest.get('version')}{said}, and by no push since"
+    return f"was saved by {json.dumps(who)} on {day} as version {newest.get('version')}{message}, and by no push since"
 
 
 # Alerts.

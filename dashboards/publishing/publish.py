@@ -161,7 +161,7 @@ def _connected(address: Address, token: str, request_s: float) -> Ask:
     def send(verb: str, path: str, body: dict[str, Any] | None) -> Any:
         at = newer if path.startswith("/apis/") else api
         request = f"{verb} {at.url}{path}"
-        with _told_apart(request, token):
+        with _errors_in_words(request, token):
             answers, is_whole = _within(request_s, lambda: getattr(at, verb)(path, json=body))
         if not is_whole:
             raise PublishFailed(
@@ -191,8 +191,8 @@ def _within(limit_s: float, question: Callable[[], Any]) -> tuple[Any, bool]:
 
 
 @contextmanager
-def _told_apart(request: str, token: str) -> Iterator[None]:
-    """Turn each way in which a request can fail into one line that tells it from the others, without the token.
+def _errors_in_words(request: str, token: str) -> Iterator[None]:
+    """Turn each failure of a request into one line that names its kind, without the token.
 
     The client reads `message` from any error body; a plain text with that word in it, or a body that is no object,
     makes it raise TypeError. All errors of requests are OSErrors; for an answer that is not JSON, the error is also a
@@ -204,8 +204,8 @@ def _told_apart(request: str, token: str) -> Iterator[None]:
         yield
     except GrafanaException as error:
         is_grafanas = isinstance(error.response, dict) and "message" in error.response
-        said = error.response["message"] if is_grafanas else error.response
-        answer = " ".join(str(said).split()).replace(token, "...")[:_ANSWER_LETTERS]
+        reason = error.response["message"] if is_grafanas else error.response
+        answer = " ".join(str(reason).split()).replace(token, "...")[:_ANSWER_LETTERS]
         advice = _ADVICE.get(error.status_code)
         line = f"{request}: status {error.status_code}: {answer}" + (f"; {advice}" if advice else "")
         if error.status_code == 404 and is_grafanas:

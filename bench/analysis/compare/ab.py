@@ -45,16 +45,16 @@ def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs
         Misuse: a text is not KEY=VALUE, a key is given twice or must be alike on both sides, or a value is no number.
     """
     keys = {field.name for field in fields(CaseArgs)} - {"dimensions", "options", "shape_name", *_ALIKE}
-    seen: set[str] = set()
+    names: set[str] = set()
     options = list(args.options)
     for text in settings:
         key, equals, value = text.partition("=")
         key = key.replace("-", "_")
         if not equals or not value:
             raise Misuse(f'--{side} "{text}" has no value; write it as KEY=VALUE, for example --{side} bucket_mb=1')
-        if key in seen:
+        if key in names:
             raise Misuse(f"--{side} gives {key} twice; give it once")
-        seen.add(key)
+        names.add(key)
         if key in _ALIKE:
             raise Misuse(
                 f"--{side} {key} cannot be set for one side: both are measured alike; use --{key.replace('_', '-')}"
@@ -71,9 +71,9 @@ def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs
             args = replace(args, **{key: int(value) if key in _NUMBERS else value})  # type: ignore[arg-type]
         else:
             options = [option for option in options if option.partition("=")[0] != key] + [f"{key}={value}"]
-    if "strategy" in seen:  # An option that both sides were given and that this strategy lacks is the other's.
+    if "strategy" in names:  # An option that both sides were given and that this strategy lacks is the other's.
         known = {option.name for option in known_options(args.strategy)}
-        options = [option for option in options if option.partition("=")[0] in known | seen]
+        options = [option for option in options if option.partition("=")[0] in known | names]
     return replace(args, options=tuple(options))
 
 

@@ -105,19 +105,19 @@ class _Candidate:
 def curves_of(ends: Iterable[CaseEnd]) -> tuple[ScalingCurve, ...]:
     """Return the curves of a suite run, in the order of its cases; empty where no two cases make one."""
     ends = list(ends)
-    measured = [one for end in ends if (one := _candidate(end)) is not None]
-    found = []
+    measured = [candidate for end in ends if (candidate := _candidate(end)) is not None]
+    curves = []
     for family in _families(measured):
         for scaling, members in (*_groups(family, "weak"), *_groups(family, "strong")):
             if (curve := _curve(scaling, members, measured, ends)) is not None:
-                found.append(curve)
-    order = {one.name: place for place, one in enumerate(measured)}
-    return tuple(sorted(found, key=lambda curve: min(order[point.name] for point in curve.points)))
+                curves.append(curve)
+    order = {candidate.name: place for place, candidate in enumerate(measured)}
+    return tuple(sorted(curves, key=lambda curve: min(order[point.name] for point in curve.points)))
 
 
 def not_measured(ends: Iterable[CaseEnd]) -> tuple[str, ...]:
     """Return each case that did not end well, and why; fire drills that ended as they should are none of them."""
-    return tuple(_told(end) for end in ends if end.outcome != "done")
+    return tuple(_reason_not_measured(end) for end in ends if end.outcome != "done")
 
 
 def _candidate(end: CaseEnd) -> _Candidate | None:
@@ -130,7 +130,7 @@ def _candidate(end: CaseEnd) -> _Candidate | None:
     return _Candidate(name=end.name, summary=summary, step=step[0], throughput=rate[0])
 
 
-def _told(end: CaseEnd) -> str:
+def _reason_not_measured(end: CaseEnd) -> str:
     outcome = "did not run" if end.outcome is None else end.outcome.replace("_", " ")
     return f"{end.name}: {outcome}" + ("" if end.reason is None else f": {end.reason}")
 
@@ -149,10 +149,10 @@ def _family_of(summary: Summary) -> str:
 
 
 def _families(measured: Iterable[_Candidate]) -> Iterator[list[_Candidate]]:
-    found: dict[str, list[_Candidate]] = {}
-    for one in measured:
-        found.setdefault(_family_of(one.summary), []).append(one)
-    yield from found.values()
+    families: dict[str, list[_Candidate]] = {}
+    for candidate in measured:
+        families.setdefault(_family_of(candidate.summary), []).append(candidate)
+    yield from families.values()
 
 
 def _groups(family: Iterable[_Candidate], scaling: Scaling) -> Iterator[tuple[Scaling, list[_Candidate]]]:
@@ -160,23 +160,26 @@ def _groups(family: Iterable[_Candidate], scaling: Scaling) -> Iterator[tuple[Sc
 
     Of ddp with (ranks, batch) = (1, 4), (2, 8), (1, 8) the weak one is (1, 4), (2, 8), the strong one (1, 8), (2, 8).
     """
-    found: dict[Fraction, list[_Candidate]] = {}
-    for one in family:
-        share = one.case.spec().training_ranks(one.case) if scaling == "weak" else 1
+    by_work: dict[Fraction, list[_Candidate]] = {}
+    for candidate in family:
+        share = candidate.case.spec().training_ranks(candidate.case) if scaling == "weak" else 1
         if share:
-            found.setdefault(Fraction(one.case.shape.batch, share), []).append(one)
-    for alike in found.values():
+            by_work.setdefault(Fraction(candidate.case.shape.batch, share), []).append(candidate)
+    for alike in by_work.values():
         # Two cases may have the same ranks and another `accumulate`: that of the table with more cases is taken.
-        tables = Counter(one.table for one in alike)
-        by_ranks = {one.case.ranks: one for one in sorted(alike, key=lambda one: tables[one.table])}
+        tables = Counter(candidate.table for candidate in alike)
+        by_ranks = {
+            candidate.case.ranks: candidate
+            for candidate in sorted(alike, key=lambda candidate: tables[candidate.table])
+        }
         members = [by_ranks[ranks] for ranks in sorted(by_ranks)]
-        if len(members) > 1 and all(_is_scaled(one, members[0], scaling) for one in members[1:]):
+        if len(members) > 1 and all(_is_scaled(candidate, members[0], scaling) for candidate in members[1:]):
             yield scaling, members
 
 
-def _is_scaled(one: _Candidate, base: _Candidate, scaling: Scaling) -> bool:
+def _is_scaled(candidate: _Candidate, base: _Candidate, scaling: Scaling) -> bool:
     try:
-        return scaling_between(one.case, base.case) == scaling
+        return scaling_between(candidate.case, base.case) == scaling
     except Misuse:
         return False
 
@@ -184,44 +187,48 @@ def _is_scaled(one: _Candidate, base: _Candidate, scaling: Scaling) -> bool:
 def _curve(
     scaling: Scaling, members: Sequence[_Candidate], measured: Sequence[_Candidate], ends: Sequence[CaseEnd]
 ) -> ScalingCurve | None:
-    name = _shared_name([one.name for one in members])
+    name = _shared_name([member.name for member in members])
     if (other := _declared_base(scaling, members, measured)) is not None:
         members = [other, *members]
     base = members[0]
-    points = tuple(_point(one, base) for one in members)
+    points = tuple(_point(member, base) for member in members)
     worlds = [WorldSize(ranks=point.ranks, throughputs=point.throughput.trials) for point in points]
-    tables = {one.table for one in members}
+    tables = {member.table for member in members}
     notes = []
     if other is not None:
         notes.append(f"the base is {other.name}, {other.case.title}, as the suite declares")
     for what, values in (
-        ("commits", {one.summary.commit for one in members}),
-        ("versions of torch", {one.summary.torch_version for one in members}),
+        ("commits", {member.summary.commit for member in members}),
+        ("versions of torch", {member.summary.torch_version for member in members}),
     ):
         if len(values) > 1:
             notes.append(
-                f"its cases were measured by several {what}: {', '.join(sorted(str(one)[:12] for one in values))}"
+                f"its cases were measured by several {what}: {', '.join(sorted(str(value)[:12] for value in values))}"
             )
     return ScalingCurve(
         name=name,
         scaling=scaling,
         points=points,
         fits=tuple(fit(law, worlds) for law in LAWS[scaling]),
-        left_out=tuple(_told(end) for end in ends if end.outcome != "done" and _belongs(end, tables, members, scaling)),
+        left_out=tuple(
+            _reason_not_measured(end)
+            for end in ends
+            if end.outcome != "done" and _belongs(end, tables, members, scaling)
+        ),
         notes=tuple(notes),
     )
 
 
 def _belongs(end: CaseEnd, tables: set[str], members: Sequence[_Candidate], scaling: Scaling) -> bool:
-    """Whether a case that did not end well is of this curve: by its workload, or by its table if it never began."""
+    """Whether a case that did not end well belongs to this curve: by its workload, or its table if it never began."""
     if end.summary is None:
         return end.name.partition("[")[0] in tables
     case = end.summary.case
-    if case.model is None or _family_of(end.summary) not in {_family_of(one.summary) for one in members}:
+    if case.model is None or _family_of(end.summary) not in {_family_of(member.summary) for member in members}:
         return False
     shares = [
-        Fraction(one.shape.batch, one.spec().training_ranks(one) if scaling == "weak" else 1)
-        for one in (case, members[-1].case)
+        Fraction(scaled_case.shape.batch, scaled_case.spec().training_ranks(scaled_case) if scaling == "weak" else 1)
+        for scaled_case in (case, members[-1].case)
     ]
     return shares[0] == shares[1]
 
@@ -230,11 +237,16 @@ def _declared_base(
     scaling: Scaling, members: Sequence[_Candidate], measured: Sequence[_Candidate]
 ) -> _Candidate | None:
     """Return the case of another strategy that the suite declares as all members' baseline; None without one."""
-    runs = {found.baseline_run for one in members for found in one.summary.scaling if found.scaling == scaling}
-    others = [one for one in measured if {one.summary.run} == runs and one not in members]
+    runs = {
+        efficiency.baseline_run
+        for member in members
+        for efficiency in member.summary.scaling
+        if efficiency.scaling == scaling
+    }
+    others = [candidate for candidate in measured if {candidate.summary.run} == runs and candidate not in members]
     if not others or others[0].case.ranks >= members[0].case.ranks:
         return None
-    return others[0] if all(_is_scaled(one, others[0], scaling) for one in members) else None
+    return others[0] if all(_is_scaled(member, others[0], scaling) for member in members) else None
 
 
 def _shared_name(names: Sequence[str]) -> str:
@@ -245,24 +257,24 @@ def _shared_name(names: Sequence[str]) -> str:
     return " and ".join(tables) + (f"[{','.join(shared)}]" if shared else "")
 
 
-def _point(one: _Candidate, base: _Candidate) -> CurvePoint:
+def _point(candidate: _Candidate, base: _Candidate) -> CurvePoint:
     efficiency = speed_up = loss = None
-    if one is not base:
+    if candidate is not base:
         efficiency = scaling_efficiency(
-            one.case, one.throughput.trials, base.case, base.throughput.trials, base.summary.run
+            candidate.case, candidate.throughput.trials, base.case, base.throughput.trials, base.summary.run
         ).ratio
-        speed_up = ratio(one.throughput, base.throughput)
+        speed_up = ratio(candidate.throughput, base.throughput)
         loss = loss_of(
-            MeasuredStep(case=one.case, estimates=one.summary.estimates),
+            MeasuredStep(case=candidate.case, estimates=candidate.summary.estimates),
             MeasuredStep(case=base.case, estimates=base.summary.estimates),
         )
     return CurvePoint(
-        name=one.name,
-        summary=one.summary,
-        step=one.step,
-        throughput=one.throughput,
+        name=candidate.name,
+        summary=candidate.summary,
+        step=candidate.step,
+        throughput=candidate.throughput,
         efficiency=efficiency,
         speed_up=speed_up,
-        ideal_speed_up=one.case.ranks / base.case.ranks,
+        ideal_speed_up=candidate.case.ranks / base.case.ranks,
         loss=loss,
     )

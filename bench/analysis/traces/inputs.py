@@ -358,11 +358,11 @@ def _missing(traces: Sequence[RankTrace], ranks: int | None) -> list[str]:
     if not sizes:
         return []
     (size,) = sizes
-    here = {trace.timeline.rank for trace in traces}
-    missing = size - sum(rank < size for rank in here)
+    traced_ranks = {trace.timeline.rank for trace in traces}
+    missing = size - sum(rank < size for rank in traced_ranks)
     if not missing:
         return []
     # A trace may claim a world of very many ranks, so only the first missing ones are named.
-    first = islice((rank for rank in range(size) if rank not in here), RANKS_NAMED)
+    first = islice((rank for rank in range(size) if rank not in traced_ranks), RANKS_NAMED)
     named = ", ".join(map(str, first)) + (", ..." if missing > RANKS_NAMED else "")
     return [f"{missing} of {size} ranks have no trace ({named}): waiting between ranks is known only for the others"]

@@ -103,14 +103,14 @@ def command(**parameters: Any) -> int:
     from bench.session.session import exit_code
 
     context = click.get_current_context()
-    given = {
+    command_line = {
         parameter.name: parameter.opts[0].removeprefix("--")
         for parameter in context.command.params
         if parameter.name is not None and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     }
     parameters["dimensions"] = {name: parameters.pop(name) for name in DIMENSIONS}
     args = CaseArgs(**{field.name: parameters.pop(field.name) for field in fields(CaseArgs)})
-    options = RunOptions(given=given, **parameters)
+    options = RunOptions(command_line=command_line, **parameters)
 
     planned = plan(args, options)
     if planned.device_reason is not None and not options.is_dry:

@@ -40,10 +40,10 @@ from workloads.spec import StrategySpec
 class RunOptions:
     """How a command line has its case measured, and where the results go.
 
-    given: parameters of both dataclasses that are on the command line, each with its option as spelt there.
+    command_line: parameters of both dataclasses that are on the command line, each with its option as spelt there.
     """
 
-    given: Mapping[str, str]
+    command_line: Mapping[str, str]
     with_baseline: str | None
     baseline_run: str | None
     is_check: bool
@@ -146,7 +146,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     if options.with_baseline is not None:
         cases.insert(0, (baseline_case(case, options.with_baseline), None))
     if options.is_check:
-        refuse_measuring_options(_given(options, NOT_IN_CHECKS))
+        refuse_measuring_options(_options_on_command_line(options, NOT_IN_CHECKS))
         cases = [(checked, None) for checked in check_cases(case, options.mistakes)]
     elif options.mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")
@@ -184,23 +184,23 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
 
 def _refuse_combinations(spec: StrategySpec, args: CaseArgs, options: RunOptions) -> None:
     """Refuse options that cannot be given together, or not with this strategy."""
-    if spec.kind == "probe" and (given := _given(options, TRAINING_OPTIONS)):
+    if spec.kind == "probe" and (names := _options_on_command_line(options, TRAINING_OPTIONS)):
         raise Misuse(
-            f"{spec.name} is a probe and trains no model: {', '.join(f'--{name}' for name in given)} cannot be set;"
+            f"{spec.name} is a probe and trains no model: {', '.join(f'--{name}' for name in names)} cannot be set;"
             f" `observatory list {spec.name}` shows what it takes"
         )
     if options.quiet and options.verbose:
         raise Misuse("--quiet and --verbose exclude each other; use one of them")
-    if args.ranks is not None and len(args.ranks) > 1 and (given := _given(options, NOT_IN_CURVES)):
+    if args.ranks is not None and len(args.ranks) > 1 and (names := _options_on_command_line(options, NOT_IN_CURVES)):
         raise Misuse(
             f"--ranks {','.join(map(str, args.ranks))} measures a curve, whose first number of ranks is the baseline of"
-            f" the others: {', '.join(f'--{name}' for name in given)} cannot be set with it; use one number of ranks"
+            f" the others: {', '.join(f'--{name}' for name in names)} cannot be set with it; use one number of ranks"
         )
 
 
-def _given(options: RunOptions, parameters: Sequence[str]) -> list[str]:
-    """Return those of these parameters that are on the command line, by the names of their options."""
-    return [option for parameter, option in options.given.items() if parameter in parameters]
+def _options_on_command_line(options: RunOptions, parameters: Sequence[str]) -> list[str]:
+    """Return the options of these parameters that are on the command line."""
+    return [option for parameter, option in options.command_line.items() if parameter in parameters]
 
 
 def _with_faults(cases: Sequence[Case], text: str | None) -> list[tuple[Case, Fault | None]]:

@@ -104,8 +104,16 @@ def render(
     )
     pod = Capacity(whose="a pod", asks="", gpus=("GPU",) * job.gpus)
     planned = plan_suite(suite, node_of(pod, nodes, ranks_per_node), "")  # Refuses what the first pod would.
-    of_pods = [one for one in planned.cases if one.suite_case.name in names and one.possible is not None]
-    if refused := [f"{one.suite_case.name}: {one.refusal}" for one in of_pods if one.refusal is not None]:
+    of_pods = [
+        planned_case
+        for planned_case in planned.cases
+        if planned_case.suite_case.name in names and planned_case.possible is not None
+    ]
+    if refused := [
+        f"{planned_case.suite_case.name}: {planned_case.refusal}"
+        for planned_case in of_pods
+        if planned_case.refusal is not None
+    ]:
         if len(refused) == len(of_pods):
             raise Misuse(f"no case of suite {suite.name} can run in these pods: {refused[0]}")
         say(f"{len(refused)} of {len(of_pods)} cases cannot run in these pods, and will be skipped: {refused[0]}")

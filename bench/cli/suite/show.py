@@ -73,17 +73,17 @@ def suite_runs(runs_folder: Path, store_url: str | None, *, of_all_users: bool =
     from bench.suite.folder import suite_run_folders
     from bench.suite.results import read_result, result_of_record
 
-    found: dict[str, SuiteResult] = {}
+    results: dict[str, SuiteResult] = {}
     for folder in suite_run_folders(runs_folder, of_all_users=of_all_users):
         try:
-            found[folder.name] = read_result(folder, has_summaries=False)
+            results[folder.name] = read_result(folder, has_summaries=False)
         except Misuse as error:  # One that cannot be read must not keep people from the others.
             say(str(error))
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
         for record in history.suite_runs(limit=1_000_000):
-            if record.id not in found:
-                found[record.id] = result_of_record(record)
-    return sorted(found.values(), key=lambda one: (one.started_ns, one.id), reverse=True)
+            if record.id not in results:
+                results[record.id] = result_of_record(record)
+    return sorted(results.values(), key=lambda result: (result.started_ns, result.id), reverse=True)
 
 
 def whole(result: SuiteResult, store_url: str | None) -> SuiteResult:
@@ -98,5 +98,5 @@ def whole(result: SuiteResult, store_url: str | None) -> SuiteResult:
                 return with_summaries(result, history.runs(limit=1_000_000, suite_run=result.id))
         return result
     with History(store_url, writable=False) as history:
-        record = next(one for one in history.suite_runs(limit=1_000_000) if one.id == result.id)
+        record = next(record for record in history.suite_runs(limit=1_000_000) if record.id == result.id)
         return result_of_record(record, history.runs(limit=1_000_000, suite_run=result.id))

@@ -84,17 +84,17 @@ class PodPlacement:
     def __init__(self, settings: PodSettings, nodes: int) -> None:
         self.nodes = tuple(f"{settings.pods}-{number}" for number in range(nodes))
         self.address = settings.address
-        self._here = LocalNodes(1)
+        self._own_node = LocalNodes(1)
 
     def start(self, meeting: Meeting) -> None:
-        self._here.start(meeting)
+        self._own_node.start(meeting)
 
     def failure(self) -> str | None:
         """See `AgentPlacement`; only the JobSet learns that a pod has ended, and then ends the others."""
-        return self._here.failure()
+        return self._own_node.failure()
 
     def left_s(self) -> float:
         return math.inf
 
     def stop(self) -> None:
-        self._here.stop()
+        self._own_node.stop()

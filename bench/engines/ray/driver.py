@@ -66,7 +66,7 @@ class NodeActor:
     """Starts a node's agent, and ends it; it is sent with all that it needs, because Ray's workers lack our package."""
 
     def __init__(self) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the actor.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the actor.
         self._agent: subprocess.Popen[bytes] | None = None
 
     def start(self, words: list[str], key: bytes, environment: dict[str, str]) -> None:
@@ -79,8 +79,8 @@ class NodeActor:
             words,
             env={**worker_environment, **environment},
             stdin=subprocess.PIPE,
-            stdout=self._said,
-            stderr=self._said,
+            stdout=self._output,
+            stderr=self._output,
             start_new_session=True,
         )
         assert self._agent.stdin is not None
@@ -95,8 +95,8 @@ class NodeActor:
         code = None if self._agent is None else self._agent.poll()
         if code is None:
             return None
-        self._said.seek(0)
-        output = self._said.read().decode(errors="replace").splitlines()
+        self._output.seek(0)
+        output = self._output.read().decode(errors="replace").splitlines()
         lines = [line.strip() for line in output if line.strip()]
         if len(lines) > 1 and lines[-1].startswith(SETUP_FAILED):  # Like `last_words`, which Ray's workers lack.
             lines.append(f"{lines[-1]}: {lines[-2]}")
@@ -111,7 +111,7 @@ class NodeActor:
                 self._agent.kill()
                 self._agent.wait()
         ended = self.ended()
-        self._said.close()
+        self._output.close()
         return ended
 
 

@@ -139,10 +139,12 @@ class SlurmAllocation:
         if present is None:
             self._allocate()
         else:
-            there = os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", "1"))
-            if not there.isdecimal():
-                raise Misuse(f'SLURM_JOB_NUM_NODES is "{there}", not a number; keep the value that Slurm sets in a job')
-            check_job(self._request.nodes, present, int(there))
+            node_count = os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", "1"))
+            if not node_count.isdecimal():
+                raise Misuse(
+                    f'SLURM_JOB_NUM_NODES is "{node_count}", not a number; keep the value that Slurm sets in a job'
+                )
+            check_job(self._request.nodes, present, int(node_count))
             self.job = present
         return self
 

@@ -93,8 +93,8 @@ def capacity_of_partition(
         InfrastructureFailed: Slurm does not answer.
         Misuse: there is no such partition, or it has fewer nodes.
     """
-    partitions, there = find_partitions(name)
-    check_count(nodes, partitions, there)
+    partitions, node_count = find_partitions(name)
+    check_count(nodes, partitions, node_count)
     wanted_partitions = set(partitions.split(","))
     counts_gpus = _counts_gpus()
     needed_gpus = None if gres is None else gpus_of(gres)

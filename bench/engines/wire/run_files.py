@@ -48,7 +48,7 @@ class FileSender:
 
     def __init__(self, runs: Path, send: Callable[[msgspec.Struct], bool], *, look_s: float = LOOK_S) -> None:
         self._runs, self._send, self._look_s = runs, send, look_s
-        self._asked: queue.SimpleQueue[SendFiles | WatchFiles | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[SendFiles | WatchFiles | None] = queue.SimpleQueue()
         self._starts: dict[str, dict[str, int]] = {}  # By run and name: the size of a log when the agent began with it.
         self._locks: dict[str, int] = {}
         self._watched: dict[str, dict[str, int]] = {}  # By run and name: up to where it was sent.
@@ -87,7 +87,7 @@ class FileSender:
 
     def ask(self, message: SendFiles | WatchFiles) -> None:
         """Send what the message asks for, after what was asked before."""
-        self._asked.put(message)
+        self._requests.put(message)
 
     @property
     def is_all_sent(self) -> bool:
@@ -96,12 +96,12 @@ class FileSender:
 
     def close(self) -> None:
         """Send nothing more."""
-        self._asked.put(None)
+        self._requests.put(None)
 
     def _serve(self) -> None:
         while True:
             try:
-                message = self._asked.get(timeout=self._look_s if self._watched else None)
+                message = self._requests.get(timeout=self._look_s if self._watched else None)
             except queue.Empty:
                 for run in self._watched:
                     self._send_tails(run)

@@ -133,15 +133,15 @@ def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tup
     past: readings of the nights up to the bad run, oldest first, which tell how often each field changes.
     """
     times = _times(past)
-    nights = sum(one.machine is not None for one in past) - 1
-    found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    of_first = {_topic(one.field)[1] for one in _of_first_node(good, bad)}
-    for host, one in _of_all_nodes(good, bad):
-        found[one.field, one.before, one.now] += [] if host is None else [host]
-    topics = {_topic(field)[1] for field, _, _ in found}
+    nights = sum(reading.machine is not None for reading in past) - 1
+    hosts_of: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    of_first = {_topic(difference.field)[1] for difference in _of_first_node(good, bad)}
+    for host, difference in _of_all_nodes(good, bad):
+        hosts_of[difference.field, difference.before, difference.now] += [] if host is None else [host]
+    topics = {_topic(field)[1] for field, _, _ in hosts_of}
     hosts = set(bad.hosts)
     changes = []
-    for (field, before, now), where in found.items():
+    for (field, before, now), where in hosts_of.items():
         kind, topic = _topic(field)
         on = times.get(topic, []) if topic in of_first else []
         within = [time_ns for time_ns in on if good.started_ns < time_ns <= bad.started_ns]
@@ -159,22 +159,24 @@ def changes_between(good: Reading, bad: Reading, past: Sequence[Reading]) -> tup
                 carried_by=next((other for other in _CARRIED_BY.get(topic, ()) if other in topics), None),
             )
         )
-    return tuple(sorted(changes, key=lambda one: (not one.is_rare, one.changed_on or 0, KINDS.index(one.kind))))
+    return tuple(
+        sorted(changes, key=lambda change: (not change.is_rare, change.changed_on or 0, KINDS.index(change.kind)))
+    )
 
 
 def topics_of(changes: Iterable[Change]) -> tuple[str, ...]:
     """Return the topics of the changes, in their order, each once."""
-    return tuple(dict.fromkeys(one.topic for one in changes))
+    return tuple(dict.fromkeys(change.topic for change in changes))
 
 
 def _times(past: Sequence[Reading]) -> dict[str, list[int]]:
     """Return the times of the runs on which each topic changed on the first node, oldest first."""
-    known = [one for one in past if one.machine is not None]
-    found: dict[str, list[int]] = defaultdict(list)
+    known = [reading for reading in past if reading.machine is not None]
+    times: dict[str, list[int]] = defaultdict(list)
     for before, now in pairwise(known):
-        for topic in {_topic(one.field)[1] for one in _of_first_node(before, now)}:
-            found[topic].append(now.started_ns)
-    return found
+        for topic in {_topic(difference.field)[1] for difference in _of_first_node(before, now)}:
+            times[topic].append(now.started_ns)
+    return times
 
 
 def _topic(field: str) -> tuple[Kind, str]:
@@ -195,19 +197,19 @@ def _topic(field: str) -> tuple[Kind, str]:
 
 
 def _of_all_nodes(good: Reading, bad: Reading) -> Iterator[tuple[str | None, MachineDifference]]:
-    """Yield the differences of all nodes, each with its host; None for what is of the run."""
+    """Yield the differences of all nodes, each with its host; None where it belongs to the run."""
     host = None if bad.machine is None else bad.machine.hostname
-    for one in _of_first_node(good, bad):
-        yield (None if one.field in ("hosts", "commit") else host), one
+    for difference in _of_first_node(good, bad):
+        yield (None if difference.field in ("hosts", "commit") else host), difference
     for number, now in (bad.nodes or {}).items():
         before = (good.nodes or {}).get(number)
         if before is None:
             continue
-        for one in _of_machines(before, now):
+        for difference in _of_machines(before, now):
             # Another node has other GPUs, which `hosts` tells.
-            is_of_gpu = _topic(one.field)[1] in ("GPUs", "links")
-            if one.field not in ("hostname", "commit") and (before.hostname == now.hostname or not is_of_gpu):
-                yield now.hostname, one
+            is_of_gpu = _topic(difference.field)[1] in ("GPUs", "links")
+            if difference.field not in ("hostname", "commit") and (before.hostname == now.hostname or not is_of_gpu):
+                yield now.hostname, difference
 
 
 def _of_first_node(before: Reading, now: Reading) -> Iterator[MachineDifference]:
@@ -224,26 +226,26 @@ def _of_first_node(before: Reading, now: Reading) -> Iterator[MachineDifference]
         yield MachineDifference(field="commit", before=before.commit[:12], now=now.commit[:12])
     if before.machine is None or now.machine is None:
         return
-    for one in _of_machines(before.machine, now.machine):
-        is_told = (one.field == "hostname" and before.hosts and now.hosts) or (
-            one.field == "commit" and before.commit is not None and now.commit is not None
+    for difference in _of_machines(before.machine, now.machine):
+        is_told = (difference.field == "hostname" and before.hosts and now.hosts) or (
+            difference.field == "commit" and before.commit is not None and now.commit is not None
         )
         if not is_told:
-            yield one
+            yield difference
 
 
 def _of_machines(before: Machine, now: Machine) -> Iterator[MachineDifference]:
-    """Yield the differences, without variables that each job has anew; a GPU in place of another one is one."""
+    """Yield the differences, without variables that every job sets; a replaced GPU is one difference."""
     replaced: dict[str, MachineDifference] = {}
-    for one in differences(before, now):
-        if one.field in OF_A_JOB:
+    for difference in differences(before, now):
+        if difference.field in OF_A_JOB:
             continue
-        if one.field.startswith("GPU ") and "absent" in (one.before, one.now):
-            other = replaced.pop(one.field, None)
+        if difference.field.startswith("GPU ") and "absent" in (difference.before, difference.now):
+            other = replaced.pop(difference.field, None)
             if other is None:
-                replaced[one.field] = one
+                replaced[difference.field] = difference
                 continue
-            gone, new = (other, one) if other.now == "absent" else (one, other)
-            one = MachineDifference(field=one.field, before=gone.before, now=new.now)
-        yield one
+            gone, new = (other, difference) if other.now == "absent" else (difference, other)
+            difference = MachineDifference(field=difference.field, before=gone.before, now=new.now)
+        yield difference
     yield from replaced.values()

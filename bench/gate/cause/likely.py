@@ -36,18 +36,18 @@ def likely(changes: Sequence[Change], time: StepChange | str | None, onset_ns: i
     time: where it went, or why that is unknown; None of a figure that is no time of a step. onset_ns: Unix time of the
     first night of the change.
     """
-    rare = topics_of(one for one in changes if one.is_rare)
-    candidates = [one for one in changes if one.may_be_rare]
+    rare = topics_of(change for change in changes if change.is_rare)
+    candidates = [change for change in changes if change.may_be_rare]
     topics = topics_of(candidates)
     where = None if time is None else time_words(time)
     if len(topics) == 1 and rare:
-        change = next(one for one in changes if one.is_rare)
+        change = next(change for change in changes if change.is_rare)
         words = [f"{LIKELY}{change_words(change)}{_when(change, onset_ns)}"]
         return Likely(line=cut("; ".join([*words, *([] if where is None else [where])])), change=change)
     if not changes:
         why = "nothing that is recorded changed"
     elif not topics:
-        known = "known to be " if any(one.changed_on is None for one in changes) else ""
+        known = "known to be " if any(change.changed_on is None for change in changes) else ""
         why = f"{_count(len(changes))}, none of them {known}rare"
     elif len(topics) == 1:
         why = f"how often this changes is unknown: {change_words(candidates[0])}"
@@ -70,14 +70,13 @@ def time_words(time: StepChange | str) -> str:
     return f"step {of_step}, no part stands out"
 
 
-def change_words(one: Change) -> str:
+def change_words(change: Change) -> str:
     """Return a change in a few words: `driver 550.54 -> 560.28`, `commit 0a1b2c..3d4e5f`."""
-    if one.field == "commit":
-        return f"commit {one.before}..{one.now}"
-    where = f" on {', '.join(one.hosts[:3])}{', ...' if len(one.hosts) > 3 else ''}" if one.hosts else ""
-    return (
-        f"{printable(one.field)} {cut(one.before, _LONGEST_VALUE)} -> {cut(one.now, _LONGEST_VALUE)}{printable(where)}"
-    )
+    if change.field == "commit":
+        return f"commit {change.before}..{change.now}"
+    where = f" on {', '.join(change.hosts[:3])}{', ...' if len(change.hosts) > 3 else ''}" if change.hosts else ""
+    before, now = (cut(value, _LONGEST_VALUE) for value in (change.before, change.now))
+    return f"{printable(change.field)} {before} -> {now}{printable(where)}"
 
 
 def cut(text: str, most: int = LONGEST) -> str:

@@ -26,37 +26,37 @@ class Standout:
 
 def find_standout(good: Summary | None, bad: Summary) -> Standout | str:
     """Return the straggler of the bad run, or why there is none."""
-    found = of_metric(bad.estimates, RUN_STRAGGLER_RATIO)
-    if not found:
+    stragglers = of_metric(bad.estimates, RUN_STRAGGLER_RATIO)
+    if not stragglers:
         verdicts = ("no straggler", "straggler: likely ", "waits and stragglers are absent")
-        said = [note for note in bad.notes if note.startswith(verdicts)]
-        if said:
-            return said[0]
+        notes = [note for note in bad.notes if note.startswith(verdicts)]
+        if notes:
+            return notes[0]
         if bad.case.ranks == 1:
             return "a lone rank has no peers"
         if of_metric(bad.estimates, RUN_TRACED_STEP_SECONDS):
             return "which rank stands out is unknown: the windows of its ranks were not joined"
         return "which rank stands out is unknown: no step was traced; trace_steps = 3 in the suite tells it"
-    one = found[0]
-    before = None if good is None else _same_rank(good, one)
+    straggler = stragglers[0]
+    before = None if good is None else _same_rank(good, straggler)
     text = next(
         (
             note
             for note in bad.notes
-            if note.startswith(f"rank {one.labels['rank']} ") and "holds the others up" in note
+            if note.startswith(f"rank {straggler.labels['rank']} ") and "holds the others up" in note
         ),
-        f"rank {one.labels['rank']} holds the others up by {one.labels['cause']}",
+        f"rank {straggler.labels['rank']} holds the others up by {straggler.labels['cause']}",
     )
     was = "" if good is None else "; it did before" if before is not None else "; it did not before"
     return Standout(
-        rank=one.labels["rank"],
-        cause=one.labels["cause"],
-        cost_ratio=one.median,
+        rank=straggler.labels["rank"],
+        cause=straggler.labels["cause"],
+        cost_ratio=straggler.median,
         cost_before_ratio=None if before is None else before.median,
         text=f"{text}{was}",
     )
 
 
-def _same_rank(good: Summary, one: Estimate) -> Estimate | None:
+def _same_rank(good: Summary, straggler: Estimate) -> Estimate | None:
     others = of_metric(good.estimates, RUN_STRAGGLER_RATIO)
-    return next((other for other in others if other.labels["rank"] == one.labels["rank"]), None)
+    return next((other for other in others if other.labels["rank"] == straggler.labels["rank"]), None)

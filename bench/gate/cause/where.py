@@ -56,11 +56,11 @@ class StepChange:
         least_s = MAIN_RATIO * abs(self.step.change_s)
         sign = 1 if self.step.change_s >= 0 else -1
         grown = [
-            one
-            for one in self.parts
-            if one.name != "unexplained" and one.is_shown and sign * one.change_s >= least_s > 0
+            part
+            for part in self.parts
+            if part.name != "unexplained" and part.is_shown and sign * part.change_s >= least_s > 0
         ]
-        return max(grown, key=lambda one: abs(one.change_s), default=None)
+        return max(grown, key=lambda part: abs(part.change_s), default=None)
 
 
 def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange | str:
@@ -69,15 +69,15 @@ def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange |
     good, bad: runs of one series before and after the change, the one that is told first. The trials of the others
     count where these tell all that the first one does.
     """
-    one, other = good[0], bad[0]
-    if one.case.model is None or other.case.model is None:
+    good_run, bad_run = good[0], bad[0]
+    if good_run.case.model is None or bad_run.case.model is None:
         return "a probe has no steps"
     theirs, ours = _pooled(good), _pooled(bad)
-    found = loss_of(MeasuredStep(case=other.case, estimates=ours), MeasuredStep(case=one.case, estimates=theirs))
-    if isinstance(found, str):
-        return found
+    loss = loss_of(MeasuredStep(case=bad_run.case, estimates=ours), MeasuredStep(case=good_run.case, estimates=theirs))
+    if isinstance(loss, str):
+        return loss
     before, now = (of_metric(side, results.RUN_MEAN_STEP_SECONDS)[0].trials for side in (theirs, ours))
-    change_s = found.step_s - found.ideal_s
+    change_s = loss.step_s - loss.ideal_s
     interval = welch(now, before)
     return StepChange(
         step=PartChange(
@@ -88,10 +88,10 @@ def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange |
         ),
         parts=tuple(
             PartChange(name=part.name.replace("_", " "), change_s=part.lost_s, low_s=part.low_s, high_s=part.high_s)
-            for part in found.parts
+            for part in loss.parts
         ),
-        absent=found.absent,
-        notes=found.notes,
+        absent=loss.absent,
+        notes=loss.notes,
         good_trials=len(before),
         bad_trials=len(now),
     )
@@ -114,12 +114,16 @@ _DIVIDED = frozenset(
 
 
 def _pooled(runs: Sequence[Summary]) -> list[Estimate]:
-    """Return the first run's estimates, with the trials of those others that tell each of them in each of their trials.
+    """Return the first run's estimates, pooled with the trials of other runs that have each of them in every trial.
 
     Intervals of the estimates are left as they were: what is computed from the trials has its own.
     """
     first, *others = (
-        {(one.metric, *sorted(one.labels.items())): one for one in run.estimates if one.metric in _DIVIDED}
+        {
+            (estimate.metric, *sorted(estimate.labels.items())): estimate
+            for estimate in run.estimates
+            if estimate.metric in _DIVIDED
+        }
         for run in runs
     )
     step = (results.RUN_MEAN_STEP_SECONDS.name,)
@@ -129,11 +133,11 @@ def _pooled(runs: Sequence[Summary]) -> list[Estimate]:
         if step in other and all(key in other and len(other[key].trials) == len(other[step].trials) for key in first)
     ]
     pooled = [
-        replace(one, trials=trials, median=median(trials))
-        for key, one in first.items()
-        if (trials := (*one.trials, *(value for other in alike for value in other[key].trials)))
+        replace(estimate, trials=trials, median=median(trials))
+        for key, estimate in first.items()
+        if (trials := (*estimate.trials, *(value for other in alike for value in other[key].trials)))
     ]
-    return [*pooled, *(one for one in runs[0].estimates if one.metric not in _DIVIDED)]
+    return [*pooled, *(estimate for estimate in runs[0].estimates if estimate.metric not in _DIVIDED)]
 
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (0.0, "us"))
@@ -150,12 +154,12 @@ def seconds_words(change_s: float, unit: str) -> str:
     return f"{change_s / _SIZES[unit]:+.1f} {unit}"
 
 
-def in_words(one: PartChange, unit: str, *, has_interval: bool = True) -> str:
+def in_words(change: PartChange, unit: str, *, has_interval: bool = True) -> str:
     """Return a change with its interval in this unit: `+4.4 ms [3.9, 4.9]`."""
-    text = seconds_words(one.change_s, unit)
-    if not has_interval or one.low_s is None or one.high_s is None:
+    text = seconds_words(change.change_s, unit)
+    if not has_interval or change.low_s is None or change.high_s is None:
         return text
-    return f"{text} [{one.low_s / _SIZES[unit]:.1f}, {one.high_s / _SIZES[unit]:.1f}]"
+    return f"{text} [{change.low_s / _SIZES[unit]:.1f}, {change.high_s / _SIZES[unit]:.1f}]"
 
 
 # The difference of the traces, where both runs kept windows.
@@ -209,31 +213,33 @@ def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
         return "no rank has a trace in both runs"
     try:
         sides = [read_files([of_rank[rank] for rank in ranks[:MOST_RANKS]]) for of_rank in windows]
-        found = difference(*sides)
+        step_difference = difference(*sides)
     except (Misuse, InfrastructureFailed, NothingToCompare, ValueError) as error:
         return f"the traces cannot be compared: {error}"
 
     def of(changes: Sequence[ItemChange], *, is_collective: bool) -> tuple[TracedChange, ...]:
         return tuple(
             TracedChange(
-                name=" ".join(filter(None, (one.item.collective, one.item.shape))) if is_collective else one.item.name,
-                part=one.item.part,
-                seen=one.seen,
-                change_s=one.change_ns / 1e9,
+                name=" ".join(filter(None, (change.item.collective, change.item.shape)))
+                if is_collective
+                else change.item.name,
+                part=change.item.part,
+                seen=change.seen,
+                change_s=change.change_ns / 1e9,
             )
-            for one in changes
-            if (share := found.share(one)) is not None and share >= SHARE_SHOWN
+            for change in changes
+            if (share := step_difference.share(change)) is not None and share >= SHARE_SHOWN
         )
 
     left_out = max(map(len, windows)) - len(ranks[:MOST_RANKS])
     return TraceChange(
-        step_s=found.change_ns / 1e9,
-        kernels=of(found.kernels, is_collective=False),
-        collectives=of(found.collectives, is_collective=True),
+        step_s=step_difference.change_ns / 1e9,
+        kernels=of(step_difference.kernels, is_collective=False),
+        collectives=of(step_difference.collectives, is_collective=True),
         notes=(f"this difference leaves out the traces of {plural(left_out, 'more rank')}",) if left_out else (),
     )
 
 
 def _rank_of(path: Path) -> int:
-    found = re.match(r"rank(\d+)\.", path.name)
-    return int(found[1]) if found else 0
+    match = re.match(r"rank(\d+)\.", path.name)
+    return int(match[1]) if match else 0

@@ -335,7 +335,7 @@ MOST_ROWS = 15
 
 def all_rows(summaries: Sequence[Summary], predicted: Predicted = NOTHING_PREDICTED) -> list[Row]:
     """Return every figure of these training runs. predicted: their steps by the cost model."""
-    return [row for make in _ALL for row in _made(make, summaries, predicted)]
+    return [row for make in _ALL for row in _rows_of(make, summaries, predicted)]
 
 
 def first_rows(summaries: Sequence[Summary], predicted: Predicted = NOTHING_PREDICTED) -> list[Row]:
@@ -343,11 +343,11 @@ def first_rows(summaries: Sequence[Summary], predicted: Predicted = NOTHING_PRED
 
     predicted: their steps by the cost model.
     """
-    numbered = ((number, row) for number, make in _FIRST for row in _made(make, summaries, predicted))
+    numbered = ((number, row) for number, make in _FIRST for row in _rows_of(make, summaries, predicted))
     return most_important(numbered, MOST_ROWS)
 
 
-def _made(make: _Rows, summaries: Sequence[Summary], predicted: Predicted) -> list[Row]:
+def _rows_of(make: _Rows, summaries: Sequence[Summary], predicted: Predicted) -> list[Row]:
     return make(summaries) + (_predicted_steps(summaries, predicted) if make is _STEP else [])
 
 

@@ -351,10 +351,10 @@ def down(folder: Path, *, keeps_data: bool, on_notice: Callable[[str], None]) ->
 
 def _down_without_state(folder: Path, size: str, *, keeps_data: bool, on_notice: Callable[[str], None]) -> None:
     """End the servers of a folder whose state file is gone, or delete the data that an earlier `down` kept."""
-    if left := strays(folder, ()):
-        on_notice(f"ending {', '.join(map(words_of, left))}, of a stack without its state.json")
+    if servers := strays(folder, ()):
+        on_notice(f"ending {', '.join(map(words_of, servers))}, of a stack without its state.json")
         with uninterrupted():
-            _end(left, folder)
+            _end(servers, folder)
         on_notice(f"what is left of its files is in {folder}; delete that folder where nobody needs them")
         return
     if not (folder / DATA / DATA_MARK).is_file():
@@ -390,16 +390,16 @@ def _take_down(folder: Path, state: StackState, *, keeps_data: bool) -> None:
         _delete_data(folder)
     for path in (folder / STATE, *folder.glob(DRAFTS)):  # An `up` that is killed while it writes leaves drafts.
         path.unlink(missing_ok=True)
-    for made in dict.fromkeys((str(folder), *state.made_folders)):
+    for parent in dict.fromkeys((str(folder), *state.made_folders)):
         with suppress(OSError):  # It holds data that is kept, or somebody else's.
-            Path(made).rmdir()
+            Path(parent).rmdir()
 
 
 def _end(servers: Sequence[ServerProcess], folder: Path) -> None:
-    if left := processes.end(servers):
-        names = ", ".join(map(words_of, left))
+    if survivors := processes.end(servers):
+        names = ", ".join(map(words_of, survivors))
         raise InfrastructureFailed(
-            f"{names} {'does' if len(left) == 1 else 'do'} not end, even killed; the files in {folder} stay"
+            f"{names} {'does' if len(survivors) == 1 else 'do'} not end, even killed; the files in {folder} stay"
         )
 
 

@@ -113,18 +113,18 @@ def is_running(process: ServerProcess) -> bool:
 
 def end(processes: Sequence[ServerProcess], *, patience_s: float = END_S) -> list[ServerProcess]:
     """End the processes, by SIGTERM and after that time by SIGKILL; return those that do not end even then."""
-    left = [*filter(is_running, processes)]
+    survivors = [*filter(is_running, processes)]
     for number, limit_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _KILLED_S)):
-        for process in left:
+        for process in survivors:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number)
         until_s = time.monotonic() + limit_s
-        while (left := [*filter(is_running, left)]) and time.monotonic() < until_s:
+        while (survivors := [*filter(is_running, survivors)]) and time.monotonic() < until_s:
             time.sleep(_LOOK_S / 2)
     for process in processes:
         with suppress(ChildProcessError):  # Another process started it.
             os.waitpid(process.pid, os.WNOHANG)
-    return left
+    return survivors
 
 
 def wait_until_ready(server: Server, process: ServerProcess, *, limit_s: float = READY_S) -> None:

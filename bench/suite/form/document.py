@@ -31,14 +31,14 @@ def find_suite(name: str) -> Path:
         Misuse: there is neither.
     """
     shipped, path = shipped_suites(), Path(name)
-    found = shipped.get(name.removesuffix(".toml"))
-    if path.is_file() or (found is None and os.path.lexists(path)):
+    shipped_path = shipped.get(name.removesuffix(".toml"))
+    if path.is_file() or (shipped_path is None and os.path.lexists(path)):
         return path
-    if found is None:
+    if shipped_path is None:
         raise Misuse(
             f'suite "{name}" is neither a file nor shipped{nearest(name, shipped)}; shipped are: {", ".join(shipped)}'
         )
-    return found
+    return shipped_path
 
 
 def read_suite_document(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:

@@ -88,14 +88,14 @@ def points(
                 names, twice = ", ".join(axis.name for axis in group), ", ".join(map(shown, values))
                 raise Misuse(f"{place} {names} has {twice} twice; a sweep has each value once")
 
-    found = []
+    combinations = []
     for places in itertools.product(*(range(len(group[0].values)) for group in groups)):
         # Where each axis stands: axes of one group at the same place.
         at = {axis.key: axis.values[number] for group, number in zip(groups, places, strict=True) for axis in group}
-        found.append(
+        combinations.append(
             Point(values={**table, **at}, swept={axis.name: at[axis.key] for axis in axes}),
         )
-    return _without(found, axes, excluded, place)
+    return _without(combinations, axes, excluded, place)
 
 
 def _groups(axes: Sequence[Axis], zipped: Sequence[Sequence[str]], place: str) -> list[list[Axis]]:
@@ -114,32 +114,32 @@ def _groups(axes: Sequence[Axis], zipped: Sequence[Sequence[str]], place: str) -
             raise Misuse(f"{place} zip joins lists of different lengths: {each} values; give them as many")
         group = [axis for axis in axes if axis in members]
         group_of |= {axis.key: group for axis in members}
-    found: list[list[Axis]] = []
+    groups: list[list[Axis]] = []
     for axis in axes:
-        if group_of[axis.key] not in found:
-            found.append(group_of[axis.key])
-    return found
+        if group_of[axis.key] not in groups:
+            groups.append(group_of[axis.key])
+    return groups
 
 
 def _without(
-    found: list[Point], axes: Sequence[Axis], excluded: Sequence[Mapping[str, Any]], place: str
+    combinations: list[Point], axes: Sequence[Axis], excluded: Sequence[Mapping[str, Any]], place: str
 ) -> list[Point]:
     """Return the points that are not excluded."""
-    left = found
+    rest = combinations
     for number, values in enumerate(excluded):
         where = f"{place} exclude[{number}]"
         if not values:
             raise Misuse(f"{where} is an empty table; name values of sweeps, or leave it out")
         wanted = {_find_axis(name, axes, where).name: value for name, value in values.items()}
         matching = [
-            point for point in found if all(is_same(point.swept[name], value) for name, value in wanted.items())
+            point for point in combinations if all(is_same(point.swept[name], value) for name, value in wanted.items())
         ]
         if not matching:
             raise Misuse(f"{where} is {shown(dict(values))}, which no combination of the lists has; leave it out")
-        left = [point for point in left if not any(point is other for other in matching)]
-    if not left:
+        rest = [point for point in rest if not any(point is other for other in matching)]
+    if not rest:
         raise Misuse(f"{place} exclude leaves no case; leave one")
-    return left
+    return rest
 
 
 def _find_axis(name: str, axes: Sequence[Axis], place: str) -> Axis:
