@@ -48,7 +48,7 @@ def test_the_installed_wheel_runs_ddp_outside_the_repository(tmp_path: Path) -> 
         capture_output=True,
         text=True,
     )
-    assert json.loads(planned.stdout)["path"] == str(site / "bench" / "suites" / "shipped" / "smoke.toml")
+    assert json.loads(planned.stdout)["path"] == str(site / "bench" / "suite" / "shipped" / "smoke.toml")
     render = [observatory, "dashboards", "render", "--into", str(elsewhere)]
     subprocess.run(render, cwd=elsewhere, env=environment, check=True, capture_output=True)
     for rendered in (ROOT / "dashboards" / "rendered").iterdir():

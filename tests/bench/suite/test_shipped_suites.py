@@ -185,7 +185,7 @@ def test_the_schema_refuses_what_is_wrong(path: tuple[str, ...], value: object) 
 
 
 def test_suites_lie_where_the_wheel_has_them() -> None:
-    assert Path(__file__).parents[3] / "bench" / "suites" / "shipped" == SHIPPED
+    assert Path(__file__).parents[3] / "bench" / "suite" / "shipped" == SHIPPED
 
 
 # The page.
