@@ -54,6 +54,8 @@ def _of_slurm(folder: Path, text: str, meeting: Meeting, monkeypatch: pytest.Mon
     """The words of an agent that a step would start; `srun` is a command that keeps its own."""
     (folder / "srun").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{folder}/words\ncat >/dev/null\n")
     (folder / "srun").chmod(0o755)
+    (folder / "scontrol").write_text("#!/bin/sh\necho JobId=7 NumNodes=2\n")
+    (folder / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     allocation = SlurmAllocation(NodeRequest(nodes=2, file=_file(folder, f'address = "127.0.0.1"\n{text}')))
     allocation.job = "7"

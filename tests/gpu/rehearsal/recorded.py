@@ -357,6 +357,9 @@ class RecordedNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
         return index
 
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{handle}"
+
     def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
         return 1755
 

@@ -88,7 +88,7 @@ def test_after_a_restart_the_suite_goes_on_and_another_job_set_begins_its_own(sh
             _, said = again.communicate(timeout=WITHIN_S)
             assert again.returncode == FINE, said
         assert len(pods.suite_runs()) == names
-        assert (f"suite run {begun} goes on" in said) == (job == "uid-1")
+        assert (f"suite run {begun} continues" in said) == (job == "uid-1")
 
 
 @pytest.mark.slow
