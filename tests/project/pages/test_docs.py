@@ -153,7 +153,17 @@ def test_each_command_exists_with_its_options(page: Path) -> None:
 FOREIGN = {
     *("--connect", "--exporter", "--host", "--key-file", "--node", "--send-files", "--within"),  # Of the agent.
     *("--folder", "--growth", "--hours", "--judge"),  # Of torchrun's rank, and of benchmarks.
-    *("--enable-feature", "--errorcounters", "--exclusive", "--gpu-reset", "--gpus", "--gres", "--hpc-job-mapping-dir"),
+    *(
+        "--enable-feature",
+        "--errorcounters",
+        "--exclusive",
+        "--gpu-reset",
+        "--gpu-bind",
+        "--gpus",
+        "--gpus-per-task",
+        "--gres",
+        "--hpc-job-mapping-dir",
+    ),
     *("--http.config.file", "--junitxml", "--max-depth", "--pid", "--server-side", "--storage.tsdb.retention.time"),
 }
 """Options in the text of programs other than `observatory`."""
