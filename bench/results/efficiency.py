@@ -337,6 +337,6 @@ def _surplus(*accounts: StepAccount) -> list[str]:
     if longest < _MUCH_LONGER:
         return []
     return [
-        f"traced steps are up to {longest:.0%} longer than measured ones: parts but data are of steps that the profiler"
-        " disturbs"
+        f"traced steps are up to {longest:.0%} longer than measured ones: all parts except data come from steps"
+        " that the profiler slows"
     ]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Show efficiency, speed-up and ceilings over numbers of ranks, and what is lost.
 
-    Of the newest run of the suite, or of the newest of all; ID is that of a suite run, or the beginning of it.
-    Weak and strong scaling are told apart. docs/guides/scaling.md says what each figure is.
+    By default it shows the newest run of the suite, or of any suite; ID selects a suite run and may be abbreviated.
+    Weak and strong scaling have curves of their own. docs/guides/scaling.md defines each figure.
 
     \b
     Example:

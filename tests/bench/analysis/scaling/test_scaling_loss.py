@@ -107,7 +107,8 @@ def test_what_the_profiler_takes_of_a_step_is_no_part_of_it() -> None:
     found = _loss(TWO, made, base=base)
     _only(found, {"exposed_communication": 0.020})
     assert found.notes == (
-        "traced steps are up to 50% longer than measured ones: parts but data are of steps that the profiler disturbs",
+        "traced steps are up to 50% longer than measured ones: all parts except data come from steps that the profiler"
+        " slows",
     )
 
 
