@@ -349,7 +349,7 @@ def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
     because the result is as good.
     """
     if purpose.member is not None and purpose.member.is_rerun:
-        return ("the gate ordered it, to tell a change from chance",)
+        return ("the gate ordered it, to separate a change from chance",)
     if purpose.origin != "run":
         return ()
     reasons = [] if purpose.note is None else ["it has a note"]

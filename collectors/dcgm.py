@@ -70,7 +70,7 @@ class JobMapping:
         """
         for file, names in runs.items():
             if _FILE.fullmatch(file) is None:
-                raise ValueError(f'"{file}" is no file of a GPU; it may be a number, or two of them as in "3.1"')
+                raise ValueError(f'"{file}" is not a GPU file; the name is a number or two, for example "3.1"')
             for run in names:
                 if run.splitlines() != [run]:
                     raise ValueError(f"run {run!r} is not one line, as job files have them")
@@ -109,7 +109,7 @@ class JobMapping:
                 draft.write(text)
 
     def _say(self, file: str, reason: str) -> None:
-        self._reasons.setdefault(f"{self._folder / file}: {reason}; dcgm-exporter is not told of the runs there")
+        self._reasons.setdefault(f"{self._folder / file}: {reason}; dcgm-exporter does not learn of the runs there")
 
 
 def _lock(folder: Path) -> int:
@@ -124,7 +124,7 @@ def _lock(folder: Path) -> int:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         if not try_lock(fd):
-            raise NoMapping(f"{folder}: {holder_of(fd)} writes there already; one agent of a node may")
+            raise NoMapping(f"{folder}: {holder_of(fd)} already writes there; only one agent of a node may")
     except BaseException:
         os.close(fd)
         raise
@@ -175,9 +175,9 @@ class JobMappingWriter:
         self._runs = runs_by_file(sample for sample, _ in samples)
         try:
             if not self._task.wait(0.0):
-                self._on_notice("job mapping: its folder keeps us waiting at times; dcgm-exporter is told late then")
+                self._on_notice("job mapping: its folder is sometimes slow, so dcgm-exporter learns of runs late")
         except Exception as error:  # noqa: BLE001  # Whatever fails here, the runs are shown.
-            self._on_notice(f"job mapping: {in_words(error)}; dcgm-exporter is not told of the runs")
+            self._on_notice(f"job mapping: {in_words(error)}; dcgm-exporter does not learn of the runs")
         self._task.ask()
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def open_folder(path: Path) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
-            raise NotOurs(errno.EPERM, "it is a link, and must be a folder itself", str(path)) from None
+            raise NotOurs(errno.EPERM, "it is a link, but must be a folder", str(path)) from None
         raise
     try:
         _require_ours(fd, path)
@@ -76,7 +76,9 @@ def open_folder(path: Path) -> int:
 def _require_ours(fd: int, path: Path) -> None:
     uid = os.fstat(fd).st_uid
     if uid != os.geteuid():
-        raise NotOurs(errno.EPERM, f"it belongs to {user_name(uid)}, and we write only into what is our own", str(path))
+        raise NotOurs(
+            errno.EPERM, f"it belongs to {user_name(uid)}, and this program writes only to your own files", str(path)
+        )
 
 
 def user_name(uid: int) -> str:
@@ -171,7 +173,7 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             is_special = not stat.S_ISREG(existing.st_mode) and not stat.S_ISLNK(existing.st_mode)
             if is_special and existing.st_uid in (0, os.geteuid()):  # Another user's is replaced, as their link is.
-                raise OSError(errno.EINVAL, "a pipe, a socket or a device is there, and not a file", str(path))
+                raise OSError(errno.EINVAL, "a pipe, a socket or a device is there, not a file", str(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(draft, flags, 0o600, dir_fd=folder)
         try:
@@ -213,7 +215,7 @@ def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
             file.write(content)
         return
     if existing.st_uid not in (0, os.geteuid()) or is_open_to_others(path.parent.stat()):
-        raise NotOurs(errno.EPERM, f"a link or pipe of {user_name(existing.st_uid)} may stand there", str(path))
+        raise NotOurs(errno.EPERM, f"a link or pipe of {user_name(existing.st_uid)} may be there", str(path))
     try:  # To open a pipe waits for a reader, who may never come.
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -261,7 +263,7 @@ def open_to_read(path: Path) -> IO[bytes]:
         return open_regular(path, follows_link=False)
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
-            raise NotOurs(errno.EPERM, "it is a link, and must be a file itself", str(path)) from None
+            raise NotOurs(errno.EPERM, "it is a link, but must be a file", str(path)) from None
         raise
 
 
@@ -270,7 +272,7 @@ def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:
         fd = os.open(path if folder is None else path.name, flags, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise NotOurs(errno.EPERM, "it is a link, and must be a file itself", str(path)) from None
+            raise NotOurs(errno.EPERM, "it is a link, but must be a file", str(path)) from None
         error.filename = str(path)
         raise
     mode = os.fstat(fd).st_mode
@@ -278,7 +280,7 @@ def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:
         os.close(fd)
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return fd
 
 
@@ -450,4 +452,4 @@ def in_words(error: BaseException) -> str:
         return str(error)
     if isinstance(error, KeyError):
         return f"{error} is missing"
-    return f"our own mistake, {type(error).__name__}: {error}"
+    return f"a bug of ours, {type(error).__name__}: {error}"

@@ -323,7 +323,7 @@ class Follower:
             return []
         with open_to_read(self._path) as file:
             if file.seek(0, os.SEEK_END) < self._position:
-                self.left_out.append(f"{self._path.name}: it became shorter, and is read from its beginning")
+                self.left_out.append(f"{self._path.name}: it became shorter and is read again from its beginning")
                 self._position, self._line, self._rest = 0, 0, b""
                 self._restarts += 1
             file.seek(self._position)
@@ -355,7 +355,7 @@ class Follower:
             return
         if version > SCHEMA_VERSION:
             raise NewerSchema(
-                f"{self._path}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"
+                f"{self._path}: written with schema version {version}, but this program reads up to {SCHEMA_VERSION};"
                 " use the version that wrote it"
             )
 

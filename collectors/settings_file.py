@@ -93,9 +93,9 @@ def _line_first(text: str) -> str:
     what, line = (text, "") if where is None else (where[1], f"{where[2] or where[3]}: ")
     if (twice := _TWICE.fullmatch(what)) is not None:
         table = ".".join(re.findall(r"'([^']*)'", twice[1]))
-        return f"{line}[{table}] is there twice; rename one of the two"
+        return f"{line}[{table}] is there twice; rename one"
     if what == "Cannot overwrite a value":
-        return f"{line}a key is there twice; give it once"
+        return f"{line}a key is given twice; give it once"
     return f"{line}{' '.join(what.split())}; this is not TOML"
 
 

@@ -61,14 +61,14 @@ def listen(host: str, port: int, *, backlog: int = BACKLOG) -> socket.socket:
             undo.pop_all()
         return listener
     except UnicodeError:  # A name with an empty part, a part of over 63 letters, or letters that no name may have.
-        raise CannotListen(f"host {host!r} is no name of a machine and no address") from None
+        raise CannotListen(f"host {host!r} is neither a host name nor an address") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             holder = holder_of(host, port)
             raise PortTaken(f"{where} is taken by {holder}", is_ours=holder == _OWN_PROGRAM) from None
         raise CannotListen(f"{where} cannot be listened at: {error.strerror or error}") from None
     except OverflowError:
-        raise CannotListen(f"port {port} is none; it may be 0 to 65535") from None
+        raise CannotListen(f"port {port} does not exist; use 0 to 65535") from None
 
 
 def holder_of(host: str, port: int) -> str:

@@ -55,7 +55,7 @@ def check(expression: str) -> None:
     for labels in _LISTS.findall(plain):
         for label in re.findall(r"\w+", labels):
             if label not in _labels() and label not in new_labels:
-                raise BadExpression(f"{label} is no label of a metric{_instead(label, _labels())}")
+                raise BadExpression(f"{label} is not a label of any metric{_instead(label, _labels())}")
     named = [name for names in _NAMED.findall(expression) for name in names.split("|")]
     for name in (*metrics_of(expression), *named):
         _metric(name)
@@ -107,7 +107,7 @@ def _metric(name: str) -> Metric | None:
         return None
     metric = _catalogue().get(name.removesuffix("_bucket"))
     if metric is None or (metric.kind != "histogram" and name not in _catalogue()):
-        raise BadExpression(f"{name} is no metric{_instead(name, _catalogue())} (docs/metrics.md lists all)")
+        raise BadExpression(f"{name} is not a metric{_instead(name, _catalogue())} (docs/metrics.md lists all)")
     return metric
 
 

@@ -37,7 +37,7 @@ Labels identify the owner of a value:
 | owner | labels | exported |
 |---|---|---|
 | rank | `rank`, `slot`: a small number that distinguishes the runs of one node | while the run is active |
-| node | only Prometheus' own `instance` | always by `observatory serve`; by a run's own server while the run is \
+| node | only Prometheus's own `instance` | always by `observatory serve`; by a run's own server while the run is \
 active; metrics of results always |
 | run | `strategy`, `ranks`, `device`, `precision`, `series`: cases of one series are comparable | for \
 the newest finished run of each series that is not ad hoc |
@@ -68,12 +68,16 @@ def catalogue_modules() -> tuple[ModuleType, ...]:
     return tuple(sorted(modules, key=lambda module: min(place[metric.name] for metric in module.METRICS)))
 
 
+def _title(module: ModuleType) -> str:
+    return module.__name__.rpartition(".")[2].replace("_", " ").capitalize().replace("Gpu", "GPU")
+
+
 def _section(module: ModuleType) -> str:
     lines = (module.__doc__ or "").strip().splitlines()
     metrics: tuple[Metric, ...] = module.METRICS
     rows = "".join(f"{_row(metric)}\n" for metric in metrics)
     return (
-        f"\n## {module.__name__.rpartition('.')[2].capitalize()}\n\n{lines[0]}\n\n"
+        f"\n## {_title(module)}\n\n{lines[0]}\n\n"
         f"| metric | kind | unit | owner | labels | definition |\n|---|---|---|---|---|---|\n{rows}"
     )
 

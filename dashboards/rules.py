@@ -195,7 +195,7 @@ def _filled(part: Any, values: dict[str, str]) -> Any:
     def value_of(placeholder: re.Match[str]) -> str:
         name = placeholder[1]
         if name not in values:
-            raise BadRules(f"${{{name}}} is no threshold{_near(name, values)} (thresholds.toml has them all)")
+            raise BadRules(f"${{{name}}} is not a threshold{_near(name, values)} (thresholds.toml has them all)")
         return values[name]
 
     if isinstance(part, dict):
@@ -252,7 +252,7 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
         texts += [rule.annotations.summary, rule.annotations.description, rule.queried_description]
     for name in _metrics_in(rule.expression):
         if name not in _LABELS and not name.startswith("series:") and name != "up":
-            yield f"{name} is no metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
+            yield f"{name} is not a metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
     known = {*TARGET_LABELS, *_MADE.findall(rule.expression)}
     for series in (match for text in texts for match in _SERIES.finditer(text)):
         name, record = series["metric"], f"series:{series['metric']}{series['operation'] or ''}"
@@ -260,7 +260,7 @@ def _wrong_names(rule: Recording | Alert, recorded: set[str]) -> Iterator[str]:
         if series["record"] and record not in recorded:
             yield f"{record} is recorded by no rule{_near(record, recorded)}"
         elif labels is None:
-            yield f"{name} is no metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
+            yield f"{name} is not a metric of the catalogue{_near(name, _LABELS)} (docs/metrics.md lists all)"
         else:
             for label in _MATCHER.findall(series["matchers"] or ""):
                 if label not in labels:

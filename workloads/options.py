@@ -48,11 +48,11 @@ def attention_refusals(setup: Setup) -> Iterator[str]:
     if kernel is None:
         return
     if setup.device == "cpu":
-        yield f"option attention is {kernel} on cpu, and it names a GPU's kernel; leave it out, or take --device cuda"
+        yield f"option attention is {kernel} on cpu, but it is a GPU kernel; leave it out, or use --device cuda"
         return
     if kernel in ("cudnn", "flash") and setup.precision == "fp32":
         yield (
-            f"option attention is {kernel} in fp32, which this kernel does not support; take --precision bf16, or"
+            f"option attention is {kernel} in fp32, which this kernel does not support; use --precision bf16, or"
             " attention=efficient"
         )
         return
@@ -61,7 +61,7 @@ def attention_refusals(setup: Setup) -> Iterator[str]:
         most = "" if kernel == "efficient" else f" up to {WIDEST_HEAD}"
         yield (
             f"option attention is {kernel} with width / heads {width}; this kernel takes multiples of {multiple}{most}:"
-            f" take such a --width for {setup.shape.heads} heads, or attention=math"
+            f" use such a --width for {setup.shape.heads} heads, or attention=math"
         )
 
 
@@ -152,7 +152,7 @@ def priority_refusals(setup: Setup) -> Iterator[str]:
             " --backend nccl"
         )
     elif setup.ranks == 1:
-        yield f"option {HIGH_PRIORITY.name} is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
+        yield f"option {HIGH_PRIORITY.name} is true on 1 rank, which sends nothing; leave it out, or use --ranks 2"
 
 
 def priority_axes(setup: Setup, axis: str) -> tuple[str, ...]:
@@ -175,12 +175,12 @@ def deferring_refusals(
     if schedule in HALVED_BACKWARD:
         yield (
             f"option {DEFER_RECEIVES.name} is true with schedule {schedule}, whose receives torch 2.13 defers out of"
-            " the order of their sends, so that losses are silently wrong; leave it out, or take schedule interleaved"
+            " the order of their sends, so losses are silently wrong; leave it out, or use schedule interleaved"
         )
     elif schedule not in CAN_DEFER:
         yield (
             f"option {DEFER_RECEIVES.name} is true with schedule {schedule}, which posts no receive early;"
-            " leave it out, or take schedule interleaved"
+            " leave it out, or use schedule interleaved"
         )
     elif (release or torch_release()) < FIRST_TO_DEFER:
         installed, first = (".".join(map(str, each)) for each in (release or torch_release(), FIRST_TO_DEFER))
@@ -222,7 +222,7 @@ def bucket_refusals(setup: Setup) -> list[str]:
         return []
     return [
         f"option bucket_mb is {bucket_mb} with compile={compile_mode}; torch.compile needs buckets of at least 1 MB:"
-        " take bucket_mb=1 or more, or compile=none"
+        " use bucket_mb=1 or more, or compile=none"
     ]
 
 
@@ -284,7 +284,7 @@ ACCUMULATE = Option(
     name="accumulate",
     default=1,
     minimum=1,
-    help="microbatches that a rank's batch is split into, whose gradients accumulate",
+    help="microbatches that a rank's batch is split into; their gradients accumulate",
 )
 MICROBATCHES = Option(
     name="microbatches",
@@ -308,13 +308,14 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
         name="lr_rule",
         default="base",
         choices=RULES,
-        help="scales the learning rate: base not at all, linear by the number of data ranks, sqrt by its square root",
+        help="scaling of the learning rate: none (base), by the number of data ranks (linear), or by its square"
+        " root (sqrt)",
     ),
     Option(
         name="lr_warm_up",
         default=0,
         minimum=0,
-        help="steps over which the learning rate grows from learning_rate to the one that lr_rule gives",
+        help="steps over which the learning rate grows from learning_rate to its value by lr_rule",
     ),
     Option(
         name="clip",
@@ -336,7 +337,10 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
     ),
     ATTENTION,
     Option(
-        name="workers", default=1, minimum=0, help="data loader processes of a rank; 0: the step itself makes its batch"
+        name="workers",
+        default=1,
+        minimum=0,
+        help="data loader processes of a rank; 0: the training process loads each batch itself",
     ),
     Option(
         name="loader_delay_ms",
@@ -417,7 +421,7 @@ def graph_refusals(setup: Setup, because: str) -> list[str]:
     if setup.device != "cuda" or mode not in GRAPH_MODES:
         return []
     return [
-        f"option compile is {mode}, which replays a block as a CUDA graph; {because}: take compile=default, or"
+        f"option compile is {mode}, which replays a block as a CUDA graph; {because}: use compile=default, or"
         " max-autotune-no-cudagraphs"
     ]
 
@@ -428,6 +432,6 @@ def _rate_refusals(setup: Setup) -> list[str]:
     if options["lr_rule"] == "base" and options["lr_warm_up"]:
         return [
             f"option lr_warm_up is {options['lr_warm_up']} with lr_rule=base, which does not scale the learning rate:"
-            " leave it out, or take lr_rule=linear or sqrt"
+            " leave it out, or use lr_rule=linear or sqrt"
         ]
     return []

@@ -232,7 +232,7 @@ class StrategySpec(ABC):
             return reasons
         if setup.device == "cuda" and setup.backend == "gloo" and self.sends_messages(setup):
             # ProcessGroupGloo gives a GPU's pointer to the host's sockets; its collectives copy to the host and back.
-            return ["backend gloo cannot send GPU tensors from rank to rank; take --backend nccl, or --device cpu"]
+            return ["backend gloo cannot send GPU tensors from rank to rank; use --backend nccl, or --device cpu"]
         return []
 
     def incomparable(self, setup: Setup) -> str | None:

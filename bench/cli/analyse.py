@@ -30,7 +30,7 @@ _RANK = click.option(
     "ranks",
     type=click.IntRange(0, MOST_RANKS),
     multiple=True,
-    help="Rank of a trace, in place of the rank that it names; repeated once for each trace, in order.",
+    help="Rank of a trace, in place of the one in the trace; give it once for each trace, in order.",
 )
 _WHAT_IT_MAY_BE = (
     "a trace of torch.profiler (.json, .json.gz, or - for standard input), a rank's .timeline.npz, a folder of these,"
@@ -41,13 +41,13 @@ _WHAT_IT_MAY_BE = (
 def _command_of(analysis: Analysis) -> click.Command:
     @click.command(name=analysis.name, help=_help(analysis.name, analysis.summary, analysis.sides))
     @_sides(analysis.sides)
-    @click.option("--table", "table_name", metavar="NAME", help="Only this table; --format csv writes one.")
+    @click.option("--table", "table_name", metavar="NAME", help="Only this table; --format csv needs one.")
     @click.option(
         "--limit",
         type=click.IntRange(min=1),
         default=ROWS,
         show_default=True,
-        help="Most rows of a table in the form table.",
+        help="Most rows of each printed table.",
     )
     @click.option("--output", type=_FILE, help="Output file, in place of standard output.")
     @_RANK
@@ -136,7 +136,7 @@ def _not_written(path: Path, error: OSError) -> InfrastructureFailed:
     help=_help("merge", "Merge all ranks on one clock, for ui.perfetto.dev.", _LONE, "--output merged.json.gz"),
 )
 @_sides(_LONE)
-@click.option("--output", type=_FILE, required=True, help="File to write; .gz is packed.")
+@click.option("--output", type=_FILE, required=True, help="Output file; compressed if its name ends in .gz.")
 @_RANK
 @RUNS
 @STORE
@@ -181,7 +181,7 @@ class _Analyses(click.Group):
 
 @click.group(name="analyse", cls=_Analyses, no_args_is_help=False)
 def command() -> None:
-    """Analyse traces: a run's, or any that torch.profiler wrote.
+    """Analyse traces of a run, or of any program that used torch.profiler.
 
     \b
     Example:

@@ -44,7 +44,7 @@ LONGEST_REASON = 200
     type=click.Choice(FORMATS),
     default="table",
     show_default=True,
-    help="Form of the result; junit: XML for CI, benchmark: records of PyTorch's OSS benchmark database.",
+    help="Output format; junit: XML for CI, benchmark: records of PyTorch's OSS benchmark database.",
 )
 @DETAILS
 def command(
@@ -78,7 +78,7 @@ def command(
     if accepted is not None:
         _refuse_with_accept("since", "format_name", "has_details", "runs_folder")
     if since is not None and format_name not in ("table", "json"):
-        raise Misuse(f"--since shows earlier nights as table or json; --format {format_name} is of the newest one")
+        raise Misuse(f"--since shows earlier nights as table or json; --format {format_name} shows only the newest one")
     try:
         with History(store_url, writable=False):  # Without a history there is nothing to judge, and none is made.
             pass
@@ -165,21 +165,21 @@ def _accept(
     from bench.gate.verdicts import Raced, load_states, save_accepted
 
     if not because.strip() or not because.isprintable() or len(because) > LONGEST_REASON:
-        raise Misuse(f"--because takes a line of up to {LONGEST_REASON} letters that can be printed")
+        raise Misuse(f"--because takes a line of up to {LONGEST_REASON} printable characters")
     known: dict[SeriesKey, KnownSeries] = {}
     for suite in suites:  # The level is that after the newest night.
         check_suite(history, suite, history.suite_runs(MOST_RUNS, suite), since_ns=None, now_ns=now_ns)
         known |= load_states(history, suite)
     having = sorted({key.suite for key in known if key.case == case})
     if len(having) > 1:
-        raise Misuse(f'case "{case}" is in {" and ".join(having)}; say which with --suite')
+        raise Misuse(f'case "{case}" is in {" and ".join(having)}; choose one with --suite')
     levels, after = accept(
         known.values(), case=case, metric=metric, is_named=is_named, who=_who(), because=because, now_ns=now_ns
     )
     try:
         save_accepted(history, levels, known, after)
     except Raced:
-        raise InfrastructureFailed("another process judges this suite at the moment; accept it again") from None
+        raise InfrastructureFailed("another process is judging this suite now; try again") from None
     places = len({level.key.series for level in levels})
     of = f" on {places} kinds of machine" if places > 1 else ""
     notes = [f"the present level of {plural(len(levels), 'figure')}{of} is accepted"] if levels else []

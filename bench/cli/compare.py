@@ -54,7 +54,7 @@ _DIFFERENCES_SHOWN = 6
     show_default=True,
     help="Largest change that does not matter; an interval within it counts as `same`.",
 )
-@click.option("--all", "has_all", is_flag=True, help="All figures instead of the main ones.")
+@click.option("--all", "has_all", is_flag=True, help="Show all figures, not only the main ones.")
 @click.option(
     "--ab",
     "strategy",
@@ -69,10 +69,16 @@ _DIFFERENCES_SHOWN = 6
     metavar="NAME|FILE",
     type=NamedText(),
     shell_complete=complete_suite,
-    help="Measure each case of this suite twice, in turn, for its noise.",
+    help="Measure each case of this suite twice, in turn, to show its noise.",
 )
-@click.option("--a", "a_settings", multiple=True, metavar="KEY=VALUE", help="An option, or a key of a case, of side A.")
-@click.option("--b", "b_settings", multiple=True, metavar="KEY=VALUE", help="The same of side B.")
+@click.option(
+    "--a",
+    "a_settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Option of the strategy, or key of the case, for side A.",
+)
+@click.option("--b", "b_settings", multiple=True, metavar="KEY=VALUE", help="The same for side B.")
 @click.option(
     "--checkout-a",
     "a_checkout",
@@ -80,8 +86,10 @@ _DIFFERENCES_SHOWN = 6
     type=NamedText(),
     help="Source tree of A's ranks.  [default: this program's]",
 )
-@click.option("--checkout-b", "b_checkout", metavar="FOLDER|COMMIT", type=NamedText(), help="The same of side B.")
-@click.option("--ranks", type=int, help="Number of ranks.  [default: the GPUs, or 2 on a CPU, as the strategy allows]")
+@click.option("--checkout-b", "b_checkout", metavar="FOLDER|COMMIT", type=NamedText(), help="The same for side B.")
+@click.option(
+    "--ranks", type=int, help="Number of ranks.  [default: one for each GPU, or 2 on a CPU, as the strategy allows]"
+)
 @case_options(trials=6)
 @LIMIT
 @SETTINGS
@@ -92,12 +100,12 @@ _DIFFERENCES_SHOWN = 6
 @STORE
 @FORMAT
 def command(**parameters: Any) -> int:
-    """Compare two runs, suites or commits, and tell differences from noise.
+    """Compare two runs, suites or commits, and separate changes from noise.
 
-    A and B are runs, suite runs or commits of the history, each by the beginning of its name. With --ab both sides are
-    measured now, in turn, which is the honest way on a noisy machine. With --aa one side is measured twice, which shows
-    how much equal measurements differ, and how many trials make a change visible. A comparison is no gate: it ends with
-    code 0 whatever became worse.
+    A and B are runs, suite runs or commits in the history; the beginning of a name is enough. --ab measures both sides
+    now, in turn, which is the fairest way on a noisy machine. --aa measures one side twice, which shows how much equal
+    measurements differ, and how many trials make a change visible. A comparison is not a gate: the exit code is 0
+    whatever became worse.
 
     \b
     Example:
@@ -129,7 +137,8 @@ def _mode(parameters: dict[str, Any], options: dict[str, str]) -> str:
     mode = "ab" if parameters["strategy"] is not None else "aa" if parameters["suite_name"] is not None else "look"
     if mode == "look" and len(named) < 2:
         raise Misuse(
-            "a comparison has two sides: `observatory compare A B` takes two runs, suite runs or commits (`observatory"
+            "a comparison has two sides: `observatory compare A B` compares two runs, suite runs or commits"
+            " (`observatory"
             " show` lists runs), --ab STRATEGY measures two sides now, and --aa SUITE one side twice"
         )
     if mode != "look" and named:
@@ -189,8 +198,8 @@ def _without_store(text: str, runs: Path, error: InfrastructureFailed) -> Side:
     if (side := side_of_folder(text, runs)) is not None:
         return side
     if isinstance(error, NoStoreYet):
-        raise Misuse(f'"{text}" is unknown; no run is in the history yet, `observatory run` makes one')
-    raise InfrastructureFailed(f'{error}; without it only folders of runs can be compared, and "{text}" is none')
+        raise Misuse(f'"{text}" is unknown; the history has no run yet, `observatory run` makes one')
+    raise InfrastructureFailed(f'{error}; without it only folders of runs can be compared, and "{text}" is not one')
 
 
 def comparison_of(
@@ -329,7 +338,7 @@ def _measure_twice(parameters: dict[str, Any]) -> int:
                 " defaults.trials=3"
             )
     missing = [f"{planned.suite_case.name} cannot run here: {planned.refusal}" for planned in refused]
-    missing += [f"{planned.suite_case.name} is a fire drill, and is left out" for planned in drills]
+    missing += [f"{planned.suite_case.name} is a fire drill and is left out" for planned in drills]
     if not cases:
         raise Misuse(f"{plan.suite.path}: no case can be measured: {'; '.join(missing)}")
     with _open_session(parameters) as session:

@@ -28,14 +28,14 @@ def _labels(context: click.Context, option: click.Parameter, words: tuple[str, .
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or _LABEL_KEY.fullmatch(key) is None or _LABEL_VALUE.fullmatch(value) is None:
-            raise click.BadParameter(f"{word!r} is no label of Kubernetes; it may be such as release=prometheus")
+            raise click.BadParameter(f"{word!r} is not a Kubernetes label; use for example release=prometheus")
         labels[key] = value
     return labels
 
 
 @click.group(name="dashboards", cls=OfferingGroup)
 def command() -> None:
-    """Render Grafana's dashboards and Prometheus' rules, or push them to a Grafana.
+    """Render Grafana's dashboards and Prometheus's rules, or push them to a Grafana.
 
     \b
     Example:
@@ -65,7 +65,7 @@ def command() -> None:
     type=click.Choice(["files", "kubernetes"]),
     default="files",
     show_default=True,
-    help="Form of the result: files, or manifests for kubectl and the Prometheus operator on standard output.",
+    help="Output format: files, or manifests for kubectl and the Prometheus operator on standard output.",
 )
 @click.option(
     "--label",
@@ -91,7 +91,7 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
     if form == "kubernetes" and (check or root is not None):
         raise Misuse("--as kubernetes prints manifests and writes no file; leave out --check and --into")
     if form == "files" and labels:
-        raise Misuse("--label is of manifests; add --as kubernetes")
+        raise Misuse("--label is for manifests; add --as kubernetes")
     if form == "files" and root is None and not (rendering.CHECKOUT / "pyproject.toml").is_file():
         raise Misuse(
             "there is no checkout of the repository to write into, as this program is installed; name a folder with"
@@ -118,9 +118,9 @@ def render(check: bool, root: Path | None, thresholds_file: Path | None, form: s
             click.echo(path if (root / path).is_file() else f"deleted {path}")
         return
     for path in paths:
-        say(f"{path} is not what the catalogue gives")
+        say(f"{path} is out of date")
     if paths:
-        raise Misuse(f"rendered files are stale ({len(paths)}); `observatory dashboards render` writes them")
+        raise Misuse(f"rendered files are out of date ({len(paths)}); `observatory dashboards render` writes them")
 
 
 def _read_thresholds(path: Path) -> Thresholds:
@@ -148,13 +148,13 @@ def _read_thresholds(path: Path) -> Thresholds:
     "--prometheus",
     "prometheus_url",
     metavar="URL",
-    show_default="what the data source has; of a new one http://localhost:9090",
+    show_default="the data source's; http://localhost:9090 for a new one",
     help="URL of the Prometheus, as Grafana reaches it.",
 )
 @click.option(
     "--scrape-interval",
     metavar="TIME",
-    show_default="what the data source has",
+    show_default="the data source's",
     help="Scrape interval of that Prometheus, for example 15s; panels compute rates over a multiple of it.",
 )
 @click.option(
@@ -206,12 +206,14 @@ def push(
     if not token:
         raise Misuse("GRAFANA_TOKEN is not set; put a Grafana service account's token into this environment variable")
     if not (token.isascii() and token.isprintable()):
-        raise Misuse("GRAFANA_TOKEN holds a character that no token has; was it copied whole, and nothing beside it?")
+        raise Misuse("GRAFANA_TOKEN holds a character that no token has; copy the whole token and nothing else")
     _check_push_options(scrape_interval, data_source, folder)
     if data_source is not None and (prometheus_url is not None or scrape_interval is not None):
-        raise Misuse("--data-source is taken as it is; leave out --prometheus and --scrape-interval, or set them there")
+        raise Misuse(
+            "--data-source is left unchanged; leave out --prometheus and --scrape-interval, or set them in Grafana"
+        )
     if thresholds_file is not None and not with_alerts:
-        raise Misuse("--thresholds are of alerts; add --alerts, or leave it out")
+        raise Misuse("--thresholds is for alerts; add --alerts, or leave --thresholds out")
     try:
         address = parse_address(url)
         if prometheus_url is not None:

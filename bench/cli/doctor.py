@@ -63,7 +63,7 @@ def command(
     if is_fleet:
         return _check_nodes(engine_name, nodes, ranks_per_node, engine_file, runs_folder, format_name)
     if engine_file is not None or ranks_per_node is not None:
-        raise Misuse("--engine-file and --ranks-per-node are of several nodes; add --engine, or --nodes")
+        raise Misuse("--engine-file and --ranks-per-node are for several nodes; add --engine, or --nodes")
     if recording is not None:
         from bench.machine.doctor.record import SECONDS, record_to
 
@@ -117,9 +117,9 @@ def _print_page(store_url: str | None, format_name: str) -> None:
     from collectors.nvml.library import installed_nvml
     from workloads.cost_models.absent import Absent
 
-    say("doctor: starting ranks, to see the machine as they do (torch is loaded)")
+    say("doctor: starting ranks and loading torch, to see the machine as ranks do")
     read, ranks = machine_of_ranks(partial(LocalEngine, data_folder() / "runs"), machine.read)
-    say(f"doctor: asking {plural(len(read.gpus), 'GPU')} each question of NVML")
+    say(f"doctor: asking {plural(len(read.gpus), 'GPU')} for every NVML field")
     fields = gpu_fields(NvmlCollector(deadline_s=DEADLINE_S))
     say("doctor: reading devices, clocks, links, settings and the history")
     history: History | Absent

@@ -11,7 +11,12 @@ from bench.errors import Misuse
 
 @click.command(name="list")
 @click.argument("strategy", required=False, shell_complete=complete_strategy)
-@click.option("--options", "has_options", is_flag=True, help="Show all options, with the strategies that accept them.")
+@click.option(
+    "--options",
+    "has_options",
+    is_flag=True,
+    help="List the options of all strategies, and which strategies accept each.",
+)
 @FORMAT
 def command(strategy: str | None, has_options: bool, format_name: str) -> None:
     """List strategies and probes, with the requirements and options of each.
@@ -26,7 +31,7 @@ def command(strategy: str | None, has_options: bool, format_name: str) -> None:
     from workloads.registry import SPECS
 
     if has_options and strategy is not None:
-        raise Misuse(f"--options lists those of all strategies; `observatory list {strategy}` has its own")
+        raise Misuse(f"--options lists the options of all strategies; `observatory list {strategy}` shows its own")
     specs = SPECS if strategy is None else (find_spec(strategy),)
     if strategy is not None:
         page = strategy_page(specs[0])

@@ -37,18 +37,18 @@ COMMANDS = {
     "run": ("bench.cli.run.command", "Measure one strategy, on this machine or on nodes."),
     "suite": ("bench.cli.suite.command", "Run, plan and show suites: many cases from one file."),
     "check": ("bench.cli.check", "Judge the newest night: what is worse, and what is missing."),
-    "show": ("bench.cli.show", "List runs, or show all of one run."),
+    "show": ("bench.cli.show", "List runs, or show one run in full."),
     "diagnose": ("bench.cli.diagnose", "Explain what limits a run, with evidence and what to try."),
     "compare": (
         "bench.cli.compare",
-        "Compare two runs, suites or commits, and tell differences from noise.",
+        "Compare two runs, suites or commits, and separate changes from noise.",
     ),
     "prune": ("bench.cli.prune", "Delete folders of old runs, except those that baselines need."),
-    "analyse": ("bench.cli.analyse", "Analyse traces: a run's, or any that torch.profiler wrote."),
+    "analyse": ("bench.cli.analyse", "Analyse traces of a run, or of any program that used torch.profiler."),
     "doctor": ("bench.cli.doctor", "Describe this machine on one page, and what has changed since the last good run."),
     "dashboards": (
         "bench.cli.dashboards",
-        "Render Grafana's dashboards and Prometheus' rules, or push them to a Grafana.",
+        "Render Grafana's dashboards and Prometheus's rules, or push them to a Grafana.",
     ),
     "serve": ("bench.cli.watching.serve", "Serve /metrics of this node, its runs and results to Prometheus."),
     "stack": (
@@ -75,7 +75,8 @@ _REFUSED = (
 """Errors of the machine: permissions, a failing disk, or limits of files, processes and memory."""
 
 _NO_MORE_THREADS = (
-    "no more processes or threads can be started; end others of this user, or raise the limit (`ulimit -u`, or pids.max"
+    "no more processes or threads can be started; end other processes of this user, or raise the limit (`ulimit"
+    " -u`, or pids.max"
     " of the container)"
 )
 
@@ -145,7 +146,7 @@ def run(arguments: Sequence[str]) -> int:
         _drop_output()
         return FINE
     except MemoryError:
-        return _fail(INFRASTRUCTURE, "this took more memory than this process may have; name fewer or smaller files")
+        return _fail(INFRASTRUCTURE, "this process ran out of memory; name fewer or smaller files")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             _drop_output()
@@ -169,7 +170,7 @@ def run(arguments: Sequence[str]) -> int:
             return _fail(INFRASTRUCTURE, _NO_MORE_THREADS)
         if error.errno in _REFUSED:
             what = _short(error.filename) if error.filename else "the system"
-            return _fail(INFRASTRUCTURE, f"{what}: {error.strerror}; it cannot go on without")
+            return _fail(INFRASTRUCTURE, f"{what}: {error.strerror}; the command cannot continue without it")
         return _fail(OUR_BUG, _crash(arguments, traceback.format_exc()))
     except RuntimeError as error:
         if "can't start new thread" not in str(error):
@@ -256,5 +257,5 @@ def _crash(arguments: Sequence[str], trace: str) -> str:
     except (OSError, Misuse) as error:
         say(text, is_page=True)
         why = error.strerror if isinstance(error, OSError) else str(error)
-        return f"this is our own bug: {last}; no crash file could be written ({why}), so it stands above"
-    return f"this is our own bug: {last}; please report it with {path}"
+        return f"this is a bug of ours: {last}; no crash file could be written ({why}), so the traceback is above"
+    return f"this is a bug of ours: {last}; please report it with {path}"

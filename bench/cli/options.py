@@ -99,10 +99,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # Generic only in ne
         parts = (None,) * 4 if match is None else match.groups()
         elapsed_s = sum(size_s * float(part) for size_s, part in zip(sizes_s, parts, strict=True) if part is not None)
         if match is None or all(part is None for part in parts):
-            self.fail(f"{value!r} is no time; it may be such as {self.examples}", param, ctx)
+            self.fail(f"{value!r} is not a time; use for example {self.examples}", param, ctx)
         if not 0 < elapsed_s <= MOST_S:
             what = "too short" if not elapsed_s else "too long"
-            self.fail(f"{value!r} is {what}; it may be above 0 and up to a year, such as {self.examples}", param, ctx)
+            self.fail(
+                f"{value!r} is {what}; it must be above 0 and at most a year, for example {self.examples}", param, ctx
+            )
         return elapsed_s
 
 
@@ -129,7 +131,7 @@ def seconds_within(
 
     def check(context: click.Context, option: click.Parameter, value_s: float | None) -> float | None:
         if value_s is not None and not least_s <= value_s <= most_s:
-            raise click.BadParameter(f"{value_s:g} s is no {name}; it may be {least_s:g} to {most_s:g} seconds")
+            raise click.BadParameter(f"{value_s:g} s is not a {name}; it may be {least_s:g} to {most_s:g} seconds")
         return value_s
 
     return check
@@ -178,7 +180,7 @@ FORMAT = click.option(
     type=click.Choice(["table", "json", "csv"]),
     default="table",
     show_default=True,
-    help="Form of the result.",
+    help="Output format.",
 )
 
 DETAILS = click.option("--details", "has_details", is_flag=True, help="All rows and notes of the table.")
@@ -191,10 +193,10 @@ ENGINE_NAMES = ("local", "ray", "slurm", "kubernetes")
 def nodes_options(function: Any) -> Any:
     """Add --nodes and --ranks-per-node."""
     for option in (
-        click.option("--ranks-per-node", type=click.IntRange(1, 4096), help="Most ranks on a node.  [default: spread]"),
         click.option(
-            "--nodes", type=click.IntRange(1, 4096), default=1, show_default=True, help="Number of nodes of the engine."
+            "--ranks-per-node", type=click.IntRange(1, 4096), help="Maximum ranks on a node.  [default: spread]"
         ),
+        click.option("--nodes", type=click.IntRange(1, 4096), default=1, show_default=True, help="Number of nodes."),
     ):
         function = option(function)
     return function

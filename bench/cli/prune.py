@@ -35,7 +35,7 @@ class _Age(Duration):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, str) and value.strip()[-1:].isdigit():
-            self.fail(f"{value!r} has no unit; it may be such as {self.examples}", param, ctx)
+            self.fail(f"{value!r} has no unit; use for example {self.examples}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -50,7 +50,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer
             return value
         match = self._FORM.fullmatch(value)
         if match is None:
-            self.fail(f"{value!r} is no size; it may be such as 500M, 20G or 1T", param, ctx)
+            self.fail(f"{value!r} is not a size; use for example 500M, 20G or 1T", param, ctx)
         return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
 
 
@@ -60,14 +60,14 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer
     "older_than_s",
     metavar="TIME",
     type=_Age(),
-    help="Minimum age of deleted runs since their end: 12h, 30d.",
+    help="Delete runs that ended longer ago than this: 12h, 30d.",
 )
 @click.option(
     "--keep-bytes",
     "keep_bytes",
     metavar="SIZE",
     type=_Size(),
-    help="Size to which the oldest runs are deleted next: 500M, 20G.",
+    help="Then delete the oldest runs until this much is left: 500M, 20G.",
 )
 @click.option(
     "--keep",
@@ -76,7 +76,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer
     multiple=True,
     type=NamedText(),
     shell_complete=complete_run,
-    help="Run that stays. Repeatable.",
+    help="Run to keep. Repeatable.",
 )
 @click.option(
     "--dry-run", "is_dry_run", is_flag=True, help="Print what would be deleted and what stays; delete nothing."
@@ -109,9 +109,9 @@ def command(
     from bench.store.prune import Limits, carry_out, plan
 
     if older_than_s is None and keep_bytes is None:
-        raise Misuse("nothing says what to delete; --older-than 30d does, or --keep-bytes 20G, with --dry-run first")
+        raise Misuse("--older-than or --keep-bytes is required; for example --older-than 30d --dry-run")
     if not runs_folder.is_dir():
-        raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
+        raise Misuse(f"{runs_folder} is not a folder; name the folder of the runs with --runs")
     with ExitStack() as stack:
         history: History | None = None
         if is_dry_run and with_history:
@@ -174,7 +174,7 @@ def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> It
             cells = [(each.path.name, _day(each), readable(each.size_bytes, "bytes"), each.reason) for each in folders]
             yield Table((heading, "ended", "size", "why"), cells[:MOST_ROWS], words=(0, 1, 3))
             if len(cells) > MOST_ROWS:
-                yield f"... and {len(cells) - MOST_ROWS} more, which --format json has"
+                yield f"... and {len(cells) - MOST_ROWS} more, in --format json"
             yield ""
     if plan.leftovers:
         yield f"also {plural(len(plan.leftovers), 'folder')} that an earlier prune left half deleted"

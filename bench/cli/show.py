@@ -82,7 +82,7 @@ def command(
     store_url: str | None,
     format_name: str,
 ) -> None:
-    """List runs, or show all of one run.
+    """List runs, or show one run in full.
 
     RUN is the beginning of a run's name, or the path of a run's folder.
 
@@ -91,7 +91,7 @@ def command(
       observatory show --strategy ddp
     """
     if sum((import_path is not None, export_folder is not None, with_timeline, is_rebuild)) > 1:
-        raise Misuse("--import, --export, --rebuild and --timeline cannot be together; take one at a time")
+        raise Misuse("--import, --export, --rebuild and --timeline exclude each other; use one of them")
     if is_rebuild and (settings or not run is strategy is suite is None):
         raise Misuse(
             "--rebuild takes all runs of a folder, and neither RUN nor --strategy, --suite or --setting; --runs says"
@@ -105,9 +105,9 @@ def command(
     ]
     is_list = run is None and import_path is None and export_folder is None and not (with_timeline or is_rebuild)
     if of_list and not is_list:
-        raise Misuse(f"only the list of runs takes {' and '.join(of_list)}; leave out what is not of the list")
+        raise Misuse(f"only the list of runs accepts {' and '.join(of_list)}; leave the others out")
     if has_details and (run is None or with_timeline or import_path is not None or export_folder is not None):
-        raise Misuse("--details is of one run; `observatory show RUN --details` (`observatory show` lists them)")
+        raise Misuse("--details shows one run; use `observatory show RUN --details` (`observatory show` lists them)")
     if is_rebuild:
         _rebuild(runs_folder, store_url, format_name, of_all_users=of_all_users)
     elif import_path is not None:
@@ -249,7 +249,7 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_a
     from bench.report.run.summary import print_history
 
     if not runs_folder.is_dir():
-        raise Misuse(f"{runs_folder} is no folder; --runs names the one that holds the runs")
+        raise Misuse(f"{runs_folder} is not a folder; name the folder of the runs with --runs")
     recovered, failure = _recover(runs_folder, store_url, of_all_users=of_all_users, of_every_store=True)
     if failure is not None:
         raise failure
@@ -279,7 +279,7 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
     except InfrastructureFailed as error:
         if run is not None:
             raise
-        say(f"no run of ours stands beside it: {error}")
+        say(f"no run of ours can be compared with it: {error}")
     if own is not None:
         require_collectives(own)
     print_beside(imported, own, format_name)

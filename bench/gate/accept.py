@@ -43,7 +43,7 @@ def accept(
     of_case = [figure for figure in every if figure.key.case == case]
     if not of_case:
         names = ", ".join(sorted({figure.key.case for figure in every})[:8]) or "none"
-        raise Misuse(f'case "{case}" has never been judged, so that there is no level to accept; judged are: {names}')
+        raise Misuse(f'case "{case}" has never been judged, so there is no level to accept; judged cases: {names}')
     newest_ns = max(figure.last_ns for figure in of_case)
     of_night = [
         figure for figure in of_case if figure.last_ns >= newest_ns - DAY_NS
@@ -59,7 +59,8 @@ def accept(
         raise Misuse(f'case "{case}" has no figure "{metric}"; it has: {names}')
     if fresh := [figure.key.metric for figure in chosen if figure.state.detector.alert is not None]:
         raise Misuse(
-            f"the change of {case} ({', '.join(dict.fromkeys(fresh))}) is of this night alone, and its new level is not"
+            f"the change of {case} ({', '.join(dict.fromkeys(fresh))}) is from this night only, and its new level"
+            " is not"
             " known yet; accept it when `observatory check` says that it is confirmed, or leave it out with --metric"
         )
     levels: list[AcceptedLevel] = []

@@ -246,7 +246,7 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
     onset_ns = verdict.started_ns if verdict.since_ns is None else verdict.since_ns
     is_time = verdict.key.metric in _OF_STEPS
     if good is None:
-        why = f"no run of the series before {day_of(onset_ns)} is in the history"
+        why = f"the history has no run of the series before {day_of(onset_ns)}"
         return _Evidence(
             good=None,
             bad=bad,

@@ -137,7 +137,7 @@ def _late(
             lately[verdict.key.case] = verdict
     for case, verdict in lately.items():
         began = day_of(verdict.started_ns)
-        reason = f"{verdict.run} began on {began}, before a night that is judged already; a clock went back"
+        reason = f"{verdict.run} began on {began}, before a night that is already judged; a clock was set back"
         yield Missing(kind="late", suite=verdict.key.suite, what=case, reason=reason)
 
 
@@ -178,5 +178,7 @@ def night_ns(text: str, records: Sequence[SuiteRecord]) -> int:
         return int(day.timestamp()) * NANOSECONDS
     except ValueError:
         newest = ", ".join(record.id for record in (matches or records)[:4]) or "none"
-        what = "may be any of" if matches else "is no day as 2026-11-23 and no suite run; the newest are"
+        what = (
+            "may be any of" if matches else "is neither a day, for example 2026-11-23, nor a suite run; the newest are"
+        )
         raise Misuse(f'night "{text}" {what}: {newest}') from None

@@ -63,7 +63,10 @@ class Figure:
         """Return the verdict, and what is known of the series afterwards."""
         started_ns = self.summary.started_ns
         if known is not None and started_ns < known.last_ns - DAY_NS:
-            reason = "it began before a night that is judged: a clock went back, or it came into the history late"
+            reason = (
+                "it began before a night that is already judged: a clock was set back, or the run reached"
+                " the history late"
+            )
             return self._verdict("late", reason, number=known.state.nights[-1][0]), known
         state = GateState(detector=SeriesState()) if known is None else known.state
         # Two runs of a day are two nights. Whichever is read first is the earlier one.

@@ -100,7 +100,7 @@ def _late(newest: SuiteRecord, now_ns: int) -> Iterator[Missing]:
             kind="not_run",
             suite=newest.suite,
             what=newest.suite,
-            reason=f"it began last {hours} ago, and is meant to every {newest.period_s / 3600:.0f} h",
+            reason=f"it last began {hours} ago, but should begin every {newest.period_s / 3600:.0f} h",
         )
 
 
@@ -109,12 +109,12 @@ def _of_night(
 ) -> Iterator[Missing]:
     if night.outcome == "running":
         reason = (
-            f"{night.id} goes on, and nothing has happened since {day_of(night.progress_ns)}; its runner may be dead"
+            f"{night.id} is active but has made no progress since {day_of(night.progress_ns)}; its runner may be dead"
         )
         yield Missing(kind="stalled", suite=night.suite, what=night.suite, reason=reason)
         return
     if night.outcome == "interrupted":
-        reason = f"{night.id} was interrupted; `observatory suite run {night.suite} --resume {night.id}` goes on"
+        reason = f"{night.id} was interrupted; `observatory suite run {night.suite} --resume {night.id}` continues it"
         kind: Kind = "unfinished" if night.period_s is None else "interrupted"
         yield Missing(kind=kind, suite=night.suite, what=night.suite, reason=reason)
         return
@@ -149,19 +149,21 @@ def _cases(night: SuiteRecord, runs: Mapping[str, Summary], before: Collection[s
         reason = f"{plural(counted - len(named), 'more case')} failed without a run in the history{names}"
         yield Missing(kind="failed", suite=night.suite, what=night.suite, reason=reason)
     if skipped := night.cases.get("skipped", 0):
-        reason = f"{plural(skipped, 'case')} cannot run there; `observatory suite show {night.id}` says why"
+        reason = f"{plural(skipped, 'case')} cannot run there; `observatory suite show {night.id}` shows why"
         yield Missing(kind="skipped", suite=night.suite, what=night.suite, reason=reason)
     for name in sorted(set(before) - set(runs)):
         if name in night.left_out:
             yield Missing(kind="left_out", suite=night.suite, what=name, reason="a budget or --only left it out")
         else:
-            reason = f"earlier nights have it, {night.id} has not"
+            reason = f"earlier nights have it, {night.id} does not"
             yield Missing(kind="vanished", suite=night.suite, what=name, reason=reason)
 
 
 def _why_failed(night: SuiteRecord, run: Summary) -> str:
     if run.outcome not in FAILED:
-        return f"its run is {run.outcome}, which is not how it should end; `observatory suite show {night.id}` says why"
+        return (
+            f"its run is {run.outcome}, which is not how it should end; `observatory suite show {night.id}` shows why"
+        )
     return run.outcome.replace("_", " ") + ("" if run.cause is None else f": {run.cause.text}")
 
 
@@ -193,7 +195,7 @@ def _figures(
                 kind="new_series",
                 suite=night.suite,
                 what=name,
-                reason=f"it is judged anew: {_difference(history, last, run)}",
+                reason=f"it is judged from the start: {_difference(history, last, run)}",
             )
 
 
@@ -204,7 +206,7 @@ def _difference(history: History, last: KnownSeries, run: Summary) -> str:
     except Misuse:
         return f"run {last.last_run}, the last of the nights before, is no longer in the history"
     if before.hardware != run.hardware:
-        return f"it ran on {run.hardware}, and before on {before.hardware}"
+        return f"it ran on {run.hardware}, before on {before.hardware}"
     if before.case.version != run.case.version:
-        return f"the definition of {run.case.strategy} has version {run.case.version}, and had {before.case.version}"
-    return "the suite declares it in another way than before"
+        return f"the definition of {run.case.strategy} has version {run.case.version}, before {before.case.version}"
+    return "the suite now declares it differently"

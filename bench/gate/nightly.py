@@ -72,7 +72,7 @@ def judge_nights(
             return all_verdicts
         except Raced:  # Another process judges the same nights: what it has kept is not judged again.
             continue
-    raise InfrastructureFailed(f"suite {suite} is judged by other processes all the time; try again")
+    raise InfrastructureFailed(f"suite {suite} is being judged by other processes; try again")
 
 
 def _revision(known: Mapping[SeriesKey, KnownSeries], key: SeriesKey) -> int:
@@ -170,7 +170,7 @@ def judge_night(
             verdicts[place] = msgspec.structs.replace(
                 verdict,
                 outcome="suspicion",
-                reason="reruns agree, but among so many series a change of this size is found by chance",
+                reason="reruns agree, but among so many series a change of this size can be chance",
             )
             after[verdict.key] = _without_alert(after[verdict.key])
     return verdicts, after

@@ -408,13 +408,13 @@ def _decode(text: str, kind: type[T], whose: object) -> T:
     try:
         document = msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InfrastructureFailed(f"what the gate kept of {whose} cannot be read: {error}") from None
+        raise InfrastructureFailed(f"the gate's state for {whose} cannot be read: {error}") from None
     version, known = getattr(document, "schema_version", 0), SCHEMA_VERSION
     if isinstance(document, GateState) and document.detector.schema_version > DETECTOR_VERSION:
         version, known = document.detector.schema_version, DETECTOR_VERSION
     if version > known:
         raise InfrastructureFailed(
-            f"what the gate kept of {whose} has schema version {version}, this program reads {known}; use the version"
+            f"the gate's state for {whose} has schema version {version}, this program reads {known}; use the version"
             " that wrote it"
         )
     return document

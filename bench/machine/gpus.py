@@ -281,7 +281,7 @@ def _find(nvml: Nvml, node_gpus: Sequence[NvmlDevice], entry: str) -> NvmlDevice
         try:
             return instance_with(nvml, entry)
         except nvml.NVMLError:
-            return "is no MIG instance of a GPU here (`nvidia-smi -L` lists them)"
+            return "is not a MIG instance of a GPU here (`nvidia-smi -L` lists them)"
     if entry.startswith("GPU-"):
         fitting = [gpu for gpu in node_gpus if gpu.uuid.startswith(entry)]
         if len(fitting) == 1:
@@ -291,7 +291,7 @@ def _find(nvml: Nvml, node_gpus: Sequence[NvmlDevice], entry: str) -> NvmlDevice
     if number is None:
         return "is neither a number nor a UUID of a GPU"
     if int(number[0]) >= len(node_gpus):
-        return f"is no GPU here (they are 0 to {len(node_gpus) - 1})"
+        return f"is not a GPU here (GPUs are 0 to {len(node_gpus) - 1})"
     return node_gpus[int(number[0])]
 
 

@@ -40,7 +40,7 @@ _SCALES = {metric.name: _METRIC_SCALES[metric.unit] for metric in METRICS if met
 }
 
 WIDE_INTERVALS = "only 2 trials, so intervals wider than their figure are hidden (JSON has them); use --trials 5"
-WIDE_RATIOS = "intervals that span most of 0 to 100 % are hidden (JSON has them); more --trials narrow them"
+WIDE_RATIOS = "intervals that span most of 0 to 100 % are hidden (JSON has them); use more --trials"
 MOST_OF_A_RATIO = 0.8
 
 

@@ -356,7 +356,7 @@ def smallest_shown(trials: int, deviation: float) -> float:
     from scipy.special import nctdtrinc, stdtrit
 
     if trials < 2:
-        raise ValueError(f"{plural(trials, 'trial')}: no interval, so no change can be shown; take 2 or more")
+        raise ValueError(f"{plural(trials, 'trial')}: no interval, so no change can be shown; use 2 or more")
     quantile = float(stdtrit(trials - 1, 1 - LEVEL / 2))
     return float(nctdtrinc(trials - 1, 1 - POWER, quantile)) * deviation * math.sqrt(2 / trials)
 

@@ -117,7 +117,10 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
     """
     name = f"baseline ({baseline_case.strategy}, ranks {baseline_case.ranks})"
     if baseline_case.ranks >= case.ranks:
-        raise Misuse(f"{name} has not fewer ranks than the run, which has {case.ranks}; choose one with fewer, best 1")
+        raise Misuse(
+            f"{name} does not have fewer ranks than the run, which has {case.ranks}; choose one with fewer,"
+            " preferably 1"
+        )
     differences = _differences_of_cases(case, baseline_case)
     if differences:
         raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
@@ -179,7 +182,7 @@ def expected_efficiency(
     phases = by_labels(baseline_estimates, RUN_PHASE_SECONDS)
     rates = of_metric(baseline_estimates, RUN_TOKENS_PER_SECOND)
     if not rates or ("forward",) not in phases or ("backward",) not in phases:
-        return Absent(reason="its baseline does not tell how long forward and backward take")
+        return Absent(reason="its baseline does not record how long forward and backward take")
     work = Fraction(case.shape.tokens, baseline_case.shape.tokens)
     ideal = work / case.ranks  # Tokens per second and rank as the one rank has them: servers count as ranks, too,
     compute_share = work / case.spec().training_ranks(case)  # but only ranks that train share the work.
@@ -337,6 +340,6 @@ def _surplus(*accounts: StepAccount) -> list[str]:
     if longest < _MUCH_LONGER:
         return []
     return [
-        f"traced steps are up to {longest:.0%} longer than measured ones: all parts except data come from steps"
+        f"traced steps are up to {100 * longest:.0f} % longer than measured ones: all parts except data come from steps"
         " that the profiler slows"
     ]

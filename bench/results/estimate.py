@@ -67,7 +67,7 @@ class EstimatedRatio:
         return _EQUAL_TRIALS
 
 
-_EQUAL_TRIALS = "equal trials have no interval: their noise is below what was resolved"
+_EQUAL_TRIALS = "equal trials have no interval: their noise is below the resolution"
 
 
 def of_metric(estimates: Iterable[Estimate], metric: Metric) -> list[Estimate]:

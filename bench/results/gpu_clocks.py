@@ -14,7 +14,7 @@ from workloads.cost_models.absent import Absent
 
 CLOCK = "sm"
 LEAST_ENERGY_S = 2.0
-"""Time for which energy is counted at least. Drivers renew the counter each 20 to 100 ms, so that it is off by no more
+"""Time for which energy is counted at least. Drivers renew the counter each 20 to 100 ms, so it is off by no more
 than 5 % of so long a time (Yang et al. 2023, Part-time Power Measurements)."""
 
 
@@ -73,7 +73,7 @@ class GpuBeats:
             if beat.energy_joules is not None and (not counted or beat.energy_joules != counted[-1][1]):
                 counted.append((beat.time_ns, beat.energy_joules))
         if not counted:
-            return Absent(reason="no beat of its node's log has the energy counter of its GPU")
+            return Absent(reason="its node's log has no reading of its GPU's energy counter")
         (first_ns, first_joules), (last_ns, last_joules) = counted[0], counted[-1]
         elapsed_s = (last_ns - first_ns) / 1e9
         if elapsed_s < LEAST_ENERGY_S:
@@ -82,7 +82,7 @@ class GpuBeats:
                 f" {LEAST_ENERGY_S:g} s are needed; more --steps take longer"
             )
         if any(now < before for (_, before), (_, now) in pairwise(counted)):
-            return Absent(reason="the energy counter of its GPU began anew meanwhile")
+            return Absent(reason="the energy counter of its GPU was reset meanwhile")
         return (last_joules - first_joules) / elapsed_s
 
     def _within(self, gpu_uuid: str, begun_ns: int, ended_ns: int) -> list[GpuReading]:

@@ -108,10 +108,10 @@ def peak_of(device_name: str | None, precision: Precision) -> Peak | Absent:
     device_name: as the driver names the GPU; None for a CPU, whose peak depends on its clock under load.
     """
     if device_name is None:
-        return Absent(reason="the peak of a CPU is unknown: it depends on its clock under load")
+        return Absent(reason="the peak of a CPU is unknown: it depends on the clock under load")
     sheet = next((sheet for sheet in _SHEETS if device_name in sheet.names), None)
     if sheet is None:
-        return Absent(reason=f'the peak of "{device_name}" is unknown; bench/results/mfu.py takes one line for it')
+        return Absent(reason=f'the peak of "{device_name}" is unknown; add a line for it to bench/results/mfu.py')
     if precision == "bf16" and not sheet.has_bf16:
         return Absent(reason=f'"{device_name}" has no bf16 in its tensor cores, so no peak for it')
     return Peak(

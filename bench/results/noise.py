@@ -112,7 +112,7 @@ def trials_a_night(noise: TrialNoise, change: float = WANTED_CHANGE) -> int | Ab
         nights = nights_needed(noise, change)
         words = "nor do two weeks of nights" if nights is None else f"{nights} nights do"
         return Absent(
-            reason=f"nights differ by {100 * night:.1f} %, so that no number of trials shows {100 * change:g} % in one"
+            reason=f"nights differ by {100 * night:.1f} %, so no number of trials shows {100 * change:g} % in one"
             f" night; {words}"
         )
     trials = least_trials(lambda trials: math.hypot(night, noise.trial / math.sqrt(trials)) <= limit, least=1)
@@ -124,7 +124,7 @@ def nights_needed(noise: TrialNoise, change: float, trials: int = 3) -> int | No
 
     With 80 % power. None where these are more than the detector weighs at once.
     """
-    assert not isinstance(noise.night, Absent), "nights that are unknown tell nothing of others"
+    assert not isinstance(noise.night, Absent), "unknown nights say nothing about others"
     of_night = math.hypot(noise.night, noise.trial / math.sqrt(trials))
     nights = math.ceil((_PAGE_DISTANCE * of_night / math.log1p(change)) ** 2)
     return None if nights > SETTINGS.window_nights else max(nights, SETTINGS.hold_nights + 1)

@@ -424,9 +424,7 @@ def pipeline_estimates(
     predicted: bytes that forwards of each stage's live microbatches should leave, or why no cost model gives them.
     """
     if not all(steps):
-        return (), (
-            "the bubble and the times of stages are absent: no step's actions were timed; --trace-steps 3 does",
-        )
+        return (), ("the bubble and the times of stages are absent: no step's actions were timed; use --trace-steps 3",)
     groups = pipelines(axes)
     bubbles = [median(bubble_ratio(step.works, ranks) for step in of_trial for ranks in groups) for of_trial in steps]
     estimates = [estimate_share(RUN_BUBBLE_RATIO, bubbles, account="measured")]
@@ -471,7 +469,7 @@ def _notes(steps: Sequence[TimedStep], activations: Sequence[int] | Absent) -> I
     is_one_clock = all(step.is_one_clock for step in steps)
     if not all(step.has_messages and step.is_one_clock for step in steps):
         has_messages = all(step.has_messages for step in steps)
-        why = "ranks read several clocks" if has_messages else "the ranks' logs do not tell them, as on a GPU"
+        why = "ranks read several clocks" if has_messages else "the ranks' logs do not have them, as on a GPU"
         yield f"waits for messages and for a core are absent from the bubble's parts, and are in unexplained: {why}"
     elif not all(step.has_core_waits for step in steps):
         yield (

@@ -229,7 +229,7 @@ def results_of_probe(case: Case, logs: ProbeLogs) -> tuple[tuple[Estimate, ...],
     if of_metric(estimates, metrics.RUN_COLLECTIVE_SECONDS):
         if case.ranks > 1 and link_by(estimates) is None:
             link = f"the link by {CALIBRATION}"
-            reasons.append(f"predicted times are absent: they need {link}, which this run does not tell")
+            reasons.append(f"predicted times are absent: they need {link}, which this run did not measure")
         reasons += _why_no_choice(case, logs)
     return tuple(estimates), (*notes, *reasons)
 
@@ -281,11 +281,11 @@ def _choices(logs: ProbeLogs) -> Iterable[Estimate]:
 
 def _why_no_choice(case: Case, logs: ProbeLogs) -> list[str]:
     if case.backend == "gloo":
-        return ["algorithm and protocol are absent: gloo does not tell which it chose"]
+        return ["algorithm and protocol are absent: gloo does not report its choice"]
     if logs.choices:
         return ["trial 0 asked NCCL for its choices, which costs a line for each call: its times are left out"]
     if case.trials == 1:
-        return ["algorithm and protocol are absent: one trial is measured and none asks NCCL; --trials 2 does"]
+        return ["algorithm and protocol are absent: with a single trial none asks NCCL; use --trials 2"]
     return []
 
 

@@ -191,7 +191,7 @@ def results_of(
     else:
         estimates += _energy(shape.tokens, times_s, [power for power in powers if isinstance(power, Power)])
     if any(trial.traced is None for trial in trials):
-        notes.append("the division of a step and counted traffic are absent: no step was traced; --trace-steps 3 does")
+        notes.append("the division of a step and counted traffic are absent: no step was traced; use --trace-steps 3")
     estimates += _traced(trials)
     estimates += _attention_pairs(case, trials)
     estimates += _traffic(case, trials)

@@ -119,25 +119,23 @@ def step_account(run: MeasuredStep) -> StepAccount | str:
     absent: dict[PartName, str] = {}
     traces = _traces(run.estimates, trials)
     if not traces:
-        why = f"no step of {title} was traced, so that it is in unexplained; trace_steps = 3 tells it"
+        why = f"no step of {title} was traced, so it is in unexplained; use trace_steps = 3"
         for name in PARTS:
             if name not in ("data", "unexplained"):
                 absent[name] = why
     data_s = _trials(run.estimates, results.RUN_PHASE_SECONDS, trials, phase="data")
     if not data_s:
-        absent["data"] = (
-            f"{title} has no time of the phase data, so that it is in {'idle' if traces else 'unexplained'}"
-        )
+        absent["data"] = f"{title} has no time of the phase data, so it is in {'idle' if traces else 'unexplained'}"
     waiting = _trials(run.estimates, results.RUN_WAITING_RATIO, trials)
     if case.ranks == 1 or (traces and not any(trace.exposed_s for trace in traces)):
         waiting = [0.0] * trials  # A lone rank waits for nobody.
     if traces and not waiting:
         absent["waiting"] = (
-            f"the traces of {title} cannot be joined, or not of each trial, so that it is in exposed communication"
+            f"the traces of {title} cannot be joined, or not of each trial, so it is in exposed communication"
         )
     bubbles_s = _bubbles_s(run, trials)
     if traces and not bubbles_s:
-        absent["bubble"] = f"{title} has no times of its stages, so that it is in waiting, communication and idle"
+        absent["bubble"] = f"{title} has no times of its stages, so it is in waiting, communication and idle"
     return StepAccount(
         step_s=case.shape.tokens / rates[0].median,
         steps_s=steps[0].trials,
@@ -147,7 +145,8 @@ def step_account(run: MeasuredStep) -> StepAccount | str:
         bubbles_s=bubbles_s,
         absent=absent,
         notes=tuple(
-            f"{title}: rank {straggler.labels['rank']} holds the others up for {straggler.median:.1%} of the traced"
+            f"{title}: rank {straggler.labels['rank']} holds the others up for {100 * straggler.median:.1f} % of"
+            " the traced"
             f" time by {straggler.labels['cause']}, which counts as waiting"
             for straggler in of_metric(run.estimates, results.RUN_STRAGGLER_RATIO)
         ),

@@ -66,7 +66,7 @@ def join_ranks(timelines: Sequence[Timeline]) -> JoinedTrial:
     notes = list(_left_out(joined.matching, timelines))
     if absent := sorted((timed - with_bandwidth) & set(get_args(Collective))):
         names = ", ".join(absent)
-        notes.append(f"traced bus bandwidth of {names} is left out; `observatory analyse collectives` tells why")
+        notes.append(f"traced bus bandwidth of {names} is left out; `observatory analyse collectives` shows why")
     notes += (*joined.notes, *joined.matching.notes, *joined.alignment.notes)
     return JoinedTrial(samples=tuple(samples), lateness=lateness, notes=tuple(dict.fromkeys(notes)))
 
@@ -134,13 +134,14 @@ def find_straggler(
     """
     result = verdict(trials)
     if isinstance(result, NoStraggler):
-        more = "" if result.more is None else f"; --trials {len(trials) + result.more} or more tells"
-        certainty = "no straggler" if result.likely is None else f"straggler: {result.likely}; not certain"
+        more = "" if result.more is None else f"; use --trials {len(trials) + result.more} or more"
+        certainty = "no straggler" if result.likely is None else f"straggler: {result.likely}, not certain"
         return None, f"{certainty}: {result.why}{more}"
     doing = f" ({', '.join(result.names)})" if result.names else ""
     where = "" if (node := node_of(result.rank)) is None else f" on {node}"
     note = (
-        f"rank {result.rank}{where} holds the others up by {result.cause}{doing}: it has {result.delay_ratio:.0%} of"
+        f"rank {result.rank}{where} holds the others up by {result.cause}{doing}: it has"
+        f" {100 * result.delay_ratio:.0f} % of"
         " the lateness in traced steps"
     )
     return estimate_share(RUN_STRAGGLER_RATIO, result.cost_ratios, rank=str(result.rank), cause=result.cause), note
@@ -239,7 +240,7 @@ def _estimates(joined: Mapping[int, JoinedTrial], notes: list[str]) -> Iterator[
         else:
             yield _estimate(_METRICS[name], [of_trial[name, labels] for of_trial in by_trial.values()], dict(labels))
     notes.extend(
-        f"{name} is left out where a trial's traces do not tell it: {', '.join(labels)}"
+        f"{name} is left out where a trial's traces do not show it: {', '.join(labels)}"
         for name, labels in lacking.items()
     )
 

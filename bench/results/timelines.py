@@ -182,12 +182,12 @@ def _load(path: Path, rank: int | None) -> Timeline:
     with open_to_read(path) as file:
         is_whole = zipfile.is_zipfile(file)  # Checked first: numpy leaves a file open that is no zip archive.
     if not is_whole:
-        raise Misuse(f"{path} is no timeline of ours, or the first part of one")
+        raise Misuse(f"{path} is not a timeline of ours, or only the first part of one")
     try:
         timeline = load(path)
     except _BROKEN as error:
         is_told = str(error).startswith(str(path))  # The message names the file already, e.g. for a newer schema.
-        raise Misuse(str(error) if is_told else f"{path} is no timeline of ours, or a broken one: {error}") from None
+        raise Misuse(str(error) if is_told else f"{path} is not a timeline of ours, or a broken one: {error}") from None
     return timeline if rank is None else replace(timeline, rank=rank)
 
 

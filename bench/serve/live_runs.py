@@ -290,7 +290,7 @@ class RunLogs:
         for name in self._followed.keys() - running.keys():
             run = self._followed.pop(name)
             if not run.folder.is_dir():
-                self._on_notice(f"{run.folder} was deleted while its run went on: its series are no longer shown")
+                self._on_notice(f"{run.folder} was deleted while its run was active: its series are no longer shown")
                 continue
             run.read(self._reads)  # What was written since the last look, which is all of a short run's steps.
             self._ended[run.slot] = (self._clock_ns(), run.counts())
@@ -407,7 +407,8 @@ class LiveRuns:
                     self._task.ask()
         if self._state() == "late":
             self._on_notice(
-                f"runs: their logs are not read within {self._late_s:g} s at times; what was read last is shown"
+                f"runs: reading their logs sometimes takes more than {self._late_s:g} s; the last reading is"
+                " shown meanwhile"
             )
 
     def _state(self) -> CollectorState:

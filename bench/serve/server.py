@@ -107,7 +107,7 @@ def serving(
                 _open(runs_folder, store_url, host, port, once(on_notice), ServerConfig, None, "all", lambda: doubts)
             )
         except CannotListen as error:
-            advice = "choose another --port, as what is shown there need not be this run"
+            advice = "choose another --port, because that port may show something else"
             if isinstance(error, PortTaken) and error.is_ours:
                 advice = "an `observatory serve` there also shows it"
             on_notice(f"this run serves no /metrics of its own: {error}; {advice}")
@@ -157,7 +157,7 @@ def refusal(error: CannotListen) -> InfrastructureFailed:
     """Return the error for a user who asked for that address."""
     if isinstance(error, PortTaken) and error.is_ours:
         return InfrastructureFailed(
-            f"{error}, perhaps an `observatory serve`; use that one, or choose another port with --port"
+            f"{error}, perhaps by another `observatory serve`; use that, or choose another port with --port"
         )
     if isinstance(error, PortTaken):
         return InfrastructureFailed(f"{error}; choose another port with --port")

@@ -94,7 +94,7 @@ class Target:
                 with drafted(self._path, mode=0o644, is_any_folder=True) as file:
                     file.write(self._text)
             else:
-                raise Misuse(f"{self._path}: holds targets of somebody else, and is left as it is; name another folder")
+                raise Misuse(f"{self._path}: holds somebody else's targets and is left unchanged; name another folder")
             if time.monotonic() >= self._look_s:
                 self._look_s += self._stale_s
                 self._delete_stale()
@@ -170,7 +170,9 @@ def listed(target: Target, *, beat_s: float = BEAT_S, on_notice: Callable[[str],
             with _saying(on_notice):
                 target.remove()
         else:
-            on_notice("the disk of the targets does not answer; this node stays among them until others find it stale")
+            on_notice(
+                "the disk of the targets does not answer; this node stays a target until another node removes its file"
+            )
 
 
 @contextlib.contextmanager

@@ -183,9 +183,9 @@ class _File:
             line = 0 if error.problem_mark is None else error.problem_mark.line + 1
             raise self._misuse(f"line {line}: {error.problem}; it must be YAML") from None
         except RecursionError:
-            raise self._misuse("its tables are nested too deeply; name a web configuration") from None
+            raise self._misuse("its tables are nested too deeply; name a file that is a web configuration") from None
         except yaml.YAMLError:
-            raise self._misuse("is no text; it must be YAML in UTF-8") from None
+            raise self._misuse("is not text; it must be YAML in UTF-8") from None
         except (ArithmeticError, AttributeError, LookupError, ValueError):  # Of PyYAML's constructors.
             raise self._misuse(
                 "a value cannot be read, like a number of 5,000 digits or the date 2001-99-99; quote it"
@@ -199,7 +199,7 @@ class _File:
         for key, text in words.items():  # A path with a NUL, which Python would not even look for.
             if not text.isprintable():
                 raise self._misuse(
-                    f"{where}.{key} is {json.dumps(text)}; it may be one line without control characters"
+                    f"{where}.{key} is {json.dumps(text)}; it must be one line without control characters"
                 )
         for key in ("cert_file", "key_file"):
             if not words.get(key):
@@ -229,10 +229,10 @@ class _File:
         hashes = self._table(table, where)
         for user, hashed in hashes.items():
             if not user or ":" in user:
-                raise self._misuse(f"{where}: {json.dumps(user)} is no name; it may be any text without a colon")
+                raise self._misuse(f"{where}: {json.dumps(user)} is not a name; use any text without a colon")
             if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
                 raise self._misuse(
-                    f"{where}.{user} is no bcrypt hash; make one with `htpasswd -nBC 10 {user}`, and quote it"
+                    f"{where}.{user} is not a bcrypt hash; make one with `htpasswd -nBC 10 {user}`, and quote it"
                 )
         return hashes
 
@@ -249,7 +249,7 @@ class _File:
             if text and _HEADERS[name]:
                 self._one_of(text, f"{where}.{name}", _HEADERS[name])
             elif not (text.isprintable() and text.isascii()):
-                raise self._misuse(f"{where}.{name} is {json.dumps(text)}; it may be one line of ASCII")
+                raise self._misuse(f"{where}.{name} is {json.dumps(text)}; it must be one line of ASCII")
         return {name: text for name, text in texts.items() if text}
 
     def _table(self, value: object, where: str, known: Collection[str] | None = None) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class _File:
             raise self._misuse(f"{where or 'the file'} must be a table of keys and values")
         for key in value:
             if not isinstance(key, str):
-                raise self._misuse(f"{where}: key {_shown(key)} is no text; quote it")
+                raise self._misuse(f"{where}: key {_shown(key)} is not text; quote it")
             if known is not None and key not in known:
                 name = f"{where}.{key}" if where else key
                 raise self._misuse(f"{name} is not known here; it may be {', '.join(known)}")
@@ -270,7 +270,7 @@ class _File:
         if isinstance(value, (list, dict, set)):  # Not shown: with aliases, a short file writes out as gigabytes.
             raise self._misuse(f"{where} is a list or table; it must be text")
         if value is not None and not isinstance(value, str):
-            raise self._misuse(f"{where} is {_shown(value)}, which is no text; quote it")
+            raise self._misuse(f"{where} is {_shown(value)}, which is not text; quote it")
         return value or ""
 
     def _one_of(self, value: str, where: str, known: Collection[str]) -> str:

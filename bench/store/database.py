@@ -45,7 +45,7 @@ def default_url() -> str:
     folder = str(data_folder())
     if (readable := os.fsencode(folder).decode(errors="backslashreplace")) != folder:
         raise Misuse(
-            f"the data folder {readable} is not UTF-8, so that no store can be in it; set XDG_DATA_HOME to another"
+            f"the data folder {readable} is not UTF-8, so no store can be in it; set XDG_DATA_HOME to another"
             " folder, or name them with --store and --runs"
         )
     return f"sqlite:///{folder}/history.sqlite"
@@ -60,21 +60,21 @@ def parse_url(text: str) -> URL:
     try:
         text.encode()  # Fails on surrogates, which stand for argument bytes that are not UTF-8.
     except UnicodeEncodeError:  # The URL is not shown: unparsed, its password cannot be removed.
-        raise Misuse("the store's URL is not UTF-8; take a folder whose name is") from None
+        raise Misuse("the store's URL is not UTF-8; use a folder whose name is") from None
     try:
         if "\0" in text:  # It would end a name.
             raise ValueError
         url = make_url(text)
     except (exc.ArgumentError, ValueError):  # The URL is not shown: unparsed, its password cannot be removed.
         raise Misuse(
-            "the store's URL cannot be read; it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
+            "the store's URL cannot be read; use for example sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
         ) from None
     for host in _hosts(url):
         try:
             host.encode("idna")
         except UnicodeError:
             raise Misuse(
-                f'store {shown(url)}: "{host}" is no name of a machine; parts between dots have 1 to 63 letters'
+                f'store {shown(url)}: "{host}" is not a host name; parts between dots have 1 to 63 letters'
             ) from None
     if url.drivername in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
@@ -82,7 +82,7 @@ def parse_url(text: str) -> URL:
         raise Misuse(f"store {shown(url)}: {url.get_backend_name()} is not supported; it may be sqlite or postgresql")
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise Misuse(
-            f"store {shown(url)} names no file, and would keep nothing; it may be sqlite:////FOLDER/history.sqlite"
+            f"store {shown(url)} names no file and would keep nothing; use for example sqlite:////FOLDER/history.sqlite"
         )
     return url
 
@@ -120,7 +120,7 @@ def connect(url: URL, *, writable: bool, is_glance: bool = False) -> Engine:
     except Misuse:
         raise
     except ValueError as error:
-        raise Misuse(f"store {shown(url)}: what stands behind its ? cannot be read: {error}") from None
+        raise Misuse(f"store {shown(url)}: the part after its ? cannot be read: {error}") from None
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def saying(url: URL) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError as error:
-        raise Misuse(f'"{error.object}" is no text in UTF-8, as all names in a history are') from None
+        raise Misuse(f'"{error.object}" is not UTF-8 text, which all names in a history are') from None
     except (exc.IntegrityError, exc.DataError):
         raise  # A bug of ours, not a failure of the store.
     except exc.DBAPIError as error:
@@ -186,7 +186,7 @@ def _sqlite_code(error: exc.DBAPIError) -> int:
 
 _SQLITE_ADVICE = {
     sqlite3.SQLITE_NOTADB: "choose another file with --store",
-    sqlite3.SQLITE_BUSY: f"another process has held it for {_LOCK_WAIT_S} s; try again when that is over",
+    sqlite3.SQLITE_BUSY: f"another process has locked it for {_LOCK_WAIT_S} s; try again when that process has ended",
     sqlite3.SQLITE_FULL: "its disk is full: make room, or choose a file on another disk with --store",
     sqlite3.SQLITE_CORRUPT: (
         "the file is damaged or cut off: restore a copy, or move it away, and `observatory show --rebuild` makes a"
@@ -268,7 +268,7 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
         if is_ours(path.resolve()) or (writable and not path.exists()):
             _check_neighbours(url, path.resolve())
         if path.exists() and not path.is_file():
-            raise InfrastructureFailed(f"store {shown(url)}: {path} is no regular file; choose another --store")
+            raise InfrastructureFailed(f"store {shown(url)}: {path} is not a regular file; choose another --store")
         if not writable and not path.exists():
             raise NoStoreYet(f"store {shown(url)} does not exist yet; `observatory run` makes it")
     except OSError as error:
@@ -285,7 +285,7 @@ def _check_neighbours(url: URL, path: Path) -> None:
     """
     if path.parent.stat().st_mode & stat.S_IWOTH:
         raise InfrastructureFailed(
-            f"store {shown(url)}: everybody may write in {path.parent}, and SQLite takes in what lies beside a store;"
+            f"store {shown(url)}: everybody may write in {path.parent}, and SQLite reads files next to a store;"
             " choose a file in a folder of your own with --store"
         )
     for suffix in ("-wal", "-shm", "-journal"):
@@ -293,7 +293,7 @@ def _check_neighbours(url: URL, path: Path) -> None:
         if os.path.lexists(neighbour) and not is_ours(neighbour):
             raise InfrastructureFailed(
                 f"store {shown(url)}: {neighbour} belongs to {user_name(neighbour.lstat().st_uid)} or is a link, and"
-                " SQLite would take it in; delete it"
+                " SQLite would read it; delete it"
             )
 
 

@@ -27,9 +27,7 @@ def data_folder() -> Path:
     try:
         folder, home = Path(platformdirs.user_data_dir(APPLICATION)), Path(os.environ.get("HOME") or "/")
     except RuntimeError:  # No HOME, and no account that has one.
-        raise Misuse(
-            "nothing says where your data is kept: set HOME or XDG_DATA_HOME to a folder of your own"
-        ) from None
+        raise Misuse("there is no data folder: set HOME or XDG_DATA_HOME to a folder of your own") from None
     for place in (
         folder,
         *(parent for parent in folder.parents if parent == folder.parent or parent.is_relative_to(home)),
@@ -84,5 +82,5 @@ def read_small(path: Path, most_bytes: int = MOST_BYTES, *, follows_link: bool =
     with open_regular(path) if follows_link else open_to_read(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise Misuse(f"{path}: it goes on beyond {most_bytes >> 20} MiB, which no such file does; name another")
+        raise Misuse(f"{path}: it is larger than {most_bytes >> 20} MiB, unlike any such file; name another")
     return data.removeprefix(codecs.BOM_UTF8)

@@ -100,7 +100,7 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
     command = f"observatory run {MatmulSpec.name} --device {case.device} --precision {case.precision}"
     if case.device == "cpu":
         command += f" --ranks {case.ranks}{_nodes_option(case)} --threads {case.threads}"
-    return Absent(reason=f"no matmul run on {hardware} is in the history that is like this one; `{command}` makes one")
+    return Absent(reason=f"the history has no comparable matmul run on {hardware}; `{command}` makes one")
 
 
 def _nodes_option(case: Case) -> str:
@@ -125,7 +125,7 @@ def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
             reason=f"measured MFU would be {share.value:.2f}, which cannot be:"
             f" {flops.median / 1e12:.4g} TFLOP/s of a ceiling of {ceiling.flops_per_second.median / 1e12:.4g}"
             f" (run {ceiling.run}, {shape}); its products were too small, or its clock was lower:"
-            f" `observatory run {MatmulSpec.name}` with its default sizes measures it anew"
+            f" `observatory run {MatmulSpec.name}` with its default sizes measures it again"
         )
     return Estimate(
         metric=RUN_MEASURED_MFU.name,

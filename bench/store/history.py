@@ -98,14 +98,14 @@ class History:
         """
         for figure in summary.estimates:
             if not _is_finite(figure.median, figure.low, figure.high, *figure.trials):
-                raise Misuse(f"run {summary.run}: {figure.metric} is not finite in every trial; it is not kept")
+                raise Misuse(f"run {summary.run}: {figure.metric} is not finite in every trial and is not stored")
         ratios = [
             value
             for scaling in summary.scaling
             for value in (scaling.ratio.value, scaling.ratio.low, scaling.ratio.high)
         ]
         if not _is_finite(*ratios, *summary.step_spreads):
-            raise Misuse(f"run {summary.run}: an efficiency or a spread of steps is not finite; it is not kept")
+            raise Misuse(f"run {summary.run}: an efficiency or a spread of steps is not finite and is not stored")
         member = summary.purpose.member
         run = {
             "id": summary.run,
@@ -215,7 +215,7 @@ class History:
             raise Misuse(f'run "{prefix}" is unknown; the newest in the history are: {newest}')
         names = [summary.run for summary in candidates[:_CANDIDATES_SHOWN]]
         more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
-        raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more letters')
+        raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more of its name')
 
     def beginning_with(self, prefix: str, limit: int) -> tuple[str, ...]:
         """Return the ids of the newest runs whose ids begin so, newest first."""
@@ -303,7 +303,7 @@ def find_run(prefix: str, url: str | None, *, is_glance: bool = False) -> Summar
         with History(url, writable=False, is_glance=is_glance) as history:
             return history.find(prefix)
     except NoStoreYet:
-        raise Misuse(f'run "{prefix}" is unknown; no run is in the history yet, `observatory run` makes one') from None
+        raise Misuse(f'run "{prefix}" is unknown; the history has no run yet, `observatory run` makes one') from None
 
 
 def check_store(url: str | None) -> None:

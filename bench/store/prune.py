@@ -191,7 +191,7 @@ def plan(runs: Path, history: History | None, limits: Limits, *, now_ns: int) ->
         if name in limits.keep:
             candidate.stays = "--keep names it"
         elif name in newest:
-            candidate.stays = "it is the newest of its series that ended well"
+            candidate.stays = "it is the newest good run of its series"
         elif name in references:
             candidate.stays = f"it gives {references[name]} to runs on this hardware"
         elif candidate.suite_run in unfinished:
@@ -236,7 +236,7 @@ def _run(path: Path, summaries: Mapping[str, Summary]) -> Folder:
     try:
         file = case_file(path)
     except Misuse as error:
-        candidate.stays = f"nobody knows what it is: {error}"
+        candidate.stays = f"its kind is unknown: {error}"
         return candidate
     if file.purpose.member is not None:
         candidate.suite_run = file.purpose.member.id
@@ -245,7 +245,7 @@ def _run(path: Path, summaries: Mapping[str, Summary]) -> Folder:
     elif file.run != path.name:
         candidate.stays = f"it is a copy of run {file.run}"
     elif path.name not in summaries:
-        candidate.stays = "its results are not in this history; `observatory show --rebuild` takes them in"
+        candidate.stays = "its results are not in this history; `observatory show --rebuild` adds them"
     else:
         candidate.ended_ns = summaries[path.name].ended_ns
     return candidate
@@ -359,7 +359,7 @@ def carry_out(
         try:
             with ExitStack() as stack:
                 if not _lock(path, stack):
-                    problems.append(f"{path} stays: a process works on it now")
+                    problems.append(f"{path} stays: a process is working on it")
                     continue
                 pruned = _set_aside(path)
                 gone.append(folder)
@@ -380,7 +380,7 @@ def _set_aside(path: Path) -> Path:
     try:
         path.rename(pruned)
         if not os.path.samestat(os.fstat(fd), pruned.lstat()):  # Another put something else there meanwhile.
-            raise NotOurs(errno.EPERM, "another folder stands there than a moment ago", str(path))
+            raise NotOurs(errno.EPERM, "it was replaced by another folder meanwhile", str(path))
     finally:
         os.close(fd)
     return pruned

@@ -46,7 +46,7 @@ def resume(folder: Path, machine: Machine) -> tuple[run_dir.Run, int]:
         os.close(open_folder(folder))
         lock = lock_folder(folder)
         if lock is None:
-            raise Misuse(f"{folder} is still running; wait for its end: {lock_holder(folder)} works on it")
+            raise Misuse(f"{folder} is still active: {lock_holder(folder)} is working on it; wait until it ends")
         try:
             check_same_machine(folder, machine)
             logs = [folder / f"rank{rank}.jsonl" for rank in range(file.case.ranks)]
@@ -78,7 +78,7 @@ def check_same_machine(folder: Path, machine: Machine) -> None:
         Misuse: with the differences; or the folder holds no run.
     """
     if changes := changes_since(folder, machine):
-        raise Misuse(f"run {run_dir.case_file(folder).run} cannot go on: it was begun with {changes}")
+        raise Misuse(f"run {run_dir.case_file(folder).run} cannot continue: it was begun with {changes}")
 
 
 def changes_since(folder: Path, machine: Machine) -> str:
@@ -109,7 +109,9 @@ def _wait_until_gone(logs: Sequence[Path]) -> None:
         opened = _last_opened(log)
         while opened is not None and opened.host == host and _is_alive(opened):
             if time.monotonic() >= until_s:
-                raise Misuse(f"{log.parent}: process {opened.pid}, rank {opened.rank} of this run, still works; end it")
+                raise Misuse(
+                    f"{log.parent}: process {opened.pid}, rank {opened.rank} of this run, is still working; end it"
+                )
             time.sleep(0.1)
 
 

@@ -111,7 +111,7 @@ def begin(
         os.close(open_folder(folder))
         lock = lock_folder(folder)
         if lock is None:
-            raise Misuse(f"{lock_holder(folder)} works on {folder}; name another folder")
+            raise Misuse(f"{lock_holder(folder)} is working on {folder}; name another folder")
         write_json(folder / "machine.json", machine)
         with locked(folder.parent):  # Held by each process that begins a run here, so that no two take the same slot.
             slot = free_slot(folder.parent)
@@ -172,7 +172,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
     machine = _read(folder / "machine.json", Machine)
     case = file.case
     if case.strategy not in {spec.name for spec in SPECS}:
-        raise Misuse(f"{folder} is of strategy {case.strategy}, which this version does not have")
+        raise Misuse(f"{folder} has strategy {case.strategy}, which this version does not have")
     if case.device == "cpu":
         device_name = None
     else:  # As its driver gives it.
@@ -206,7 +206,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
             *results.notes,
             *not_joined,
             *(
-                f"the run was interrupted: trials from {once.trials_done + 1} on are later"
+                f"the run was interrupted: trials from {once.trials_done + 1} on were measured later"
                 for once in file.resumed
                 if once.trials_done < case.trials
             ),
@@ -259,10 +259,10 @@ def load(folder: Path) -> Summary:
     if path.exists():
         summary = decode(read_small(path, follows_link=False), str(path))
         if summary.run != (run := case_file(folder).run):
-            raise Misuse(f"{path} is of run {summary.run}, and case.json beside it of {run}; restore the one that fits")
+            raise Misuse(f"{path} is of run {summary.run}, but case.json next to it of {run}; restore the right one")
         return replace(summary, folder=str(folder.absolute()))
     if is_running(folder):
-        raise Misuse(f"{folder} is still running: {lock_holder(folder)} works on it; look again when it is done")
+        raise Misuse(f"{folder} is still active: {lock_holder(folder)} is working on it; look again when it has ended")
     cause = FailureCause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
     summary = summarise(folder.absolute(), "interrupted", cause)
     is_whole = summary.trials_done == summary.case.trials and check_of(summary.case) is None

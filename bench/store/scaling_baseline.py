@@ -92,7 +92,7 @@ def _differences_of_runs(run: Summary, machine: Machine, baseline: Summary, its_
         yield "a source tree with uncommitted changes"
     age_days = abs(run.started_ns - baseline.started_ns) / 86_400e9
     if age_days > OLDEST_DAYS:
-        yield f"an age of {age_days:.0f} days, of which {OLDEST_DAYS} are allowed"
+        yield f"an age of {age_days:.0f} days, but at most {OLDEST_DAYS} are allowed"
 
 
 def _short(commit: str | None) -> str | None:

@@ -278,7 +278,7 @@ def check_version(connection: Connection, migrations: Sequence[Migration] = MIGR
     if not version:
         if inspect(connection).get_table_names():
             raise InfrastructureFailed("the store is another program's database; choose another with --store")
-        raise NoStoreYet("the store is an empty database; `observatory run` with this store makes a history of it")
+        raise NoStoreYet("the store is an empty database; `observatory run` with this store turns it into a history")
     if version < len(migrations):
         raise OlderStore(
             f"the store has schema version {version}, this program reads {len(migrations)};"

@@ -68,9 +68,10 @@ def decode(data: str, source: str) -> SuiteRecord:
     try:
         record = msgspec.json.decode(data, type=SuiteRecord)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Misuse(f"{source}: is no record of a suite run ({error})") from None
+        raise Misuse(f"{source}: is not a record of a suite run ({error})") from None
     if record.schema_version > SCHEMA_VERSION:
         raise Misuse(
-            f"{source}: written with schema version {record.schema_version}, this program reads up to {SCHEMA_VERSION}"
+            f"{source}: written with schema version {record.schema_version}, but this program reads up to"
+            f" {SCHEMA_VERSION}"
         )
     return record

@@ -101,9 +101,11 @@ def decode(data: bytes, source: str = "summary") -> Summary:
         version = schema_version_of(data)
         if version > SCHEMA_VERSION:
             raise Misuse(
-                f"{source}: written with schema version {version}, this program reads up to {SCHEMA_VERSION};"
+                f"{source}: written with schema version {version}, but this program reads up to {SCHEMA_VERSION};"
                 " use the version that wrote it"
             )
         return msgspec.json.decode(data, type=Summary)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Misuse(f"{source}: is no summary ({error}); delete it, and the run is read anew from its logs") from None
+        raise Misuse(
+            f"{source}: is not a summary ({error}); delete it, and the run is read again from its logs"
+        ) from None

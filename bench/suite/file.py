@@ -101,7 +101,9 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     try:
         document = read_suite_document(path, settings)
         if isinstance(defaults := document.get("defaults"), dict) and "strategy" in defaults:
-            raise Misuse(f"{path}: [defaults] has a strategy, which each case says for itself, by its name or by a key")
+            raise Misuse(
+                f"{path}: [defaults] has a strategy, but each case names its own, by its table's name or by a key"
+            )
         check(document, SuiteTable, str(path))
     except BadSettings as error:
         raise Misuse(str(error)) from None
@@ -191,7 +193,7 @@ def _merged(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], plac
     if specs[0].kind == "probe":
         for key in own:
             if key in _OF_TRAINING:
-                raise Misuse(f"{place} {key} is of training, and {specs[0].name} is a probe; leave it out")
+                raise Misuse(f"{place} {key} is for training, and {specs[0].name} is a probe; leave it out")
         defaults = {key: value for key, value in defaults.items() if key not in _OF_TRAINING}
     table = dict(own)
     for key, value in defaults.items():
@@ -216,7 +218,7 @@ def _baselines_first(tables: Mapping[str, Mapping[str, Any]], path: Path) -> lis
         baseline = _table_of(table.get("baseline", name))
         if baseline not in tables:
             raise Misuse(
-                f"{path}: [case.{name}] baseline is {shown(table['baseline'])}, which is no case of the suite"
+                f"{path}: [case.{name}] baseline is {shown(table['baseline'])}, which is not a case of the suite"
                 f"{nearest(baseline, tables)}; its cases are: {', '.join(tables)}"
             )
         needed[name] = {baseline} - {name}
@@ -224,7 +226,7 @@ def _baselines_first(tables: Mapping[str, Mapping[str, Any]], path: Path) -> lis
         return list(TopologicalSorter(needed).static_order())
     except CycleError as error:
         circle = " > ".join(reversed(error.args[1]))
-        raise Misuse(f"{path}: [case.{error.args[1][0]}] baseline goes in a circle: {circle}; cut it") from None
+        raise Misuse(f"{path}: [case.{error.args[1][0]}] baseline is circular: {circle}; break the circle") from None
 
 
 def _table_of(name: str) -> str:
@@ -328,7 +330,7 @@ def _with_baselines(
         if isinstance(table["batch"], list):
             raise Misuse(
                 f'{place} has scaling = "weak", so its batch follows from the baseline\'s, and [defaults] batch is a'
-                " list; set batch in the cases that shall have each of its values"
+                " list; set batch in each case instead"
             )
 
     entries = []
@@ -365,7 +367,7 @@ def _baseline_of(
     if not baselines:
         names = [other.case.name for other in candidates]
         raise Misuse(
-            f"{place} baseline is {shown(name)}, which is no case of the suite{nearest(name, names)};"
+            f"{place} baseline is {shown(name)}, which is not a case of the suite{nearest(name, names)};"
             f" its table has: {', '.join(names[:8])}{', ...' * (len(names) > 8)}"
         )
     if any(other.case.args.ranks is None for other in baselines):
@@ -397,7 +399,7 @@ def _weakly_scaled(case: SuiteCase, base: SuiteCase, place: str) -> CaseArgs:
     if batch * trained % base_trained:
         raise Misuse(
             f"{place} scaling: {case.name} trains on {plural(trained, 'rank')}, {base.name} on {base_trained} with"
-            f" batch {batch}, which makes no whole batch; choose a batch that is a multiple of {base_trained}"
+            f" batch {batch}, which does not make a whole batch; choose a batch that is a multiple of {base_trained}"
         )
     return replace(case.args, dimensions={**case.args.dimensions, "batch": batch * trained // base_trained})
 
@@ -443,7 +445,7 @@ def _lever(name: str, table: Mapping[str, Any], cases: Mapping[str, Sequence[_Re
     for number, claim in enumerate(claims):
         if claim.low > claim.high:
             raise Misuse(
-                f"{place} claims[{number}].low is {claim.low:g} and high {claim.high:g}; low may be at most high"
+                f"{place} claims[{number}].low is {claim.low:g} and high {claim.high:g}; low must be at most high"
             )
         labels = next(metric.labels for metric in METRICS if metric.name == claim.metric)
         if set(labels) != set(claim.labels):
@@ -460,6 +462,6 @@ def _one_case(name: str, cases: Mapping[str, Sequence[_Resolved]], place: str) -
     if len(matches) == 1:
         return matches[0]
     names = [case.name for case in matches or everywhere]
-    what = "which is no case of the suite" if not matches else "a table of several cases"
+    what = "which is not a case of the suite" if not matches else "a table of several cases"
     allowed = ", ".join(names[:8]) + ", ..." * (len(names) > 8)
     raise Misuse(f"{place} is {shown(name)}, {what}{nearest(name, names)}; it may be {allowed}")

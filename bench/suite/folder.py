@@ -83,7 +83,7 @@ def _make_place(suites: Path) -> None:
             suites.chmod(stat.S_IMODE(mode))
     status = suites.lstat()
     if stat.S_ISLNK(status.st_mode):
-        raise NotOurs(errno.EPERM, f"{suites} is a link, and must be a folder itself", str(suites))
+        raise NotOurs(errno.EPERM, f"{suites} is a link, but must be a folder", str(suites))
     if status.st_uid != os.geteuid() and is_open_to_others(status):
         raise NotOurs(
             errno.EPERM, f"{suites} belongs to {user_name(status.st_uid)}, and others may write it", str(suites)
@@ -139,7 +139,7 @@ def find_suite_run(runs: Path, suite_run: str) -> Path:
         raise Misuse(f'suite run "{suite_run}" is unknown; the newest in {runs / SUITE_RUNS} are: {newest}')
     if len(matches) > 1:
         raise Misuse(
-            f'suite run "{suite_run}" may be any of {", ".join(matches[:CANDIDATES_SHOWN])}; give more letters'
+            f'suite run "{suite_run}" may be any of {", ".join(matches[:CANDIDATES_SHOWN])}; give more of its name'
         )
     return runs / SUITE_RUNS / matches[0]
 
@@ -186,8 +186,8 @@ def _difference(path: Path, suite: Suite) -> str:
             {case["name"]: case for case in document["cases"]} for document in (before, _as_document(suite))
         )
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
-        return f"{path} does not tell how ({in_words(error)})"
-    differences = [f'case "{name}" is no more in it' for name in old_cases if name not in new_cases]
+        return f"{path} cannot show how ({in_words(error)})"
+    differences = [f'case "{name}" is no longer in it' for name in old_cases if name not in new_cases]
     differences += [f'case "{name}" is new in it' for name in new_cases if name not in old_cases]
     differences += [
         f'{key} of case "{name}" was {was}, and is {is_now}'

@@ -144,9 +144,7 @@ def judge(case: SuiteCase, ended: TrialOutcome, cause: FailureCause | None) -> J
             + ([] if expect.rank is None else [f"by rank {expect.rank}"])
         )
         end = "it ended well" if cause is None else f"{ended.replace('_', ' ')}: {cause.text}"
-        return Judgement(
-            outcome="failed", reason=f"expected was {wanted}, but {end}", is_infrastructure=is_infrastructure
-        )
+        return Judgement(outcome="failed", reason=f"expected {wanted}, but {end}", is_infrastructure=is_infrastructure)
     if cause is None:
         return Judgement(outcome=ended)
     outcome: CaseOutcome = "interrupted" if cause.kind == "disk" else ended
@@ -289,7 +287,7 @@ def read_ledger(path: Path) -> Contents:
             _refuse_newer(path, line)
             if number < len(lines):
                 raise Misuse(
-                    f"{path}: line {number} cannot be read ({error}); run the suite anew, without --resume"
+                    f"{path}: line {number} cannot be read ({error}); run the suite again, without --resume"
                 ) from None
             break
         if isinstance(record, (Begun, Resumed)) and record.schema_version > SCHEMA_VERSION:
@@ -380,7 +378,8 @@ class LedgerWriter:
 
     def _unwritable(self, error: OSError) -> InfrastructureFailed:
         return InfrastructureFailed(
-            f"{self.path} cannot be written: {error.strerror}; make room, then `observatory suite run --resume` goes on"
+            f"{self.path} cannot be written: {error.strerror}; make room, then `observatory suite run --resume`"
+            " continues"
         )
 
 

@@ -72,10 +72,10 @@ def judge_ratio(estimated_ratio: EstimatedRatio, claim: Claim) -> tuple[Verdict,
     if high < claim.low:
         return "less", None
     if not claim.low <= estimated_ratio.value <= claim.high:
-        return "unsure", "the interval reaches into what is claimed, and the ratio is outside; more trials would tell"
+        return "unsure", "the interval overlaps the claim, but the ratio lies outside; more trials would decide"
     # high / low <= claim.high / claim.low, for a claim that may begin at 0.
     if high * claim.low > claim.high * low:
-        return "unsure", "the interval is wider than what is claimed; more trials would tell"
+        return "unsure", "the interval is wider than the claim; more trials would decide"
     return "as claimed", None
 
 
@@ -103,13 +103,13 @@ def _measured(name: str, case: CaseEnd | None, claim: Claim) -> Estimate:
     if case.outcome != "done" or (summary is not None and summary.outcome != "done"):
         raise _Absent(f"{name} {case.outcome.replace('_', ' ')}{'' if case.reason is None else f': {case.reason}'}")
     if summary is None:
-        raise _Absent(f"the run of {name} is not on this machine any more")
+        raise _Absent(f"the run of {name} is no longer on this machine")
     if claim.device not in (None, summary.case.device):
         raise _Absent(f"it is claimed for {claim.device}, and {name} ran on {summary.case.device}")
     for estimate in summary.estimates:
         if estimate.metric == claim.metric and estimate.labels == claim.labels:
             if min(estimate.median, *estimate.trials) <= 0:
-                raise _Absent(f"{name} has {estimate.median:g} of it, so that no ratio is defined")
+                raise _Absent(f"{name} has {estimate.median:g} of it, so no ratio is defined")
             return estimate
     labels = ", ".join(f"{key} {value}" for key, value in claim.labels.items())
     raise _Absent(

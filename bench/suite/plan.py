@@ -207,7 +207,7 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 def _without_dashes(text: str) -> str:
-    """Return the text with keys in place of options of a command line: `take --warm-up 2` becomes `take warm_up 2`."""
+    """Return the text with keys in place of options of a command line: `use --warm-up 2` becomes `use warm_up 2`."""
     return _OPTION.sub(lambda option: option[1].replace("-", "_"), text)
 
 
@@ -244,7 +244,7 @@ def _check_baseline(each: _Checked, baseline: _Checked, suite: Suite) -> None:
         raise Misuse(
             f"{suite.path}: [case.{suite_case.table}] scaling of {suite_case.name} is {suite_case.scaling};"
             f" with batch {case.shape.batch} and {base.shape.batch} of {suite_case.baseline} it is {scaling}:"
-            " change the one or the other"
+            " change one of them"
         )
 
 
@@ -324,7 +324,7 @@ def _planned(
     noise = noise_of_series(case, series.get((case.key(), hardware), ()), RUN_STEP_SECONDS)
     planned = replace(planned, noise=noise if isinstance(noise, TrialNoise) else None)
     if not past:
-        return replace(planned, why_no_estimate=f"no run of it on {hardware} is among the newest of the history")
+        return replace(planned, why_no_estimate=f"the newest runs of the history have none of it on {hardware}")
     estimate_s = case.trials * min(suite_case.limit_s, median(past) * _steps(case))
     return replace(planned, estimate_s=estimate_s)
 
@@ -399,7 +399,7 @@ def left_out(plan: SuitePlan, only: Collection[str] = (), budget_s: float | None
             least_s = min(planned.estimate_s or 0.0 for planned in beyond)
             raise Misuse(
                 f"{plan.suite.path}: not one case fits into a budget of {budget_s:g} s; the shortest takes about"
-                f" {least_s:.0f} s: take a larger --budget, or fewer trials (--set defaults.trials=1)"
+                f" {least_s:.0f} s: use a larger --budget, or fewer trials (--set defaults.trials=1)"
             )
         reasons |= {planned.suite_case.name: f"beyond the budget of {budget_s:g} s" for planned in beyond}
     return reasons

@@ -93,7 +93,9 @@ class Progress(Listener):
             return
         self._announcements.add((id(order), trial, what))
         elapsed_s = self._clock_s() - self._begun_s
-        self._tell(f"{_title(order)}: trial {trial + 1} of {order.case.trials} {what} after {elapsed_s:.0f} s")
+        self._tell(
+            f"{_title(order)}: trial {trial + 1} of {order.case.trials} {what}, {elapsed_s:.0f} s after the start"
+        )
 
 
 def _title(order: CaseOrder) -> str:

@@ -84,7 +84,7 @@ def read_result(folder: Path, *, has_summaries: bool = True) -> SuiteResult:
     """
     state = fold(read_ledger(folder / LEDGER).records)
     if state.begun is None:
-        raise Misuse(f"{folder} holds no suite run: its ledger is empty; it may be deleted")
+        raise Misuse(f"{folder} holds no suite run: its ledger is empty; delete the folder")
     declared = _declared(folder)
     names = dict.fromkeys(case.name for case in declared.cases) | dict.fromkeys(state.cases)
     runs, owner = folder.parent.parent if has_summaries else None, folder.stat().st_uid
@@ -186,6 +186,6 @@ def _case_result(name: str, state: CaseState, runs: Path | None, owner: int) -> 
     if runs is not None and state.run is not None and state.outcome is not None:
         with suppress(Misuse, FileNotFoundError):  # Its folder was removed.
             if (runs / state.run).lstat().st_uid != owner:
-                raise Misuse(f"{runs / state.run} is another user's than the suite run")
+                raise Misuse(f"{runs / state.run} belongs to another user than the suite run")
             summary = run_dir.load(runs / state.run)
     return CaseResult(name=name, outcome=state.outcome, reason=state.reason, run=state.run, summary=summary)

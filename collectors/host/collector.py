@@ -107,7 +107,7 @@ class HostCollector:
             samples = list(watched.part.read(self._files))
         except OSError as error:
             watched.is_given_up = error.errno in _FOR_GOOD
-            until = "left out from here on" if watched.is_given_up else "left out at times"
+            until = "left out from here on" if watched.is_given_up else "sometimes left out"
             self._say(f"{name}: {error.filename}: {error.strerror}; {until}")
             return []
         except (LookupError, ValueError) as error:

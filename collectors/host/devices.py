@@ -57,7 +57,7 @@ def read_filesystems(folders: Sequence[Path]) -> Callable[[KernelFiles], Iterabl
                 path = next(path for path in paths if path.exists())
                 device, room = path.stat().st_dev, os.statvfs(path)
             except OSError as error:
-                yield Absent(f"the file system of {folder}: {error.strerror}; left out at times")
+                yield Absent(f"the file system of {folder}: {error.strerror}; sometimes left out")
                 continue
             if device not in known:
                 known.add(device)
@@ -150,7 +150,7 @@ def read_infiniband(files: KernelFiles) -> Iterator[HostAnswer]:
         try:
             yield from _port(files, port)
         except OSError as error:
-            yield Absent(f"{port}: {error.filename}: {error.strerror}; left out at times")
+            yield Absent(f"{port}: {error.filename}: {error.strerror}; sometimes left out")
         except ValueError as error:
             yield Absent(f"{port}: {error}; its bytes are left out")
 
@@ -212,6 +212,6 @@ def read_infiniband_errors(files: KernelFiles) -> Iterator[HostAnswer]:
                 for kind, count in counters(files, port, folder, names).items():
                     yield host.HOST_INFINIBAND_ERRORS.at(count, **port.labels, kind=kind)
         except OSError as error:
-            yield Absent(f"{port}: {error.filename}: {error.strerror}; its errors are left out at times")
+            yield Absent(f"{port}: {error.filename}: {error.strerror}; its errors are sometimes left out")
         except ValueError as error:
             yield Absent(f"{port}: {error}; its errors are left out")

@@ -1,4 +1,4 @@
-"""Metrics of the node's agent itself (cost, beat, age of its samples), and info about live runs and newest results."""
+"""Metrics of the node's agent itself (cost, beat, age of its samples), and names of active runs and newest results."""
 
 from __future__ import annotations
 

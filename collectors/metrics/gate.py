@@ -1,4 +1,4 @@
-"""Metrics of the gate: what it says now of each figure of a suite, and what a suite's newest night lacks.
+"""Metrics of the gate: its current verdict on each figure of a suite, and what a suite's newest night lacks.
 
 A figure is identified by what it measures: suite, case, ranks, hardware, series, and name (`step`, `efficiency weak`).
 """

@@ -1,4 +1,4 @@
-"""Metrics of a GPU's health and activity: errors and repairs, PCIe and NVLink, GPM, and the cost of reading it."""
+"""Metrics of a GPU's health and activity: errors, repairs, PCIe, NVLink and GPM, and the cost of reading them."""
 
 from __future__ import annotations
 

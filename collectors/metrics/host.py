@@ -1,4 +1,4 @@
-"""Metrics of a node's host, as its Linux kernel counts them; polled by the agent."""
+"""Metrics of a node's host, which the agent reads from the Linux kernel."""
 
 from __future__ import annotations
 

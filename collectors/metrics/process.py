@@ -1,4 +1,4 @@
-"""Metrics of the process that answers at /metrics, by the standard names of Prometheus' clients, and of its build."""
+"""Metrics of the process that serves /metrics, by the standard names of Prometheus's clients, and of its build."""
 
 from __future__ import annotations
 

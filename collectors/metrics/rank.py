@@ -1,4 +1,4 @@
-"""Metrics of one rank: training steps, memory, and how the time of traced steps divides."""
+"""Metrics of one rank: training steps, memory, and the parts of traced steps."""
 
 from __future__ import annotations
 

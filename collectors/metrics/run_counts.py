@@ -1,4 +1,4 @@
-"""Metrics that count: steps of runs that go on and how long each took, and the runs of the history by outcome."""
+"""Counters: steps of active runs, with a histogram of their durations, and runs of the history by outcome."""
 
 from __future__ import annotations
 

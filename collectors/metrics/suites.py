@@ -1,4 +1,5 @@
-"""Metrics of suites: their runs and cases by outcome, when the newest began, got on and ended, and what runs now."""
+"""Metrics of suites: runs and cases by outcome, start, progress and end of the newest run, and the cases that"
+" run now."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Poller:
             polled.state = "failed"
             self._reasons.setdefault(f"{name}: {in_words(error)}; its samples end here")
         if polled.state == "late":
-            late = f"{name}: no answer within {self._deadline_s:g} s at times; its last answer is shown then"
+            late = f"{name}: sometimes no answer within {self._deadline_s:g} s; its last answer is shown meanwhile"
             self._reasons.setdefault(late)
 
     def _part(self, polled: _PolledCollector) -> CollectorPoll:

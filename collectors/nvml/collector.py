@@ -34,7 +34,7 @@ from collectors.nvml.queries import UNKNOWN, GpuProcess, names_all_processes
 _REFUSED: dict[SupportState, str] = {
     "not supported": "driver {driver} does not report {questions}; they are left out of this run",
     "not permitted": "this process is not permitted to read {questions}; they are left out of this run",
-    "not always": "at times no answer for {questions}; they are left out then",
+    "not always": "sometimes no answer for {questions}; they are left out then",
 }
 _OF_SOME = ("NVLink", "GPM", "MIG", "NUMA", "pages", "rows")
 """Words in questions that some kinds of GPU never support: an A100 has no GPM, a PCIe card no NVLink and no MIG, few
@@ -146,7 +146,7 @@ class NvmlCollector:
             if gpu.is_split
         ]
         crowded = [
-            f"GPU {gpu.label}: at times more than {MOST_PROCESSES} processes compute on it; only the {MOST_PROCESSES}"
+            f"GPU {gpu.label}: sometimes more than {MOST_PROCESSES} processes compute on it; only the {MOST_PROCESSES}"
             " with the most memory have series of their own then"
             for gpu in gpus
             if gpu.is_crowded

@@ -181,7 +181,7 @@ class EventWatch:
                     return True
                 else:
                     self.reason = (
-                        f"GPU {self._label}: its driver fails at times to deliver events ({error}); some may be missed"
+                        f"GPU {self._label}: its driver sometimes fails to deliver events ({error}); some may be missed"
                     )
                     self._pause(self._ending, _PAUSE_S)
             else:

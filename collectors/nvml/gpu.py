@@ -362,7 +362,7 @@ class WatchedGpu:
 
     def _miss(self, reason: str) -> None:
         self.state, self._reason = "late", None
-        self._misses.setdefault(f"GPU {self.label}: {reason} at times; its last answer is shown then")
+        self._misses.setdefault(f"GPU {self.label}: sometimes {reason}; its last answer is shown meanwhile")
 
     def _leave_alone(self) -> None:
         self._is_waited_for = False

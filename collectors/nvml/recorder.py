@@ -144,7 +144,7 @@ def load(path: Path) -> NodeRecording:
         recording = msgspec.json.decode(read_regular(path), type=NodeRecording)
     except msgspec.DecodeError as error:
         raise BadRecording(
-            f"{path}: no recording of NVML ({error}); write one with `observatory doctor --record`"
+            f"{path}: not a recording of NVML ({error}); write one with `observatory doctor --record`"
         ) from None
     if recording.schema_version > SCHEMA_VERSION:
         raise BadRecording(

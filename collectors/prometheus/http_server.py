@@ -75,7 +75,7 @@ def pages(metrics: Collector, landing: str | None = None) -> WSGIApplication:
                 start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
                 return [landing.encode()]
         also = "" if landing is None else "/, "
-        return _text(start_response, "404 Not Found", f"there is no such page; there are {also}/metrics and /healthz\n")
+        return _text(start_response, "404 Not Found", f"no such page; this server has {also}/metrics and /healthz\n")
 
     return app
 
@@ -88,7 +88,7 @@ def with_passwords(app: WSGIApplication, admits: Callable[[str], bool]) -> WSGIA
         if environ["PATH_INFO"] == "/healthz" or admits(environ.get("HTTP_AUTHORIZATION", "")):
             return app(environ, start_response)
         challenge = ("WWW-Authenticate", "Basic")
-        return _text(start_response, "401 Unauthorized", "a name and its password are asked for\n", challenge)
+        return _text(start_response, "401 Unauthorized", "a user name and a password are required\n", challenge)
 
     return guarded
 
@@ -225,7 +225,7 @@ class Server(ThreadingMixIn, TCPServer):
             if full is None:
                 self._clients[request] = _Client(socket=request, network=network, awaited_since_s=time.monotonic())
                 return True
-        self._on_notice(f"{full} are served at once; those beyond are turned away")
+        self._on_notice(f"{full} are served at once; more are turned away")
         _turn_away(request)
         return False
 
@@ -288,7 +288,7 @@ class Server(ThreadingMixIn, TCPServer):
         except ssl.SSLError as error:
             if error.reason == "HTTP_REQUEST":
                 _answer_in_plain(tls_socket)
-            self._on_notice(f"a client was not let in: TLS says {error.reason or error}")
+            self._on_notice(f"a client was refused: TLS reports {error.reason or error}")
             return False
         return True
 

@@ -72,14 +72,15 @@ def choices(path: Path, environment: Mapping[str, str] = os.environ) -> list[Sam
     for name, value in _settings(path).items():
         if environment.get(name, value) != value:
             raise ChoicesUnknown(
-                f"{name} was set to {environment[name]} before the run, so NCCL writes otherwise; unset it"
+                f"{name} was set to {environment[name]} before the run, so NCCL writes its log elsewhere or"
+                " differently; unset it"
             )
     try:
         with io.TextIOWrapper(open_regular(path), errors="replace") as lines:
             log = _read(lines)
     except OSError as error:
         raise ChoicesUnknown(
-            f"{path.name} cannot be read ({error.strerror}): NCCL did not begin, or not write"
+            f"{path.name} cannot be read ({error.strerror}): NCCL did not start, or did not write"
         ) from None
     return [
         COLLECTIVE_CHOICE.at(1, collective=collective, size=str(size_bytes), chosen=chosen, protocol=protocol)
@@ -123,10 +124,10 @@ class _Log:
             ChoicesUnknown: the log has no choice of a named collective, or a size cannot be converted.
         """
         if not self.choices and self.nameless:
-            raise ChoicesUnknown(f"{self.version} does not say of which collective a choice is; 2.23 or later does")
+            raise ChoicesUnknown(f"{self.version} does not name the collective of a choice; 2.23 or later does")
         if not self.choices:
             raise ChoicesUnknown(
-                f"{self.version} wrote of no choice in a form that is known; it does on rank 0, of 2 or more"
+                f"{self.version} wrote no choice in a known form; it does on rank 0 of 2 ranks or more"
             )
         return [
             (_COLLECTIVES[choice.name], self._size_bytes(choice), choice.chosen, choice.protocol)

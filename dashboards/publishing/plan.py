@@ -119,7 +119,7 @@ def _check_version(ask: Ask) -> None:
     except NotThere:
         return
     if not isinstance(answer, dict):
-        raise PublishFailed(f"GET {ask.url}/health: the answer is no Grafana's; is this a Grafana?")
+        raise PublishFailed(f"GET {ask.url}/health: the answer is not from a Grafana; is this a Grafana?")
     version = str(answer.get("version", ""))
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) < OLDEST_GRAFANA:
@@ -145,7 +145,7 @@ def _folder(ask: Ask, named: str | None, refusals: list[str]) -> tuple[Step, str
         refusals.append(f"folder {json.dumps(title)} is somebody else's; --folder {known} uses it nevertheless")
     elif len(alike) > 1:
         refusals.append(
-            f"folder {json.dumps(title)}: there are {len(alike)} of that name; take --folder with one of {known}"
+            f"folder {json.dumps(title)}: there are {len(alike)} of that name; use --folder with one of {known}"
         )
     elif alike:
         uid = str(alike[0].get("uid"))
@@ -169,7 +169,7 @@ def _listed(ask: Ask, path: str) -> list[dict[str, Any]]:
     except NotThere:  # Then Grafana refuses to make what has the name of another.
         return []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise PublishFailed(f"GET {ask.url}{path}: the answer is no list of what is there; is this a Grafana?")
+        raise PublishFailed(f"GET {ask.url}{path}: the answer is not the expected list; is this a Grafana?")
     return entries
 
 
@@ -357,7 +357,7 @@ def _others_save(ask: Ask, uid: str) -> str | None:
     # Grafana 9 and 10 give a list; later ones a page of it.
     versions = answer.get("versions") if isinstance(answer, dict) else answer
     if not isinstance(versions, list) or not all(isinstance(version, dict) for version in versions):
-        raise PublishFailed(f"GET {ask.url}{path}: the answer is no list of versions; is this a Grafana?")
+        raise PublishFailed(f"GET {ask.url}{path}: the answer is not a list of versions; is this a Grafana?")
     if not versions:
         return "has no history that tells who saved it"
     newest = max(versions, key=lambda version: version.get("version", 0))
@@ -383,7 +383,7 @@ def _alert(ask: Ask, rule: dict[str, Any], refusals: list[str], *, is_forced: bo
             raise
         return Step(what=what, change="created", request=("POST", rules, marked))
     if not isinstance(present, dict):
-        raise PublishFailed(f"GET {ask.url}{path}: the answer is no alert rule; is this a Grafana?")
+        raise PublishFailed(f"GET {ask.url}{path}: the answer is not an alert rule; is this a Grafana?")
     if covers(present, rule):
         return Step(what=what, change="unchanged")
     changes = difference(present, rule)

@@ -135,7 +135,7 @@ def _of(step: Step) -> Iterator[None]:
         is_provisioned = error.status == 400 and "provisioned" in str(error)
         advice = (
             "; it is of a file of that Grafana, which no push changes: put the rendered file there, or take it out of"
-            " the provisioning and push again, which goes on from here"
+            " the provisioning and push again, which continues from here"
         )
         raise PublishFailed(f"{step.what}: {error}{advice if is_provisioned else ''}", status=error.status) from None
 
@@ -227,7 +227,7 @@ def _redirected(elsewhere: str) -> str:
     if _LOGIN_WORDS.isdisjoint(words):
         return "push to that address"
     return (
-        "that is a page to log in, where a token is of no use: is GRAFANA_TOKEN a service account's of this Grafana,"
+        "that is a login page, which accepts no token: is GRAFANA_TOKEN a service account's of this Grafana,"
         " and --url the Grafana's own address, not that of a proxy before it?"
     )
 

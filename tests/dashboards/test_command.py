@@ -48,7 +48,8 @@ def test_a_rule_with_an_unknown_metric_is_refused_in_one_line_and_nothing_is_wri
     )
     assert (ended.returncode, ended.stdout, list(into.iterdir())) == (2, "", [])
     assert ended.stderr == (
-        "observatory: rules.yaml.in: NodeCollectorStale: observatory_agent_ages_seconds is no metric of the catalogue;"
+        "observatory: rules.yaml.in: NodeCollectorStale: observatory_agent_ages_seconds is not a metric of the"
+        " catalogue;"
         " did you mean observatory_agent_age_seconds? (docs/metrics.md lists all)\n"
     )
 
@@ -121,9 +122,9 @@ def test_check_names_each_stale_file_and_writes_none(tmp_path: Path, capsys: pyt
     (tmp_path / render.METRICS_PAGE).unlink()
     assert _observatory("render", "--check", "--into", tmp_path) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"{render.RULES} is not what the catalogue gives",
-        f"{render.METRICS_PAGE} is not what the catalogue gives",
-        "observatory: rendered files are stale (2); `observatory dashboards render` writes them",
+        f"{render.RULES} is out of date",
+        f"{render.METRICS_PAGE} is out of date",
+        "observatory: rendered files are out of date (2); `observatory dashboards render` writes them",
     ]
     assert (tmp_path / render.RULES).read_text() == "groups: []\n"
     assert not (tmp_path / render.METRICS_PAGE).exists()
@@ -151,7 +152,7 @@ def test_a_boards_mistake_is_one_line_and_nothing_is_written(
     finally:
         panels.read.cache_clear()
     assert capsys.readouterr().err.splitlines() == [
-        'observatory: boards/fleet.yaml: panel "Power of all GPUs": observatory_gpu_power_wats is no metric; did you'
+        'observatory: boards/fleet.yaml: panel "Power of all GPUs": observatory_gpu_power_wats is not a metric; did you'
         " mean observatory_gpu_power_watts? (docs/metrics.md lists all)"
     ]
     assert not (tmp_path / render.RENDERED).exists()

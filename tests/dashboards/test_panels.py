@@ -277,16 +277,16 @@ def _of(expression: str) -> str:
     [
         (
             _of("observatory_step_second"),
-            "observatory_step_second is no metric; did you mean observatory_step_seconds?",
+            "observatory_step_second is not a metric; did you mean observatory_step_seconds?",
         ),
-        (_of("rate(obervatory_x[5m])"), "obervatory_x is no metric"),
-        (_of("observatory_step_seconds_bucket"), "observatory_step_seconds_bucket is no metric; did you mean"),
+        (_of("rate(obervatory_x[5m])"), "obervatory_x is not a metric"),
+        (_of("observatory_step_seconds_bucket"), "observatory_step_seconds_bucket is not a metric; did you mean"),
         (_of('observatory_step_seconds{rnk="0"}'), "observatory_step_seconds has no label rnk; did you mean rank?"),
         (_of('observatory_step_seconds{gpu="0"}'), "observatory_step_seconds has no label gpu"),
-        (_of("max by (runn) (observatory_run_info)"), "runn is no label of a metric; did you mean run?"),
+        (_of("max by (runn) (observatory_run_info)"), "runn is not a label of any metric; did you mean run?"),
         (
             _of("observatory_step_seconds > ${live.exposd_ratio}"),
-            "there is no threshold ${live.exposd_ratio}; did you mean",
+            "there is not a threshold ${live.exposd_ratio}; did you mean",
         ),
         (_of("<rum>"), "there is no expression <rum> at the head of the file"),
         (f"{{title: A, type: graph, {STEP}}}", "type is 'graph'; it may be timeseries, stat, state-timeline, heatmap,"),
@@ -298,7 +298,7 @@ def _of(expression: str) -> str:
         (TABLE.replace("displayName: Ranks", "displayName: Age"), "it is sorted by 'Age'; its columns are Run, Ranks,"),
         (
             "{title: A, type: stat, metrics: [observatory_mfu], targets: [{expr: observatory_mfu_ratio}]}",
-            "observatory_mfu is no metric; did you mean observatory_mfu_ratio?",
+            "observatory_mfu is not a metric; did you mean observatory_mfu_ratio?",
         ),
     ],
 )

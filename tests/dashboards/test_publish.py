@@ -148,7 +148,7 @@ def test_a_server_that_echoes_the_token_does_not_get_it_printed(
     [
         (200, b"<html>hello</html>", "the answer is not Grafana's JSON; is this a Grafana?"),
         (204, b"", "the answer is not Grafana's JSON; is this a Grafana?"),
-        (200, b"[]", "/api/health: the answer is no Grafana's; is this a Grafana?"),
+        (200, b"[]", "/api/health: the answer is not from a Grafana; is this a Grafana?"),
         (404, b"nothing here", "status 404: nothing here; is this a Grafana"),
         (502, b"no message from upstream", "the answer is not Grafana's JSON; is this a Grafana?"),
         (500, b'{"message": "database is locked"}', "status 500: database is locked"),

@@ -305,12 +305,12 @@ WINDOW = f"{SINGLE}/trial1/rank0.timeline.npz"
 DAMAGES = {
     "summary cut": Damage(
         _cut(f"{DDP}/summary.json"), ("show", f"{{runs}}/{DDP}"), 2,
-        f"{{runs}}/{DDP}/summary.json: is no summary (Input data was truncated);"
-        " delete it, and the run is read anew from its logs",
+        f"{{runs}}/{DDP}/summary.json: is not a summary (Input data was truncated);"
+        " delete it, and the run is read again from its logs",
     ),
     "summary newer": Damage(
         _newer(f"{DDP}/summary.json"), ("show", f"{{runs}}/{DDP}"), 2,
-        f"{{runs}}/{DDP}/summary.json: written with schema version 99, this program reads up to 1;"
+        f"{{runs}}/{DDP}/summary.json: written with schema version 99, but this program reads up to 1;"
         " use the version that wrote it",
     ),
     "case cut": Damage(
@@ -327,12 +327,12 @@ DAMAGES = {
     ),
     "log newer": Damage(
         _without_summary(_newer(f"{DDP}/rank1.jsonl"), DDP), ("show", f"{{runs}}/{DDP}"), 2,
-        f"{{runs}}/{DDP}/rank1.jsonl: written with schema version 99, this program reads up to 3;"
+        f"{{runs}}/{DDP}/rank1.jsonl: written with schema version 99, but this program reads up to 3;"
         " use the version that wrote it",
     ),
     "window cut": Damage(
         _cut(WINDOW), ("analyse", "summary", f"{{runs}}/{WINDOW}"), 2,
-        f"{{runs}}/{WINDOW} is no timeline of ours, or the first part of one",
+        f"{{runs}}/{WINDOW} is not a timeline of ours, or only the first part of one",
     ),
     "window newer": Damage(
         _newer_window, ("analyse", "summary", f"{{runs}}/{WINDOW}"), 2,

@@ -177,7 +177,9 @@ with serving(Path("runs"), None, port=int(sys.argv[1]), on_notice=print):
 """
     with _pretender(attacker) as port:
         said = victim.python(program, str(port))
-    assert f"taken by another program of the user with uid {attacker.uid}; choose another --port, as" in said.stdout
+    assert (
+        f"taken by another program of the user with uid {attacker.uid}; choose another --port, because" in said.stdout
+    )
 
 
 def test_an_agent_takes_no_strangers_program_for_the_nodes_exporter(victim: User, attacker: User) -> None:

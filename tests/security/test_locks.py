@@ -59,4 +59,4 @@ def test_a_run_folder_that_another_holds_is_refused_by_the_holders_name(victim: 
     with _held(attacker, folder) as pid:
         said = victim.python(BEGINS, str(runs), cwd=Path(__file__).parents[2]).stdout
     assert said.startswith(f"Misuse process {pid} ('python")
-    assert f") of the user with uid {attacker.uid} works on {folder}; name another folder" in said
+    assert f") of the user with uid {attacker.uid} is working on {folder}; name another folder" in said

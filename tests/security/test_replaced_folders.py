@@ -68,7 +68,7 @@ def test_a_log_that_another_user_put_beside_a_store_is_not_taken_in(place: Path,
         made.execute("CREATE TABLE mine (x)")
     made.close()
     os.chown(store, victim.uid, victim.uid)
-    for said in ("everybody may write in", "would take it in; delete it"):
+    for said in ("everybody may write in", "would read it; delete it"):
         ended = victim.observatory("show", "--store", f"sqlite:///{store}", "--runs", str(victim.home / "runs"))
         assert (ended.returncode, said in ended.stderr) == (4, True), ended.stderr
         place.chmod(0o775)  # Now of a group, whose members may have put something there before.
@@ -89,7 +89,7 @@ def test_no_suite_run_is_written_where_another_user_leads_it(
         attacker.owns(runs / "suites", 0o777)
     ended = victim.observatory("suite", "run", "smoke", "--only", "extra", "--runs", str(runs), "--budget", "1s")
     assert ended.returncode == 4, ended.stderr
-    reason = "is a link, and must be" if is_link else "and others may write it"
+    reason = "is a link, but must be" if is_link else "and others may write it"
     assert reason in ended.stderr
     assert list(target.iterdir()) == list((runs / "suites").iterdir()) == []
 
@@ -111,4 +111,4 @@ def test_a_link_in_place_of_a_runs_case_is_not_followed(place: Path, victim: Use
     (folder / "case.json").symlink_to(real)
     ended = victim.observatory("show", str(folder))
     assert ended.returncode == 2, ended.stderr
-    assert "case.json cannot be read: it is a link, and must be a file itself" in ended.stderr
+    assert "case.json cannot be read: it is a link, but must be a file" in ended.stderr

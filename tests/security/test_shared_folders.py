@@ -125,7 +125,7 @@ def test_nothing_is_written_into_the_folder_of_another(
     theirs = attacker.owns(shared / "theirs", 0o777)
     (shared / "link").symlink_to(victim.owns(victim.home / "own"))
     hand_over(shared / "link", attacker)
-    reasons = {theirs: f"it belongs to the user with uid {attacker.uid}", shared / "link": "it is a link, and must"}
+    reasons = {theirs: f"it belongs to the user with uid {attacker.uid}", shared / "link": "it is a link, but must"}
     for folder, reason in reasons.items():
         answers = victim.python(WRITES, str(folder)).stdout.splitlines()
         assert len(answers) == len(FILES)
@@ -147,7 +147,7 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe_in_our_own_folder(
                 (folder / name).chmod(0o666)
             os.chown(folder / name, attacker.uid, attacker.uid, follow_symlinks=False)
         replaced, *appended = victim.python(WRITES, str(folder)).stdout.splitlines()
-        reason = "it is a link, and must be a file itself" if kind == "link" else "it is no regular file"
+        reason = "it is a link, but must be a file" if kind == "link" else "it is not a regular file"
         assert replaced == "written"  # In place of the link, which is not followed.
         assert len(appended) == len(FILES) - 1
         assert all(reason in answer for answer in appended), appended

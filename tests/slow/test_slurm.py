@@ -169,7 +169,7 @@ def test_ctrl_c_gives_the_job_back(slurm: Slurm, short_path: Path) -> None:
     [
         (["--nodes=9"], SETTINGS, None, 2, "--nodes is 9, but the partition night has only 4; use fewer"),
         ([], SETTINGS + 'partion = "night"\n', None, 2, "unknown key 'partion'; did you mean 'partition'?"),
-        ([], SETTINGS + "time = 20\n", None, 2, "a key is there twice; give it once"),
+        ([], SETTINGS + "time = 20\n", None, 2, "a key is given twice; give it once"),
         ([], 'partition = "day"\n', None, 2, 'partition "day" is unknown; set partition = '),
         ([], SETTINGS + 'account = "nobody"\nconstraint = "gpu"\n', None, 4, "Slurm gives no nodes: salloc: error: "),
         ([], SETTINGS, "/nowhere", 4, "the engine slurm needs sinfo, which is not on the PATH"),

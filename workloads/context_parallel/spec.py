@@ -106,17 +106,17 @@ def _ring_refusals(setup: Setup) -> Iterator[str]:
     if setup.device == "cuda" and (width % HEAD_MULTIPLE or width > WIDEST_HEAD):
         yield (
             f"width / heads is {width}; attention's kernels on a GPU take multiples of {HEAD_MULTIPLE} up to"
-            f" {WIDEST_HEAD}: take such a --width for {setup.shape.heads} heads"
+            f" {WIDEST_HEAD}: use such a --width for {setup.shape.heads} heads"
         )
     if setup.device == "cuda" and pinned_kernel(setup) == "math":
         yield (
             "option attention is math, which returns no log-sum-exp, by which attention to the keys of all ranks is"
-            " merged; take attention=efficient, or ulysses"
+            " merged; use attention=efficient, or ulysses"
         )
     if setup.options["compile"] != "none":
         yield (
             f"option compile is {setup.options['compile']}; torch cannot compile the sends and receives inside"
-            " attention's ring: leave it out, or take ulysses"
+            " attention's ring: leave it out, or use ulysses"
         )
 
 

@@ -358,7 +358,7 @@ def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: TorchAtt
     if not attention.can_use("efficient", example("efficient")):
         raise RuntimeError(
             f"torch has no kernel on this GPU that returns a log-sum-exp in {setup.precision} for heads of"
-            f" {setup.shape.head_width} elements, and the ring needs one; take another --precision"
+            f" {setup.shape.head_width} elements, and the ring needs one; use another --precision"
         )
     why = f"other strategies run {choice}, which returns no log-sum-exp: efficiency against them compares kernels too"
     return RingKernel(kernel=KERNELS["efficient"], notes=(_note("efficient", why),))
@@ -372,7 +372,7 @@ def _check(setup: Setup, kernel: KernelName, example: Example, attention: TorchA
     if not attention.can_use(kernel, example):
         raise RuntimeError(
             f"option attention is {kernel}, which torch cannot run on this GPU in {setup.precision} with heads of"
-            f" {setup.shape.head_width} elements; leave it out, or take another kernel"
+            f" {setup.shape.head_width} elements; leave it out, or use another kernel"
         )
 
 

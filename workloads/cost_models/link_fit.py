@@ -47,7 +47,8 @@ class TimedSize:
     def __post_init__(self) -> None:
         if self.messages < 1 or self.wire_bytes < 1 or not 0 < self.elapsed_s < math.inf:
             raise ValueError(
-                f"{self.wire_bytes} bytes in {self.messages} messages in {self.elapsed_s:g} s are no point of a sweep;"
+                f"{self.wire_bytes} bytes in {self.messages} messages in {self.elapsed_s:g} s are not a point of"
+                " a sweep;"
                 " time calls of at least 2 ranks and 1 byte"
             )
 

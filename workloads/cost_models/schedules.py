@@ -173,7 +173,7 @@ def why_not(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatch
         more = next(more for more in count(microbatches + 1) if _has_equal_rounds(ranks, more))
         return (
             f"microbatches is {microbatches}; {schedule} on {ranks} ranks runs them in {microbatches // ranks} rounds"
-            f" of one size, so take {fewer} or {more}, or any multiple of {ranks}"
+            f" of one size, so use {fewer} or {more}, or any multiple of {ranks}"
         )
     return None
 

@@ -68,20 +68,20 @@ def _compression_refusals(setup: Setup) -> Iterator[str]:
     options, compress = setup.options, setup.options["compress"]
     if compress in WITH_MEMORY and setup.precision == "fp16":
         yield (
-            f"option compress is {compress} in fp16, whose loss scale changes between steps, so that the error feedback"
-            " of the last step would have another scale; take --precision bf16, or compress=fp16"
+            f"option compress is {compress} in fp16, whose loss scale changes between steps, so the error feedback"
+            " of the last step would have another scale; use --precision bf16, or compress=fp16"
         )
     if compress == "powersgd" and int(options["compress_rank"]) > largest_rank(setup.shape):
         yield (
             f"option compress_rank is {options['compress_rank']}; this shape's matrices have at most rank"
-            f" {largest_rank(setup.shape)}, at which nothing is lost: take 1 to {largest_rank(setup.shape)}"
+            f" {largest_rank(setup.shape)}, at which nothing is lost: use 1 to {largest_rank(setup.shape)}"
         )
     if compress == "topk" and not 0 < float(options["density"]) <= 1:
         yield f"option density is {options['density']}; it must be above 0 and at most 1"
     if compress == "topk" and largest_weight(setup.shape) >= INDEXED_ELEMENTS:
         yield (
             f"option compress is topk with a weight of {largest_weight(setup.shape)} elements; its indices are int32,"
-            f" so a weight must have fewer than {INDEXED_ELEMENTS}: take another compress"
+            f" so a weight must have fewer than {INDEXED_ELEMENTS}: use another compress"
         )
     if _is_compressed_beside_backward(setup) and options["find_unused_parameters"] and setup.backend == "nccl":
         yield (
@@ -93,7 +93,7 @@ def _compression_refusals(setup: Setup) -> Iterator[str]:
         if value != option.default and compress != scheme:
             yield (
                 f"option {option.name} is {value} with compress={compress}; only {scheme} reads it:"
-                f" leave it out, or take compress={scheme}"
+                f" leave it out, or use compress={scheme}"
             )
 
 
@@ -131,7 +131,9 @@ class DdpSpec(StrategySpec):
     summary = "data parallel: full model on each rank, gradients averaged during backward"
     options = (
         *TRAINING_OPTIONS,
-        Option(name="overlap", default=True, help="average gradients during backward; false: once, after it"),
+        Option(
+            name="overlap", default=True, help="average gradients during backward; false: all at once after backward"
+        ),
         BUCKET_MB,
         Option(
             name="compress",
@@ -186,7 +188,7 @@ class DdpSpec(StrategySpec):
         }.get(str(compress), False)
         if is_lossless:
             return None
-        return f"compress={compress} loses a part of each gradient with these options; take compress=none"
+        return f"compress={compress} loses a part of each gradient with these options; use compress=none"
 
     def has_second_communicator(self, setup: Setup) -> bool:
         return _is_compressed_beside_backward(setup)
@@ -260,7 +262,7 @@ class Zero1Spec(StrategySpec):
     """Spec of `zero1`."""
 
     name = "zero1"
-    summary = "ZeRO-1: as ddp, but optimizer states are sharded over ranks, weight by weight and so unevenly"
+    summary = "ZeRO-1: as ddp, but ranks shard optimizer states by whole weights, and so unevenly"
     options = (*TRAINING_OPTIONS, BUCKET_MB)
     parity = Parity(variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}))
 

@@ -75,7 +75,7 @@ def _idle_options(setup: Setup, stage: int) -> Iterator[str]:
         value = setup.options[option.name]
         if value != option.default and stage < first:
             readers = "only stage 3 reads it" if first == 3 else "stage 0 does not read it"
-            yield f"option {option.name} is {value} with stage={stage}; {readers}: leave it out, or take stage={first}"
+            yield f"option {option.name} is {value} with stage={stage}; {readers}: leave it out, or use stage={first}"
 
 
 def _engine_refusals(setup: Setup, stage: int) -> Iterator[str]:
@@ -83,12 +83,12 @@ def _engine_refusals(setup: Setup, stage: int) -> Iterator[str]:
     if setup.options["compile"] != "none" and stage == 3:
         yield (
             f"option compile is {setup.options['compile']} with stage=3, which gathers weights in hooks of each"
-            " layer, but a compiled block is one graph: leave it out, or take stage=2"
+            " layer, but a compiled block is one graph: leave it out, or use stage=2"
         )
     if setup.precision == "fp16" and stage > 0:
         yield (
             f"precision fp16 with stage={stage}: under autocast DeepSpeed clips gradients before it unscales them, and"
-            " never lowers a loss scale that has overflowed; take --precision bf16, or stage=0"
+            " never lowers a loss scale that has overflowed; use --precision bf16, or stage=0"
         )
 
 

@@ -79,25 +79,25 @@ def _sharding_refusals(setup: Setup, ranks: int) -> Iterator[str]:
     """Yield why FSDP2 cannot divide this setup's weights so. ranks: those that share a weight."""
     options, reshard = setup.options, int(setup.options.get(RESHARD.name, 0))
     if reshard == 1:
-        yield "option reshard is 1, with which each rank would keep all weights gathered; take zero2, which does that"
+        yield "option reshard is 1, with which each rank would keep all weights gathered; use zero2, which does that"
     elif reshard and ranks % reshard:
         fitting = " or ".join(map(str, [0, *_divisors(ranks)]))
-        yield f"option reshard is {reshard}; it must divide the {ranks} ranks of a shard group: take {fitting}"
+        yield f"option reshard is {reshard}; it must divide the {ranks} ranks of a shard group: use {fitting}"
     yield from graph_refusals(setup, GATHERED_IN_GRAPHS)
     if options["prefetch"] and setup.backend == "gloo":
         yield (
             f"option prefetch is {options['prefetch']} on gloo, where FSDP2 waits for each collective at once:"
-            " prefetching would hide nothing and hold more memory; leave it out, or take --backend nccl"
+            " prefetching would hide nothing and hold more memory; leave it out, or use --backend nccl"
         )
     if options["compile"] != "none" and options["wrap"] == "layer":
         yield (
             f"option wrap is layer with compile={options['compile']}; a compiled block is one graph, and its"
-            " attention and MLP cannot be gathered separately: take wrap=block"
+            " attention and MLP cannot be gathered separately: use wrap=block"
         )
     if options["offload"] and setup.precision == "fp16" and setup.device == "cuda":
         yield (
             "option offload is true in fp16 on cuda, whose ranks would agree on overflow by tensors of the host, which"
-            " nccl does not reduce; take --precision bf16"
+            " nccl does not reduce; use --precision bf16"
         )
 
 
@@ -139,7 +139,7 @@ class ShardedSpec(StrategySpec):
     def incomparable(self, setup: Setup) -> str | None:
         if setup.options["reduce_dtype"] == "fp32":
             return None
-        return f"reduce_dtype={setup.options['reduce_dtype']} rounds each gradient; take reduce_dtype=fp32"
+        return f"reduce_dtype={setup.options['reduce_dtype']} rounds each gradient; use reduce_dtype=fp32"
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         return sharded_transfers(self.sharding(setup))
@@ -216,7 +216,7 @@ class HsdpSpec(ShardedSpec):
         shard_ranks, fitting = int(setup.options[SHARD_RANKS.name]), _divisors(setup.ranks)
         if shard_ranks in fitting:
             return super().refusals(setup)
-        remedy = f"take {' or '.join(map(str, fitting))}" if fitting else f"take --ranks {2 * shard_ranks}, or fsdp"
+        remedy = f"use {' or '.join(map(str, fitting))}" if fitting else f"use --ranks {2 * shard_ranks}, or fsdp"
         return [
             f"option shard_ranks is {shard_ranks}; it must divide {setup.ranks} ranks into two groups or more: {remedy}"
         ]

@@ -114,7 +114,7 @@ class _Losing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError):
-            raise PeerLost(f"rank {self._rank} timed out or is gone, so that its answer is missing: {error}") from error
+            raise PeerLost(f"rank {self._rank} timed out or is gone, so its answer is missing: {error}") from error
 
 
 def _gradient_of(weight: Tensor) -> Tensor:

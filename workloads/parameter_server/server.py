@@ -192,7 +192,7 @@ def whole_norm(group: dist.ProcessGroup, norm: float) -> float:
     try:
         dist.all_gather(parts, torch.tensor(norm, dtype=torch.float64), group=group)
     except RuntimeError as error:
-        raise PeerLost(f"another server timed out or is gone, so that its norm is missing: {error}") from error
+        raise PeerLost(f"another server timed out or is gone, so its norm is missing: {error}") from error
     return math.hypot(*(part.item() for part in parts))
 
 

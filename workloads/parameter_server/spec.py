@@ -63,24 +63,23 @@ class ParameterServerSpec(StrategySpec):
         servers, workers, tensors = _servers(setup), _workers(setup), setup.shape.parameter_tensors()
         most = min(setup.ranks - 1, tensors)
         if servers == 0:
-            return [f"option servers is 0, and workers need one to push gradients to; take {_up_to(most)}"]
+            return [f"option servers is 0, and workers need one to push gradients to; use {_up_to(most)}"]
         reasons: list[str] = []
         if servers > tensors:
             reasons.append(
-                f"option servers is {servers}; the model has {tensors} tensors, which are not split; take 1 to"
-                f" {tensors}"
+                f"option servers is {servers}; the model has {tensors} tensors, which are not split; use 1 to {tensors}"
             )
         if workers < 1:
             reasons.append(
                 f"ranks is {setup.ranks} with servers={servers}, which leaves no worker to train;"
-                f" take --ranks {servers + 1} or more, or {_up_to(most)}"
+                f" use --ranks {servers + 1} or more, or {_up_to(most)}"
             )
         else:
             reasons += training_refusals(setup, data_ranks=workers)
         if setup.options["mode"] == "synchronous" and setup.options["staleness"] != STALENESS.default:
             reasons.append(
                 f"option staleness is {setup.options['staleness']} with mode=synchronous, where no worker is ever"
-                " ahead; leave it out, or take mode=asynchronous"
+                " ahead; leave it out, or use mode=asynchronous"
             )
         return reasons
 
@@ -88,7 +87,7 @@ class ParameterServerSpec(StrategySpec):
         if setup.options["mode"] == "asynchronous":
             return (
                 "mode=asynchronous updates with each worker's own gradient, computed with older weights;"
-                " take mode=synchronous"
+                " use mode=synchronous"
             )
         return None
 

@@ -60,12 +60,12 @@ def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[s
     if options["compile"] != "none":
         yield (
             f"option compile is {options['compile']} with a zero-bubble schedule; a compiled block's backward is one"
-            " graph, and cannot be split into inputs and weights: take compile=none, or an interleaved schedule"
+            " graph, and cannot be split into inputs and weights: use compile=none, or an interleaved schedule"
         )
     if options["checkpoint"] != "none":
         yield (
             f"option checkpoint is {options['checkpoint']} with a zero-bubble schedule; each half of a backward would"
-            " recompute the block and free nothing, so that the peak would grow: take checkpoint=none, or an"
+            " recompute the block and free nothing, so the peak would grow: use checkpoint=none, or an"
             " interleaved schedule"
         )
 
@@ -101,7 +101,7 @@ def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) ->
     if stages > layers:
         reasons.append(
             f"layers is {layers} and {pipeline.ranks} ranks x {pipeline.stages_per_rank} stages make {stages} stages of"
-            f" one block or more; take --layers {stages} or a multiple of it, or fewer ranks"
+            f" one block or more; use --layers {stages} or a multiple of it, or fewer ranks"
         )
     elif setup.options[BALANCE.name] == "layers" and layers % stages:
         fitting = nearest_multiples(layers, stages)
@@ -112,7 +112,7 @@ def stages_refusals(setup: Setup, pipeline: Pipeline, *, data_ranks: int = 1) ->
     if setup.options[BALANCE.name] != "layers" and pipeline.stages_per_rank > 1:
         reasons.append(
             f"option balance is {setup.options[BALANCE.name]} with {pipeline.stages_per_rank} stages per rank; it"
-            " balances stages, and may unbalance the ranks that hold them: take balance=layers, or 1 stage per rank"
+            " balances stages, and may unbalance the ranks that hold them: use balance=layers, or 1 stage per rank"
         )
     reason = why_not(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, pipeline.microbatches)
     return reasons if reason is None else [*reasons, f"{reason}{_fitting(pipeline, sequences)}"]

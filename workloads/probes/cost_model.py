@@ -68,7 +68,7 @@ def refusal(algorithm: Algorithm, ranks: int) -> str | None:
         return f"ranks is {ranks}; it must be 1 or more"
     if algorithm in ("recursive_doubling", "recursive_halving") and ranks & (ranks - 1):
         fewer = 1 << (ranks.bit_length() - 1)
-        return f"{algorithm} needs a power of two of ranks and there are {ranks}; take {fewer} or {2 * fewer}, or ring"
+        return f"{algorithm} needs a power of two of ranks and there are {ranks}; use {fewer} or {2 * fewer}, or ring"
     return None
 
 

@@ -58,7 +58,7 @@ def _limit_refusals(least_bytes: int, most_bytes: int) -> list[str]:
     """Return why a sweep between these sizes is empty."""
     if least_bytes <= most_bytes:
         return []
-    return [f"option min_bytes is {least_bytes} and max_bytes {most_bytes}; min_bytes may be at most max_bytes"]
+    return [f"option min_bytes is {least_bytes} and max_bytes {most_bytes}; min_bytes must be at most max_bytes"]
 
 
 def _broken_elements(size_bytes: int, precision: Precision) -> list[str]:
@@ -68,7 +68,7 @@ def _broken_elements(size_bytes: int, precision: Precision) -> list[str]:
         return []
     fitting = size_bytes + element_bytes - size_bytes % element_bytes
     return [
-        f"option size_bytes is {size_bytes}, which is no multiple of {element_bytes}, the bytes of an element in"
+        f"option size_bytes is {size_bytes}, which is not a multiple of {element_bytes}, the bytes of an element in"
         f" {precision}; {fitting} would fit"
     ]
 
@@ -132,7 +132,7 @@ def _all_reduce_size_refusals(setup: Setup) -> list[str]:
     if least % element_bytes:
         fitting = nearest_multiples(least, element_bytes)
         reasons.append(
-            f"option min_bytes is {least}, which is no multiple of {element_bytes}, the bytes of an element in"
+            f"option min_bytes is {least}, which is not a multiple of {element_bytes}, the bytes of an element in"
             f" {setup.precision}; {fitting} would fit"
         )
     return reasons
@@ -239,7 +239,7 @@ def _name_refusals(setup: Setup) -> list[str]:
                 f' {", ".join(COLLECTIVES)}, or "all" alone'
             )
     reasons += [
-        f"{collective} needs {_least_ranks(collective)} ranks and ranks is {setup.ranks}; take --ranks"
+        f"{collective} needs {_least_ranks(collective)} ranks and ranks is {setup.ranks}; use --ranks"
         f" {_least_ranks(collective)}, or leave it out"
         for collective in chosen_collectives(setup)
         if setup.ranks < _least_ranks(collective)
@@ -258,7 +258,7 @@ def _collectives_size_refusals(setup: Setup) -> list[str]:
     if hungriest is not None and least < needed[hungriest]:
         reasons.append(
             f"option min_bytes is {least}; {hungriest} in {setup.precision} on {setup.ranks} ranks moves nothing below"
-            f" {needed[hungriest]} bytes; take min_bytes={needed[hungriest]} or more"
+            f" {needed[hungriest]} bytes; use min_bytes={needed[hungriest]} or more"
         )
     return reasons
 

@@ -71,7 +71,7 @@ def compile_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
     if ranks > 1 and options["compile"] != "none" and options["checkpoint"] == "full":
         yield (
             f"option compile is {options['compile']} with checkpoint=full; torch 2.13 cannot compile sharded blocks"
-            " that are recomputed in full: take checkpoint=selective or none"
+            " that are recomputed in full: use checkpoint=selective or none"
         )
 
 
@@ -94,7 +94,7 @@ def _async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
     if setup.device != "cuda":
         yield (
             f"option async_tp is true on {setup.device}; it needs torch's symmetric memory, which only GPUs have:"
-            " leave it out, or take --device cuda"
+            " leave it out, or use --device cuda"
         )
         return
     if setup.options["compile"] == "none":
@@ -105,10 +105,10 @@ def _async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
     if not setup.options[SEQUENCE_PARALLEL.name]:
         yield (
             "option async_tp is true with sequence_parallel=false, whose all_reduce it cannot overlap: only all_gather"
-            " and reduce_scatter; take sequence_parallel=true"
+            " and reduce_scatter; use sequence_parallel=true"
         )
     if ranks == 1:
-        yield "option async_tp is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
+        yield "option async_tp is true on 1 rank, which sends nothing; leave it out, or use --ranks 2"
 
 
 class TensorParallelSpec(StrategySpec):

@@ -76,12 +76,12 @@ def _sharding_refusals(setup: Setup, schedule: ScheduleName, *, data_ranks: int)
     if data_ranks == 1:
         yield (
             f"option data_axis is fsdp with one replica of {_replica_ranks(setup)} ranks, so nothing can be sharded;"
-            f" take --ranks {2 * _replica_ranks(setup)}, smaller pipeline_ranks or tensor_ranks, or data_axis=ddp"
+            f" use --ranks {2 * _replica_ranks(setup)}, smaller pipeline_ranks or tensor_ranks, or data_axis=ddp"
         )
     if schedule in HALVED_BACKWARD:
         yield (
             f"option data_axis is fsdp with schedule={schedule}, which splits backward into inputs and weights: where"
-            " FSDP2 reshards weights in between, gradients are silently wrong (torch 2.13); take data_axis=ddp, or"
+            " FSDP2 reshards weights in between, gradients are silently wrong (torch 2.13); use data_axis=ddp, or"
             " schedule=interleaved"
         )
     elif int(options[STAGES.name]) > GATHERED_STAGES:

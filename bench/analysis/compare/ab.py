@@ -146,21 +146,21 @@ def plan_sides(args: CaseArgs, a: SideRequest, b: SideRequest) -> tuple[PlannedS
     if a == b:
         raise Misuse(
             "A and B are the same; give --a or --b KEY=VALUE, or --checkout-a or --checkout-b (`observatory compare"
-            " --aa SUITE` measures how much two of the same differ)"
+            " --aa SUITE` measures how much two equal sides differ)"
         )
     node = read_node()
     sides = plan_side("A", args, a, node), plan_side("B", args, b, node)
     a_case, b_case = (side.case for side in sides)
     if a_case == b_case and a.checkout == b.checkout:
-        raise Misuse(f"A and B come to the same case, {a_case.title}: what they set is the default; set something else")
+        raise Misuse(f"A and B are the same case, {a_case.title}, because they set the defaults; set something else")
     if a_case.device != b_case.device:
         raise Misuse(
-            f"A runs on {a_case.device} and B on {b_case.device}; figures of different hardware are not of one series"
+            f"A runs on {a_case.device} and B on {b_case.device}; figures from different hardware cannot be compared"
         )
     if (a_case.model is None or b_case.model is None) and a_case.strategy != b_case.strategy:
         raise Misuse(f"A is {a_case.strategy} and B {b_case.strategy}, which measure different things")
     if args.trials < 2:
-        raise Misuse(f"trials is {args.trials}; two sides are compared by 2 trials or more, best 6: --trials 6")
+        raise Misuse(f"trials is {args.trials}; a comparison needs 2 trials or more, preferably 6: use --trials 6")
     return sides
 
 

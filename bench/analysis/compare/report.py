@@ -148,7 +148,7 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
         yield f"{of_trials} trials a side, in turn: compared in pairs of trials"
     else:
         yield (
-            f"{of_trials} trials a side, measured at different times, so that changes of the machine also count;"
+            f"{of_trials} trials a side, measured at different times, so changes of the machine also count;"
             " `observatory compare --ab` measures both sides in turn"
         )
     outcomes = {each.outcome for each in judged}

@@ -98,7 +98,7 @@ def find_side(text: str, history: History) -> Side:
     if len(candidates) > 1:
         words = ", ".join(f"{kind} {name}" for kind, name in candidates[:_CANDIDATES_SHOWN])
         more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
-        raise Misuse(f'"{text}" may be any of {words}{more}; give more of it')
+        raise Misuse(f'"{text}" may be any of {words}{more}; give more of its name')
     if not candidates:
         raise _unknown(text, history, suites)
     kind, name = candidates[0]
@@ -135,7 +135,7 @@ def _unknown(text: str, history: History, suites: Sequence[str]) -> Misuse:
     digits = re.fullmatch(r"[0-9a-fA-F]+", text)
     few = f", and a commit has {LEAST_DIGITS} digits or more" if digits and len(text) < LEAST_DIGITS else ""
     return Misuse(
-        f'"{text}" is no run, suite run or commit of the history{few}; {offer} (`observatory show` and'
+        f'"{text}" is not a run, suite run or commit in the history{few}; {offer} (`observatory show` and'
         " `observatory suite show` list them)"
     )
 
@@ -208,7 +208,8 @@ def match(a: Side, b: Side) -> Matched:
     """
     if (a.kind, a.name) == (b.kind, b.name):
         raise Misuse(
-            f"A and B are both {a.title}; name two, or measure one twice with `observatory compare --aa SUITE`"
+            f"A and B are both {a.title}; name two different ones, or measure one twice with `observatory compare"
+            " --aa SUITE`"
         )
     if a.kind == b.kind == "run":
         (a_run,), (b_run,) = a.cases.values(), b.cases.values()
@@ -242,7 +243,7 @@ def _by_name(a: Side, b: Side) -> Matched:
             missing.append(f"{name} is not compared: {error}")
             continue
         if named.a.case.key() != named.b.case.key():
-            missing.append(f"{name} is not compared, as it is another series: {', '.join(named.differences)}")
+            missing.append(f"{name} is not compared, because it is another series: {', '.join(named.differences)}")
             continue
         pairs.append(named)
     is_incomplete = bool(missing)

@@ -163,7 +163,7 @@ def refuse_measuring_options(names: Sequence[str]) -> None:
     """
     if names:
         options = ", ".join(f"--{name}" for name in names)
-        raise Misuse(f"--check-convergence compares losses and measures no speed; leave out {options}")
+        raise Misuse(f"--check-convergence compares losses and does not measure speed; leave out {options}")
 
 
 def check_cases(case: Case, mistakes: Sequence[Mistake]) -> tuple[Case, Case, Case]:

@@ -85,7 +85,7 @@ def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
             f" {verdict.clipped_steps} of {steps} steps"
         )
     else:
-        yield "clip: 0, so that no gradient was clipped"
+        yield "clip: 0, so no gradient was clipped"
     yield f"tolerance: {TOLERANCE}"
 
 

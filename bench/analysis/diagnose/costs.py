@@ -140,9 +140,9 @@ def _straggler(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
                 ratio -= moved
     where = f" on {observed.rank_hosts[int(rank)]}" if int(rank) in observed.rank_hosts else ""
     doing = f", by {cause}" if cause else ""
-    evidence = [f"rank {rank}{where} holds the others up{doing}: {named.median:.1%} of the traced time"]
+    evidence = [f"rank {rank}{where} holds the others up{doing}: {100 * named.median:.1f} % of the traced time"]
     if (last := _estimate_of(observed, results.RUN_LAST_RATIO, rank=rank)) is not None:
-        evidence.append(f"rank {rank} arrives last at {last.median:.0%} of its collectives")
+        evidence.append(f"rank {rank} arrives last at {100 * last.median:.0f} % of its collectives")
     evidence += [note for note in observed.notes if note.startswith(f"rank {rank}") and "holds the others up" in note]
     evidence += _held_back(observed.nodes)
     yield CostFinding(
@@ -161,9 +161,11 @@ def _suspect(observed: Observed) -> tuple[Estimate, str] | None:
         return None
     verdict = next((note for note in observed.notes if note.startswith(("no straggler:", "straggler: likely "))), None)
     rank = worst.labels["rank"]
-    if verdict is not None and verdict.startswith(f"straggler: likely rank {rank} "):
+    if verdict is not None and verdict.startswith(
+        (f"straggler: likely rank {rank} ", f"straggler: likely rank {rank},")
+    ):
         return worst, verdict.removeprefix("straggler: ")
-    doubt = f"rank {rank} has {worst.median / total:.0%} of the lateness, which may be chance"
+    doubt = f"rank {rank} has {100 * (worst.median / total):.0f} % of the lateness, which may be chance"
     return worst, doubt if verdict is None else f"{doubt} ({verdict})"
 
 
@@ -173,11 +175,13 @@ def _waiting(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         return
     evidence = []
     if (ratio := _estimate_of(observed, results.RUN_WAITING_RATIO)) is not None:
-        evidence.append(f"{ratio.median:.1%} of the time in collectives is waiting for the last rank")
+        evidence.append(f"{100 * ratio.median:.1f} % of the time in collectives is waiting for the last rank")
     late = of_metric(observed.estimates, results.RUN_HELD_UP_RATIO)
     if late:
         worst = max(late, key=lambda estimate: estimate.median)
-        evidence.append(f"no rank is an outlier: the latest, rank {worst.labels['rank']}, costs {worst.median:.1%}")
+        evidence.append(
+            f"no rank is an outlier: the latest, rank {worst.labels['rank']}, costs {100 * worst.median:.1f} %"
+        )
     pairs = by_labels(observed.estimates, results.RUN_ATTENTION_PAIRS)
     for account in ("counted", "expected"):
         least, most = pairs.get(("least", account)), pairs.get(("most", account))
@@ -222,9 +226,9 @@ def _bubbles(observed: Observed, parts: _Parts | None, schedule_ratio: float) ->
     if pipeline is None:
         return
     measured, expected = (_estimate_of(observed, results.RUN_BUBBLE_RATIO, account=account) for account in _ACCOUNTS)
-    bubble = [] if measured is None else [f"the measured bubble is {measured.median:.1%} of the ranks' time"]
+    bubble = [] if measured is None else [f"the measured bubble is {100 * measured.median:.1f} % of the ranks' time"]
     if expected is not None:
-        bubble.append(f"in simulation with the measured stages it is {expected.median:.1%}")
+        bubble.append(f"in simulation with the measured stages it is {100 * expected.median:.1f} %")
     words = f"{pipeline.microbatches} microbatches on {pipeline.stages} stages, schedule {pipeline.schedule}"
     bubble_ratios = None if parts is None else parts.get("bubble: bubble")
     ideal = dict.fromkeys([(action.stage, action.kind) for rank in actions(pipeline) for action in rank], 1.0)
@@ -234,7 +238,7 @@ def _bubbles(observed: Observed, parts: _Parts | None, schedule_ratio: float) ->
         share=None if bubble_ratios is None else _share(bubble_ratios),
         expected=schedule_ratio if bubble_ratios is not None else None,
         why_not_expected=None if bubble_ratios is not None else "stages were not timed",
-        evidence=(*bubble, f"{words}: {ideal_ratio:.1%} with equal stages"),
+        evidence=(*bubble, f"{words}: {100 * ideal_ratio:.1f} % with equal stages"),
     )
     uneven = None if parts is None else parts.get("bubble: imbalance")
     if uneven is not None:
@@ -296,7 +300,8 @@ def _input(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
     )
     if waited is not None and step is not None:
         evidence.append(
-            f"the host waits {1e3 * waited.median:,.4g} ms for a batch, {waited.median / step.median:.0%} of a step"
+            f"the host waits {1e3 * waited.median:,.4g} ms for a batch, {100 * (waited.median / step.median):.0f}"
+            " % of a step"
         )
     yield CostFinding(kind="input", share=_share(parts["data"]), expected=0.0, evidence=tuple(evidence))
 
@@ -310,7 +315,8 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         parts["compute"] = [estimate - less for estimate, less in zip(parts["compute"], recomputed, strict=True)]
         memory_parts.append(recomputed)
         evidence.append(
-            f"checkpoint={case.options['checkpoint']} repeats {again:.0%} of the computing, as the model predicts"
+            f"checkpoint={case.options['checkpoint']} repeats {100 * again:.0f} % of the computing, as the model"
+            " predicts"
         )
     if case.options.get("offload") is True and "copies" in parts:
         memory_parts.append(parts.pop("copies"))
@@ -320,7 +326,7 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         whose = "a GPU's" if case.device == "cuda" else "a node's, of all its ranks"
         evidence.append(
             f"the peak is {(peak_bytes(observed) or 0) / 2**30:.3g} GiB a rank:"
-            f" {in_use:.0%} of {(observed.device_bytes or 0) / 2**30:.3g} GiB, {whose}"
+            f" {100 * in_use:.0f} % of {(observed.device_bytes or 0) / 2**30:.3g} GiB, {whose}"
         )
     if observed.allocator is not None and observed.allocator.retries:
         evidence.append(
@@ -329,7 +335,9 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         )
     for node in observed.nodes:
         if (node.memory_pressure_ratio or 0) >= HELD_RATIO:
-            evidence.append(f"tasks of {node.host} waited for memory {node.memory_pressure_ratio:.0%} of the time")
+            evidence.append(
+                f"tasks of {node.host} waited for memory {100 * node.memory_pressure_ratio:.0f} % of the time"
+            )
         if node.swapped_bytes:
             evidence.append(f"{node.host} swapped {node.swapped_bytes / 2**20:,.0f} MiB")
     if evidence:
@@ -346,13 +354,15 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
 def _host(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
     """Yield the time in which devices idle, and on a crowded CPU that in which a rank waits for a core."""
     case, crowding = observed.case, observed.crowding
-    evidence = [f"the device is idle for {median(parts['idle']):.1%} of the step"] if "idle" in parts else []
+    evidence = [f"the device is idle for {100 * median(parts['idle']):.1f} % of the step"] if "idle" in parts else []
     host_parts = [parts[name] for name in ("idle", "bubble: host") if name in parts]
     if "bubble: host" in parts:
-        evidence.append(f"host time between a pipeline's actions: {median(parts['bubble: host']):.1%} of the step")
+        evidence.append(
+            f"host time between a pipeline's actions: {100 * median(parts['bubble: host']):.1f} % of the step"
+        )
     if "copies" in parts and any(parts["copies"]):
         host_parts.append(parts["copies"])
-        evidence.append(f"exposed copies: {median(parts['copies']):.1%} of the step")
+        evidence.append(f"exposed copies: {100 * median(parts['copies']):.1f} % of the step")
     if case.device == "cpu" and crowding is not None and crowding > 1:
         # So many threads that compute at the same time have a core for 1 / crowding of it.
         queued = [ratio * (1 - 1 / crowding) for ratio in parts["compute"]]
@@ -361,13 +371,14 @@ def _host(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         evidence.append(
             f"{case.ranks // case.nodes} ranks with {plural(case.threads, 'thread')} each"
             f" share {plural(observed.cores or 0, 'core')}"
-            f" (oversubscribed): at least {1 - 1 / crowding:.0%} of their computing time is waiting for a core"
+            f" (oversubscribed): at least {100 * (1 - 1 / crowding):.0f} % of their computing time is waiting for"
+            " a core"
         )
     for node in observed.nodes:
         if node.busy_ratio is not None:
-            evidence.append(f"the CPUs of {node.host} are busy {node.busy_ratio:.0%} of the time{_tasks(node)}")
+            evidence.append(f"the CPUs of {node.host} are busy {100 * node.busy_ratio:.0f} % of the time{_tasks(node)}")
         if (node.cpu_pressure_ratio or 0) >= HELD_RATIO:
-            evidence.append(f"tasks of {node.host} waited for a CPU {node.cpu_pressure_ratio:.0%} of the time")
+            evidence.append(f"tasks of {node.host} waited for a CPU {100 * node.cpu_pressure_ratio:.0f} % of the time")
     if host_parts:
         yield CostFinding(kind="host", share=_share(_sum(*host_parts)), expected=0.0, evidence=tuple(evidence))
 
@@ -380,7 +391,7 @@ def _held_back(nodes: Iterable[NodeLoad]) -> Iterator[str]:
     for node in nodes:
         for gpu, (ratio, reason) in node.held_ratios.items():
             if ratio >= HELD_RATIO:
-                yield f"GPU {gpu} on {node.host} is throttled {ratio:.0%} of the time, by {reason}"
+                yield f"GPU {gpu} on {node.host} is throttled {100 * ratio:.0f} % of the time, by {reason}"
 
 
 # Communication and computation
@@ -406,7 +417,7 @@ def _communication(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
         if (estimate := whole.get((account,))) is not None:
             evidence.append(f"{words} {1e3 * estimate.median:,.4g} ms of a step")
     if (overlap := _estimate_of(observed, results.RUN_OVERLAP_RATIO)) is not None:
-        evidence.append(f"computation hides {overlap.median:.0%} of them")
+        evidence.append(f"computation hides {100 * overlap.median:.0f} % of them")
     evidence += slow_links(observed)
     if exposed or evidence or expected:
         yield CostFinding(
@@ -447,11 +458,11 @@ def _compute(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
     share = _share(parts["compute"])
     mfu = _estimate_of(observed, results.RUN_MEASURED_MFU)
     sheet = _estimate_of(observed, results.RUN_MFU)
-    evidence = [] if sheet is None else [f"MFU by the data sheet's peak: {sheet.median:.1%}"]
+    evidence = [] if sheet is None else [f"MFU by the data sheet's peak: {100 * sheet.median:.1f} %"]
     if mfu is not None and share.value > 0:
         evidence += [
-            f"MFU by the measured ceiling: {mfu.median:.1%}",
-            f"while computing, it reaches {min(1.0, mfu.median / share.value):.0%} of the measured ceiling",
+            f"MFU by the measured ceiling: {100 * mfu.median:.1f} %",
+            f"while computing, it reaches {100 * min(1.0, mfu.median / share.value):.0f} % of the measured ceiling",
         ]
     finding = CostFinding(
         kind="compute",

@@ -236,7 +236,7 @@ def _memory(observed: Observed) -> Iterator[Remedy]:
 
 def _compute(case: Case) -> Iterator[Remedy]:
     if case.device == "cuda":
-        yield _option("take the tensor cores", precision="bf16")
+        yield _option("use the tensor cores", precision="bf16")
         yield _option("fuse what lies between matrix products", compile="default")
         yield _option("attention without its scores in memory", attention="flash")
     yield Remedy(words="larger matrices: a larger --batch or --width, less accumulation")

@@ -61,7 +61,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
     except Misuse:
         machine = None if isinstance(history, Absent) else history.machine(summary.run)
     if machine is None:
-        missing.append("the machine of the run: neither its folder nor the history tells")
+        missing.append("the machine of the run: neither its folder nor the history has it")
     placement = read_placement(folder)
     hosts = {
         rank: node.host
@@ -104,7 +104,7 @@ def _as_of_today(case: Case) -> tuple[Case, list[str]]:
         lines.append(f"options {', '.join(absent)}: the run is older than they are; their defaults are used")
     if case.version != spec.version_on(case.device):
         lines.append(
-            f"the law of its definition: the run has version {case.version} of {case.strategy}, and is compared with"
+            f"the current definition: the run has version {case.version} of {case.strategy}, and is compared with"
             f" version {spec.version_on(case.device)}"
         )
     return replace(case, options={**absent, **case.options}), lines

@@ -175,7 +175,7 @@ def _of_cost(
         if (trials_option := _TRIALS.search(limit.doubt)) is not None:
             settles = run_command(observed.case, trials_option[0])
     if share.low is not None and share.low < LEAST_RATIO:
-        doubts.append(f"its interval reaches below {LEAST_RATIO:.0%} of the step; more trials would decide")
+        doubts.append(f"its interval reaches below {100 * LEAST_RATIO:.0f} % of the step; more trials would decide")
         settles = settles or more_trials
     second = costs[1] if len(costs) > 1 else None
     if second is not None and second.share is not None and not _exceeds(share, second.share):
@@ -230,9 +230,10 @@ def _of_computing(
     compute = next(finding for finding in shown if finding.kind == "compute")
     share = compute.share
     assert share is not None
-    small = f"no cost takes {LEAST_RATIO:.0%} of the step or more"
+    small = f"no cost takes {100 * LEAST_RATIO:.0f} % of the step or more"
     crowded = tuple(
-        f"on {node.host} tasks waited for a CPU {node.cpu_pressure_ratio:.0%} of the time, which counts as computing"
+        f"on {node.host} tasks waited for a CPU {100 * node.cpu_pressure_ratio:.0f} % of the time, which counts"
+        " as computing"
         for node in observed.nodes
         if observed.case.device == "cpu" and (node.cpu_pressure_ratio or 0.0) >= CROWDED_RATIO
     )
@@ -241,7 +242,8 @@ def _of_computing(
         unattributed_ratio = 0.0 if unattributed is None else unattributed.value
         return _LimitVerdict(
             limit=unknown,
-            reason=f"{small}, and computing takes {share.value:.0%}; {unattributed_ratio:.0%} is unattributed",
+            reason=f"{small}, and computing takes {100 * share.value:.0f} %; {100 * unattributed_ratio:.0f} % is"
+            " unattributed",
             doubts=("a longer window may decide",),
             settles=run_command(observed.case, f"--trace-steps {max(6, 2 * observed.case.trace_steps)}"),
         )
@@ -252,7 +254,7 @@ def _of_computing(
         )
         return _LimitVerdict(
             limit=unknown,
-            reason=f"{small}: computing takes {share.value:.0%}, but whether it is fast is unknown",
+            reason=f"{small}: computing takes {100 * share.value:.0f} %, but whether it is fast is unknown",
             doubts=("a matmul run on this hardware would decide", *crowded),
             settles=matmul_command or f"observatory run matmul --device {observed.case.device}",
         )
@@ -260,14 +262,15 @@ def _of_computing(
     if reached >= FAST_RATIO:
         return _LimitVerdict(
             limit=compute,
-            reason=f"{small}, and computing reaches {min(1.0, reached):.0%} of the measured ceiling",
+            reason=f"{small}, and computing reaches {100 * min(1.0, reached):.0f} % of the measured ceiling",
             doubts=crowded,
         )
     return _LimitVerdict(
         limit=compute,
         reason=f"{small}",
         doubts=(
-            f"computing reaches only {reached:.0%} of the measured ceiling: small kernels or memory bandwidth may limit"
+            f"computing reaches only {100 * reached:.0f} % of the measured ceiling: small kernels or memory"
+            " bandwidth may limit"
             " it; `observatory analyse kernels` shows which",
             *crowded,
         ),

@@ -243,16 +243,15 @@ def _allowed(law: Law, data: _Data, best: Numbers) -> _Allowed:
             reason=f"{count} points of one trial fit any law of {needed} parameters; measure more trials",
         )
     if total <= 1e-20 * trials:
-        return _Allowed(
-            sum_squares=None, reason="equal trials have no interval: their noise is below what was resolved"
-        )
+        return _Allowed(sum_squares=None, reason="equal trials have no interval: their noise is below the resolution")
     if of_misses == 0:
-        notes.append(f"{count} numbers of ranks for {needed} parameters: whether the law holds cannot be seen")
+        notes.append(f"{count} numbers of ranks for {needed} parameters: they cannot show whether the law holds")
     elif of_noise and data.noise > 0:
         p_value = float(fdtrc(of_misses, of_noise, missed / of_misses / (data.noise / of_noise)))
         if p_value < MOST_MISFIT_P_VALUE:
             notes.append(
-                f"the law misses the points by more than trials differ (p {p_value:.2g}): its intervals count points,"
+                f"the law misses the points by more than trials differ from each other (p {p_value:.2g}): its"
+                " intervals count points,"
                 " and not trials"
             )
             total, freedom = missed, of_misses
@@ -343,12 +342,12 @@ def _peak(best: Numbers, inside: Numbers | None, most_ranks: int, reason: str | 
     value = float(_peak_ranks(best))
     if inside is None:
         if math.isinf(value):
-            return Bounded(value=None, reason=f"no peak is seen up to {most_ranks} ranks: kappa is 0")
+            return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: kappa is 0")
         return Bounded(value=value, reason=reason)
     peak_ranks = _peak_ranks(inside)
     low, high = min(float(peak_ranks.min()), value), max(float(peak_ranks.max()), value)
     if math.isinf(high):
-        why = f"no peak is seen up to {most_ranks} ranks: kappa's interval holds 0"
+        why = f"no peak up to {most_ranks} ranks: kappa's interval holds 0"
         return Bounded(value=None, low=None if math.isinf(low) else low, reason=why)
     return Bounded(value=value, low=low, high=high)
 
@@ -370,12 +369,12 @@ def _ceiling(
     what = "the serial fraction" if law == "amdahl" else "sigma and kappa"
     if inside is None:
         if math.isinf(value):
-            return Bounded(value=None, reason=f"no ceiling is seen up to {most_ranks} ranks: {what} is 0")
+            return Bounded(value=None, reason=f"no ceiling up to {most_ranks} ranks: {what} is 0")
         return Bounded(value=value, reason=reason)
     speed_ups = _most_speed_up(law, inside, base)
     low, high = min(float(speed_ups.min()), value), max(float(speed_ups.max()), value)
     if math.isinf(high):
-        why = f"no ceiling is seen up to {most_ranks} ranks: the interval of {what} holds 0"
+        why = f"no ceiling up to {most_ranks} ranks: the interval of {what} holds 0"
         return Bounded(value=None, low=None if math.isinf(low) else low, reason=why)
     return Bounded(value=value, low=low, high=high)
 

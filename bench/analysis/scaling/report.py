@@ -98,7 +98,7 @@ def _fit_line(fit: ScalingFit | NoScalingFit, curve: ScalingCurve) -> str:
         f"{_PARAMETERS[parameter]} {_with_ends(bounded, is_percent=parameter == 'serial_fraction')}"
         for parameter, bounded in fit.parameters.items()
     )
-    missed = f"; points are up to {fit.miss_ratio:.1%} off" if fit.miss_ratio > _MISSED else ""
+    missed = f"; points are up to {100 * fit.miss_ratio:.1f} % off" if fit.miss_ratio > _MISSED else ""
     return f"{name}: {parameters}; {_ceiling(fit, curve)}{missed}"
 
 

@@ -61,7 +61,7 @@ ANALYSES: tuple[Analysis, ...] = (
     ),
     Analysis(
         name="kernels",
-        summary="List which kernels ran, how long and how late.",
+        summary="List which kernels ran, how long, and how late after launch.",
         function="collectors.traces.analyzers.kernels:kernels",
     ),
     Analysis(
@@ -71,7 +71,7 @@ ANALYSES: tuple[Analysis, ...] = (
     ),
     Analysis(
         name="collectives",
-        summary="Show how much of each collective is waiting.",
+        summary="Show how much of each collective is waiting for other ranks.",
         function="collectors.traces.analyzers.collectives:collectives",
     ),
     Analysis(
@@ -81,7 +81,7 @@ ANALYSES: tuple[Analysis, ...] = (
     ),
     Analysis(
         name="critical-path",
-        summary="Show the chain over all ranks that sets a step's time.",
+        summary="Show the chain of work over all ranks that sets a step's time.",
         function="collectors.traces.analyzers.critical_path:critical_path",
     ),
     Analysis(

@@ -43,7 +43,7 @@ def named_option(name: str, text: str, **keywords: Any) -> Callable[[Any], Any]:
 def _dimensions(function: Any) -> Any:
     """Add an option for each dimension of a shape."""
     for name in reversed(DIMENSIONS):
-        text = "Sequences of a step over all ranks." if name == "batch" else f"Overrides the shape's {name}."
+        text = "Sequences in a step, over all ranks." if name == "batch" else f"Overrides the shape's {name}."
         function = named_option(name, text, type=int)(function)
     return function
 
@@ -60,7 +60,7 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
         _dimensions,
         named_option("trials", "Number of trials, each with fresh ranks.", default=trials),
         named_option("steps", "Measured steps of a trial.", default=20),
-        named_option("warm_up", "Unmeasured steps before them.", default=5),
+        named_option("warm_up", "Unmeasured steps before the measured ones.", default=5),
         named_option("trace_steps", "Steps under the profiler, after the measured ones.", default=3),
         named_option(
             "precision", "Arithmetic precision of the model.", type=click.Choice(get_args(Precision)), default="fp32"

@@ -36,9 +36,9 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     try:
         counts = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a valid integer, nor a list such as 1,2,4.") from None
+        raise click.BadParameter(f"{text!r} is not a valid integer, nor a list like 1,2,4.") from None
     if len(counts) > 1 and (min(counts) < 1 or len(set(counts)) < len(counts)):
-        raise click.BadParameter(f"{text!r} is not a list of different numbers of ranks, such as 1,2,4.")
+        raise click.BadParameter(f"{text!r} is not a list of different numbers of ranks; for example 1,2,4.")
     return counts
 
 
@@ -48,41 +48,52 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     "--ranks",
     callback=_counts,
     metavar="N[,N...]",
-    help="Number of ranks; several are measured in turn, as a curve.  [default: the GPUs, or 2 on a CPU, as the"
-    " strategy allows]",
+    help="Number of ranks; several numbers are measured in turn, as a scaling curve.  [default: one for each GPU, or 2"
+    " on a CPU, as the strategy allows]",
 )
 @case_options(trials=3)
-@click.option("--keep-traces", is_flag=True, help="Keep each rank's trace in addition to its Timeline.")
+@click.option("--keep-traces", is_flag=True, help="Also keep each rank's full trace, as torch.profiler wrote it.")
 @click.option("--trace-every", type=int, metavar="STEPS", help="Interval between traced steps, in measured steps.")
-@click.option("--memory-snapshot", is_flag=True, help="Memory of one step: by category, and its blocks.")
-@click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Also measure `single`, in turn with it.")
+@click.option("--memory-snapshot", is_flag=True, help="Record the memory of one step, by category and block.")
+@click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Also measure `single`, in turn.")
 @click.option(
     "--baseline",
     "baseline_run",
     type=NamedText(),
     metavar="RUN",
     shell_complete=complete_run,
-    help="Run that the scaling efficiency is relative to.",
+    help="Run that scaling efficiency is relative to.",
 )
 @LIMIT
 @engine_options
 @named_option("port", "Port of this run's /metrics.", type=click.IntRange(0, 65535), default=9464)
 @click.option("--note", metavar="TEXT", help="Purpose of the run, which makes it ad hoc: /metrics does not show it.")
-@click.option("--nightly", "is_nightly", is_flag=True, help="Show it at /metrics even if it measures less than usual.")
+@click.option(
+    "--nightly", "is_nightly", is_flag=True, help="Show the run at /metrics even if it measures less than usual."
+)
 @click.option(
     "--inject",
     "fault_text",
     metavar="KIND@RANK:STEP",
     help="Inject a fault: raise, kill, stop, hang, wait, memory, exit, leave.",
 )
-@click.option("--check-convergence", "is_check", is_flag=True, help="Compare losses with one rank's, and name causes.")
 @click.option(
-    "--inject-cause", "mistakes", multiple=True, type=click.Choice(MISTAKES), help="Inject a cause for that check."
+    "--check-convergence",
+    "is_check",
+    is_flag=True,
+    help="Compare losses with those of one rank, and explain differences.",
+)
+@click.option(
+    "--inject-cause",
+    "mistakes",
+    multiple=True,
+    type=click.Choice(MISTAKES),
+    help="Inject a fault for --check-convergence to find.",
 )
 @click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of a pipeline's stages, and trace it.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Print what would run and what each rank needs; start nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors and the final result.")
-@click.option("-v", "--verbose", is_flag=True, help="Print what is about to run, and when each trial ends.")
+@click.option("-v", "--verbose", is_flag=True, help="Print what will run, and when each trial ends.")
 @RUNS
 @SHARING
 @STORE

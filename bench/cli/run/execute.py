@@ -104,4 +104,4 @@ def present(plan: Plan, options: RunOptions, results: Results) -> None:
     for failure in results.runs.failures:
         say(str(failure))
     if exit_code([results.runs]) == FINE:
-        options.tell("`observatory serve` goes on showing results at /metrics, and `observatory show` here")
+        options.tell("`observatory serve` keeps showing results at /metrics; `observatory show` lists them here")

@@ -22,15 +22,15 @@ SETTINGS = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A value in place of the file's, such as defaults.trials=5 or case.ddp.ranks=[1,2].",
+    help="Value that replaces the file's, for example defaults.trials=5 or case.ddp.ranks=[1,2].",
 )
 ONLY = click.option(
     "--only",
     multiple=True,
     metavar="TAG",
-    help="Only cases with this tag, and what they are compared with; all: every case.  [default: all but extra]",
+    help="Only cases with this tag, and the cases they are compared with; all: every case.  [default: all but extra]",
 )
-BUDGET = click.option("--budget", "budget_s", type=Duration(), help="Time for all cases, such as 2h.")
+BUDGET = click.option("--budget", "budget_s", type=Duration(), help="Time for all cases, for example 2h.")
 
 
 @click.command(name="plan")
@@ -53,11 +53,11 @@ def plan(
     store_url: str | None,
     format_name: str,
 ) -> None:
-    """Show which cases a suite runs here, and what they take.
+    """Show which cases a suite would run here, what each needs, and how long it takes.
 
-    The cases, what each needs, why some cannot run here, and how long they take by the history. Starts nothing and
-    writes nothing; with --engine slurm, Slurm is asked what its nodes have. NAME is a suite that is shipped:
-    collectives, levers, nightly, scaling, single_node or smoke.
+    Also shows why some cases cannot run here. Durations come from the history. The command starts nothing and writes
+    nothing; with --engine slurm, it asks Slurm what its nodes have. NAME is a shipped suite: collectives, levers,
+    nightly, scaling, single_node or smoke.
 
     \b
     Example:
@@ -99,7 +99,7 @@ def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, n
 def schema() -> None:
     """Print the JSON Schema of suite files.
 
-    By it, an editor completes and checks them: docs/guides/suites.md.
+    With this schema, an editor completes and checks suite files (docs/guides/suites.md).
 
     \b
     Example:

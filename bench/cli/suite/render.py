@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     type=click.Choice(["kubernetes"]),
     default="kubernetes",
     show_default=True,
-    help="What the manifests are for.",
+    help="Engine that the manifests are for.",
 )
 @click.option(
     "--engine-file",
     type=NamedPath(),
     metavar="FILE",
-    help="Image, volume and pods, in TOML: docs/clusters/kubernetes.md.",
+    help="TOML file with image, volume and pods (docs/clusters/kubernetes.md).",
 )
 @nodes_options
 @click.option(
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     type=click.Choice(["jobset", "trainjob"]),
     default="jobset",
     show_default=True,
-    help="A JobSet, or a TrainJob of Kubeflow Trainer with its runtime.",
+    help="Kind of manifest: a JobSet, or a TrainJob of Kubeflow Trainer with its runtime.",
 )
 @click.option(
-    "--key-secret", metavar="NAME", type=NamedText(), help="A Secret that has the key, in place of a new one."
+    "--key-secret", metavar="NAME", type=NamedText(), help="Existing Secret that has the key, in place of a new one."
 )
 @click.option(
-    "--output", type=NamedPath(is_folder=False), metavar="FILE", help="Where to write.  [default: standard output]"
+    "--output", type=NamedPath(is_folder=False), metavar="FILE", help="Output file.  [default: standard output]"
 )
 def render(
     suite_name: str,
@@ -62,9 +62,9 @@ def render(
     key_secret: str | None,
     output: Path | None,
 ) -> None:
-    """Write manifests with which kubectl runs a suite in pods.
+    """Write manifests for kubectl that run a suite in pods.
 
-    They have a Secret with a new key, so a file is one that its owner alone can read. Nothing is started.
+    The manifests hold a Secret with a new key, so only the owner can read the output file. The command starts nothing.
 
     \b
     Example:

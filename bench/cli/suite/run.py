@@ -43,7 +43,7 @@ NEWEST = "the newest"
     is_flag=False,
     flag_value=NEWEST,
     metavar="[ID]",
-    help="Resume a suite run, by default the newest that is incomplete or failed: run what is missing.",
+    help="Resume a suite run and run what is missing; by default the newest incomplete or failed one.",
 )
 @click.option("--repeat-failed", is_flag=True, help="Resume, and also run failed cases again.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Print the plan of what this command would run; start nothing.")
@@ -94,7 +94,7 @@ def run(
 ) -> int:
     """Measure the cases of a suite; completed work survives any failure.
 
-    NAME is a suite that is shipped: collectives, levers, nightly, scaling, single_node or smoke.
+    NAME is a shipped suite: collectives, levers, nightly, scaling, single_node or smoke.
 
     \b
     Example:
@@ -250,7 +250,7 @@ def _judged(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
         return [], None
     except Misuse as error:  # This night is stored all the same.
         return [], f"the night is not judged: {error}"
-    return [*exit_words([check]), f"`observatory check --suite {suite}` says more"], None
+    return [*exit_words([check]), f"`observatory check --suite {suite}` shows more"], None
 
 
 def places_given(runs_folder: Path, store_url: str | None) -> list[str]:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @STORE
 @FORMAT
 def scaling(name: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
-    """Show efficiency, speed-up and ceilings over numbers of ranks, and what is lost.
+    """Show efficiency, speed-up and ceilings by number of ranks, and where time is lost.
 
     By default it shows the newest run of the suite, or of any suite; ID selects a suite run and may be abbreviated.
-    Weak and strong scaling have curves of their own. docs/guides/scaling.md defines each figure.
+    Weak and strong scaling have separate curves. docs/guides/scaling.md defines each figure.
 
     \b
     Example:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @click.command(name="show")
 @click.argument("name", metavar="[SUITE|ID]", required=False, type=NamedText())
-@click.option("--limit", "count", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Most listed.")
+@click.option(
+    "--limit", "count", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Most suite runs listed."
+)
 @RUNS
 @OF_ALL_USERS
 @STORE
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 def show(
     name: str | None, count: int, runs_folder: Path, of_all_users: bool, store_url: str | None, format_name: str
 ) -> None:
-    """List suite runs and how they ended, or show all of one.
+    """List suite runs and how they ended, or show one in full.
 
-    ID is that of a suite run, or the beginning of it.
+    ID is the id of a suite run, or the beginning of one.
 
     \b
     Example:

@@ -66,7 +66,7 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     "--job-mapping",
     "mapping_folder",
     type=NamedPath(is_folder=True),
-    help="Folder of dcgm-exporter's --hpc-job-mapping-dir, for its labels of the run on each GPU.",
+    help="Folder of dcgm-exporter's --hpc-job-mapping-dir; it then labels its series with the run on each GPU.",
 )
 @click.option(
     "--web-config",
@@ -118,7 +118,7 @@ def command(
 ) -> None:
     """Serve /metrics of this node, its runs and results to Prometheus.
 
-    Exports this node's GPUs and host, the active runs in the runs folder, and the newest results of the history. A
+    Exports this node's GPUs and host, the active runs in the runs folder, and the newest results in the history. A
     scrape does not query any driver: it returns what was read at the last beat. Press Ctrl-C to stop.
 
     \b
@@ -187,7 +187,7 @@ def _guarded(web_config: Path) -> Callable[[], ServerConfig]:
     except Misuse as error:
         raise Misuse(f"--web-config: {error}") from None
     if config() == ServerConfig():
-        say(f"{web_config} sets nothing; without tls_server_config and basic_auth_users all is as without it")
+        say(f"{web_config} sets nothing; without tls_server_config and basic_auth_users it has no effect")
     if config().admits is not None and config().tls is None:
         say(f"{web_config}: passwords cross the network in plain text; add a tls_server_config")
     return config
@@ -206,7 +206,7 @@ def _refuse_unreachable(host: str) -> None:
     source = click.get_current_context().get_parameter_source("host")
     if host == _LOOPBACK and source is not ParameterSource.COMMANDLINE:
         raise Misuse(
-            f"--targets tells others to ask {host}, where only this node reaches this node; add --host 0.0.0.0, or"
+            f"--targets announces {host}, which other machines cannot reach; add --host 0.0.0.0, or"
             f" say --host {host} if Prometheus runs here"
         )
 

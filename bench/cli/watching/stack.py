@@ -129,7 +129,7 @@ def _say_what_is_up(state: StackState, plan: StackPlan) -> None:
     click.echo(
         f"passwords: in {plan.folder / passwords.FOLDER}; the user is {passwords.USER}, for changes in Grafana admin"
     )
-    click.echo(f"files: {plan.folder}; `observatory stack down` ends and deletes all of it")
+    click.echo(f"files: {plan.folder}; `observatory stack down` ends the servers and deletes the folder")
     if not (plan.has_agent or plan.has_demo or plan.target_folders):
         say(
             "nothing is watched yet: --agent watches this node, --demo shows made-up data, --targets FOLDER other nodes"

@@ -154,7 +154,7 @@ def suite_run_to_resume(runs: Path, suite: str, job: str, *, now_s: float | None
         OSError: the volume cannot be written.
     """
     if not job:
-        say("the pod does not know its JobSet, so a restart begins the suite from the start")
+        say("the pod does not know its JobSet, so a restart begins a new suite run")
         return None
     path = runs.parent / "jobsets" / job
     if not path.exists():

@@ -20,7 +20,7 @@ LONGEST_NAME = 40
 _DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 _PARTS = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_IMAGE = "the name of an image, such as NAME@sha256:..."
+_IMAGE = "the name of an image, for example NAME@sha256:..."
 _LABEL = 'a name of small letters, digits and "-" that begins with a letter, of at most {} characters'
 _SUBDOMAIN = 'a name of small letters, digits, "-" and ".", of at most {} characters'
 
@@ -38,11 +38,11 @@ Quantity = Annotated[
     str,
     Meta(
         pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$(?!\n)",
-        title="a quantity of Kubernetes, such as 8, 500m or 64Gi",
+        title="a quantity of Kubernetes, for example 8, 500m or 64Gi",
     ),
 ]
 Key = Annotated[
-    str, Meta(pattern=rf"^({_PARTS}/)?{_WORD}$(?!\n)", title="a key of Kubernetes, such as example.com/gpu")
+    str, Meta(pattern=rf"^({_PARTS}/)?{_WORD}$(?!\n)", title="a key of Kubernetes, for example example.com/gpu")
 ]
 LabelValue = Annotated[
     str,

@@ -221,7 +221,7 @@ def _node(described: Mapping[str, Any], implausible: ImplausibleAnswers) -> Slur
     words = "+".join(map(str, [*(state if isinstance(state, list) else [str(state).upper()]), *flags]))
     states = states_of(words)
     for unknown in sorted(states - _UP - _HARMLESS - _AWAY):
-        implausible.add("State", f'State "{unknown}" of node {name} (unknown here, so that it counts as away)')
+        implausible.add("State", f'State "{unknown}" of node {name} (unknown here, so it counts as away)')
     memory = implausible.number("RealMemory", unwrapped(described.get("real_memory")), *_MEGABYTES, name)
     return SlurmNode(
         name=name,

@@ -36,7 +36,7 @@ def find_standout(good: Summary | None, bad: Summary) -> Standout | str:
             return "a lone rank has no peers"
         if of_metric(bad.estimates, RUN_TRACED_STEP_SECONDS):
             return "which rank stands out is unknown: the windows of its ranks were not joined"
-        return "which rank stands out is unknown: no step was traced; trace_steps = 3 in the suite tells it"
+        return "which rank stands out is unknown: no step was traced; set trace_steps = 3 in the suite"
     straggler = stragglers[0]
     before = None if good is None else _same_rank(good, straggler)
     text = next(

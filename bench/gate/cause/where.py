@@ -38,7 +38,7 @@ class PartChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChange:
-    """What the change of the step is made of. The parts add up to it, but for those in `absent`, which has the reasons.
+    """The parts of the change of the step. They add up to it, but for those in `absent`, which has the reasons.
 
     notes: what the parts rest on. good_trials, bad_trials: how many trials were compared.
     """
@@ -207,7 +207,7 @@ def trace_change(good: Path | None, bad: Path | None) -> TraceChange | str:
         except OSError as error:
             return f"the traces of the {which} run cannot be read: {error.strerror or error}"
         if not windows[-1]:
-            return f"the {which} run kept no trace; trace_steps = 3 in the suite keeps some"
+            return f"the {which} run kept no trace; set trace_steps = 3 in the suite"
     ranks = sorted(windows[0].keys() & windows[1].keys())
     if not ranks:
         return "no rank has a trace in both runs"

@@ -267,7 +267,7 @@ def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> 
         if is_return:
             reason, began = "the level is back where it was before {night}", state.regime_starts[-1]
             return replace(judged, state=now, verdict="recovered", reason=reason, reason_night=began, alert=alert)
-        reason = f"the level has changed by {math.expm1(best.change):+.1%} since {{night}}"
+        reason = f"the level has changed by {100 * math.expm1(best.change):+.1f} % since {{night}}"
         return replace(
             judged, state=now, verdict="page", reason=reason, reason_night=best.onset, is_new=True, alert=alert
         )
@@ -307,7 +307,7 @@ def _first_night(
     assert judged.log_value is not None
     assert judged.expected_log is not None
     difference = math.expm1(judged.log_value - judged.expected_log)
-    off = f"{difference:+.1%} from what was expected, p {judged.p_value:.2g}"
+    off = f"{100 * difference:+.1f} % from what was expected, p {judged.p_value:.2g}"
     if reruns is None:
         if judged.p_value > settings.suspicion_p:
             return replace(judged, reason=off)

@@ -20,9 +20,9 @@ from workloads.cost_models.absent import Absent
 # The page of this machine.
 
 COLUMNS = ("section", "name", "value", "unit", "low", "high", "setting", "run", "before", "reason")
-HEADING = "fields: time of each GPU's last answer, by the driver's clock or ours"
+HEADING = "fields: duration of each GPU's last answer, by the driver's clock or ours"
 LEGEND = (
-    "no: not reported by this driver for this GPU; denied: not permitted to this process; fails: at times no answer"
+    "no: not reported by this driver for this GPU; denied: not permitted to this process; fails: sometimes no answer"
 )
 COMPARED = (
     "compared: versions, host, CPU, memory, GPUs, their links and the environment; not clocks, PCIe, network or"

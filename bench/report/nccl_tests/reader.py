@@ -305,7 +305,7 @@ def _collective(program: str, source: str) -> str:
     match = re.match(r"(\w+?)_perf", PurePath(program).name)
     if match is None:
         raise Misuse(
-            f'{source}: "args" begins with {_short(program)}, which is no program of nccl-tests; they are called like'
+            f'{source}: "args" begins with {_short(program)}, which is not a program of nccl-tests; names look like'
             " all_reduce_perf"
         )
     return COLLECTIVES.get(match[1], match[1])

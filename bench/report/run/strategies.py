@@ -129,7 +129,7 @@ def options_page(specs: Sequence[StrategySpec]) -> Iterator[Block]:
     for option, names in takers.items():
         shown = "all training" if names == training and len(names) > 1 else ", ".join(names)
         rows.append((_with_default(option), shown, f"{option.help} ({option.allowed})"))
-    yield Table(("--option", "taken by", "what it does"), rows, **_FOLDED)
+    yield Table(("--option", "accepted by", "what it does"), rows, **_FOLDED)
 
 
 def strategy_page(spec: StrategySpec) -> Iterator[Block]:
@@ -141,10 +141,10 @@ def strategy_page(spec: StrategySpec) -> Iterator[Block]:
     yield Table(("", ""), rows, words=(0, 1), has_heading=False, folds="always")
     yield ""
     rows = [(_with_default(option), f"{option.help} ({option.allowed})") for option in spec.options]
-    yield Table(("--option", "what it does (what it may be)"), rows, **_FOLDED)
+    yield Table(("--option", "what it does (allowed values)"), rows, **_FOLDED)
     if refusals := tried_refusals(spec):
         yield ""
-        yield "refused (found by trying each option and each pair of options):"
+        yield "refused combinations (each option and each pair of options was tried):"
         yield from (indented(f"- {reason}") for reason in refusals)
     yield ""
     yield f"example: {example(spec)}"

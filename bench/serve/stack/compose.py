@@ -69,7 +69,7 @@ def up(folder: Path, *, on_notice: Callable[[str], None]) -> None:
     Raises:
         InfrastructureFailed: they do not start.
     """
-    on_notice("docker compose starts prometheus, alertmanager and grafana; the first time it fetches their images")
+    on_notice("docker compose starts prometheus, alertmanager and grafana; the first start fetches their images")
     _compose(folder, "up", "--detach", "--wait", limit_s=_START_S)
 
 
@@ -87,7 +87,7 @@ def _compose(folder: Path, *words: str, limit_s: float) -> None:
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except FileNotFoundError:
-        raise InfrastructureFailed("docker is not on the PATH any more; the stack's containers are left") from None
+        raise InfrastructureFailed("docker is no longer on the PATH; the stack's containers keep running") from None
     except subprocess.TimeoutExpired:
         raise InfrastructureFailed(
             f"docker compose {words[0]} takes more than {limit_s:g} s; is its daemon running?"

@@ -50,7 +50,7 @@ class Target:
         name = f"target {self.address} (job {self.job})"
         if self.health == "up":
             return f"{name} answers, and shows no series of ours; is it an `observatory serve`?"
-        why = self.error or "it was not asked yet"
+        why = self.error or "Prometheus has not scraped it yet"
         return f"{name} is missing: {why}; is `observatory serve` running there?"
 
 
@@ -154,11 +154,11 @@ def _ask(url: str, password: str | None, path: str, fields: dict[str, str]) -> A
         error.close()
         if error.code == 401:
             raise InfrastructureFailed(
-                f"{url} asks for a password; `observatory stack status` knows only that of its own stack (--folder)"
+                f"{url} asks for a password; `observatory stack status` knows only its own stack's (--folder)"
             ) from None
         raise InfrastructureFailed(f"{url} answers {path} with status {error.code}; is it a Prometheus?") from None
     except (HTTPException, ValueError, KeyError, TypeError):
-        raise InfrastructureFailed(f"{url} gives no Prometheus's answer to {path}; is it one?") from None
+        raise InfrastructureFailed(f"{url} answers {path} unlike a Prometheus; is it one?") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         why = getattr(reason, "strerror", None) or str(reason)

@@ -122,7 +122,7 @@ def up(plan: StackPlan, programs: Programs, *, on_notice: Callable[[str], None])
             listen(LOOPBACK, port).close()
         except CannotListen as error:
             raise InfrastructureFailed(
-                f"{name}: {error}; end that, or give another: {name}.port in a file for --config"
+                f"{name}: {error}; end that program, or set another port: {name}.port in a file for --config"
             ) from None
     made_folders = tuple(str(path) for path in (plan.folder, *plan.folder.parents) if not path.exists())
     make_folder(plan.folder.parent)
@@ -158,7 +158,7 @@ def up(plan: StackPlan, programs: Programs, *, on_notice: Callable[[str], None])
                 processes.wait_until_ready(server, process)
         except BaseException:
             with uninterrupted():
-                on_notice("not all servers start; ending those that did")
+                on_notice("not all servers started; ending those that did")
                 _take_down(plan.folder, state, keeps_data=had_data)
             raise
     return state
@@ -251,7 +251,7 @@ def _check_folder(folder: Path) -> None:
         if gone and running(folder, state):
             raise Misuse(
                 f"a stack is up in {folder}, of which {' and '.join(gone)} ended; `observatory stack down --keep-data`"
-                " ends the rest, and the next `up` goes on with its data"
+                " ends the rest, and the next `up` continues with its data"
             )
         if state.is_compose or running(folder, state):
             raise Misuse(
@@ -260,12 +260,14 @@ def _check_folder(folder: Path) -> None:
             )
         raise Misuse(
             f"{folder} holds a stack whose servers have all ended; `observatory stack down --keep-data` clears it, and"
-            " the next `up` goes on with its data"
+            " the next `up` continues with its data"
         )
     for place, known in ((folder, (DATA,)), (folder / DATA, _IN_DATA)):
         others = sorted(path.name for path in place.iterdir() if path.name not in known) if place.is_dir() else []
         if others:
-            raise Misuse(f"{place} holds {others[0]}, which is no stack's; name an empty folder, or a new one")
+            raise Misuse(
+                f"{place} holds {others[0]}, which does not belong to a stack; name an empty folder, or a new one"
+            )
 
 
 def _write(folder: Path, state: StackState, texts: Mapping[Path, str], passwords: Passwords) -> None:
@@ -300,7 +302,7 @@ def read_state(folder: Path) -> StackState | None:
         return None
     try:
         if (version := schema_version_of(document)) > SCHEMA_VERSION:
-            raise Misuse(f"{path} is of a newer program (schema_version {version}); use that one")
+            raise Misuse(f"{path} was written by a newer program (schema_version {version}); use that one")
         return msgspec.json.decode(document, type=StackState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Misuse(
@@ -355,13 +357,13 @@ def _down_without_state(folder: Path, size: str, *, keeps_data: bool, on_notice:
         on_notice(f"ending {', '.join(map(words_of, servers))}, of a stack without its state.json")
         with uninterrupted():
             _end(servers, folder)
-        on_notice(f"what is left of its files is in {folder}; delete that folder where nobody needs them")
+        on_notice(f"what is left of its files is in {folder}; delete that folder if nobody needs them")
         return
     if not (folder / DATA / DATA_MARK).is_file():
         raise Misuse(nothing_is_up(folder))
     if keeps_data:
         raise Misuse(f"no stack is up, and {folder} keeps {size} of data; leave out --keep-data to delete it")
-    on_notice(f"no stack is up; deleting {size} of data that was kept in {folder}")
+    on_notice(f"no stack is up; deleting {size} of data kept in {folder}")
     with _alone(folder), uninterrupted():
         if read_state(folder) is not None:
             raise Misuse(f"a stack was started in {folder} in the meantime; call `down` again to end it")
@@ -399,7 +401,7 @@ def _end(servers: Sequence[ServerProcess], folder: Path) -> None:
     if survivors := processes.end(servers):
         names = ", ".join(map(words_of, survivors))
         raise InfrastructureFailed(
-            f"{names} {'does' if len(survivors) == 1 else 'do'} not end, even killed; the files in {folder} stay"
+            f"{names} {'does' if len(survivors) == 1 else 'do'} not end, even when killed; the files in {folder} stay"
         )
 
 
@@ -427,7 +429,7 @@ def _alone(folder: Path) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not try_lock(fd):
-            raise Misuse(f"another `observatory stack` is at work in {folder}; wait until it is done")
+            raise Misuse(f"another `observatory stack` is working in {folder}; wait until it has ended")
         yield
     finally:
         os.close(fd)

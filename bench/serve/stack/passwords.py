@@ -69,7 +69,7 @@ def read(folder: Path, server: str) -> str:
         return _read(path)
     except FileNotFoundError:
         raise Misuse(
-            f"{path} is not there, and {server} asks for it; `observatory stack down` and `up` make it"
+            f"{path} is missing, and {server} asks for it; `observatory stack down` and `up` make it again"
         ) from None
 
 

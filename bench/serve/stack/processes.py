@@ -85,7 +85,7 @@ def start(server: Server, folder: Path) -> ServerProcess:
                 start_new_session=True,
             )
     except OSError as error:
-        raise InfrastructureFailed(f"{server.command[0]} cannot be run: {error.strerror}; is it whole?") from None
+        raise InfrastructureFailed(f"{server.command[0]} cannot be run: {error.strerror}; install it again") from None
     process.returncode = 0  # It is ended by its number: `Popen` would warn of a process that it leaves running.
     return _recorded(server.name, process.pid, url=f"http://{LOOPBACK}:{server.port}", log=str(log))
 

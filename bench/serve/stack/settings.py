@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Days = Annotated[int, Meta(ge=1, le=3650)]
 MOST_SCRAPE_S = 120
-_SCRAPE = f"1 to {MOST_SCRAPE_S}: pages and rules look back 5 minutes, in which they need two scrapes, late or not"
+_SCRAPE = f"1 to {MOST_SCRAPE_S}: dashboards and rules look back 5 minutes and need two scrapes in that time"
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ def check(settings: StackSettings, file: str) -> None:
     for name in ("prometheus", "alertmanager", "grafana", "agent", "demo"):
         port: int = getattr(settings, name).port
         if port in owners:
-            raise Misuse(f"{file}: {owners[port]}.port and {name}.port are both {port}; give one of them another")
+            raise Misuse(f"{file}: {owners[port]}.port and {name}.port are both {port}; change one of them")
         owners[port] = name
     if settings.prometheus.retention_days < (least := looks_back_days()):
         raise Misuse(

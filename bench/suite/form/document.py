@@ -68,7 +68,7 @@ def _set_value(document: dict[str, Any], text: str, path: Path) -> str:
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals and value):
-        raise Misuse(f"--set {shown(text)} is not KEY=VALUE, such as defaults.trials=5 or case.ddp.ranks=[1,2]")
+        raise Misuse(f"--set {shown(text)} is not KEY=VALUE, for example defaults.trials=5 or case.ddp.ranks=[1,2]")
     words = key.split(".")
     is_of_table = words[0] in _TABLES
     if not all(words) or len(words) > 5 or (not is_of_table and len(words) > 1) or (is_of_table and len(words) < 2):
@@ -82,9 +82,11 @@ def _set_value(document: dict[str, Any], text: str, path: Path) -> str:
             raise Misuse(f"--set {key}: {path} has no [{words[0]}.{word}]{nearest(word, table)}")
         table = table.setdefault(word, {})
         if not isinstance(table, dict):
-            raise Misuse(f"--set {key}: {'.'.join(words[: depth + 1])} is {shown(table)} and no table; set it itself")
+            raise Misuse(
+                f"--set {key}: {'.'.join(words[: depth + 1])} is {shown(table)}, not a table; set the key itself"
+            )
     if len(words) == 2 and words[0] != "defaults":
-        raise Misuse(f"--set {key} is a whole table; name a key of it, such as {key}.trials")
+        raise Misuse(f"--set {key} is a whole table; name one of its keys, for example {key}.trials")
     for toml in (value, json.dumps(value)):
         with suppress(ValueError):  # Not TOML, or an argument that is not text.
             parsed = read_toml(f"value = {toml}".encode())

@@ -148,6 +148,6 @@ def _find_axis(name: str, axes: Sequence[Axis], place: str) -> Axis:
             return axis
     names = [axis.name for axis in axes]
     raise Misuse(
-        f"{place} names {shown(name)}, which is no list of this table{nearest(name, names)};"
+        f"{place} names {shown(name)}, which is not a list of this table{nearest(name, names)};"
         f" its lists are: {', '.join(names) or 'none'}"
     )

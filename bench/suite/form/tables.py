@@ -88,8 +88,8 @@ BLOCK = (
     " baseline."
 )
 OPTIONS = "Options of the strategy; `observatory list STRATEGY` describes them."
-INJECT = "Fire drill: a fault as KIND@RANK:STEP, such as kill@1:3; KIND is raise, kill, hang, exit or leave."
-PERIOD = "Hours between two runs of the suite; an alert fires when a run does not come."
+INJECT = "Fire drill: a fault as KIND@RANK:STEP, for example kill@1:3; KIND is raise, kill, hang, exit or leave."
+PERIOD = "Hours between two runs of the suite; an alert fires when a run is late."
 # The tables.
 
 
@@ -133,9 +133,9 @@ class Training(_Table, frozen=True):
     sequence: A[Swept[Dimension] | None, key("Replaces the shape's sequence.")] = None
     batch: A[Swept[Dimension] | None, key("Sequences of one step over all ranks.")] = None
     trace_steps: A[Swept[Steps], key("Steps under the profiler, after the measured ones.")] = USUAL["trace_steps"]
-    keep_traces: A[bool, key("Keep each rank's trace with its Timeline.")] = False
-    trace_every: A[A[int, Meta(ge=1)] | None, key("Measured steps between two more windows of the profiler.")] = None
-    memory_snapshot: A[bool, key("Record the memory of one step: by category, and its blocks.")] = False
+    keep_traces: A[bool, key("Also keep each rank's full trace, as torch.profiler wrote it.")] = False
+    trace_every: A[A[int, Meta(ge=1)] | None, key("Interval between traced steps, in measured steps.")] = None
+    memory_snapshot: A[bool, key("Record the memory of one step, by category and block.")] = False
     scaling: A[Scaling | None, key(SCALING)] = None
     baseline: A[Text | None, key(BASELINE)] = None
 
@@ -150,19 +150,21 @@ class Defaults(Training, frozen=True):
     backend: A[Swept[Backend] | None, key("By default nccl on cuda, gloo on cpu.")] = None
     precision: A[Swept[Precision], key("Arithmetic precision of the model.")] = "fp32"
     threads: A[Swept[A[int, Meta(ge=1)]], key("CPU threads of a rank.")] = 1
-    trials: A[Swept[A[int, Meta(ge=1, le=MOST["trials"])]], key("Times that fresh ranks measure the case.")] = USUAL[
+    trials: A[Swept[A[int, Meta(ge=1, le=MOST["trials"])]], key("Number of trials, each with fresh ranks.")] = USUAL[
         "trials"
     ]
     steps: A[Swept[A[int, Meta(ge=1, le=MOST["steps"])]], key("Measured steps of a trial.")] = USUAL["steps"]
-    warm_up: A[Swept[A[int, Meta(ge=0, le=MOST["warm_up"])]], key("Unmeasured steps before them.")] = USUAL["warm_up"]
+    warm_up: A[Swept[A[int, Meta(ge=0, le=MOST["warm_up"])]], key("Unmeasured steps before the measured ones.")] = (
+        USUAL["warm_up"]
+    )
     seed: A[Swept[A[int, Meta(ge=0)]], key("Seed for weights and data.")] = SEED
     options: A[dict[str, Swept[Value]], key(OPTIONS)] = {}
     zip: A[
-        A[list[Keys], Meta(min_length=1, title='a list of lists of keys, such as [["ranks", "batch"]]')] | None,
-        key("Lists that move together, by the names of their keys, such as [['ranks', 'batch']]."),
+        A[list[Keys], Meta(min_length=1, title='a list of lists of keys, for example [["ranks", "batch"]]')] | None,
+        key("Lists that move together, by the names of their keys, for example [['ranks', 'batch']]."),
     ] = None
     exclude: A[
-        A[list[dict[str, Value]], Meta(min_length=1, title="a list of tables, such as [{ ranks = 8 }]")] | None,
+        A[list[dict[str, Value]], Meta(min_length=1, title="a list of tables, for example [{ ranks = 8 }]")] | None,
         key("Combinations of the sweeps' values that are left out."),
     ] = None
     block: A[Name | None, key(BLOCK)] = None
@@ -170,12 +172,10 @@ class Defaults(Training, frozen=True):
     retries: A[int, Meta(ge=0, le=10), key("Further attempts after a failure of the infrastructure.")] = 1
     tags: A[Names | None, key("Names by which --only chooses cases.")] = None
     importance: A[int, Meta(ge=-(10**6), le=10**6), key("Within a budget, higher importance comes first.")] = 0
-    needs: A[SuiteNeeds, key("What the case needs of the machines; where it is missing, the case is skipped.")] = (
-        SuiteNeeds()
-    )
+    needs: A[SuiteNeeds, key("What the case needs; it is skipped on machines that lack it.")] = SuiteNeeds()
     gate: A[Gate | None, key("How `observatory check` judges the case, where other cases differ.")] = None
     inject: A[Swept[Word] | None, key(INJECT)] = None
-    expect: A[Expected | None, key("How a fire drill must end; such an end is no failure.")] = None
+    expect: A[Expected | None, key("How a fire drill must end; this end does not count as a failure.")] = None
 
 
 class CaseTable(Defaults, frozen=True):
@@ -191,8 +191,12 @@ class Claim(_Table, frozen=True):
     """
 
     metric: A[RunMetric, key("Metric of a run's result.")]
-    low: A[float, Meta(ge=0, le=LARGEST), key("Least value with the lever on, divided by that with it off.")]
-    high: A[float, Meta(ge=0, le=LARGEST), key("Largest such value.")]
+    low: A[
+        float,
+        Meta(ge=0, le=LARGEST),
+        key("Smallest claimed ratio of the value with the lever on to the value with it off."),
+    ]
+    high: A[float, Meta(ge=0, le=LARGEST), key("Largest such ratio.")]
     text: A[Text, key("The claim in words, with its source.")]
     labels: A[dict[str, str], key("Labels of the metric.")] = {}
     device: A[Device | None, key("Device that the claim is about; by default any.")] = None
@@ -212,7 +216,7 @@ class SuiteTable(_Table, frozen=True, kw_only=True):
     schema_version: A[int, Meta(ge=1, le=SCHEMA_VERSION), key("Version of this form of file.")]
     name: A[Name | None, key("Name of the suite; by default the file's without its ending.")] = None
     description: A[Text | None, key("What the suite is for.")] = None
-    nightly: A[bool, key("Results are shown at /metrics though they measure less than usual.")] = False
+    nightly: A[bool, key("Shows results at /metrics even if they measure less than usual.")] = False
     period_hours: A[A[float, Meta(ge=0.01, le=10**5)] | None, key(PERIOD)] = None
     defaults: A[Defaults, key("Values of all cases that do not set them.")] = Defaults()
     case: A[dict[Name, CaseTable], Meta(min_length=1), key("The cases, a table each: [case.NAME].")]

@@ -77,7 +77,7 @@ class Collectives:
         return (
             table_of(
                 "waiting",
-                "Share of the time in collectives that ranks wait for the last to come",
+                "Share of the time in collectives spent waiting for the last rank",
                 "collectives count waiting_ratio",
                 [
                     ("without each rank's first", sum(figure.count for figure in self.figures), self.waiting_ratio),
@@ -86,7 +86,7 @@ class Collectives:
             ),
             table_of(
                 "collectives",
-                "By kind, group and size: means over ranks, of these the median, without each rank's first",
+                "By kind, group and size: medians of means over ranks, without each rank's first",
                 "collective group ranks size_bytes count wait_ns transfer_ns waiting_ratio"
                 " algorithm_bandwidth_bytes_per_second bus_bandwidth_bytes_per_second",
                 self.figures,
@@ -94,7 +94,7 @@ class Collectives:
             ),
             table_of(
                 "by_rank",
-                "What each rank spent in collectives: sums, without its first",
+                "Time that each rank spent in collectives, without its first",
                 "rank collective count wait_ns transfer_ns",
                 self.ranks,
             ),
@@ -185,7 +185,8 @@ def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], resid
         return
     if missing := sorted({rank for time in times for rank in time.matched.missing}):
         yield (
-            f"the traces of ranks {', '.join(map(str, missing))} are not here, one of which may come last: waits may be"
+            f"the traces of ranks {', '.join(map(str, missing))} are missing, and one of these may come last:"
+            " waits may be"
             " longer than shown and transfers shorter, and bandwidths are left out"
         )
     partly_traced = [time.matched for time in times if time.matched.missing_count > len(time.matched.missing)]
@@ -194,27 +195,28 @@ def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], resid
     ):
         counts = ", ".join(f"{traced} of {ranks}" for traced, ranks in partial)
         yield (
-            f"of process groups' ranks only some have a trace here ({counts}), and another may come last: waits may be"
-            " longer than shown and transfers shorter, and bandwidths are left out"
+            f"only some ranks of process groups have a trace ({counts}), and another may come last: waits may be longer"
+            " than shown and transfers shorter, and bandwidths are left out"
         )
     world = max((timeline.about.world_size or 0 for timeline in timelines), default=0)
     if world > len(timelines) and any(time.matched.group_size is None for time in times):
         yield (
-            f"of {world} ranks {len(timelines)} traces are here, which do not tell how many ranks a process group has:"
-            " waits may be longer than shown and transfers shorter, and bandwidths are as of the traced ranks alone"
+            f"{len(timelines)} of {world} ranks have a trace, and the traces do not say how many ranks a process"
+            " group has:"
+            " waits may be longer than shown and transfers shorter, and bandwidths count the traced ranks only"
         )
     if any(time.matched.collective in ROOTED for time in times):
-        yield "ranks of a rooted collective need not wait for all others: its wait is what they would, had they to"
+        yield "ranks of a rooted collective need not wait for all others: its wait is computed as if they had to"
     if impossible := count_impossible(times, residual_ns):
         yield (
-            f"{impossible} of {len(times)} collectives seem to end on a rank before the last has come: clocks or"
-            " groups are not as they are taken to be"
+            f"{impossible} of {len(times)} collectives seem to end on a rank before the last has arrived: clocks or"
+            " groups differ from what is assumed"
         )
 
 
 def _why_absent(figures: Sequence[CollectiveFigures]) -> Iterator[str]:
     if any(figure.size_bytes is None for figure in figures):
-        yield "size and bandwidths are absent where the traces do not say how many elements of which dtype"
+        yield "size and bandwidths are absent where the traces lack the number of elements or their dtype"
     if rooted := sorted({figure.collective for figure in figures} & ROOTED):
         yield (
             f"bandwidths of {', '.join(rooted)} are absent: data of a rooted collective moves before the last rank has"

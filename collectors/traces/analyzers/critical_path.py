@@ -94,13 +94,13 @@ def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
     return (
         table_of(
             "critical_path",
-            "What the path that set each step's time consists of",
+            "Parts of the critical path, which sets each step's time",
             f"step time_ns {' '.join(f'{kind}_ns' for kind in PATH_KINDS)}",
             [(step.step, step.step_ns, *(step.spent_ns(kind) for kind in PATH_KINDS)) for step in steps],
         ),
         table_of(
             "if_free",
-            "What steps would cost at least if a kind of work took no time",
+            "Least time of each step if one kind of work took no time",
             "step free time_then_ns saved_ns saved_share_ratio",
             _if_free(steps),
             "a bound: work of that kind is free in all steps and on all ranks; what waits for what, all other work and"
@@ -109,13 +109,13 @@ def path_tables(steps: Sequence[StepPath]) -> tuple[Table, ...]:
         ),
         table_of(
             "ranks",
-            "How much of the path lies on each rank, over all steps",
+            "Time of the path on each rank, over all steps",
             "rank time_ns share_ratio",
             [(rank, time_ns, _share(time_ns, total_ns)) for rank, time_ns in sorted(by_rank_ns.items())],
         ),
         table_of(
             "names",
-            "What the path consists of by name, over all steps",
+            "Parts of the path by name, over all steps",
             "kind name parts time_ns share_ratio",
             [
                 (*named, counts[named], time_ns, _share(time_ns, total_ns))
@@ -145,7 +145,7 @@ def _path_of_median_step(steps: Sequence[StepPath]) -> Table:
         for part in sorted(step.parts, key=lambda part: -part.lasting_ns):
             stream = None if part.stream is None else stream_name(part.stream)
             rows.append((part.start_ns - step.start_ns, part.rank, part.kind, part.name, stream, part.lasting_ns))
-    title = "The path of one step part by part, the longest first"
+    title = "Parts of the path of one step, the longest first"
     return table_of("path", title, "start_ns rank kind name stream_or_thread time_ns", rows, *notes)
 
 
@@ -304,7 +304,7 @@ def path_of(alignment: Alignment, matching: Matching) -> CriticalPath:
         return CriticalPath(steps=(), notes=("no span in any trace",))
     if differing := [timeline.rank for timeline in alignment.timelines if timeline.about.clocks_differ]:
         named = f"rank{'s' * (len(differing) > 1)} {', '.join(map(str, differing))}"
-        note = f"there is no path: host and device of {named} have different clocks, so that no launch can be followed"
+        note = f"there is no path: host and device of {named} have different clocks, so no launch can be followed"
         return CriticalPath(steps=(), notes=(note, *alignment.notes))
     aligned, within, left_out = on_one_clock(alignment, matching, present)
     ranks = aligned.applied()

@@ -183,11 +183,11 @@ class StepDifference:
                 "before_ns after_ns change_ns",
                 [(self.before.step_ns, self.after.step_ns, self.change_ns)],
             ),
-            self._table("parts", "What the change of the step is made of", self.parts, "part"),
+            self._table("parts", "Parts of the change of the step", self.parts, "part"),
             self._table("kernels", "By kernel", self.kernels, "part name seen"),
             table_of(
                 "effects",
-                "Of each kernel's change: running more often, taking longer, being hidden less",
+                "Each kernel's change: running more often, taking longer, being less hidden",
                 "part name count_before count_after mean_before_ns mean_after_ns"
                 " change_ns count_ns duration_ns hiding_ns",
                 map(_effects, self.kernels),
@@ -197,7 +197,7 @@ class StepDifference:
             self._table("idle", "Idle time, by cause and what ran next", self.idle, "cause name"),
             self._table(
                 "collectives",
-                "Exposed communication, by collective and what a rank gave",
+                "Exposed communication, by collective and the shape of a rank's input",
                 self.collectives,
                 "collective shape seen",
             ),
@@ -206,7 +206,7 @@ class StepDifference:
                 "By operator and the sizes of its inputs",
                 self.shapes,
                 "part operator collective shape seen",
-                "an operator is left out where the trace does not tell which one launched the kernel",
+                "operators are left out where the trace does not show which one launched the kernel",
             ),
         )
 

@@ -188,7 +188,7 @@ class Idle:
             ),
             table_of(
                 "steps",
-                "Why nothing ran in each step; a partial one is no step of its own or not whole",
+                "Why nothing ran in each step; partial: not a complete step of its own",
                 f"rank step part {_FIGURES}",
                 [
                     (share.rank, share.stretch.name, share.stretch.part, *_figures(share))

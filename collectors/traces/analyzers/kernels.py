@@ -303,7 +303,7 @@ class Kernels:
             ),
             table_of(
                 "launch_delays",
-                "From the start of a launch to the start of what it launched; a graph is one launch",
+                "Delay from the start of a launch to the start of its work; a graph is one launch",
                 f"rank kind {DURATIONS}",
                 [
                     (of_rank.rank, kind, *astuple(delays))
@@ -313,7 +313,7 @@ class Kernels:
             ),
             table_of(
                 "queues",
-                "How much was launched and not started",
+                "Work that was launched and had not started",
                 "rank stream longest mean_length",
                 [
                     (

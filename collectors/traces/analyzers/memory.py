@@ -289,16 +289,16 @@ class HeldMemory:
         return (
             table_of(
                 "peaks",
-                "The most that each device held",
+                "Peak memory of each device",
                 f"{begin} begin_bytes peak_bytes end_bytes since_first_change_ns step most_taken_in_step most_taken_by",
                 map(_peak, self.devices),
             ),
             table_of(
                 "operators",
-                "What lived at the peak, by the step and operator that took it",
+                "Memory in use at the peak, by the step and operator that allocated it",
                 f"{begin} step operator blocks held_bytes share_ratio",
                 chain.from_iterable(map(_operators_at_peak, self.devices)),
-                "share: of what was taken in the trace and lived at the peak",
+                "share: of the memory that was allocated in the trace and in use at the peak",
             ),
             table_of(
                 "categories",
@@ -316,7 +316,7 @@ class HeldMemory:
             ),
             table_of(
                 "blocks",
-                "The largest blocks that lived at the peak",
+                "The largest blocks in use at the peak",
                 f"{begin} address held_bytes since_first_change_ns step operator",
                 [
                     (
@@ -333,7 +333,7 @@ class HeldMemory:
             ),
             table_of(
                 "curve",
-                "What was held over time: the most of each part of it",
+                "Memory in use over time: the peak of each interval",
                 f"{begin} since_first_change_ns held_bytes {' '.join(f'{category}_bytes' for category in CATEGORIES)}",
                 chain.from_iterable(map(_curve, self.devices)),
             ),
@@ -369,8 +369,9 @@ def _notes(memories: Sequence[DeviceMemory], *, is_ours: bool) -> Iterator[str]:
             yield f"what {where} held before the trace is unknown: its bytes count from the first change"
     if any(memory.device is None for memory in memories):
         yield (
-            "what threads of other libraries drop on the host is not heard: such a block counts until its address is "
-            "given out again"
+            "the profiler does not see what threads of other libraries free on the host: such a block counts"
+            " until its address is"
+            " used again"
         )
     if any(memory.by_category is None for memory in memories):
         yield "no name of a backward or an optimizer was seen: categories are left out"

@@ -86,7 +86,7 @@ class NoStraggler:
 
     more: how many more steps or trials (whichever it was judged by) would be needed to tell such lateness from luck;
     None where their number is not the reason.
-    likely: the rank that is most likely one, what speaks for it, and what would settle it; None where nothing does.
+    likely: the rank that is most likely one; None where nothing speaks for any.
     """
 
     why: str
@@ -119,25 +119,28 @@ def verdict(trials: Sequence[TracedLateness], *, by: Literal["trial", "step"] = 
     cost_ratio = _share(delay_ns, sum(trial.traced_ns for trial in trials))
     if cost_ratio < LEAST_COST:
         return NoStraggler(
-            why=f"rank {rank}, the costliest, holds the others up for {cost_ratio:.2%} of the traced time"
+            why=f"rank {rank}, the costliest, holds the others up for {100 * cost_ratio:.2f} % of the traced time"
         )
     delay_ratio = delay_ns / int(by_rank_ns.sum())
     # Half-way from an even share to all of it.
     least_ratio = (1 + 1 / ranks) / 2
     if delay_ratio < least_ratio:
         return NoStraggler(
-            why=f"lateness is spread: rank {rank}, the costliest, has {delay_ratio:.0%} of it, and one that stands out"
-            f" among {ranks} has {least_ratio:.0%} or more"
+            why=f"lateness is spread: rank {rank}, the costliest, has {100 * delay_ratio:.0f} % of it, and one"
+            " that stands out"
+            f" among {ranks} has {100 * least_ratio:.0f} % or more"
         )
     p_value = p_value_bound(delays_ns)
     if p_value > MOST_P_VALUE:
         marked = by == "trial" or all(trial.has_steps for trial in trials)
         reason = _not_significant(
-            f"rank {rank} has {delay_ratio:.0%} of the lateness", delays_ns, column, p_value, by=by if marked else None
+            f"rank {rank} has {100 * delay_ratio:.0f} % of the lateness",
+            delays_ns,
+            column,
+            p_value,
+            by=by if marked else None,
         )
-        return replace(
-            reason, likely=_likely(of_rank, delay_ratio, delays_ns[:, column], reason.more, by if marked else None)
-        )
+        return replace(reason, likely=_likely(of_rank, delays_ns[:, column], reason.more, by if marked else None))
     cause = max(ACTIVITIES, key=lambda activity: sum(lateness.doing_ns[activity] for lateness in of_rank))
     return Straggler(
         rank=rank,
@@ -158,24 +161,23 @@ def _not_significant(
 ) -> NoStraggler:
     """Return the verdict of a rank whose p-value is too large. by: what a row of delays is; None if unknown."""
     if by is None:
-        return NoStraggler(why=f"{has}, but no trace marks the steps by which to tell that from luck")
+        return NoStraggler(why=f"{has}, but no trace marks the steps, so it may be chance")
     rows, needed = delays_ns.shape[0], observations_needed(delays_ns.shape[1], MOST_P_VALUE)
     late = int((delays_ns[:, column] > 0).sum())
     return NoStraggler(
-        why=f"{has} and is late in {late} of {rows} {by}{'s' if rows > 1 else ''}: p <= {p_value:.2g} (needs"
-        f" {MOST_P_VALUE:g})",
+        why=f"{has} and is late in {late} of {rows} {by}{'s' if rows > 1 else ''}, which may be"
+        f" chance (p <= {p_value:.2g}; {MOST_P_VALUE:g} is needed)",
         more=needed - rows if rows < needed else None,
     )
 
 
 def _likely(
     of_rank: Sequence[Lateness],
-    delay_ratio: float,
     delays_ns: NDArray[np.int64],
     more: int | None,
     by: Literal["trial", "step"] | None,
 ) -> str | None:
-    """Return what speaks for the rank; None unless it is late in most of several observations.
+    """Return that the rank is likely the straggler; None unless it is late in most of several observations.
 
     delays_ns: its own, by observation. by: as in `_not_significant`; without it collectives are counted.
     """
@@ -183,13 +185,13 @@ def _likely(
         late, count = (
             sum(values) for values in zip(*((lateness.last, lateness.collectives) for lateness in of_rank), strict=True)
         )
-        evidence, settled = f"last in {late} of {count} collectives", "marks of steps would settle it"
+        evidence = f" (last in {late} of {count} collectives)"
     else:
         late, count = int((delays_ns > 0).sum()), int(delays_ns.size)
-        evidence, settled = f"{late} of {count} {by}s", f"{more} more {by}{'s' if more != 1 else ''} would settle it"
+        evidence = ""
     if 2 * late <= count or late < 2 or (by is not None and more is None):
         return None
-    return f"likely rank {of_rank[0].rank} ({100 * delay_ratio:.0f} %, {evidence}; {settled})"
+    return f"likely rank {of_rank[0].rank}{evidence}"
 
 
 def _share(delay_ns: int, traced_ns: int) -> float:
@@ -230,7 +232,7 @@ class Stragglers:
         return (
             table_of(
                 "straggler",
-                "The rank that holds the others up",
+                "The rank that delays the others",
                 "rank cause delay_ns of_time_ratio of_all_delays_ratio chance_ratio longest_events",
                 () if straggler is None else ((*verdict, ", ".join(straggler.names)),),
                 *self._why_nobody(),
@@ -254,7 +256,7 @@ class Stragglers:
             ),
             table_of(
                 "cost",
-                "How long each rank waited in the collectives that another came late to",
+                "How long each rank waited for each late rank",
                 "late_rank waiting_rank wait_ns",
                 [
                     (lateness.rank, rank, wait_ns)
@@ -268,7 +270,7 @@ class Stragglers:
     def _why_nobody(self) -> tuple[str, ...]:
         if self.why_none is None:
             return ()
-        return (f"none: {self.why_none}",) if self.likely is None else (self.likely, f"not certain: {self.why_none}")
+        return (f"{'none' if self.likely is None else f'{self.likely}, not certain'}: {self.why_none}",)
 
 
 def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
@@ -285,7 +287,7 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
     judged = verdict([lateness], by="step")
     why_none = judged.why if isinstance(judged, NoStraggler) else None
     if isinstance(judged, NoStraggler) and judged.more is not None:
-        why_none = f"{judged.why}; trace {judged.more} more whole steps, at least"
+        why_none = f"{judged.why}; trace at least {judged.more} more whole steps"
     return Stragglers(
         alignment=analysis.alignment,
         ranks=tuple(sorted(lateness.ranks, key=lambda rank_lateness: -rank_lateness.delay_ns)),
@@ -297,7 +299,7 @@ def stragglers(timelines: Sequence[Timeline]) -> Stragglers:
 
 
 def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[str]:
-    yield f"late is who comes more than {(alignment.residual_ns or 0) / 1e3:g} us after all others"
+    yield f"a rank is late if it arrives more than {(alignment.residual_ns or 0) / 1e3:g} us after all others"
     yield (
         "what it does are the parts of its delay: what it did more than the last but one since both left a collective;"
         " below 0 where it did less; to have left later counts as an earlier collective, less what the host idled less"
@@ -305,8 +307,9 @@ def _notes(times: Sequence[CollectiveTime], alignment: Alignment) -> Iterator[st
     comparable = [time for time in times if time.matched.collective not in ROOTED and not time.matched.is_first]
     if impossible := count_impossible(comparable, alignment.residual_ns or 0):
         yield (
-            f"{impossible} of {len(comparable)} collectives seem to end on a rank before the last has come: clocks or"
-            " groups are not as they are taken to be, and who is late may be another"
+            f"{impossible} of {len(comparable)} collectives seem to end on a rank before the last has arrived:"
+            " clocks or"
+            " groups differ from what is assumed, and who is late may be another"
         )
     rooted = sum(time.matched.collective in ROOTED for time in times)
     if rooted:

@@ -59,7 +59,7 @@ class TraceSummary:
             ),
             table_of(
                 "steps",
-                "Where the time of each step went; a partial one is no step of its own or not whole",
+                "Where the time of each step went; partial: not a complete step of its own",
                 f"rank step part why start_ns {_FIGURES}",
                 [
                     (
@@ -74,7 +74,7 @@ class TraceSummary:
                     if share.stretch.part != "trace"
                 ],
                 "start: after the rank's first work.",
-                "why: of a partial one, what makes it so.",
+                "why: what makes a step partial.",
             ),
             table_of(
                 "collectives",

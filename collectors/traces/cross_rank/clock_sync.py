@@ -207,7 +207,7 @@ class Alignment:
         return (
             table_of(
                 "clocks",
-                "What each rank's clock must show more",
+                "Correction added to each rank's clock",
                 "rank offset_ns",
                 sorted(self.offset_ns.items()),
                 *self.notes,

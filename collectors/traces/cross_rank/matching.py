@@ -97,7 +97,7 @@ class Matching:
             ),
             table_of(
                 "unmatched",
-                "Events of communication without a counterpart on other ranks",
+                "Communication events without a counterpart on other ranks",
                 "rank reason count",
                 [(*event, count) for event, count in sorted(unmatched.items())],
             ),

@@ -334,6 +334,8 @@ def _notes(group: ProcessGroup, shifts: Mapping[int, Shift]) -> Iterator[str]:
         if shift.is_by_steps:
             yield f"{begins}, by the numbers of its steps"
             continue
-        shared = "" if shift.shared_ratio == 1 else f", with {shift.shared_ratio:.0%} of the shorter trace in both"
+        shared = (
+            "" if shift.shared_ratio == 1 else f", with {100 * shift.shared_ratio:.0f} % of the shorter trace in both"
+        )
         ties = f"; {shift.ties} other places fit as well" if shift.ties else ""
         yield f"{begins}, as their order fits best{shared}{ties}"

@@ -172,8 +172,8 @@ def _no_events(window: TextWindow) -> NoEvents:
         msgspec.json.decode(text)
     except UNDECODABLE as error:
         at, why = _break(text, error)
-        return NoEvents(window.offset + at, f"it is no JSON: {why}")
-    return NoEvents(0, 'it has no "traceEvents", and is no list of events')
+        return NoEvents(window.offset + at, f"it is not JSON: {why}")
+    return NoEvents(0, 'it has no "traceEvents", and is not a list of events')
 
 
 def _break(text: bytes, error: Exception) -> tuple[int, str]:

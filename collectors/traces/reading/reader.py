@@ -267,16 +267,16 @@ def _left_out(
     events: _Events, head: TopLevelKeys | None, behind: TopLevelKeys | None, damage: str | None
 ) -> Iterator[str]:
     if head is None:
-        yield "what stands before its events: it is no JSON"
+        yield "the text before its events: it is not JSON"
     if len(events.broken_at) == 1:
-        yield f"1 event that is no JSON, or misses what an event needs; it is at byte {events.broken_at[0]}"
+        yield f"1 event that is not JSON, or lacks what an event needs; it is at byte {events.broken_at[0]}"
     elif events.broken_at:
         count, first = len(events.broken_at), events.broken_at[0]
-        yield f"{count} events that are no JSON, or miss what an event needs; the first is at byte {first}"
+        yield f"{count} events that are not JSON, or lack what an event needs; the first is at byte {first}"
     if events.is_cut:
         yield f"all that is behind byte {events.ends_at}, where it ends before its events do"
     elif behind is None:
-        yield "what stands behind its events: it is no JSON"
+        yield "the text after its events: it is not JSON"
     if damage is not None:
         yield f"what cannot be unpacked: {damage}"
 

@@ -130,7 +130,7 @@ def test_earlier_nights_are_shown_on_request(slow: list[str], capsys: pytest.Cap
 
 def test_what_is_missing_has_an_exit_code_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", *_history(tmp_path, nights=3, days_ago=3)]) == 3
-    assert "not run: nightly: it began last 74 h ago, and is meant to every 24 h" in capsys.readouterr().out
+    assert "not run: nightly: it last began 74 h ago, but should begin every 24 h" in capsys.readouterr().out
 
 
 def test_a_regression_comes_before_what_is_missing(own_slow: list[str], tmp_path: Path) -> None:
@@ -242,13 +242,13 @@ def test_benchmark_records_have_pytorchs_form(slow: list[str], capsys: pytest.Ca
         (["--suite", "nighty"], 'suite "nighty" has no run in this history; did you mean "nightly"?'),
         (
             ["--since", "yesterday"],
-            'night "yesterday" is no day as 2026-11-23 and no suite run; the newest are: night0039',
+            'night "yesterday" is neither a day, for example 2026-11-23, nor a suite run; the newest are: night0039',
         ),
         (["--since", "night003"], 'night "night003" may be any of: night0039'),
         (["--accept", "ddp"], '--accept ddp needs a reason for whoever reads it later: --because "..."'),
         (["--because", "it is so"], "--because and --metric belong to --accept CASE"),
-        (["--accept", "gpipe", "--because", "x"], 'case "gpipe" has never been judged, so that there is no level'),
-        (["--accept", "ddp", "--because", " "], "--because takes a line of up to 200 letters that can be printed"),
+        (["--accept", "gpipe", "--because", "x"], 'case "gpipe" has never been judged, so there is no level'),
+        (["--accept", "ddp", "--because", " "], "--because takes a line of up to 200 printable characters"),
     ],
 )
 def test_a_wrong_word_gets_one_line(

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 NOBODY = "65534"
-_NO_THREADS = "observatory: no more processes or threads can be started; end others of this user, or raise the limit"
+_NO_THREADS = (
+    "observatory: no more processes or threads can be started; end other processes of this user, or raise the limit"
+)
 
 
 def _said(words: list[str], folder: Path, *, limit: Callable[[], None], prefix: Sequence[str] = ()) -> tuple[int, str]:

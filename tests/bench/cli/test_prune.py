@@ -49,7 +49,7 @@ def test_a_dry_run_says_what_would_go_and_what_stays_and_deletes_nothing(
     assert names[OLD] in gone
     assert "it ended before --older-than" in gone
     assert names[NEW] in rest
-    assert "it is the newest of its series that ended well" in rest
+    assert "it is the newest good run of its series" in rest
     assert "1 run would be deleted, " in rest
     assert sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 

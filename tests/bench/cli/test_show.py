@@ -101,9 +101,9 @@ def test_a_look_leaves_nothing_beside_a_lone_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--rebuild", "--timeline"], "--import, --export, --rebuild and --timeline cannot be together"),
+        (["--rebuild", "--timeline"], "--import, --export, --rebuild and --timeline exclude each other"),
         (["--rebuild", "2026"], "--rebuild takes all runs of a folder"),
-        (["--rebuild", "--runs", "/nowhere"], "/nowhere is no folder; --runs names the one that holds the runs"),
+        (["--rebuild", "--runs", "/nowhere"], "/nowhere is not a folder; name the folder of the runs with --runs"),
     ],
 )
 def test_a_rebuild_takes_nothing_but_a_folder(

@@ -131,7 +131,7 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
             "some.toml: case.ddp.ranks is []; it may be a whole number",
         ),
         (["plan", "some.toml", "--only", "fast"], 'some.toml: no case has the tag "fast"; --only takes extra, all'),
-        (["plan", "some.toml", "--budget", "soon"], "'soon' is no time; it may be such as 90s, 45m, 2h or 1h30m"),
+        (["plan", "some.toml", "--budget", "soon"], "'soon' is not a time; use for example 90s, 45m, 2h or 1h30m"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

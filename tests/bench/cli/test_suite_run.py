@@ -342,7 +342,7 @@ def _refused(home: Path, *words: str, says: str, capsys: pytest.CaptureFixture[s
         (["--resume", "nothing"], 'suite run "nothing" is unknown; the newest in'),
         (["--only", "drills"], "drill"),
         (["--quiet", "--verbose"], "--quiet and --verbose exclude each other"),
-        (["--budget", "0"], "'0' is too short; it may be above 0 and up to a year"),
+        (["--budget", "0"], "'0' is too short; it must be above 0 and at most a year"),
     ],
 )
 def test_what_cannot_be_is_refused(

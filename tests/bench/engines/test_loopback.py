@@ -53,7 +53,7 @@ def test_a_machine_that_reaches_itself_passes() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show"], "the data folder {home} is not UTF-8, so that no store can be in it; set XDG_DATA_HOME to another"),
+        (["show"], "the data folder {home} is not UTF-8, so no store can be in it; set XDG_DATA_HOME to another"),
         (["run", "single", "--device", "cpu", "--port", "0"], "the folder of runs {home}/runs is not UTF-8; choose"),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_state_of_a_later_version_counts_as_away_and_is_said(slurm: Slurm) -> 
     slurm.says(scontrol_json=json.dumps({"nodes": [_json("n0", state=["IDLE", "QUANTUM"])]}))
     doubts = ImplausibleAnswers("Slurm")
     assert _names(read_nodes(implausible=doubts)) == set()
-    assert doubts.lines() == ['Slurm: State "QUANTUM" of node n0 (unknown here, so that it counts as away) is left out']
+    assert doubts.lines() == ['Slurm: State "QUANTUM" of node n0 (unknown here, so it counts as away) is left out']
 
 
 @pytest.mark.parametrize(

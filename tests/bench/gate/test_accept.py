@@ -155,7 +155,7 @@ def test_only_the_named_metric_is_accepted(history: History) -> None:
 @pytest.mark.parametrize(
     ("case", "metric", "message"),
     [
-        ("fsdp", None, r'case "fsdp" has never been judged, .*; judged are: ddp'),
+        ("fsdp", None, r'case "fsdp" has never been judged, .*; judged cases: ddp'),
         ("ddp", "loss", r'case "ddp" has no figure "loss"; it has: observatory_run_mean_step_seconds, '),
     ],
 )

@@ -227,7 +227,7 @@ def test_without_traces_the_cause_goes_as_far_as_it_can(history: History) -> Non
     (cause,) = _explained(history)
     can_act = ["trace_steps = 3" in why for why in cause.missing]
     assert cause.missing[0] == (
-        "which rank stands out is unknown: no step was traced; trace_steps = 3 in the suite tells it"
+        "which rank stands out is unknown: no step was traced; set trace_steps = 3 in the suite"
     )
     assert "the folder of the good run is gone, and its traces with it" in cause.missing
     assert can_act == sorted(can_act, reverse=True)

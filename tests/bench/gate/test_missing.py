@@ -34,7 +34,7 @@ def test_a_suite_that_did_not_run_is_named_with_how_long(history: History) -> No
     fill(FakeNights(history), 5)
     (missing,) = _check(history, 4, hours=31).missing
     assert (missing.kind, missing.what) == ("not_run", "nightly")
-    assert missing.reason == "it began last 31 h ago, and is meant to every 24 h"
+    assert missing.reason == "it last began 31 h ago, but should begin every 24 h"
     assert _check(history, 4, hours=29).missing == ()
 
 
@@ -133,7 +133,7 @@ def _without_mean_step(history: History, run: Summary) -> None:
     [
         ({"hardware": "AMD EPYC, 4 cores"}, "it ran on AMD EPYC, 4 cores, and before on AMD EPYC, 2 cores"),
         ({"case": make_case("ddp", 2, version=99)}, "the definition of ddp has version 99, and had"),
-        ({"case": make_case("ddp", 2, threads=2)}, "the suite declares it in another way than before"),
+        ({"case": make_case("ddp", 2, threads=2)}, "the suite now declares it differently"),
     ],
     ids=["hardware", "version", "options"],
 )
@@ -174,7 +174,7 @@ def test_a_night_whose_clock_went_back_is_named_for_some_nights(history: History
     (missing,) = check.missing
     assert (missing.kind, missing.what) == ("late", "ddp")
     assert missing.reason == (
-        "run0019-ddp began on 2024-10-18, before a night that is judged already; a clock went back"
+        "run0019-ddp began on 2024-10-18, before a night that is already judged; a clock was set back"
     )
     assert check.is_missing
     said = []

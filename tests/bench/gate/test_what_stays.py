@@ -180,7 +180,7 @@ def test_the_change_of_one_night_cannot_be_accepted_yet(history: History) -> Non
     nights.add_run(30, "ddp", nights.trials(1.1 * STEP_S), is_rerun=True)
     assert _check(history, 30).is_regression
     known = load_states(history, "nightly").values()
-    with pytest.raises(Misuse, match=r"is of this night alone, and its new level is not known yet"):
+    with pytest.raises(Misuse, match=r"is from this night only, and its new level is not known yet"):
         accept(known, case="ddp", metric=None, who="ada", because="agreed", now_ns=1)
 
 

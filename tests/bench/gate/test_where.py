@@ -143,7 +143,7 @@ def test_what_is_missing_for_a_difference_of_traces_is_told(tmp_path: Path) -> N
     _windows(folder, 0)
     assert trace_change(None, folder) == "the folder of the good run is gone, and its traces with it"
     assert trace_change(folder, None) == "the folder of the bad run is gone, and its traces with it"
-    assert trace_change(empty, folder) == "the good run kept no trace; trace_steps = 3 in the suite keeps some"
+    assert trace_change(empty, folder) == "the good run kept no trace; set trace_steps = 3 in the suite"
 
 
 def test_a_broken_trace_is_told(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_rank_that_stood_out_before_is_told_as_such() -> None:
         (make_summary(case=make_case("single", 1)), "a lone rank has no peers"),
         (
             make_summary(case=CASE, notes=()),
-            "which rank stands out is unknown: no step was traced; trace_steps = 3 in the suite tells it",
+            "which rank stands out is unknown: no step was traced; set trace_steps = 3 in the suite",
         ),
         (_summary(GOOD, notes=()), "which rank stands out is unknown: the windows of its ranks were not joined"),
     ],

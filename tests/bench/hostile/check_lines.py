@@ -20,11 +20,13 @@ LINES = (
     ),
     Line(f"check --suite folder/nope.toml {_JUDGED}", 2, 'suite "folder/nope.toml" has no run in this history; it has'),
     Line(f"check --suite 'nope; rm' {_JUDGED}", 2, 'suite "nope; rm" has no run in this history; it has nightly'),
-    Line(
-        f"check --accept nope --because x {_JUDGED}", 2, 'case "nope" has never been judged, so that there is no level'
-    ),
+    Line(f"check --accept nope --because x {_JUDGED}", 2, 'case "nope" has never been judged, so there is no level'),
     Line(f"check --suite nope --accept ddp --because x {_JUDGED}", 2, 'suite "nope" has no run in this history'),
-    Line(f"check --since nope {_JUDGED}", 2, 'night "nope" is no day as 2026-11-23 and no suite run; the newest are'),
+    Line(
+        f"check --since nope {_JUDGED}",
+        2,
+        'night "nope" is neither a day, for example 2026-11-23, nor a suite run; the newest are',
+    ),
     Line("check --suite ''", 2, "it is empty; leave it out, or name one"),
     Line("check nightly", 2, "unexpected extra argument (nightly)"),
     Line("check --format xml", 2, "'xml' is not one of"),

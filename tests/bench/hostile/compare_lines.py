@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.bench.hostile.line import Line
 
-_TWO = "a comparison has two sides: `observatory compare A B` takes two runs, suite runs or commits"
-_NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
+_TWO = "a comparison has two sides: `observatory compare A B` compares two runs, suite runs or commits"
+_NO_RUN = "is unknown; the history has no run yet, `observatory run` makes one"
 _AB = "compare --ab ddp --device cpu"
 
 LINES = (
@@ -33,7 +33,7 @@ LINES = (
     Line("compare x --ab ddp", 2, "--ab measures now, and takes no A and B from the history; leave x out"),
     Line("compare --ab ddp --only x", 2, "--only is for --aa; leave it out"),
     Line(_AB, 2, "A and B are the same; give --a or --b KEY=VALUE"),
-    Line(f"{_AB} --a bucket_mb=25", 2, "A and B come to the same case, ddp on 2: what they set is the default"),
+    Line(f"{_AB} --a bucket_mb=25", 2, "A and B are the same case, ddp on 2, because they set the defaults"),
     Line(f"{_AB} --a buckets=1", 2, 'side A: ddp has no option "buckets"; did you mean "bucket_mb"?'),
     Line(f"{_AB} --b bucket_mb=x", 2, "side B: ddp: option bucket_mb"),
     Line(f"{_AB} --b bucket_mb", 2, 'side B: --b "bucket_mb" has no value; write it as KEY=VALUE'),
@@ -44,7 +44,7 @@ LINES = (
     Line(f"{_AB} --b strategy=matmul", 2, "A is ddp and B matmul, which measure different things"),
     Line(f"{_AB} --b shape=huge", 2, 'side B: shape "huge" is unknown; use one of tiny'),
     Line(f"{_AB} --b ranks=99999999", 2, "side B: ranks is 99999999; it must be 4096 or less"),
-    Line(f"{_AB} --b bucket_mb=1 --trials 1", 2, "trials is 1; two sides are compared by 2 trials or more"),
+    Line(f"{_AB} --b bucket_mb=1 --trials 1", 2, "trials is 1; a comparison needs 2 trials or more"),
     Line(f"{_AB} --b bucket_mb=1 --limit nan", 2, "limit is nan; it must be a number of seconds"),
     Line(f"{_AB} --b bucket_mb=1 --runs /dev/null/x", 4, "no run can be written in /dev/null/x"),
     Line(f"{_AB} --b bucket_mb=1 --store notaurl", 2, "the store's URL cannot be read"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.bench.hostile.line import Line
 
 LONG = "a" * 300
-_NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
+_NO_RUN = "is unknown; the history has no run yet, `observatory run` makes one"
 
 LINES = (
     Line("diagnose pipe-run", 2, "pipe-run/case.json cannot be read: Is a named pipe"),

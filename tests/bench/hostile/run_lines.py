@@ -10,8 +10,8 @@ _FAULT = "does not have the form KIND@RANK:STEP, for example hang@1:3; KIND is o
 _HERE = "but available memory is only"
 _WHOLE = "it may be a whole number of at least"
 _SHAPES = "use one of tiny, 125m, 1b, 8b, 70b"
-_NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
-_NO_LIST = "is not a valid integer, nor a list such as 1,2,4"
+_NO_RUN = "is unknown; the history has no run yet, `observatory run` makes one"
+_NO_LIST = "is not a valid integer, nor a list like 1,2,4"
 _NOT_IN_A_CURVE = "cannot be set with it; use one number of ranks"
 
 LINES = (
@@ -41,7 +41,7 @@ LINES = (
     Line("run three_d --ranks 3", 2, "three_d: ranks is 3; it needs 4 or more ranks"),
     Line("run hsdp --ranks 3", 2, "hsdp: ranks is 3; it needs 4 or more ranks"),
     Line("run parameter_server --ranks 1", 2, "parameter_server: ranks is 1; it needs 2 or more ranks"),
-    Line("run gpipe --ranks 9", 2, "take --layers 9 or a multiple of it, or fewer ranks"),
+    Line("run gpipe --ranks 9", 2, "use --layers 9 or a multiple of it, or fewer ranks"),
     Line("run tensor_parallel --ranks 3", 2, "cannot be shared equally by 3 ranks"),
     Line("run ring_attention --ranks 3", 2, "sequence 128 cannot be cut into 6 equal chunks"),
     Line("run ulysses --ranks 3 --batch 3", 2, "sequence 128 cannot be cut into 3 equal chunks"),
@@ -53,7 +53,7 @@ LINES = (
     Line("run ddp --ranks 1,2.5", 2, f"'1,2.5' {_NO_LIST}"),
     Line("run ddp --ranks '1;2'", 2, f"'1;2' {_NO_LIST}"),
     Line("run ddp --ranks \x1b[31m,2", 2, f"'\\x1b[31m,2' {_NO_LIST}"),
-    Line("run ddp --ranks 1,1", 2, "'1,1' is not a list of different numbers of ranks, such as 1,2,4"),
+    Line("run ddp --ranks 1,1", 2, "'1,1' is not a list of different numbers of ranks; for example 1,2,4"),
     Line("run ddp --ranks 0,1", 2, "'0,1' is not a list of different numbers of ranks"),
     Line("run ddp --ranks 1,-2", 2, "'1,-2' is not a list of different numbers of ranks"),
     Line("run ddp --ranks 1,3", 2, "--ranks 3: ddp: batch 8 cannot be shared equally by 3 data ranks"),
@@ -196,8 +196,8 @@ LINES = (
     Line("run ddp --dry-run --store sqlite:///missing/x", 4, "missing does not exist; make it, or choose another"),
     Line("run ddp --dry-run --store sqlite:////proc/x", 4, "sqlite:////proc/x cannot be written: "),
     Line("run ddp --dry-run --store sqlite:///folder", 4, "folder is a folder; name a file in it"),
-    Line("run ddp --dry-run --store sqlite:///pipe", 4, "pipe is no regular file; choose another --store"),
-    Line("run ddp --dry-run --store sqlite:///new?timeout=abc", 2, "what stands behind its ? cannot be read"),
+    Line("run ddp --dry-run --store sqlite:///pipe", 4, "pipe is not a regular file; choose another --store"),
+    Line("run ddp --dry-run --store sqlite:///new?timeout=abc", 2, "the part after its ? cannot be read"),
     Line("run ddp --dry-run --store 'postgresql://127.0.0.1:1/x?sslmode=bogus'", 4, "check that the server runs"),
     Line("run ddp --dry-run --runs garbage.json/x", 4, "no run can be written in garbage.json/x: Not a directory"),
     Line("run ddp --dry-run --format xml", 2, "'xml' is not one of"),
@@ -219,13 +219,13 @@ LINES = (
     Line("run single --runs loop/x", 4, "no run can be written in loop/x: Too many levels of symbolic links"),
     Line(f"run single --runs {LONG}", 4, "File name too long; choose another place with --runs"),
     Line("run single --store notaurl", 2, "the store's URL cannot be read"),
-    Line("run single --store postgresql://db..example/x", 2, '"db..example" is no name of a machine'),
-    Line("run single --store 'postgresql:///x?host=db,a..b'", 2, '"a..b" is no name of a machine'),
-    Line("run single --store sqlite:///", 2, "names no file, and would keep nothing"),
-    Line("run single --store sqlite://", 2, "names no file, and would keep nothing"),
-    Line("run single --dry-run --store sqlite:///:memory:", 2, "names no file, and would keep nothing"),
+    Line("run single --store postgresql://db..example/x", 2, '"db..example" is not a host name'),
+    Line("run single --store 'postgresql:///x?host=db,a..b'", 2, '"a..b" is not a host name'),
+    Line("run single --store sqlite:///", 2, "names no file and would keep nothing"),
+    Line("run single --store sqlite://", 2, "names no file and would keep nothing"),
+    Line("run single --dry-run --store sqlite:///:memory:", 2, "names no file and would keep nothing"),
     Line("run single --store ''", 2, "it is empty; leave it out, or name one"),
-    Line("run single --store sqlite:///new?timeout=abc", 2, "what stands behind its ? cannot be read", before=1),
+    Line("run single --store sqlite:///new?timeout=abc", 2, "the part after its ? cannot be read", before=1),
     Line("run single --store sqlite:///missing/x", 4, "missing does not exist; make it, or choose", before=1),
     Line("run single --store sqlite:///garbage.sqlite", 4, "file is not a database", before=1),
     Line("run single --store 'postgresql://127.0.0.1:1/x?sslmode=bogus'", 4, "check that the server runs", before=1),

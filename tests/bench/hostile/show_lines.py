@@ -8,8 +8,8 @@ LONG = "a" * 300
 BYTES = "\udcff"
 """How Python gives an argument of the byte 0xff, which is no UTF-8."""
 _RANGE = "is not in the range 1<=x<=1000000"
-_KNOWN = "it may be sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
-_NO_RUN = "is unknown; no run is in the history yet, `observatory run` makes one"
+_KNOWN = "use for example sqlite:////FOLDER/history.sqlite or postgresql://USER@HOST/NAME"
+_NO_RUN = "is unknown; the history has no run yet, `observatory run` makes one"
 _NCCL = "`all_reduce_perf -J FILE`"
 
 LINES = (
@@ -31,7 +31,9 @@ LINES = (
     Line("list \x1b[31mddp", 2, 'strategy "\\x1b[31mddp" is unknown'),
     Line(f"list {BYTES}", 2, 'strategy "\\udcff" is unknown'),
     Line("list ddp fsdp", 2, "unexpected extra argument (fsdp)"),
-    Line("list ddp --options", 2, "--options lists those of all strategies; `observatory list ddp` has its own"),
+    Line(
+        "list ddp --options", 2, "--options lists the options of all strategies; `observatory list ddp` shows its own"
+    ),
     Line("list --options=1", 2, "Option '--options' does not take a value"),
     Line("list ddp --format xml", 2, "'xml' is not one of 'table', 'json', 'csv'"),
     Line("list --format", 2, "requires an argument"),
@@ -83,21 +85,21 @@ LINES = (
     Line("show pipe-run --export new", 2, "pipe-run/case.json cannot be read: Is a named pipe"),
     Line("show device-run", 2, "device-run/case.json cannot be read: it is a link"),
     Line("show folder-run", 2, "folder-run/case.json cannot be read: Is a directory"),
-    Line("show x --strategy ddp", 2, "only the list of runs takes --strategy; leave out what"),
-    Line("show x --suite smoke --limit 3", 2, "only the list of runs takes --suite and --limit; "),
-    Line("show strange-run --limit 20", 2, "only the list of runs takes --limit; "),
-    Line("show --import nccl.json --strategy ddp", 2, "only the list of runs takes --strategy; "),
-    Line("show --export new --suite smoke", 2, "only the list of runs takes --suite; "),
-    Line("show x --setting drill", 2, "only the list of runs takes --setting; "),
-    Line("show --rebuild --limit 3", 2, "only the list of runs takes --limit; "),
+    Line("show x --strategy ddp", 2, "only the list of runs accepts --strategy; leave out what"),
+    Line("show x --suite smoke --limit 3", 2, "only the list of runs accepts --suite and --limit; "),
+    Line("show strange-run --limit 20", 2, "only the list of runs accepts --limit; "),
+    Line("show --import nccl.json --strategy ddp", 2, "only the list of runs accepts --strategy; "),
+    Line("show --export new --suite smoke", 2, "only the list of runs accepts --suite; "),
+    Line("show x --setting drill", 2, "only the list of runs accepts --setting; "),
+    Line("show --rebuild --limit 3", 2, "only the list of runs accepts --limit; "),
     Line("show --setting ''", 2, "it is empty; leave it out, or name one"),
     Line("show --rebuild --setting drill", 2, "--rebuild takes all runs of a folder"),
     Line(f"show '{'a b ' * 25_000}'", 2, "File name too long"),
-    Line("show --details", 2, "--details is of one run; `observatory show RUN --details`"),
-    Line("show --details --strategy ddp", 2, "--details is of one run"),
-    Line("show x --details --timeline", 2, "--details is of one run"),
-    Line("show x --details --export new", 2, "--details is of one run"),
-    Line("show --import nccl.json --details", 2, "--details is of one run"),
+    Line("show --details", 2, "--details shows one run; use `observatory show RUN --details`"),
+    Line("show --details --strategy ddp", 2, "--details shows one run"),
+    Line("show x --details --timeline", 2, "--details shows one run"),
+    Line("show x --details --export new", 2, "--details shows one run"),
+    Line("show --import nccl.json --details", 2, "--details shows one run"),
     Line("show x --details", 2, f'run "x" {_NO_RUN}'),
     Line("show folder --details", 2, "folder holds no run: case.json is missing"),
     Line("show -v", 2, "No such option '-v'"),
@@ -105,7 +107,7 @@ LINES = (
     Line("show --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("show --runs ''", 2, "it is empty; name a folder"),
     Line(f"show --runs {LONG}", 2, "File name too long"),
-    Line("show --rebuild --runs missing", 2, "missing is no folder; --runs names the one that holds the runs"),
+    Line("show --rebuild --runs missing", 2, "missing is not a folder; name the folder of the runs with --runs"),
     Line(f"show --rebuild --runs {LONG}", 2, "File name too long"),
     Line("show --rebuild --runs ''", 2, "it is empty; name a folder"),
     Line("show --rebuild x", 2, "--rebuild takes all runs of a folder"),
@@ -113,7 +115,7 @@ LINES = (
     Line("show --store notaurl", 2, _KNOWN),
     Line("show --store ''", 2, "it is empty; leave it out, or name one"),
     Line("show --store \x1b[31m", 2, _KNOWN),
-    Line(f"show --store sqlite:///{BYTES}", 2, "the store's URL is not UTF-8; take a folder whose name is"),
+    Line(f"show --store sqlite:///{BYTES}", 2, "the store's URL is not UTF-8; use a folder whose name is"),
     Line("show --store postgresql://host:port/name", 2, _KNOWN),
     Line("show --store sqlite:///folder", 4, "folder is a folder; name a file in it"),
     Line("show --store sqlite:///missing/x", 4, "missing does not exist; make it, or choose another --store"),
@@ -121,12 +123,12 @@ LINES = (
     Line("show --store sqlite:///garbage.sqlite", 4, "file is not a database; choose another file with --store"),
     Line("show --store sqlite:///other.sqlite", 4, "the store is another program's database"),
     Line(f"show --store sqlite:///{LONG}", 4, "File name too long; choose another file with --store"),
-    Line("show --store sqlite:///:memory:", 2, "names no file, and would keep nothing"),
-    Line("show --store sqlite:///", 2, "names no file, and would keep nothing"),
-    Line("show --store sqlite:////dev/zero", 4, "/dev/zero is no regular file; choose another --store"),
-    Line("show --store sqlite:///other.sqlite?timeout=abc", 2, "what stands behind its ? cannot be read"),
-    Line("show --store sqlite:///pipe", 4, "pipe is no regular file; choose another --store"),
-    Line("show --store sqlite:///socket", 4, "socket is no regular file; choose another --store"),
+    Line("show --store sqlite:///:memory:", 2, "names no file and would keep nothing"),
+    Line("show --store sqlite:///", 2, "names no file and would keep nothing"),
+    Line("show --store sqlite:////dev/zero", 4, "/dev/zero is not a regular file; choose another --store"),
+    Line("show --store sqlite:///other.sqlite?timeout=abc", 2, "the part after its ? cannot be read"),
+    Line("show --store sqlite:///pipe", 4, "pipe is not a regular file; choose another --store"),
+    Line("show --store sqlite:///socket", 4, "socket is not a regular file; choose another --store"),
     Line("show --store 'sqlite:///file:x?uri=true&mode=bogus'", 4, "no such access mode: bogus"),
     Line("show --store mysql://host/name", 2, "mysql is not supported; it may be sqlite or postgresql"),
     Line("show --store postgresql+asyncpg://host/x", 4, "its driver asyncpg is not installed"),
@@ -140,7 +142,7 @@ LINES = (
     Line("show --import /dev/null", 2, "/dev/null: Is a device; give a file that"),
     Line("show --import pipe", 2, "pipe: Is a named pipe; give a file that"),
     Line("show --import socket", 2, "socket: Is a socket; give a file that"),
-    Line("show --import long.json", 2, "it goes on beyond 64 MiB"),
+    Line("show --import long.json", 2, "it is larger than 64 MiB"),
     Line("show --import garbage.json", 2, "garbage.json: is not JSON"),
     Line("show --import empty.json", 2, "empty.json: is empty"),
     Line("show --import cut.json", 2, "cut.json: is"),
@@ -164,32 +166,40 @@ LINES = (
     Line("show --timeline", 2, "--timeline needs a run"),
     Line("show x --timeline", 2, f'run "x" {_NO_RUN}'),
     Line("show folder --timeline --format json", 2, "folder holds no run"),
-    Line("show x --timeline --rebuild", 2, "cannot be together"),
-    Line("show --import nccl.json --export folder", 2, "cannot be together"),
+    Line("show x --timeline --rebuild", 2, "exclude each other"),
+    Line("show --import nccl.json --export folder", 2, "exclude each other"),
     # prune
-    Line("prune", 2, "nothing says what to delete; --older-than 30d does, or --keep-bytes 20G"),
-    Line("prune --dry-run", 2, "nothing says what to delete"),
+    Line("prune", 2, "--older-than or --keep-bytes is required"),
+    Line("prune --dry-run", 2, "--older-than or --keep-bytes is required"),
     *(
-        Line(f"prune --older-than {text}", 2, f"'{text}' is too short; it may be above 0 and up to a year, such as 12h")
+        Line(
+            f"prune --older-than {text}",
+            2,
+            f"'{text}' is too short; it must be above 0 and at most a year, for example 12h",
+        )
         for text in ("0d", "0h", "0.0d", "0d0h0s")
     ),
-    Line("prune --older-than 400d", 2, "'400d' is too long; it may be above 0 and up to a year, such as 12h or 30d"),
-    Line("prune --older-than 30", 2, "'30' has no unit; it may be such as 12h or 30d"),
+    Line(
+        "prune --older-than 400d",
+        2,
+        "'400d' is too long; it must be above 0 and at most a year, for example 12h or 30d",
+    ),
+    Line("prune --older-than 30", 2, "'30' has no unit; use for example 12h or 30d"),
     Line(
         "prune --older-than 99999999999999999999d",
         2,
-        "is too long; it may be above 0 and up to a year",
+        "is too long; it must be above 0 and at most a year",
     ),
     *(
-        Line(f"prune --older-than {text}", 2, "is no time; it may be such as")
+        Line(f"prune --older-than {text}", 2, "is not a time; use for example")
         for text in ("''", "-1d", "nand", "1y", "x", "\x1b[31m", BYTES)
     ),
     *(
-        Line(f"prune --keep-bytes {text}", 2, "is no size; it may be such as 500M, 20G or 1T")
+        Line(f"prune --keep-bytes {text}", 2, "is not a size; use for example 500M, 20G or 1T")
         for text in ("''", "-1", "20X", "inf", "9" * 30, "1e9", "\x1b[31m", BYTES)
     ),
     Line("prune --older-than 1d --keep ''", 2, "it is empty; leave it out, or name one"),
-    Line("prune --older-than 1d --runs missing", 2, "missing is no folder; --runs names the one that holds the runs"),
+    Line("prune --older-than 1d --runs missing", 2, "missing is not a folder; name the folder of the runs with --runs"),
     Line("prune --older-than 1d --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("prune --older-than 1d --runs ''", 2, "it is empty; name a folder"),
     Line("prune --older-than 1d --runs folder --store notaurl", 2, "the store's URL cannot be read"),

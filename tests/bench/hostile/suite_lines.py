@@ -9,7 +9,7 @@ MANY = "a" * 100_000
 WORDS = "a b " * 25_000
 _SHIPPED = "shipped are: collectives"
 _NO_TOML = "name a TOML file"
-_TIME = "is no time; it may be such as 90s, 45m, 2h or 1h30m"
+_TIME = "is not a time; use for example 90s, 45m, 2h or 1h30m"
 _PLAN = "suite plan smoke"
 
 LINES = (
@@ -47,18 +47,18 @@ LINES = (
     Line("suite plan weak-own.toml", 2, "[case.ddp] batch follows from the baseline's in weak scaling; set it there"),
     Line("suite plan weak.toml --set case.ddp.batch=8", 2, "[case.ddp] batch follows from the baseline's"),
     Line("suite plan weak.toml --set case.ddp.batch=[8,16]", 2, "[case.ddp] batch follows from the baseline's"),
-    Line("suite plan weak.toml --set defaults.batch=[8,16]", 2, "[defaults] batch is a list; set batch in the cases"),
+    Line("suite plan weak.toml --set defaults.batch=[8,16]", 2, "[defaults] batch is a list; set batch in each case"),
     Line("suite plan weak.toml --set case.single.batch=[8,16]", 2, "[case.ddp] baseline of ddp[ranks=2] is single"),
     Line("suite plan weak-two.toml", 2, '[case.ddp] has scaling = "weak", so its batch follows from the baseline\'s'),
-    Line("suite plan weak-list.toml --only all", 2, "[defaults] batch is a list; set batch in the cases"),
+    Line("suite plan weak-list.toml --only all", 2, "[defaults] batch is a list; set batch in each case"),
     Line("suite plan margin.toml", 2, "case.ddp.gate.margin is 0; it may be a number of at least 0.005 and at most 1"),
     Line("suite plan weak.toml --set case.ddp.gate.margin=2", 2, "gate.margin is 2; it may be a number of at least"),
     Line("suite plan weak.toml --set case.ddp.gate.margn=0.1", 2, "margn"),
     Line("suite plan weak.toml --set case.ddp.gate=0.1", 2, "case.ddp.gate is 0.1; it may be"),
-    Line("suite plan weak-list.toml", 2, "[defaults] batch is a list; set batch in the cases"),
+    Line("suite plan weak-list.toml", 2, "[defaults] batch is a list; set batch in each case"),
     Line(f"suite plan ./{MANY}", 2, "File name too long; name another file or folder"),
     Line(f"{_PLAN} --set defaults.{MANY}=1", 2, "characters) ..."),
-    Line(f"{_PLAN} --set {MANY}", 2, "is not KEY=VALUE, such as defaults.trials=5"),
+    Line(f"{_PLAN} --set {MANY}", 2, "is not KEY=VALUE, for example defaults.trials=5"),
     Line(f"{_PLAN} --only {MANY}", 2, "--only takes extra, all"),
     Line(f"{_PLAN} --only '{WORDS}'", 2, "--only takes extra, all"),
     Line("suite plan deep.json", 2, "deep.json: lists and tables are nested more than 16 deep (at line 1)"),
@@ -85,7 +85,7 @@ LINES = (
     Line(f"{_PLAN} --set defaults.seed=0x{'f' * 5000}", 2, 'seed is "0xffff'),
     Line(f"{_PLAN} --only ''", 2, 'no case has the tag ""'),
     Line(f"{_PLAN} --only extr", 2, 'no case has the tag "extr"; did you mean "extra"?; --only takes extra, all'),
-    Line(f"{_PLAN} --budget 0", 2, "'0' is too short; it may be above 0 and up to a year, such as 90s"),
+    Line(f"{_PLAN} --budget 0", 2, "'0' is too short; it must be above 0 and at most a year, for example 90s"),
     Line(f"{_PLAN} --budget -1h", 2, f"'-1h' {_TIME}"),
     Line(f"{_PLAN} --budget nan", 2, f"'nan' {_TIME}"),
     Line(f"{_PLAN} --budget 1e9", 2, f"'1e9' {_TIME}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.bench.hostile.line import Line
 
 _SHIPPED = "shipped are: collectives, levers, nightly, scaling, single_node, smoke"
-_TIME = "is no time; it may be such as 90s, 45m, 2h or 1h30m"
+_TIME = "is not a time; use for example 90s, 45m, 2h or 1h30m"
 _NONE = "no run of suite smoke in"
 _OLD = "20261101-010203-smoke-abc123"
 
@@ -28,7 +28,7 @@ LINES = (
     Line("suite run smoke --only \x1b[31m", 2, "no case has the tag"),
     Line("suite run smoke --set trials=5", 2, "trials"),
     Line("suite run smoke --set defaults.trials=0", 2, "trials"),
-    Line("suite run smoke --budget 0", 2, "'0' is too short; it may be above 0 and up to a year, such as 90s"),
+    Line("suite run smoke --budget 0", 2, "'0' is too short; it must be above 0 and at most a year, for example 90s"),
     Line("suite run smoke --budget -1", 2, f"'-1' {_TIME}"),
     Line("suite run smoke --budget nan", 2, f"'nan' {_TIME}"),
     Line("suite run smoke --budget 1y", 2, f"'1y' {_TIME}"),
@@ -117,7 +117,7 @@ LINES = (
     Line("suite show --limit 0", 2, "0 is not in the range 1<=x<=1000000"),
     Line("suite show --runs garbage.json", 2, "Directory 'garbage.json' is a file"),
     Line("suite show --store nonsense", 2, "the store's URL cannot be read"),
-    Line(f"suite show --store postgresql://{'a' * 64}/x", 2, '" is no name of a machine; parts between dots have 1 to'),
+    Line(f"suite show --store postgresql://{'a' * 64}/x", 2, '" is not a host name; parts between dots have 1 to'),
     Line("suite show 2026 --runs nights", 2, 'suite or suite run "2026" may be any of', before=3),
     # scaling
     Line("suite scaling", 2, "no suite has run yet; `observatory suite run scaling` runs one"),

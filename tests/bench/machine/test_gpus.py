@@ -54,13 +54,13 @@ def test_gpus_that_were_hidden_on_purpose_are_counted_and_no_mistake(variable: s
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        ("0,9,1", '"9" is no GPU here (they are 0 to 3), so CUDA shows 1 of 4 GPUs'),
+        ("0,9,1", '"9" is not a GPU here (GPUs are 0 to 3), so CUDA shows 1 of 4 GPUs'),
         ("gpu0", '"gpu0" is neither a number nor a UUID of a GPU, so CUDA shows none of 4 GPUs'),
         ("GPU-9", '"GPU-9" matches no GPU here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPUs'),
         ("GPU-", '"GPU-" matches 4 GPUs here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPUs'),
         (
             "MIG-1",
-            '"MIG-1" is no MIG instance of a GPU here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPUs',
+            '"MIG-1" is not a MIG instance of a GPU here (`nvidia-smi -L` lists them), so CUDA shows none of 4 GPUs',
         ),
         ("0,,1", '"" is neither a number nor a UUID of a GPU, so CUDA shows 1 of 4 GPUs'),
     ],

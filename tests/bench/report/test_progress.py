@@ -27,7 +27,10 @@ def test_without_a_terminal_each_trial_is_a_line_with_the_time() -> None:
         for trial in range(2):
             for steps in range(order.case.positions() + 3):
                 progress.progressed(order, trial, steps)
-    assert said == ["ddp on 2: trial 1 of 2 begins after 10 s", "ddp on 2: trial 2 of 2 begins after 20 s"]
+    assert said == [
+        "ddp on 2: trial 1 of 2 begins, 10 s after the start",
+        "ddp on 2: trial 2 of 2 begins, 20 s after the start",
+    ]
 
 
 def test_who_wants_to_hear_more_is_told_when_a_trial_has_measured_its_steps() -> None:
@@ -37,8 +40,8 @@ def test_who_wants_to_hear_more_is_told_when_a_trial_has_measured_its_steps() ->
         for steps in range(order.case.positions() + 3):
             progress.progressed(order, 0, steps)
     assert said == [
-        "ddp on 2: trial 1 of 1 begins after 10 s",
-        "ddp on 2: trial 1 of 1 has measured all its steps after 20 s",
+        "ddp on 2: trial 1 of 1 begins, 10 s after the start",
+        "ddp on 2: trial 1 of 1 has measured all its steps, 20 s after the start",
     ]
 
 

@@ -198,7 +198,7 @@ def test_a_beat_that_repeats_the_last_counter_is_no_reading(tmp_path: Path) -> N
     ("uuid", "seconds", "traced_s", "why"),
     [
         (None, range(12), 99, "they are counted of GPUs, and no rank's log names one"),
-        ("another", range(12), 99, "no beat of its node's log has the energy counter of its GPU"),
+        ("another", range(12), 99, "its node's log has no reading of its GPU's energy counter"),
         ("0-abc", (1, 4, 5, 9), 99, "over 1.0 s of them, and 2 s are needed; more --steps take longer"),
         ("0-abc", range(12), 5.2, "profiler windows lie between the measured steps; without --trace-every none do"),
     ],
@@ -226,7 +226,7 @@ def test_a_counter_that_began_anew_tells_nothing(tmp_path: Path) -> None:
     write_node(tmp_path, beats)
     found, note = judge_energy(tmp_path, ["0-abc"])
     assert RUN_TOKEN_ENERGY_JOULES.name not in found
-    assert note.endswith("the energy counter of its GPU began anew meanwhile")
+    assert note.endswith("the energy counter of its GPU was reset meanwhile")
 
 
 def test_a_mig_instance_has_no_counter_of_its_own(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_mig_instance_has_no_counter_of_its_own(tmp_path: Path) -> None:
     write_node(tmp_path, beats)
     found, note = judge_energy(tmp_path, ["0-part"])
     assert RUN_TOKEN_ENERGY_JOULES.name not in found
-    assert note.endswith("no beat of its node's log has the energy counter of its GPU")
+    assert note.endswith("its node's log has no reading of its GPU's energy counter")
 
 
 def test_on_a_cpu_energy_is_absent_since_nobody_counts_it(tmp_path: Path) -> None:

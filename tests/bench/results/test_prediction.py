@@ -97,7 +97,7 @@ def test_the_interval_is_that_of_the_one_ranks_trials() -> None:
     [
         (make_case("gpipe", ranks=2, batch=8), ALONE, alone(1.0), "no bubble of a pipeline"),
         (exposed(4, 16), exposed(), alone(1.0), "the baseline has 2 ranks"),
-        (exposed(), ALONE, alone(1.0)[:1], "does not tell how long forward and backward take"),
+        (exposed(), ALONE, alone(1.0)[:1], "does not record how long forward and backward take"),
     ],
 )
 def test_what_the_cost_model_cannot_tell_is_absent_with_the_reason(

@@ -205,7 +205,7 @@ def test_without_a_complete_trial_all_is_absent() -> None:
 def test_gloo_does_not_tell_what_it_chose(tmp_path: Path) -> None:
     write_trials(tmp_path, [[[collective(0.1)]] * 2])
     _, notes = judge(tmp_path, make_probe("collectives"))
-    assert "algorithm and protocol are absent: gloo does not tell which it chose" in notes
+    assert "algorithm and protocol are absent: gloo does not report its choice" in notes
 
 
 def test_a_rate_is_the_size_over_the_time_that_stands_beside_it_whatever_the_number_of_trials(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_rate_is_the_size_over_the_time_that_stands_beside_it_whatever_the_num
 def test_without_an_all_reduce_the_run_says_why_no_time_is_expected(tmp_path: Path) -> None:
     write_trials(tmp_path, [[[collective(0.1, name="broadcast")]] * 2])
     _, notes = judge(tmp_path, make_probe("collectives"))
-    assert "predicted times are absent: they need the link by all_reduce, which this run does not tell" in notes
+    assert "predicted times are absent: they need the link by all_reduce, which this run did not measure" in notes
 
 
 def choose(folder: Path, size: int) -> None:
@@ -263,4 +263,4 @@ def test_a_choice_for_a_size_that_was_not_measured_is_not_shown(tmp_path: Path) 
 def test_one_trial_on_nccl_asks_for_no_choice_and_says_so(tmp_path: Path) -> None:
     write_trials(tmp_path, [[[collective(0.1)]] * 2])
     _, notes = judge(tmp_path, make_probe("collectives", backend="nccl", device="cuda", trials=1))
-    assert any("one trial is measured and none asks NCCL; --trials 2 does" in note for note in notes)
+    assert any("with a single trial none asks NCCL; use --trials 2" in note for note in notes)

@@ -151,7 +151,7 @@ def test_what_no_node_wrote_stays_however_old_it_is(folder: Path, text: str) -> 
 def test_a_file_of_somebody_else_with_the_nodes_name_is_left_as_it_is(folder: Path) -> None:
     theirs = folder / "a%3A1.json"
     theirs.write_text('[{"targets": ["x:1"]}]')
-    with pytest.raises(Misuse, match="holds targets of somebody else, and is left as it is; name another folder"):
+    with pytest.raises(Misuse, match="holds somebody else's targets and is left unchanged; name another folder"):
         _target(folder, "a:1").show()
     assert theirs.read_text() == '[{"targets": ["x:1"]}]'
 
@@ -159,7 +159,7 @@ def test_a_file_of_somebody_else_with_the_nodes_name_is_left_as_it_is(folder: Pa
 def test_a_link_with_the_nodes_name_is_not_followed(folder: Path, tmp_path: Path) -> None:
     aim = tmp_path / "aim"
     (folder / "a%3A1.json").symlink_to(aim)
-    with pytest.raises(InfrastructureFailed, match="is a link, and must be a file itself; name a folder"):
+    with pytest.raises(InfrastructureFailed, match="is a link, but must be a file; name a folder"):
         _target(folder, "a:1").show()
     assert not aim.exists()
 
@@ -230,7 +230,7 @@ def test_trouble_on_the_way_is_said_and_passes(folder: Path) -> None:
         _wait_until(lambda: bool(notices))
         file.unlink()
         _wait_until(lambda: list(_listed(folder)) == ["a:1"])
-    assert set(notices) == {f"{file}: holds targets of somebody else, and is left as it is; name another folder"}
+    assert set(notices) == {f"{file}: holds somebody else's targets and is left unchanged; name another folder"}
 
 
 def test_a_file_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:

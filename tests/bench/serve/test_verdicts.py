@@ -202,4 +202,4 @@ def test_a_verdict_that_cannot_be_read_ends_nothing_and_is_told(
     verdicts.ask()
     assert verdicts.samples() == ()
     assert len(notices) == 1
-    assert notices[0].startswith("verdicts of suite nightly are no longer updated: what the gate kept of")
+    assert notices[0].startswith("verdicts of suite nightly are no longer updated: the gate's state for")

@@ -64,7 +64,7 @@ def test_options_that_are_not_given_have_their_default() -> None:
         (
             {"options": {"compile": "default", "bucket_mb": 0.5}},
             "ddp: option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB:"
-            " take bucket_mb=1 or more, or compile=none",
+            " use bucket_mb=1 or more, or compile=none",
         ),
     ],
 )

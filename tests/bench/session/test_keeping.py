@@ -306,7 +306,7 @@ def test_files_of_two_runs_in_one_folder_are_refused(tmp_path: Path, history: Hi
         explicit_baseline=None,
     ).summaries
     shutil.copyfile(Path(single.folder) / "summary.json", Path(ddp.folder) / "summary.json")
-    with pytest.raises(Misuse, match=f"summary.json is of run {single.run}, and case.json beside it of {ddp.run}"):
+    with pytest.raises(Misuse, match=f"summary.json is of run {single.run}, but case.json next to it of {ddp.run}"):
         load(Path(ddp.folder))
 
 

@@ -147,7 +147,7 @@ def test_the_newest_of_a_series_that_ended_well_stays(place: Place) -> None:
         place.add(name, days_old=days, case=NEWER, outcome=outcome)
     found = place.plan(30)
     assert set(_gone(found)) == {"first", "failed"}
-    assert _why_kept(found) == {"good": "it is the newest of its series that ended well"}
+    assert _why_kept(found) == {"good": "it is the newest good run of its series"}
 
 
 def test_a_baseline_stays_as_long_as_a_run_that_was_read_against_it(place: Place) -> None:
@@ -218,7 +218,7 @@ def test_a_run_that_the_history_lacks_stays(place: Place) -> None:
 
 def test_a_folder_that_cannot_be_read_stays(place: Place) -> None:
     (place.add("broken", days_old=50) / "case.json").write_text("{")
-    assert "nobody knows what it is" in _why_kept(place.plan(0))["broken"]
+    assert "its kind is unknown" in _why_kept(place.plan(0))["broken"]
 
 
 def test_what_is_no_run_is_not_looked_at(place: Place) -> None:
@@ -324,7 +324,7 @@ def test_a_run_that_has_begun_to_go_on_since_stays(place: Place) -> None:
     with _locked(folder):
         gone, problems = carry_out(found)
     assert gone == ()
-    assert problems == (f"{folder} stays: a process works on it now",)
+    assert problems == (f"{folder} stays: a process is working on it",)
     assert place.names() == {"old"}
 
 

@@ -107,7 +107,7 @@ def test_case_json_tells_when_the_run_went_on(resumed: tuple[Run, int]) -> None:
 
 
 def test_a_run_that_goes_on_already_is_refused(resumed: tuple[Run, int]) -> None:
-    with pytest.raises(Misuse, match="is still running; wait for its end"):
+    with pytest.raises(Misuse, match=r"is still active: .*; wait until it ends"):
         resume(resumed[0].folder, make_machine())
 
 

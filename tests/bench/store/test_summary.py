@@ -38,6 +38,6 @@ def test_a_newer_summary_is_refused_although_its_form_is_unknown() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema_version": 1}', b"\xff"])
 def test_what_is_no_summary_is_refused_in_one_line(data: bytes) -> None:
-    with pytest.raises(Misuse, match="is no summary") as refused:
+    with pytest.raises(Misuse, match="is not a summary") as refused:
         decode(data)
     assert "\n" not in str(refused.value)

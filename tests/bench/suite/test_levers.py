@@ -145,7 +145,7 @@ def test_a_claim_is_about_the_series_with_its_labels() -> None:
             "checkpointed skipped: it needs 8 GPUs, 0 are here",
         ),
         (FakeCase(name="checkpointed", outcome="timed_out"), "checkpointed timed out"),
-        (FakeCase(name="checkpointed"), "the run of checkpointed is not on this machine any more"),
+        (FakeCase(name="checkpointed"), "the run of checkpointed is no longer on this machine"),
         (
             replace(_case("checkpointed", _steps(*PLAIN_S)), outcome="failed", reason="rank 1 was killed"),
             "checkpointed failed: rank 1 was killed",
@@ -173,7 +173,7 @@ def test_a_metric_that_may_be_0_has_no_ratio_where_it_is() -> None:
     claim = msgspec.structs.replace(CLAIM, metric=RUN_OVERLAP_RATIO.name)
     off, on = estimate_share(RUN_OVERLAP_RATIO, (0.0, 0.0)), estimate_share(RUN_OVERLAP_RATIO, (0.5, 0.6))
     found = _judged(_case("plain", off), _case("checkpointed", on), claim)
-    assert (found.verdict, found.reason) == (None, "plain has 0 of it, so that no ratio is defined")
+    assert (found.verdict, found.reason) == (None, "plain has 0 of it, so no ratio is defined")
 
 
 def test_a_suite_says_which_device_a_claim_is_about(tmp_path: Path) -> None:

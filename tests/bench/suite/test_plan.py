@@ -342,7 +342,7 @@ def test_a_run_elsewhere_or_one_that_failed_gives_no_estimate(folder: Path, chan
     planned = _one(folder, ONE, HERE, run)
     assert planned.estimate_s is None
     assert planned.why_no_estimate is not None
-    assert planned.why_no_estimate.startswith("no run of it on ")
+    assert planned.why_no_estimate.startswith("the newest runs of the history have none of it on ")
 
 
 def test_without_a_history_the_reason_stands_in_place_of_estimates(folder: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_case_of_unknown_time_takes_nothing_of_the_budget(folder: Path) -> Non
 def test_a_budget_that_no_case_fits_in_is_refused(folder: Path) -> None:
     plan = _timed(folder, THREE, 10, 12, 14)
     assert within_budget(plan, 9)[0] == ()
-    with pytest.raises(Misuse, match="not one case fits into a budget of 9 s; the shortest takes about 10 s: take a"):
+    with pytest.raises(Misuse, match="not one case fits into a budget of 9 s; the shortest takes about 10 s: use a"):
         left_out(plan, budget_s=9)
 
 

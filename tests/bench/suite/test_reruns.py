@@ -80,7 +80,7 @@ def test_a_rerun_is_never_the_newest_result_of_its_series(tmp_path: Path) -> Non
     night = _night(tmp_path, {"ddp": False})
     night.run(plan_of(planned("ddp")))
     (again,) = _reruns(night)
-    assert why_ad_hoc(again.case, again.purpose) == ("the gate ordered it, to tell a change from chance",)
+    assert why_ad_hoc(again.case, again.purpose) == ("the gate ordered it, to separate a change from chance",)
 
 
 def test_the_baseline_of_a_suspected_efficiency_is_measured_again_beside_it(tmp_path: Path) -> None:

@@ -261,11 +261,11 @@ def test_a_suite_with_another_setting_has_another_digest(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("trials", '--set "trials" is not KEY=VALUE, such as defaults.trials=5 or case.ddp.ranks=[1,2]'),
+        ("trials", '--set "trials" is not KEY=VALUE, for example defaults.trials=5 or case.ddp.ranks=[1,2]'),
         ("defaults.trials=", '--set "defaults.trials=" is not KEY=VALUE'),
-        ("trials.x=5", "--set trials.x names no key of a suite; it may be such as nightly, defaults.trials or"),
+        ("trials.x=5", "--set trials.x names no key of a suite; use for example nightly, defaults.trials or"),
         ("case.dpp.trials=5", '--set case.dpp.trials: {file} has no [case.dpp]; did you mean "ddp"?'),
-        ("case.ddp=5", "--set case.ddp is a whole table; name a key of it, such as case.ddp.trials"),
+        ("case.ddp=5", "--set case.ddp is a whole table; name one of its keys, for example case.ddp.trials"),
         ("case.ddp.name.x=5", "unknown key 'case.ddp.name'"),
         ("defaults.trails=5", "unknown key 'defaults.trails'; did you mean 'trials'?"),
         ("schema_version=2", "schema_version is 2, and this program reads 1; use the version"),
@@ -285,8 +285,8 @@ def test_a_key_is_set_once(folder: Path) -> None:
 
 REFUSED = [
     ("x", "line 2: Expected '=' after a key in a key/value pair; this is not TOML"),
-    ("[case.ddp]\n[case.ddp]", "line 3: [case.ddp] is there twice; rename one of the two"),
-    ("[case.ddp]\nranks = 1\nranks = 2", "line 4: a key is there twice; give it once"),
+    ("[case.ddp]\n[case.ddp]", "line 3: [case.ddp] is there twice; rename one"),
+    ("[case.ddp]\nranks = 1\nranks = 2", "line 4: a key is given twice; give it once"),
     ("day = 2026-13-45", "line 2: "),
     ("", "missing key 'case'; add it (The cases, a table each: [case.NAME])"),
     ("case = 3", "case is 3; it may be a table"),
@@ -294,7 +294,7 @@ REFUSED = [
     ("defaults = 3\n[case.ddp]", "defaults is 3; it may be a table"),
     ("[cases.ddp]", "unknown key 'cases'; did you mean 'case'?"),
     ("[case.'a b']", 'case has the key "a b"; it may be a name of letters, digits, _ and -, at most 60 of them'),
-    ('[defaults]\nstrategy = "ddp"\n[case.ddp]', "[defaults] has a strategy, which each case says for itself"),
+    ('[defaults]\nstrategy = "ddp"\n[case.ddp]', "[defaults] has a strategy, but each case names its own"),
     ("[case.dpp]", '[case.dpp] names no strategy, and has no key strategy: strategy "dpp" is unknown; did you mean'),
     ('[case.a]\nstrategy = "dpp"', 'case.a.strategy is "dpp"; did you mean "ddp"?'),
     (
@@ -361,9 +361,12 @@ REFUSED = [
         "case.ddp.needs.gpus is -1; it may be a whole number of at least 0 and at most 1,000,000",
     ),
     ("[case.ddp]\nexpect = { rank = 1 }", "missing key 'case.ddp.expect.outcome'; add it (How the case must end)"),
-    ("[case.matmul]\nbatch = 8", "[case.matmul] batch is of training, and matmul is a probe; leave it out"),
+    ("[case.matmul]\nbatch = 8", "[case.matmul] batch is for training, and matmul is a probe; leave it out"),
     # Baselines and curves.
-    ('[case.ddp]\nranks = 2\nbaseline = "singel"\n[case.single]', '[case.ddp] baseline is "singel", which is no case'),
+    (
+        '[case.ddp]\nranks = 2\nbaseline = "singel"\n[case.single]',
+        '[case.ddp] baseline is "singel", which is not a case',
+    ),
     (
         '[case.ddp]\nranks = 2\nbaseline = "single[a=1]"\n[case.single]\nranks = 1',
         '[case.ddp] baseline is "single[a=1]",',
@@ -382,7 +385,7 @@ REFUSED = [
     ),
     (
         '[case.ddp]\nranks = 2\nbaseline = "single"\n[case.single]\nranks = 1\nbaseline = "ddp"',
-        "[case.ddp] baseline goes in a circle: ddp > single > ddp; cut it",
+        "[case.ddp] baseline is circular: ddp > single > ddp; break the circle",
     ),
     (
         '[case.ddp]\nranks = [2, 4]\nbaseline = "single"\n[case.single]\nranks = 1\nbatch = [8, 16]',
@@ -394,7 +397,8 @@ REFUSED = [
     ),
     (
         '[case.ddp]\nscaling = "weak"\nranks = [2, 3]\nbatch = 9',
-        "[case.ddp] scaling: ddp[ranks=3] trains on 3 ranks, ddp[ranks=2] on 2 with batch 9, which makes no whole",
+        "[case.ddp] scaling: ddp[ranks=3] trains on 3 ranks, ddp[ranks=2] on 2 with batch 9, which does not make"
+        " a whole",
     ),
     (
         '[case.ddp]\nscaling = "weak"\nranks = 2\nbatch = 9\nbaseline = "single"\n[case.single]\nranks = 1',
@@ -411,7 +415,7 @@ REFUSED = [
     ),
     (
         f'[case.ddp]\n[lever.a]\noff = "ddp"\non = "dp"\n{CLAIM}',
-        '[lever.a] on is "dp", which is no case of the suite; did',
+        '[lever.a] on is "dp", which is not a case of the suite; did',
     ),
     (
         f'[case.ddp]\n[lever.a]\noff = "ddp"\non = "ddp"\n{CLAIM}',
@@ -430,7 +434,7 @@ REFUSED = [
         f'[case.ddp]\ntrials = [1, 2]\n[lever.a]\noff = "ddp[trials=1]"\non = "ddp[trials=2]"\n{CLAIM}'.replace(
             "1.2", "2"
         ),
-        "[lever.a] claims[0].low is 2 and high 1.5; low may be at most high",
+        "[lever.a] claims[0].low is 2 and high 1.5; low must be at most high",
     ),
 ]
 

@@ -67,7 +67,7 @@ def test_a_suite_run_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None
     with pytest.raises(Misuse, match=rf'suite run "x" is unknown; the newest in .* are: {name}'):
         find_suite_run(tmp_path / "runs", "x")
     begun(tmp_path, suite(tmp_path))
-    with pytest.raises(Misuse, match=r'suite run "2" may be any of .*; give more letters'):
+    with pytest.raises(Misuse, match=r'suite run "2" may be any of .*; give more of its name'):
         find_suite_run(tmp_path / "runs", "2")
 
 
@@ -114,7 +114,7 @@ def test_the_run_of_another_suite_is_refused_with_its_name(tmp_path: Path) -> No
     ("text", "says"),
     [
         (SMOKE.replace("trials = 3", "trials = 5"), r'trials of case "ddp\[ranks=1\]" was 3, and is 5 \(and 2 more\)'),
-        (SMOKE.replace("[case.single]", ""), 'case "single" is no more in it;'),
+        (SMOKE.replace("[case.single]", ""), 'case "single" is no longer in it;'),
         (SMOKE + "[case.fsdp]\nranks = 2", 'case "fsdp" is new in it;'),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_difference_that_its_file_does_not_tell_is_refused_all_the_same(tmp_pa
     smoke = suite(tmp_path)
     name = begun(tmp_path, smoke)
     (tmp_path / "runs" / "suites" / name / "suite.json").write_text("{")
-    with pytest.raises(Misuse, match=r"suite\.json does not tell how"):
+    with pytest.raises(Misuse, match=r"suite\.json cannot show how"):
         resume(replace(smoke, digest="other"), tmp_path / "runs", name)
 
 

@@ -45,7 +45,7 @@ def test_a_gap_lasts_as_long_as_they_are_held_and_costs_nothing_else() -> None:
                 assert UTILIZATION in values(of(samples, gpu))
         assert gpus_with_held_monitors(collector.support()) == ("0",)
         assert collector.absent == (
-            f"GPU 0: at times no answer for GPM ({NVMLError(pynvml.NVML_ERROR_IN_USE)}); they are left out then",
+            f"GPU 0: sometimes no answer for GPM ({NVMLError(pynvml.NVML_ERROR_IN_USE)}); they are left out then",
         )
     assert seen["0"] == [False, True, True, False, False, False, True, True]
     assert seen["1"] == [False, *(True,) * 7]

@@ -79,7 +79,7 @@ def test_a_gpu_whose_file_a_scheduler_wrote_keeps_its_job_and_is_named(tmp_path:
         mapping.show({"0": {"run-a"}, "2": {"run-a"}})
         assert _jobs(tmp_path) == {"0": ["4711"], "1": ["4711"], "2": ["run-a"]}
         assert mapping.absent == (
-            f"{tmp_path / '0'}: a scheduler wrote it; dcgm-exporter is not told of the runs there",
+            f"{tmp_path / '0'}: a scheduler wrote it; dcgm-exporter does not learn of the runs there",
         )
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
@@ -132,7 +132,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     with _mapping(tmp_path) as mapping:
         mapping.show({"0": {"run-a"}})
         (reason,) = mapping.absent
-    assert "it is a link, and must be a file itself" in reason
+    assert "it is a link, but must be a file" in reason
     assert (tmp_path / "elsewhere").read_bytes() == b"secret\n"
 
 
@@ -202,7 +202,9 @@ def test_a_copy_without_its_file_goes(tmp_path: Path) -> None:
 def test_of_two_agents_the_second_is_refused_and_the_first_named(tmp_path: Path) -> None:
     with _mapping(tmp_path) as mapping:
         mapping.show({"0": {"run-a"}})
-        with pytest.raises(NoMapping, match=rf"process {os.getpid()} .* writes there already; one agent of a node may"):
+        with pytest.raises(
+            NoMapping, match=rf"process {os.getpid()} .* already writes there; only one agent of a node may"
+        ):
             JobMapping(tmp_path)
         assert _jobs(tmp_path) == {"0": ["run-a"]}
     with _mapping(tmp_path):
@@ -214,7 +216,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_others_are_written(tmp_p
     with _mapping(tmp_path) as mapping:
         for _ in range(2):
             mapping.show({"0": {"run-a"}, "1": {"run-a"}})
-        assert mapping.absent == (f"{tmp_path / '0'}: Is a directory; dcgm-exporter is not told of the runs there",)
+        assert mapping.absent == (f"{tmp_path / '0'}: Is a directory; dcgm-exporter does not learn of the runs there",)
         assert (tmp_path / "1").read_text() == "run-a\n"
 
 
@@ -225,13 +227,13 @@ def test_a_folder_that_goes_is_a_reason_and_no_failure(tmp_path: Path) -> None:
         folder.rmdir()
         mapping.show({"0": {"run-a"}})
         assert mapping.absent == (
-            f"{folder / '0'}: No such file or directory; dcgm-exporter is not told of the runs there",
+            f"{folder / '0'}: No such file or directory; dcgm-exporter does not learn of the runs there",
         )
 
 
 @pytest.mark.parametrize("file", ["", "../0", "GPU-0", "1.2.3", "-1"])
 def test_what_is_no_gpu_has_no_file(file: str, tmp_path: Path) -> None:
-    with _mapping(tmp_path) as mapping, pytest.raises(ValueError, match="is no file of a GPU"):
+    with _mapping(tmp_path) as mapping, pytest.raises(ValueError, match="is not a GPU file"):
         mapping.show({file: {"run-a"}})
 
 

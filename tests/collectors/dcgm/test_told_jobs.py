@@ -62,7 +62,7 @@ def test_runs_stand_in_the_files_of_their_gpus_until_they_are_shown_no_more(tmp_
         assert (tmp_path / "3").read_text() == "8f2c\n"
         _tell_until(jobs, [], lambda: not (tmp_path / "3").exists())
     # On a busy machine an update may take longer than the pause between two calls.
-    assert all("keeps us waiting at times" in notice for notice in notices)
+    assert all("its folder is sometimes slow" in notice for notice in notices)
 
 
 @pytest.mark.timeout(30)
@@ -74,7 +74,7 @@ def test_a_folder_that_hangs_keeps_nobody_waiting_and_is_told_the_newest_when_it
     hang.has_begun.wait()
     for gpu in ("1", "2"):
         jobs.tell(_on(gpu))
-    assert set(notices) == {"job mapping: its folder keeps us waiting at times; dcgm-exporter is told late then"}
+    assert set(notices) == {"job mapping: its folder is sometimes slow, so dcgm-exporter learns of runs late"}
     hang.let_go()
     _tell_until(jobs, _on("2"), lambda: len(mapping.shown) > 1)
     jobs.close()
@@ -90,5 +90,5 @@ def test_what_went_wrong_is_said_and_tried_again() -> None:
     mapping = FakeMapping({1: refuse})
     with closing(JobMappingWriter(mapping, on_notice=notices.append)) as jobs:
         _tell_until(jobs, _on("0"), lambda: len(mapping.shown) > 1)
-    assert "job mapping: no such file; dcgm-exporter is not told of the runs" in notices
+    assert "job mapping: no such file; dcgm-exporter does not learn of the runs" in notices
     assert "the folder is full" in notices

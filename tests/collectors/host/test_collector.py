@@ -59,7 +59,7 @@ def test_a_part_that_only_fails_at_times_is_asked_again(tmp_path: Path) -> None:
     (tmp_path / "proc/loadavg").rmdir()
     write(tmp_path, "proc/loadavg", "1.25 0 0 1/1 1\n")
     assert of(collector.read(), host.HOST_LOAD) == {(): 1.25}
-    assert collector.absent == ("host: load: /proc/loadavg: Is a directory; left out at times",)
+    assert collector.absent == ("host: load: /proc/loadavg: Is a directory; sometimes left out",)
 
 
 def test_a_file_that_is_written_otherwise_leaves_its_part_out_alone(tmp_path: Path) -> None:

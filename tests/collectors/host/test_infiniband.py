@@ -66,7 +66,7 @@ def test_a_port_that_loses_a_file_has_a_reason_and_the_other_is_read(tmp_path: P
     collector = HostCollector(recorded(tmp_path, without=(f"{IB}/state",)))
     assert {device for device, *_ in of(collector.read(), host.HOST_INFINIBAND_BYTES)} == {"mlx5_bond_0"}
     assert collector.absent == (
-        f"host: InfiniBand mlx5_0 port 1: /{IB}/state: No such file or directory; left out at times",
+        f"host: InfiniBand mlx5_0 port 1: /{IB}/state: No such file or directory; sometimes left out",
     )
 
 

@@ -45,7 +45,7 @@ def test_a_folder_that_is_not_there_yet_is_where_its_parent_is() -> None:
 def test_a_folder_that_cannot_be_looked_at_is_said_and_the_others_are_watched(tmp_path: Path) -> None:
     collector = HostCollector(recorded(tmp_path), folders=(Path("/" + "x" * 300),))
     assert {folder for folder, _ in of(collector.read(), host.HOST_FILESYSTEM_BYTES)} == {"/"}
-    assert collector.absent == (f"host: the file system of /{'x' * 300}: File name too long; left out at times",)
+    assert collector.absent == (f"host: the file system of /{'x' * 300}: File name too long; sometimes left out",)
 
 
 def test_the_clock_has_its_offset_its_error_and_its_keeper(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_one_that_hangs_shows_what_it_said_last_and_the_others_go_on() -> None:
         [("slow", "late", [1]), ("good", "answering", [2])],
         [("slow", "late", [1]), ("good", "answering", [3])],
     ]
-    assert poller.absent == ("slow: no answer within 0.01 s at times; its last answer is shown then",)
+    assert poller.absent == ("slow: sometimes no answer within 0.01 s; its last answer is shown meanwhile",)
 
 
 def test_what_is_too_old_is_shown_no_more() -> None:

@@ -198,7 +198,7 @@ def test_a_collector_that_hangs_is_noted_and_the_others_are_logged(tmp_path: Pat
         hang.let_go()
     assert sampler.problem is None
     assert _loads(tmp_path / "log") == [[1], [2], [3]]
-    assert _notes(tmp_path / "log") == ["slow: no answer within 0.01 s at times; its last answer is shown then"]
+    assert _notes(tmp_path / "log") == ["slow: sometimes no answer within 0.01 s; its last answer is shown meanwhile"]
 
 
 def test_a_node_is_polled_while_what_is_inside_goes_on(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_collector_has_less_than_a_beat_to_answer() -> None:
     hang, time, notices = FakeHang(), FakeTime(), list[str]()
     with _watch(time, FakeCollector("slow", at_read={0: hang}), notices=notices, beat_s=0.1):
         time.settle()
-    assert notices == ["slow: no answer within 0.09 s at times; its last answer is shown then"]
+    assert notices == ["slow: sometimes no answer within 0.09 s; its last answer is shown meanwhile"]
     hang.let_go()
     ended("collector-slow")
 

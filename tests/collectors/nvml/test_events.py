@@ -224,7 +224,7 @@ def test_events_that_may_have_been_missed_are_said_until_the_driver_is_heard_aga
     watch.start()
     _until(lambda: bool(told) and watch.reason is None)
     assert watch.close()
-    assert told == ["GPU 0: its driver fails at times to deliver events (Unknown Error); some may be missed"]
+    assert told == ["GPU 0: its driver sometimes fails to deliver events (Unknown Error); some may be missed"]
 
 
 def test_a_driver_without_events_is_said_and_not_waited_for() -> None:

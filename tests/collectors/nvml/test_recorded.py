@@ -178,7 +178,7 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}", '{"gpus": 3}'])
 def test_a_file_that_is_no_recording_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(text)
-    with pytest.raises(BadRecording, match=r"bad\.json: no recording of NVML"):
+    with pytest.raises(BadRecording, match=r"bad\.json: not a recording of NVML"):
         load(tmp_path / "bad.json")
 
 

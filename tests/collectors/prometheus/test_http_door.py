@@ -247,7 +247,7 @@ def test_clients_beyond_the_most_are_turned_away_and_those_before_are_served() -
         assert answers == [200, 200]
         assert any(get(server.port)[0] == 200 for _ in range(100))  # Their threads may take a moment to end.
         ours = f"uid {os.getuid()} on this machine"
-        assert set(notices) == {f"2 clients of {ours} are served at once; those beyond are turned away"}
+        assert set(notices) == {f"2 clients of {ours} are served at once; more are turned away"}
     finally:
         page.may_go_on.set()
         server.close()

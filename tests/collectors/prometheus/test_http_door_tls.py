@@ -51,7 +51,7 @@ def test_a_client_that_does_not_trust_the_certificate_goes_away_and_that_is_said
         with pytest.raises(ssl.SSLCertVerificationError):
             get(server.port, tls=stranger.client())
         assert get(server.port, tls=authority.client())[0] == 200
-    assert notices == ["a client was not let in: TLS says TLSV1_ALERT_UNKNOWN_CA"]
+    assert notices == ["a client was refused: TLS reports TLSV1_ALERT_UNKNOWN_CA"]
 
 
 def test_a_client_that_speaks_plain_http_to_tls_is_told_so(certificate: Certificate) -> None:
@@ -73,8 +73,8 @@ def test_a_client_without_the_certificate_that_is_asked_for_is_not_let_in(
                 get(server.port, tls=authority.client(own))
         assert get(server.port, tls=authority.client(known))[0] == 200
     assert notices == [
-        "a client was not let in: TLS says PEER_DID_NOT_RETURN_A_CERTIFICATE",
-        "a client was not let in: TLS says CERTIFICATE_VERIFY_FAILED",
+        "a client was refused: TLS reports PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "a client was refused: TLS reports CERTIFICATE_VERIFY_FAILED",
     ]
 
 

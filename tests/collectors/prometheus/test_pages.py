@@ -70,9 +70,9 @@ def test_the_metrics_are_text_for_who_asks_for_nothing_else() -> None:
 def test_the_server_says_that_it_lives_and_which_pages_it_has() -> None:
     with serving(APP) as (server, _):
         assert get(server.port, "/healthz")[::2] == (200, "ok\n")
-        assert get(server.port, "/metric")[::2] == (404, "there is no such page; there are /, /metrics and /healthz\n")
+        assert get(server.port, "/metric")[::2] == (404, "no such page; this server has /, /metrics and /healthz\n")
     with serving(pages(OneGauge())) as (server, _):
-        assert get(server.port, "/")[::2] == (404, "there is no such page; there are /metrics and /healthz\n")
+        assert get(server.port, "/")[::2] == (404, "no such page; this server has /metrics and /healthz\n")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/", "/none"])
@@ -99,7 +99,7 @@ def test_only_who_is_admitted_sees_a_page_but_that_of_health() -> None:
             for wrong in ("", "Basic wrong"):
                 status, headers, body = get(server.port, path, authorization=wrong)
                 assert (status, headers["WWW-Authenticate"]) == (401, "Basic")
-                assert body == "a name and its password are asked for\n"
+                assert body == "a user name and a password are required\n"
         assert get(server.port, authorization="Basic right")[2].encode() == BODY
         assert get(server.port, "/", authorization="Basic right")[2] == "<p>landed</p>"
         assert get(server.port, "/healthz")[::2] == (200, "ok\n")

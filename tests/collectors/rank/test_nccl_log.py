@@ -85,10 +85,10 @@ def test_what_is_no_choice_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([f"{WHO} 4194304 Bytes -> Algo 1 proto 1 time 31.25"], "^NCCL does not say of which collective"),
-        ([VERSION, f"{WHO} 4 Bytes -> Algo 1 proto 1 time 1.0"], r"^NCCL 2.27.5\+cuda12.9 does not say of which"),
-        ([], "^NCCL wrote of no choice"),
-        ([VERSION, OF_4_RANKS], r"^NCCL 2.27.5\+cuda12.9 wrote of no choice .* on rank 0, of 2 or more$"),
+        ([f"{WHO} 4194304 Bytes -> Algo 1 proto 1 time 31.25"], "^NCCL does not name the collective"),
+        ([VERSION, f"{WHO} 4 Bytes -> Algo 1 proto 1 time 1.0"], r"^NCCL 2.27.5\+cuda12.9 does not name the"),
+        ([], "^NCCL wrote no choice"),
+        ([VERSION, OF_4_RANKS], r"^NCCL 2.27.5\+cuda12.9 wrote no choice .* on rank 0 of 2 ranks or more$"),
         ([f"{WHO} AllGather: 16 Bytes -> Algo RING proto LL"], "part of AllGather, .* an unknown number of ranks$"),
         (
             [OF_4_RANKS, OF_2_RANKS, f"{WHO} AllGather: 16 Bytes -> Algo RING proto LL"],

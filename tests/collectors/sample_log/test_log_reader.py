@@ -133,7 +133,7 @@ def test_a_log_that_became_shorter_is_read_anew_and_said(tmp_path: Path) -> None
     path.write_bytes(b"")
     _write(path, [OPENED])
     assert follower.new() == [OPENED]
-    assert follower.left_out == ["log: it became shorter, and is read from its beginning"]
+    assert follower.left_out == ["log: it became shorter and is read again from its beginning"]
 
 
 def test_a_log_of_a_newer_version_is_refused_with_both_versions(tmp_path: Path) -> None:

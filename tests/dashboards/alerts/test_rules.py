@@ -70,25 +70,27 @@ def test_every_threshold_is_one_of_a_rule() -> None:
         (
             "max by (gpu) (observatory_gpu_state_info)",
             "max by (gpu) (observatory_gpu_sate_info)",
-            "series:observatory_gpu_state_info:newest: observatory_gpu_sate_info is no metric of the catalogue; did you"
+            "series:observatory_gpu_state_info:newest: observatory_gpu_sate_info is not a metric of the"
+            " catalogue; did you"
             " mean observatory_gpu_state_info? (docs/metrics.md lists all)",
         ),
         (
             "observatory_gpu_power_watts >",
             "observatory_gpu_power_wats >",
-            "GpuWrong: observatory_gpu_power_wats is no metric of the catalogue; did you mean"
+            "GpuWrong: observatory_gpu_power_wats is not a metric of the catalogue; did you mean"
             " observatory_gpu_power_watts? (docs/metrics.md lists all)",
         ),
         (
             "(observatory_gpu_power_watts >",
             "(observatry_gpu_power_watts >",
-            "GpuWrong: observatry_gpu_power_watts is no metric of the catalogue; did you mean"
+            "GpuWrong: observatry_gpu_power_watts is not a metric of the catalogue; did you mean"
             " observatory_gpu_power_watts? (docs/metrics.md lists all)",
         ),
         (
             'query "observatory_gpu_power_watts"',
             'query "observatory_gpu_power"',
-            "GpuWrong: observatory_gpu_power is no metric of the catalogue; did you mean observatory_gpu_power_watts?"
+            "GpuWrong: observatory_gpu_power is not a metric of the catalogue; did you mean"
+            " observatory_gpu_power_watts?"
             " (docs/metrics.md lists all)",
         ),
         (
@@ -121,7 +123,8 @@ def test_every_threshold_is_one_of_a_rule() -> None:
         (
             "${gpus.braked_ratio}",
             "${gpus.brake_ratio}",
-            "GpuWrong: ${gpus.brake_ratio} is no threshold; did you mean gpus.braked_ratio? (thresholds.toml has them"
+            "GpuWrong: ${gpus.brake_ratio} is not a threshold; did you mean gpus.braked_ratio? (thresholds.toml"
+            " has them"
             " all)",
         ),
         ("severity: warning", "severity: warn", "GpuWrong: Invalid enum value 'warn' - at `$.labels.severity`"),

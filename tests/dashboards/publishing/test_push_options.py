@@ -89,7 +89,7 @@ def test_of_two_folders_of_a_title_none_is_guessed(grafana: FakeGrafana, capsys:
     for uid in ("one", "two"):
         grafana.folders[uid] = {"uid": uid, "title": "Team"}
     (reason,) = _refused(grafana, capsys, "--folder", "Team")
-    assert reason == 'folder "Team": there are 2 of that name; take --folder with one of one, two'
+    assert reason == 'folder "Team": there are 2 of that name; use --folder with one of one, two'
 
 
 def test_a_folder_that_the_token_may_not_save_in_is_told_before_anything_is_written(

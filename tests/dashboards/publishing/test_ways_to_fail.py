@@ -100,7 +100,7 @@ def test_a_provisioned_data_source_keeps_its_address(grafana: FakeGrafana, capsy
         ),
         pytest.param(
             {"broken": (302, b""), "location": "http://127.0.0.1:19398/login"},
-            "it redirects to http://127.0.0.1:19398/login; that is a page to log in, where a token is of no use: is"
+            "it redirects to http://127.0.0.1:19398/login; that is a login page, which accepts no token: is"
             " GRAFANA_TOKEN a service account's of this Grafana, and --url the Grafana's own address",
             id="302",
         ),
@@ -127,7 +127,7 @@ def test_a_provisioned_data_source_keeps_its_address(grafana: FakeGrafana, capsy
             {"is_provisioned": True},
             f'dashboard "{TITLE}": POST {{url}}/api/dashboards/db: status 400: Cannot save provisioned dashboard; it is'
             " of a file of that Grafana, which no push changes: put the rendered file there, or take it out of the"
-            " provisioning and push again, which goes on from here",
+            " provisioning and push again, which continues from here",
             id="provisioned",
         ),
     ],

@@ -144,9 +144,9 @@ def test_a_scrape_that_costs_too_much_is_off(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_makes_the_check_fail_with_its_cause(tmp_path: Path) -> None:
     def change(completed: Completed) -> Completed:
-        return replace(completed, code=70, out="", err="observatory: this is our own bug: KeyError\n")
+        return replace(completed, code=70, out="", err="observatory: this is a bug of ours: KeyError\n")
 
-    with pytest.raises(Unreadable, match="code 70: observatory: this is our own bug: KeyError"):
+    with pytest.raises(Unreadable, match="code 70: observatory: this is a bug of ours: KeyError"):
         _findings("single-half", tmp_path, change)
 
 

@@ -197,7 +197,9 @@ def test_a_taken_port_is_named_with_the_key_that_changes_it(begun: Begun, tmp_pa
     config = begun.user.home.parent / "stack.toml"
     said = begun.user.call("up", "--config", str(config), "--folder", str(tmp_path / "other"))
     assert said.returncode == 4
-    assert "is taken by another program of yours; end that, or give another: alertmanager.port" in said.stderr
+    assert (
+        "is taken by another program of yours; end that program, or set another port: alertmanager.port" in said.stderr
+    )
     assert not (tmp_path / "other").exists()
 
 

@@ -113,7 +113,7 @@ def test_a_named_kernel_that_the_gpu_has_not_is_told() -> None:
     attention = FakeAttention("efficient", usable=("efficient", "math"))
     message = (
         "^option attention is flash, which torch cannot run on this GPU in fp16 with heads of 64 elements; leave it"
-        " out, or take another kernel$"
+        " out, or use another kernel$"
     )
     with pytest.raises(RuntimeError, match=message):
         attend_of(on_gpu("flash", precision="fp16"), attention)
@@ -193,21 +193,21 @@ def test_selective_checkpointing_keeps_what_each_kernel_gives(name: KernelName) 
     [
         (
             small_setup(options={"attention": "math"}),
-            "option attention is math on cpu, and it names a GPU's kernel; leave it out, or take --device cuda",
+            "option attention is math on cpu, but it is a GPU kernel; leave it out, or use --device cuda",
         ),
         (
             on_gpu("flash", precision="fp32"),
-            "option attention is flash in fp32, which this kernel does not support; take --precision bf16, or"
+            "option attention is flash in fp32, which this kernel does not support; use --precision bf16, or"
             " attention=efficient",
         ),
         (
             on_gpu("cudnn", shape=replace(WIDE, width=48)),
-            "option attention is cudnn with width / heads 12; this kernel takes multiples of 8 up to 256: take such a"
+            "option attention is cudnn with width / heads 12; this kernel takes multiples of 8 up to 256: use such a"
             " --width for 4 heads, or attention=math",
         ),
         (
             on_gpu("efficient", precision="fp32", shape=replace(WIDE, width=24)),
-            "option attention is efficient with width / heads 6; this kernel takes multiples of 4: take such a --width"
+            "option attention is efficient with width / heads 6; this kernel takes multiples of 4: use such a --width"
             " for 4 heads, or attention=math",
         ),
     ],

@@ -204,5 +204,5 @@ def test_a_burst_that_lets_small_messages_pass_is_no_latency(burst_bytes: int, l
     ("messages", "size_bytes", "elapsed_s"), [(0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0), (1, 1, float("nan"))]
 )
 def test_what_sent_nothing_or_took_no_time_is_no_point(messages: int, size_bytes: int, elapsed_s: float) -> None:
-    with pytest.raises(ValueError, match="are no point of a sweep"):
+    with pytest.raises(ValueError, match="are not a point of a sweep"):
         TimedSize(messages=messages, wire_bytes=size_bytes, elapsed_s=elapsed_s)

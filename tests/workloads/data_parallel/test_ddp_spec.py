@@ -45,7 +45,7 @@ def test_a_density_that_is_no_share_is_refused(density: float) -> None:
 def test_a_rank_that_no_matrix_can_use_is_refused_with_those_that_one_can() -> None:
     (reason,) = DdpSpec().refusals(setup({"compress": "powersgd", "compress_rank": 65}))
     assert "this shape's matrices have at most rank 64" in reason
-    assert reason.endswith("take 1 to 64")
+    assert reason.endswith("use 1 to 64")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_distributed_data_parallel_cannot_do_is_refused(options: dict[str, 
 def test_small_buckets_are_refused_where_blocks_are_compiled() -> None:
     (reason,) = DdpSpec().refusals(setup({"compile": "default", "bucket_mb": 0.5}))
     assert reason == (
-        "option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB: take bucket_mb=1"
+        "option bucket_mb is 0.5 with compile=default; torch.compile needs buckets of at least 1 MB: use bucket_mb=1"
         " or more, or compile=none"
     )
 

@@ -25,13 +25,13 @@ def test_a_stage_that_zero_does_not_have_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "ending"),
     [
-        ({"stage": 0, "offload": True}, "stage 0 does not read it: leave it out, or take stage=1"),
-        ({"stage": 0, "overlap_comm": True}, "stage 0 does not read it: leave it out, or take stage=1"),
-        ({"stage": 0, "reduce_bucket_size": 5}, "stage 0 does not read it: leave it out, or take stage=1"),
-        ({"param_persistence_threshold": 0}, "only stage 3 reads it: leave it out, or take stage=3"),
-        ({"max_reuse_distance": 0}, "only stage 3 reads it: leave it out, or take stage=3"),
-        ({"prefetch_bucket_size": 0}, "only stage 3 reads it: leave it out, or take stage=3"),
-        ({"stage": 3, "compile": "default"}, "leave it out, or take stage=2"),
+        ({"stage": 0, "offload": True}, "stage 0 does not read it: leave it out, or use stage=1"),
+        ({"stage": 0, "overlap_comm": True}, "stage 0 does not read it: leave it out, or use stage=1"),
+        ({"stage": 0, "reduce_bucket_size": 5}, "stage 0 does not read it: leave it out, or use stage=1"),
+        ({"param_persistence_threshold": 0}, "only stage 3 reads it: leave it out, or use stage=3"),
+        ({"max_reuse_distance": 0}, "only stage 3 reads it: leave it out, or use stage=3"),
+        ({"prefetch_bucket_size": 0}, "only stage 3 reads it: leave it out, or use stage=3"),
+        ({"stage": 3, "compile": "default"}, "leave it out, or use stage=2"),
     ],
 )
 def test_what_a_stage_cannot_do_is_refused_with_what_can(options: Mapping[str, OptionValue], ending: str) -> None:
@@ -42,7 +42,7 @@ def test_what_a_stage_cannot_do_is_refused_with_what_can(options: Mapping[str, O
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_fp16_is_refused_where_deepspeed_clips_scaled_gradients(stage: int) -> None:
     (reason,) = DeepSpeedSpec().refusals(small_setup("deepspeed", ranks=2, precision="fp16", options={"stage": stage}))
-    assert reason.endswith("take --precision bf16, or stage=0")
+    assert reason.endswith("use --precision bf16, or stage=0")
 
 
 def test_fp16_runs_in_stage_0() -> None:

@@ -23,10 +23,10 @@ def on_cuda(setup: SmallSetup) -> SmallSetup:
 @pytest.mark.parametrize(
     ("ranks", "shard_ranks", "remedy"),
     [
-        (8, 3, "take 2 or 4"),
-        (8, 8, "take 2 or 4"),
-        (4, 4, "take 2"),
-        (5, 2, "take --ranks 4, or fsdp"),
+        (8, 3, "use 2 or 4"),
+        (8, 8, "use 2 or 4"),
+        (4, 4, "use 2"),
+        (5, 2, "use --ranks 4, or fsdp"),
     ],
 )
 def test_shard_ranks_make_two_groups_or_more(ranks: int, shard_ranks: int, remedy: str) -> None:
@@ -39,12 +39,12 @@ def test_shard_ranks_make_two_groups_or_more(ranks: int, shard_ranks: int, remed
 @pytest.mark.parametrize(
     ("name", "options", "ending"),
     [
-        ("fsdp", {"reshard": 3}, "it must divide the 8 ranks of a shard group: take 0 or 2 or 4"),
-        ("hsdp", {"reshard": 4, "shard_ranks": 2}, "it must divide the 2 ranks of a shard group: take 0"),
-        ("fsdp", {"reshard": 1}, "take zero2, which does that"),
-        ("zero2", {"prefetch": 1}, "leave it out, or take --backend nccl"),
-        ("hsdp", {"compile": "default", "wrap": "layer"}, "take wrap=block"),
-        ("zero1", {"compile": "default", "bucket_mb": 0.5}, "take bucket_mb=1 or more, or compile=none"),
+        ("fsdp", {"reshard": 3}, "it must divide the 8 ranks of a shard group: use 0 or 2 or 4"),
+        ("hsdp", {"reshard": 4, "shard_ranks": 2}, "it must divide the 2 ranks of a shard group: use 0"),
+        ("fsdp", {"reshard": 1}, "use zero2, which does that"),
+        ("zero2", {"prefetch": 1}, "leave it out, or use --backend nccl"),
+        ("hsdp", {"compile": "default", "wrap": "layer"}, "use wrap=block"),
+        ("zero1", {"compile": "default", "bucket_mb": 0.5}, "use bucket_mb=1 or more, or compile=none"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(name: str, options: Mapping[str, OptionValue], ending: str) -> None:

@@ -32,17 +32,17 @@ def test_the_defaults_run_where_workers_divide_the_batch(ranks: int) -> None:
 
 def test_servers_without_a_worker_are_refused_with_what_would_do() -> None:
     assert ParameterServerSpec().refusals(setup(3, {"servers": 3})) == [
-        "ranks is 3 with servers=3, which leaves no worker to train; take --ranks 4 or more, or 1 to 2 servers"
+        "ranks is 3 with servers=3, which leaves no worker to train; use --ranks 4 or more, or 1 to 2 servers"
     ]
     assert ParameterServerSpec().refusals(setup(2, {"servers": 2})) == [
-        "ranks is 2 with servers=2, which leaves no worker to train; take --ranks 3 or more, or 1 server"
+        "ranks is 2 with servers=2, which leaves no worker to train; use --ranks 3 or more, or 1 server"
     ]
 
 
 @pytest.mark.parametrize(("ranks", "most"), [(2, "1 server"), (3, "1 to 2 servers"), (48, "1 to 39 servers")])
 def test_workers_without_a_server_are_refused_with_what_would_do(ranks: int, most: str) -> None:
     assert ParameterServerSpec().refusals(setup(ranks, {"servers": 0})) == [
-        f"option servers is 0, and workers need one to push gradients to; take {most}"
+        f"option servers is 0, and workers need one to push gradients to; use {most}"
     ]
 
 
@@ -50,7 +50,7 @@ def test_only_synchronous_updates_are_comparable_with_one_rank() -> None:
     assert ParameterServerSpec().incomparable(setup(3)) is None
     reason = ParameterServerSpec().incomparable(setup(3, {"mode": "asynchronous"}))
     assert reason is not None
-    assert reason.endswith("take mode=synchronous")
+    assert reason.endswith("use mode=synchronous")
 
 
 def test_the_peak_is_not_covered_because_it_depends_on_who_pushes_when() -> None:
@@ -62,7 +62,7 @@ def test_the_peak_is_not_covered_because_it_depends_on_who_pushes_when() -> None
 def test_more_servers_than_tensors_are_refused() -> None:
     tensors = SMALL.parameter_tensors()
     assert ParameterServerSpec().refusals(setup(48, {"servers": 40})) == [
-        f"option servers is 40; the model has {tensors} tensors, which are not split; take 1 to {tensors}"
+        f"option servers is 40; the model has {tensors} tensors, which are not split; use 1 to {tensors}"
     ]
 
 
@@ -74,7 +74,7 @@ def test_a_batch_is_shared_by_the_workers_alone() -> None:
 
 def test_staleness_is_refused_where_nobody_is_ahead() -> None:
     assert ParameterServerSpec().refusals(setup(3, {"staleness": 2})) == [
-        "option staleness is 2 with mode=synchronous, where no worker is ever ahead; leave it out, or take"
+        "option staleness is 2 with mode=synchronous, where no worker is ever ahead; leave it out, or use"
         " mode=asynchronous"
     ]
     assert ParameterServerSpec().refusals(setup(3, {"staleness": 2, "mode": "asynchronous"})) == []

@@ -49,15 +49,15 @@ def test_stages_are_balanced_where_a_rank_has_one(name: str) -> None:
     [
         ("gpipe", 3, {}, "layers is 8, which 3 stages do not divide; --layers 6 or 9 would fit, or balance=flops"),
         ("interleaved", 2, {"stages": 3}, "layers is 8, which 6 stages do not divide; --layers 6 or 12 would fit"),
-        ("gpipe", 9, {"microbatches": 8}, "9 ranks x 1 stages make 9 stages of one block or more; take --layers 9"),
+        ("gpipe", 9, {"microbatches": 8}, "9 ranks x 1 stages make 9 stages of one block or more; use --layers 9"),
         ("gpipe", 2, {"microbatches": 3}, "microbatches 3; --batch 6 or 9 would fit"),
         ("pipeline_naive", 2, {"microbatches": 4}, "microbatches is 4; naive takes 1"),
         ("one_f_one_b", 8, {}, "microbatches is 4; one_f_one_b on 8 ranks takes 8 or more"),
         ("interleaved", 2, {"stages": 1}, "stages per rank is 1; interleaved takes 2 or more"),
         ("zero_bubble", 2, {"variant": "zbv", "stages": 4}, "stages per rank is 4; zbv takes 2"),
-        ("zero_bubble", 2, {"compile": "default"}, "take compile=none, or an interleaved schedule"),
-        ("zero_bubble", 2, {"checkpoint": "full"}, "take checkpoint=none, or an interleaved schedule"),
-        ("zero_bubble", 2, {"checkpoint": "selective"}, "take checkpoint=none, or an interleaved schedule"),
+        ("zero_bubble", 2, {"compile": "default"}, "use compile=none, or an interleaved schedule"),
+        ("zero_bubble", 2, {"checkpoint": "full"}, "use checkpoint=none, or an interleaved schedule"),
+        ("zero_bubble", 2, {"checkpoint": "selective"}, "use checkpoint=none, or an interleaved schedule"),
     ],
 )
 def test_what_cannot_run_is_refused_with_what_would(
@@ -69,7 +69,7 @@ def test_what_cannot_run_is_refused_with_what_would(
 
 def test_rounds_of_unequal_size_are_refused_with_microbatches_that_fit() -> None:
     (reason,) = refusals(setup_of("interleaved", {"microbatches": 7}, shape=replace(EIGHT, batch=7)))
-    assert "take 6 or 8, or any multiple of 2" in reason
+    assert "use 6 or 8, or any multiple of 2" in reason
 
 
 def test_a_pipeline_takes_two_ranks_or_more() -> None:

@@ -151,9 +151,9 @@ def test_a_small_vector_wants_few_steps_and_a_large_one_few_bytes() -> None:
 
 @pytest.mark.parametrize("algorithm", ["recursive_doubling", "recursive_halving"])
 def test_recursion_needs_a_power_of_two_and_says_which(algorithm: Algorithm) -> None:
-    assert refusal(algorithm, 6) == f"{algorithm} needs a power of two of ranks and there are 6; take 4 or 8, or ring"
+    assert refusal(algorithm, 6) == f"{algorithm} needs a power of two of ranks and there are 6; use 4 or 8, or ring"
     assert refusal(algorithm, 8) is None
-    with pytest.raises(ValueError, match="needs a power of two of ranks and there are 6; take 4 or 8"):
+    with pytest.raises(ValueError, match="needs a power of two of ranks and there are 6; use 4 or 8"):
         cost(algorithm, 6, 10, 4)
 
 

@@ -33,7 +33,7 @@ def test_named_algorithms_come_once_and_in_the_textbooks_order() -> None:
 
 def test_an_algorithm_that_was_asked_for_is_refused_on_ranks_that_it_cannot_have() -> None:
     (reason,) = AllReduceSpec().refusals(setup(6, algorithms="ring,recursive_halving"))
-    assert reason == "recursive_halving needs a power of two of ranks and there are 6; take 4 or 8, or ring"
+    assert reason == "recursive_halving needs a power of two of ranks and there are 6; use 4 or 8, or ring"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_factor_by_which_no_size_grows_is_refused() -> None:
 
 def test_sizes_that_are_none_are_refused() -> None:
     (reason,) = AllReduceSpec().refusals(setup(min_bytes=2048, max_bytes=1024))
-    assert reason == "option min_bytes is 2048 and max_bytes 1024; min_bytes may be at most max_bytes"
+    assert reason == "option min_bytes is 2048 and max_bytes 1024; min_bytes must be at most max_bytes"
 
 
 @pytest.mark.parametrize(

@@ -86,17 +86,16 @@ def test_a_rank_holds_the_buffers_of_the_collective_that_needs_most() -> None:
     [
         (
             asked(min_bytes=2048, max_bytes=1024),
-            "option min_bytes is 2048 and max_bytes 1024; min_bytes may be at most max_bytes",
+            "option min_bytes is 2048 and max_bytes 1024; min_bytes must be at most max_bytes",
         ),
         (
             asked(4, min_bytes=63),
-            "option min_bytes is 63; all_gather in fp32 on 4 ranks moves nothing below 64 bytes; take min_bytes=64"
+            "option min_bytes is 63; all_gather in fp32 on 4 ranks moves nothing below 64 bytes; use min_bytes=64"
             " or more",
         ),
         (
             asked(4, "bf16", min_bytes=1, collectives="send,all_reduce"),
-            "option min_bytes is 1; all_reduce in bf16 on 4 ranks moves nothing below 2 bytes; take min_bytes=2"
-            " or more",
+            "option min_bytes is 1; all_reduce in bf16 on 4 ranks moves nothing below 2 bytes; use min_bytes=2 or more",
         ),
         (
             asked(collectives="all_reduec,send"),
@@ -108,7 +107,7 @@ def test_a_rank_holds_the_buffers_of_the_collective_that_needs_most() -> None:
             asked(collectives=""),
             'collective "" is unknown; it may be of ' + ", ".join(COLLECTIVES) + ', or "all" alone',
         ),
-        (asked(1, collectives="send"), "send needs 2 ranks and ranks is 1; take --ranks 2, or leave it out"),
+        (asked(1, collectives="send"), "send needs 2 ranks and ranks is 1; use --ranks 2, or leave it out"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_what_can(refused: SmallProbe, reason: str) -> None:

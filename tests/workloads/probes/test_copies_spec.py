@@ -37,7 +37,7 @@ def test_a_rank_holds_the_buffers_of_one_kind(device: Device, buffers: int) -> N
 def test_a_size_of_broken_elements_is_refused_with_one_that_is_whole() -> None:
     refused = CopiesSpec().refusals(small_probe(CopiesSpec(), {"size_bytes": 1022}))
     assert refused == [
-        "option size_bytes is 1022, which is no multiple of 4, the bytes of an element in fp32; 1024 would fit",
+        "option size_bytes is 1022, which is not a multiple of 4, the bytes of an element in fp32; 1024 would fit",
     ]
     assert CopiesSpec().refusals(small_probe(CopiesSpec(), {"size_bytes": 1022}, precision="bf16")) == []
 

@@ -82,7 +82,7 @@ def test_an_exchange_that_was_never_made_is_noticed(on_ranks: OnRanks) -> None:
         (
             {"size_bytes": 1022},
             2,
-            "option size_bytes is 1022, which is no multiple of 4, the bytes of an element in fp32; 1024 would fit",
+            "option size_bytes is 1022, which is not a multiple of 4, the bytes of an element in fp32; 1024 would fit",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from workloads.registry import SPECS, spec_of
 from workloads.spec import Backend, Device, OptionValue, StrategySpec
 
 TRAINING = [spec for spec in SPECS if spec.kind == "training" and (spec.name != "deepspeed" or not not_installed())]
-NO_MESSAGES = "backend gloo cannot send GPU tensors from rank to rank; take --backend nccl, or --device cpu"
+NO_MESSAGES = "backend gloo cannot send GPU tensors from rank to rank; use --backend nccl, or --device cpu"
 
 
 def by_name(spec: StrategySpec) -> str:
@@ -79,7 +79,7 @@ def test_graphs_are_refused_where_they_would_be_recorded_anew_or_hide_collective
         []
         if because is None
         else [
-            f"option compile is {mode}, which replays a block as a CUDA graph; {because}: take compile=default, or"
+            f"option compile is {mode}, which replays a block as a CUDA graph; {because}: use compile=default, or"
             " max-autotune-no-cudagraphs"
         ]
     )
@@ -134,14 +134,14 @@ def test_every_strategy_that_sends_messages_can_send_them_first() -> None:
 def test_gloo_has_no_streams_to_prefer() -> None:
     setup = small_setup("gpipe", ranks=2, options={"high_priority_stream": True})
     assert spec_of("gpipe").all_refusals(setup) == [
-        "option high_priority_stream is true on gloo, which has no streams; leave it out, or take --backend nccl"
+        "option high_priority_stream is true on gloo, which has no streams; leave it out, or use --backend nccl"
     ]
 
 
 def test_one_rank_has_no_messages_to_prefer() -> None:
     setup = small_setup("ring_attention", options={"high_priority_stream": True}, device="cuda", backend="nccl")
     assert spec_of("ring_attention").all_refusals(setup) == [
-        "option high_priority_stream is true on 1 rank, which sends nothing; leave it out, or take --ranks 2"
+        "option high_priority_stream is true on 1 rank, which sends nothing; leave it out, or use --ranks 2"
     ]
 
 
@@ -180,11 +180,11 @@ def test_receives_can_be_deferred_from_torch_2_13_on() -> None:
 @pytest.mark.parametrize(
     ("options", "because"),
     [
-        ({}, "one_f_one_b, which posts no receive early; leave it out, or take schedule interleaved"),
+        ({}, "one_f_one_b, which posts no receive early; leave it out, or use schedule interleaved"),
         (
             {"schedule": "zbv", "stages": 2},
-            "zbv, whose receives torch 2.13 defers out of the order of their sends, so that losses are silently wrong;"
-            " leave it out, or take schedule interleaved",
+            "zbv, whose receives torch 2.13 defers out of the order of their sends, so losses are silently wrong;"
+            " leave it out, or use schedule interleaved",
         ),
     ],
 )

@@ -122,7 +122,7 @@ def test_suite_runs_are_compared_case_by_case_and_what_is_missing_is_named(
     assert code == CASE_FAILED
     assert [one["case"] for one in found["compared"]] == ["ddp"]
     assert sorted(found["missing"]) == [
-        "bucket is not compared, as it is another series: option bucket_mb 25.0 -> 1.0",
+        "bucket is not compared, because it is another series: option bucket_mb 25.0 -> 1.0",
         f"fsdp is not compared: suite run {SECOND} has no complete trial of it (failed: rank 1 was killed)",
         f"gone is not compared: suite run {SECOND} has no such case",
     ]
@@ -188,10 +188,10 @@ def test_csv_has_a_row_for_each_figure(store: str, capsys: pytest.CaptureFixture
         (("20261101-ddp-a", "20261101-ddp"), '"20261101-ddp" may be any of run'),
         (("20261101-ddp-a", "20261101-ddp-bbbbbc"), 'did you mean "20261101-ddp-bbbbbb"?'),
         (("20261101-ddp-a", "ab123"), "and a commit has 7 digits or more"),
-        (("20261101-ddp-a", "fffffff"), '"fffffff" is no run, suite run or commit of the history'),
+        (("20261101-ddp-a", "fffffff"), '"fffffff" is not a run, suite run or commit in the history'),
         (("20261101-ddp-a", "20261101-ddp-failed", "--set", "defaults.trials=3"), "--set is for measuring now"),
         (("20261101-ddp-bucket", "at-a"[:4] + "-fsdp", "--ranks", "2"), "--ranks is for measuring now"),
-        (("20261101-ddp-bucket", "bbbbbbb" * 2), "is no run, suite run or commit"),
+        (("20261101-ddp-bucket", "bbbbbbb" * 2), "is not a run, suite run or commit"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(

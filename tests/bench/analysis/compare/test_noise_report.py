@@ -65,7 +65,7 @@ def _report(tmp_path: Path, nights: list[Summary], *pairs: tuple[str, Summary, S
             CasePair(name=name, runs=PersistedRuns(summaries=(first, second), failures=()))
             for name, first, second in pairs
         ]
-        return report_of("tiny", measured, history, ["drill is a fire drill, and is left out"])
+        return report_of("tiny", measured, history, ["drill is a fire drill and is left out"])
 
 
 def _printed(found: NoiseReport, width: int = 160) -> list[str]:
@@ -87,7 +87,7 @@ def test_a_suite_measured_twice_tells_what_its_trials_can_show(
     assert step.split()[:4] == ["ddp", "median", "step", "3"]
     assert step.rstrip().endswith("trials")
     assert any(line.startswith("the same twice: ") for line in lines)
-    assert lines[-1] == "drill is a fire drill, and is left out"
+    assert lines[-1] == "drill is a fire drill and is left out"
     print_noise(found, "json")
     (row, *_) = json.loads(capsys.readouterr().out)["series"]
     assert row["nights"] == 30

@@ -150,7 +150,7 @@ def test_the_batch_is_normalised_where_no_second_communicator_is_in_use(
         (
             checked_case("parameter_server", 3, "mode=asynchronous"),
             (),
-            "parameter_server cannot be compared with one rank: mode=asynchronous updates .*; take mode=synchronous",
+            "parameter_server cannot be compared with one rank: mode=asynchronous updates .*; use mode=synchronous",
         ),
         (
             checked_case("ddp", 2, *LOSSLESS, device="cuda", backend="nccl"),
@@ -158,7 +158,7 @@ def test_the_batch_is_normalised_where_no_second_communicator_is_in_use(
             "cause batch_statistics needs averages .* ddp with these options uses a second communicator",
         ),
         (checked_case("ddp", 2, "compress=bf16"), (), "compress=bf16 loses a part of each gradient .* compress=none"),
-        (checked_case("fsdp", 2, "reduce_dtype=bf16"), (), "rounds each gradient; take reduce_dtype=fp32"),
+        (checked_case("fsdp", 2, "reduce_dtype=bf16"), (), "rounds each gradient; use reduce_dtype=fp32"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_with_the_reason(
@@ -174,7 +174,7 @@ def test_what_cannot_be_checked_is_refused_with_the_reason(
         ("run matmul --check-convergence", "matmul is a probe and trains no model: --check-convergence cannot be set"),
         (
             "run ddp --check-convergence --trials 2 --with-baseline weak",
-            "compares losses and measures no speed; leave out --trials, --with-baseline",
+            "compares losses and does not measure speed; leave out --trials, --with-baseline",
         ),
         ("run ddp --inject-cause sampler_epoch", "--inject-cause is for a check; add --check-convergence"),
     ],

@@ -80,7 +80,7 @@ def test_whether_gradients_were_clipped_is_said_with_the_number_of_steps() -> No
     (said,) = (line for line in lines(make_verdict(9), CASE) if line.startswith("clip: "))
     assert said == "clip: the gradient norm of the one rank exceeded 0.1 and was clipped in 8 of 9 steps"
     (said,) = (line for line in lines(replace(make_verdict(), clip=0.0), CASE) if line.startswith("clip: "))
-    assert said == "clip: 0, so that no gradient was clipped"
+    assert said == "clip: 0, so no gradient was clipped"
 
 
 def test_a_cause_without_a_parting_is_a_disagreement_all_the_same() -> None:

@@ -35,7 +35,7 @@ def _mfu(ratio: float) -> object:
 def test_a_run_that_computes_fast_is_bound_by_computing() -> None:
     found = diagnose(observed_of(case_of(), GOOD, _mfu(0.6), link=FAST))  # type: ignore[arg-type]
     assert (found.limit.kind, found.is_sure) == ("compute", True)
-    assert "reaches 62% of the measured ceiling" in _evidence(found)
+    assert "reaches 62 % of the measured ceiling" in _evidence(found)
     assert likely_limit(found) == "compute 97 % of the step, model predicts 60 %"
 
 
@@ -141,13 +141,13 @@ def test_a_rank_that_stands_out_is_a_straggler_with_its_host() -> None:
     late = held_up({0: 0.001, 1: 0.002, 2: 0.38, 3: 0.001}, straggler=2)
     found = diagnose(observed_of(case_of(), made, *late, link=FAST, rank_hosts=dict(enumerate("aabb"))))
     assert (found.limit.kind, found.is_sure) == ("straggler", True)
-    assert "rank 2 on b holds the others up, by compute: 38.0% of the traced time" in _evidence(found)
+    assert "rank 2 on b holds the others up, by compute: 38.0 % of the traced time" in _evidence(found)
     assert likely_limit(found) == "straggler 38 % of the step [37, 39], model predicts 0 %"
 
 
 def test_a_rank_that_may_be_late_by_chance_is_only_likely_a_straggler() -> None:
     made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.002, waiting_s=0.038)
-    note = "no straggler: rank 1 causes 99 % of the waiting, p <= 0.11 (needs 0.02); --trials 7 or more tells"
+    note = "no straggler: rank 1 causes 99 % of the waiting (p <= 0.11; 0.02 is needed); use --trials 7 or more"
     run = observed_of(case_of(ranks=2), made, *held_up({0: 0.001, 1: 0.38}), notes=(note,), link=FAST)
     found = diagnose(run)
     assert (found.limit.kind, found.is_sure) == ("straggler", False)
@@ -169,7 +169,7 @@ def test_a_gpu_that_idles_waits_for_its_host() -> None:
     node = NodeLoad(host="node0", busy_ratio=0.97, load_tasks=70.0, cpu_pressure_ratio=0.4)
     found = diagnose(observed_of(case, made, nodes=(node,)))
     assert (found.limit.kind, found.is_sure) == ("host", True)
-    assert "the CPUs of node0 are busy 97% of the time, with 70.0 tasks running or waiting" in _evidence(found)
+    assert "the CPUs of node0 are busy 97 % of the time, with 70.0 tasks running or waiting" in _evidence(found)
     assert {"compile": "reduce-overhead"} in _tries(found)
 
 
@@ -177,7 +177,7 @@ def test_more_threads_than_cores_are_the_hosts() -> None:
     found = diagnose(observed_of(case_of(), GOOD, link=FAST, cores=2))
     assert (found.limit.kind, found.is_sure) == ("host", True)
     assert (
-        "4 ranks with 1 thread each share 2 cores (oversubscribed): at least 50% of their computing time is"
+        "4 ranks with 1 thread each share 2 cores (oversubscribed): at least 50 % of their computing time is"
         in _evidence(found)
     )
     assert found.limit.levers[0].words == "no more threads than cores: --ranks 2 a node, or more nodes"
@@ -191,7 +191,7 @@ def test_what_is_computed_again_is_paid_for_memory() -> None:
     assert (found.limit.kind, found.is_sure) == ("memory", True)
     assert found.limit.share is not None
     assert found.limit.share.value == pytest.approx(0.97 / 4, abs=0.01)
-    assert "the peak is 78.2 GiB a rank: 98% of 80 GiB, a GPU's" in _evidence(found)
+    assert "the peak is 78.2 GiB a rank: 98 % of 80 GiB, a GPU's" in _evidence(found)
     assert "the allocator of rank 3 returned its unused memory and retried 17 times" in _evidence(found)
     assert {"checkpoint": "none"} not in _tries(found)
 

@@ -76,7 +76,7 @@ def test_computing_on_a_node_whose_cores_others_take_is_doubted() -> None:
     node = NodeLoad(host="node0", cpu_pressure_ratio=0.9)
     found = diagnose(observed_of(case_of(), made, mfu, link=FAST, nodes=(node,)))
     assert (found.limit.kind, found.is_sure) == ("compute", False)
-    assert "on node0 tasks waited for a CPU 90% of the time" in found.reason
+    assert "on node0 tasks waited for a CPU 90 % of the time" in found.reason
 
 
 def test_a_cost_that_the_page_shows_as_a_tenth_is_one() -> None:

@@ -80,5 +80,5 @@ def test_gpus_whose_use_is_a_saw_tooth_wait_for_data() -> None:
     waits = estimate(results.RUN_DATA_WAIT_SECONDS, [0.19 * factor for factor in SPREAD])
     found = diagnose(observed_of(case, made, waits, link=Link(bandwidth_bytes_per_second=1e11)))
     assert (found.limit.kind, found.is_sure) == ("input", True)
-    assert "the host waits 190 ms for a batch, 95% of a step" in found.limit.evidence
+    assert "the host waits 190 ms for a batch, 95 % of a step" in found.limit.evidence
     assert likely_limit(found) == "input 55 % of the step, model predicts 0 %"

@@ -147,8 +147,8 @@ def test_real_ranks_are_measured_kept_and_told_as_a_curve(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--ranks 1,1", "'1,1' is not a list of different numbers of ranks, such as 1,2,4."),
-        ("--ranks 1,,2", "'1,,2' is not a valid integer, nor a list such as 1,2,4."),
+        ("--ranks 1,1", "'1,1' is not a list of different numbers of ranks; for example 1,2,4."),
+        ("--ranks 1,,2", "'1,,2' is not a valid integer, nor a list like 1,2,4."),
         ("--ranks 0,2", "'0,2' is not a list of different numbers of ranks"),
         ("--ranks 1,3", "--ranks 3: ddp: batch 8 cannot be shared equally by 3 data ranks"),
         ("--ranks 1,2 --with-baseline weak", "--with-baseline cannot be set with it; use one number of ranks"),

@@ -102,7 +102,7 @@ def test_json_has_every_figure(observatory: Run) -> None:
     parts = four["loss"]["parts"]
     assert math.fsum(part["lost_ratio"] for part in parts.values()) == pytest.approx(20 / 120)
     assert parts["exposed_communication"]["lost_s"] == pytest.approx(0.020)
-    assert four["loss"]["absent"] == {"data": "ddp on 1 has no time of the phase data, so that it is in idle"}
+    assert four["loss"]["absent"] == {"data": "ddp on 1 has no time of the phase data, so it is in idle"}
     assert {fit["law"] for fit in curve["fits"]} == {"gustafson", "usl"}
 
 
@@ -114,7 +114,7 @@ def test_csv_has_a_row_for_each_figure(observatory: Run) -> None:
     (serial,) = (row for row in rows if (row["figure"], row["part"]) == ("amdahl", "serial_fraction"))
     assert float(serial["low"]) <= 0.1 <= float(serial["high"])
     (peak,) = (row for row in rows if (row["figure"], row["part"]) == ("usl", "peak_ranks"))
-    assert (peak["value"], peak["reason"]) == ("", "no peak is seen up to 4 ranks: kappa's interval holds 0")
+    assert (peak["value"], peak["reason"]) == ("", "no peak up to 4 ranks: kappa's interval holds 0")
 
 
 def test_the_example_of_the_help_works(observatory: Run) -> None:
@@ -163,7 +163,7 @@ def test_parts_that_no_trace_tells_are_absent_with_the_reason() -> None:
     )
     assert line == (
         "not available: exposed communication, waiting, bubble, idle, copies, slower compute: no step of ddp on 1 was"
-        " traced, so that it is in unexplained; trace_steps = 3 tells it"
+        " traced, so it is in unexplained; use trace_steps = 3"
     )
 
 

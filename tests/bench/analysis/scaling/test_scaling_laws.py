@@ -152,7 +152,7 @@ def test_a_curve_without_coherency_has_no_peak_in_most_experiments() -> None:
     found = _experiments("usl", (0.05, 0.0), 20)
     absent = [one.peak_ranks for one in found if one.peak_ranks is not None and one.peak_ranks.value is None]
     assert len(absent) >= 18
-    assert all(one.reason == "no peak is seen up to 16 ranks: kappa's interval holds 0" for one in absent)
+    assert all(one.reason == "no peak up to 16 ranks: kappa's interval holds 0" for one in absent)
     assert all(one.low is not None and one.low > 16 for one in absent)
 
 
@@ -203,14 +203,14 @@ def test_perfect_scaling_has_no_ceiling() -> None:
     found = _fitted("amdahl", _points("amdahl", [0.0], [1, 2, 4, 8]))
     assert found.parameters["serial_fraction"].value == 0
     assert found.most_speed_up.value is None
-    assert found.most_speed_up.reason == "no ceiling is seen up to 8 ranks: the serial fraction is 0"
+    assert found.most_speed_up.reason == "no ceiling up to 8 ranks: the serial fraction is 0"
 
 
 def test_a_law_that_misses_the_points_says_so_and_its_interval_is_wider() -> None:
     """The throughput falls from 4 to 16 ranks, which Amdahl's law cannot."""
     points = _points("usl", [0.02, 0.02], [1, 2, 4, 8, 16], trials=3, noise=0.001)
     found = _fitted("amdahl", points)
-    assert any("the law misses the points by more than trials differ" in note for note in found.notes)
+    assert any("the law misses the points by more than trials differ from each other" in note for note in found.notes)
     one = found.parameters["serial_fraction"]
     assert one.low is not None
     assert one.high is not None
@@ -220,7 +220,7 @@ def test_a_law_that_misses_the_points_says_so_and_its_interval_is_wider() -> Non
 
 def test_as_many_points_as_parameters_cannot_tell_whether_the_law_holds() -> None:
     found = _fitted("usl", _points("usl", [0.1, 0.01], [1, 2, 4], trials=3, noise=NOISE))
-    assert found.notes == ("3 numbers of ranks for 3 parameters: whether the law holds cannot be seen",)
+    assert found.notes == ("3 numbers of ranks for 3 parameters: they cannot show whether the law holds",)
 
 
 def test_the_unit_of_throughput_changes_nothing() -> None:

@@ -107,7 +107,7 @@ def test_what_the_profiler_takes_of_a_step_is_no_part_of_it() -> None:
     found = _loss(TWO, made, base=base)
     _only(found, {"exposed_communication": 0.020})
     assert found.notes == (
-        "traced steps are up to 50% longer than measured ones: all parts except data come from steps that the profiler"
+        "traced steps are up to 50 % longer than measured ones: all parts except data come from steps that the profiler"
         " slows",
     )
 
@@ -173,9 +173,7 @@ def test_without_a_trace_all_but_data_is_unexplained() -> None:
     found = _loss(TWO, _more(0.020, data_s=0.015, exposed_s=0.005), is_traced=False)
     _only(found, {"data": 0.015, "unexplained": 0.005})
     assert set(found.absent) == set(PARTS) - {"data", "unexplained"}
-    assert found.absent["idle"] == (
-        "no step of ddp on 1 was traced, so that it is in unexplained; trace_steps = 3 tells it"
-    )
+    assert found.absent["idle"] == ("no step of ddp on 1 was traced, so it is in unexplained; use trace_steps = 3")
 
 
 def test_waiting_that_is_unknown_stays_in_communication() -> None:
@@ -186,7 +184,7 @@ def test_waiting_that_is_unknown_stays_in_communication() -> None:
     )
     assert isinstance(found, Loss)
     _only(found, {"exposed_communication": 0.020})
-    assert "so that it is in exposed communication" in found.absent["waiting"]
+    assert "so it is in exposed communication" in found.absent["waiting"]
 
 
 def test_a_part_that_the_base_does_not_tell_is_absent() -> None:
@@ -196,7 +194,7 @@ def test_a_part_that_the_base_does_not_tell_is_absent() -> None:
     )
     assert isinstance(found, Loss)
     _only(found, {"idle": 0.020})
-    assert found.absent == {"data": "ddp on 1 has no time of the phase data, so that it is in idle"}
+    assert found.absent == {"data": "ddp on 1 has no time of the phase data, so it is in idle"}
 
 
 def test_a_run_without_throughput_has_no_loss() -> None:
@@ -230,5 +228,5 @@ def test_a_straggler_is_named_with_what_waiting_it_causes() -> None:
     )
     assert isinstance(found, Loss)
     assert found.notes == (
-        "ddp on 2: rank 1 holds the others up for 11.0% of the traced time by compute, which counts as waiting",
+        "ddp on 2: rank 1 holds the others up for 11.0 % of the traced time by compute, which counts as waiting",
     )

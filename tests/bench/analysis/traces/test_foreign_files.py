@@ -170,7 +170,7 @@ def test_a_pipe_that_is_named_twice_is_refused(packed: Path) -> None:
 def test_a_pipe_without_a_trace_is_refused(packed: Path) -> None:
     refused = _shell(f"echo no trace | {SUMMARY} summary -", packed)
     assert refused.returncode == 2
-    assert "/dev/stdin: byte 4: it is no JSON" in refused.stderr
+    assert "/dev/stdin: byte 4: it is not JSON" in refused.stderr
 
 
 def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_an_unknown_run_is_refused_with_those_that_there_are(tmp_path: Path) -> 
 def test_without_a_history_no_run_can_be_looked_up(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'no.sqlite'}"
     with pytest.raises(
-        Misuse, match=r'"nothing" is neither a file nor a folder, and run "nothing" is unknown; no run is in'
+        Misuse, match=r'"nothing" is neither a file nor a folder, and run "nothing" is unknown; the history has'
     ):
         find_files(["nothing"], tmp_path, store)
     assert list(tmp_path.iterdir()) == []

@@ -139,9 +139,9 @@ def test_a_pipelines_results_are_exported(tmp_path: Path) -> None:
         ),
         ("run gpipe --trace-steps 0 --timeline", "trace-steps is 0; use --trace-steps 1 or more"),
         ("run matmul --timeline", "matmul is a probe and trains no model: --timeline cannot be set"),
-        ("run gpipe --check-convergence --timeline", "measures no speed; leave out --timeline"),
+        ("run gpipe --check-convergence --timeline", "does not measure speed; leave out --timeline"),
         ("show --timeline", "--timeline needs a run; `observatory show RUN --timeline`"),
-        ("show --timeline --export folder", "--import, --export, --rebuild and --timeline cannot be together"),
+        ("show --timeline --export folder", "--import, --export, --rebuild and --timeline exclude each other"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(

@@ -154,7 +154,7 @@ def test_a_fire_drill_says_that_it_ended_as_injected_and_nothing_of_what_is_serv
     (failed,) = [line for line in said.splitlines() if line.startswith("single on 1: failed")]
     assert failed.startswith("single on 1: failed, as injected (raise@0:4): rank 0 failed with ")
     assert "USDT:" not in said
-    assert "goes on showing results" not in said
+    assert "keeps showing results" not in said
     (run,) = (home / "runs").glob("*-single-*")
     assert "USDT:" in (run / "rank0.err").read_text()  # It was printed, and only left out of what is shown.
     assert main.run(["show", run.name, f"--runs={home}/runs"]) == FINE

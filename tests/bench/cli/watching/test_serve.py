@@ -162,7 +162,9 @@ def test_a_store_that_is_none_is_refused_before_it_serves(tmp_path: Path) -> Non
     with _serve(tmp_path, "--store", "notaurl", "--port", "0") as served:
         _, errors = served.communicate(timeout=60)
     assert served.returncode == 2
-    assert "'--store' (env var: 'OBSERVATORY_STORE'): the store's URL cannot be read; it may be sqlite:///" in errors
+    assert (
+        "'--store' (env var: 'OBSERVATORY_STORE'): the store's URL cannot be read; use for example sqlite:///" in errors
+    )
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70])
@@ -170,4 +172,4 @@ def test_a_host_that_is_no_name_is_refused_in_one_line(host: str, tmp_path: Path
     with _serve(tmp_path, "--host", host, "--port", "0") as served:
         _, errors = served.communicate(timeout=60)
     assert served.returncode == 4
-    assert f"observatory: host '{host}' is no name of a machine and no address" in errors
+    assert f"observatory: host '{host}' is neither a host name nor an address" in errors

@@ -325,7 +325,7 @@ def test_a_pipe_that_nobody_reads_is_refused(
         ),
         ("gpus = -1", "gpus is -1; it may be a whole number of at least 0 and at most 1,024"),
         ('gpus = "8"', 'gpus is "8"; it may be a whole number'),
-        ('shm = "much"', 'shm is "much"; it may be a quantity of Kubernetes, such as 8, 500m or 64Gi'),
+        ('shm = "much"', 'shm is "much"; it may be a quantity of Kubernetes, for example 8, 500m or 64Gi'),
         (f'name = "{"n" * 41}"', "of at most 40 characters"),
         ('namespace = "team.high"', 'namespace is "team.high"; it may be a name of small letters'),
         ('priority_class = "team..high"', 'priority_class is "team..high"; it may be a name of small letters'),

@@ -81,7 +81,7 @@ def test_what_ranks_and_nodes_wrote_arrives_and_nothing_else(node: Node) -> None
     node.write(rank0_jsonl=b"{}\n" * 1000, rank0_err=b"", node0_jsonl=b"{}\n", trial0__rank0_timeline_npz=large)
     node.write(secrets_txt=b"not a rank's")
     (node.folder / "rank1.jsonl").symlink_to("/etc/passwd")
-    assert node.collect() == ("rank1.jsonl cannot be read: it is a link, and must be a file itself",)
+    assert node.collect() == ("rank1.jsonl cannot be read: it is a link, but must be a file",)
     assert node.received() == {
         "rank0.jsonl": b"{}\n" * 1000,
         "rank0.err": b"",

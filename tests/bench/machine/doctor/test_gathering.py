@@ -104,7 +104,7 @@ def test_devices_say_why_cuda_shows_fewer_gpus() -> None:
     machine = replace(make_machine(), environment={"CUDA_VISIBLE_DEVICES": "0,5"})
     shown = _section(_page(machine, nvml=nvml), "devices")["GPUs that CUDA shows"]
     assert shown.value is not None
-    assert '"5" is no GPU here (they are 0 to 1), so CUDA shows 1 of 2 GPUs' in str(shown.value)
+    assert '"5" is not a GPU here (GPUs are 0 to 1), so CUDA shows 1 of 2 GPUs' in str(shown.value)
 
 
 def test_a_driver_is_held_against_torchs_cuda() -> None:

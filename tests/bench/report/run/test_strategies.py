@@ -74,7 +74,7 @@ def test_the_example_of_a_strategy_is_no_misuse(spec: StrategySpec) -> None:
 def test_refusals_are_those_of_the_spec_one_of_a_kind() -> None:
     found = tried_refusals(spec_of("ddp"))
     assert any(reason.startswith("option static_graph is true with accumulate=") for reason in found)
-    assert any("attention" in reason and "take --device cuda" in reason for reason in found)
+    assert any("attention" in reason and "use --device cuda" in reason for reason in found)
     assert sum("only topk reads it" in reason for reason in found) == 1
     assert tried_refusals(spec_of("matmul")) != []
 
@@ -90,7 +90,10 @@ def test_one_strategy_as_json_has_its_refusals_and_an_example(capsys: pytest.Cap
     ("words", "line"),
     [
         (["list", "dpp"], 'strategy "dpp" is unknown; did you mean "ddp"?'),
-        (["list", "ddp", "--options"], "--options lists those of all strategies; `observatory list ddp` has its own"),
+        (
+            ["list", "ddp", "--options"],
+            "--options lists the options of all strategies; `observatory list ddp` shows its own",
+        ),
     ],
 )
 def test_a_list_of_what_is_not_there_is_refused(

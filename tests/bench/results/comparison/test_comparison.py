@@ -255,7 +255,7 @@ def test_the_smallest_change_shown_is_shown_with_80_percent_power() -> None:
     for trials in (2, 3, 5, 20, 200):
         distance = smallest_shown(trials, 0.03) / (0.03 * math.sqrt(2 / trials))
         assert power_of_test(distance, trials - 1) == pytest.approx(0.8, abs=1e-3)
-    with pytest.raises(ValueError, match="take 2 or more"):
+    with pytest.raises(ValueError, match="use 2 or more"):
         smallest_shown(1, 0.03)
 
 

@@ -118,7 +118,7 @@ def test_without_timed_steps_the_bubble_is_absent_with_its_reason() -> None:
     estimates, notes = _estimates(trials)
     assert estimates == ()
     assert notes == (
-        "the bubble and the times of stages are absent: no step's actions were timed; --trace-steps 3 does",
+        "the bubble and the times of stages are absent: no step's actions were timed; use --trace-steps 3",
     )
 
 

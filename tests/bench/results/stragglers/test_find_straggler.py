@@ -20,7 +20,7 @@ def test_the_share_is_of_each_trials_traced_steps() -> None:
     assert straggler is not None
     shares = [late * LATE_NS / (10 * STEP_NS) for late in (6, 7, 6, 7)]
     assert straggler.trials == pytest.approx(shares)
-    assert said == "rank 2 holds the others up by compute (gemm): it has 100% of the lateness in traced steps"
+    assert said == "rank 2 holds the others up by compute (gemm): it has 100 % of the lateness in traced steps"
 
 
 def test_a_rank_that_is_late_in_most_of_too_few_trials_is_likely_and_the_option_says_how_many_settle_it() -> None:
@@ -28,15 +28,16 @@ def test_a_rank_that_is_late_in_most_of_too_few_trials_is_likely_and_the_option_
     straggler, said = find_straggler([_lateness(9, 9)] * 3)
     assert straggler is None
     assert said == (
-        "straggler: likely rank 2 (100 %, 3 of 3 trials; 1 more trial would settle it); not certain: rank 2 has 100% of"
-        " the lateness and is late in 3 of 3 trials: p <= 0.062 (needs 0.02); --trials 4 or more tells"
+        "straggler: likely rank 2, not certain: rank 2 has 100 % of the lateness and is late in 3 of 3 trials,"
+        " which may"
+        " be chance (p <= 0.062; 0.02 is needed); use --trials 4 or more"
     )
 
 
 def test_a_rank_that_is_late_in_one_trial_is_not_likely() -> None:
     _, said = find_straggler([_lateness(9, 9), _lateness(9, 0), _lateness(9, 0)])
-    assert said.startswith("no straggler: rank 2 has 100% of the lateness and is late in 1 of 3 trials")
-    assert said.endswith("; --trials 4 or more tells")
+    assert said.startswith("no straggler: rank 2 has 100 % of the lateness and is late in 1 of 3 trials")
+    assert said.endswith("; use --trials 4 or more")
 
 
 def test_where_there_were_trials_enough_no_more_is_asked_for() -> None:

@@ -131,5 +131,5 @@ def test_what_a_wait_of_a_rooted_collective_means_is_noted() -> None:
 def test_a_bandwidth_that_is_not_known_is_noted() -> None:
     joined = join_ranks(_calling("all_reduce", "broadcast", "all_reduce", "barrier"))
     assert joined.notes[0] == (
-        "traced bus bandwidth of all_reduce, broadcast is left out; `observatory analyse collectives` tells why"
+        "traced bus bandwidth of all_reduce, broadcast is left out; `observatory analyse collectives` shows why"
     )

@@ -51,12 +51,13 @@ def test_a_straggler_that_no_trial_tells_alone_is_told_by_all_together(tmp_path:
     assert straggler.trials == pytest.approx((2 * LATE_NS / (3 * STEP_NS),) * 4)
     assert notes == (
         ONE_CLOCK,
-        "rank 2 holds the others up by compute (gemm): it has 100% of the lateness in traced steps",
+        "rank 2 holds the others up by compute (gemm): it has 100 % of the lateness in traced steps",
     )
     _, (one_clock, alone) = joined_estimates(CASE, tmp_path, 1)
     assert one_clock == ONE_CLOCK
     assert alone.startswith(
-        "no straggler: rank 2 has 100% of the lateness and is late in 1 of 1 trial: p <= 1 (needs 0.02)"
+        "no straggler: rank 2 has 100 % of the lateness and is late in 1 of 1 trial, which may be chance (p <= 1;"
+        " 0.02 is needed)"
     )
 
 
@@ -104,7 +105,7 @@ def test_what_one_trial_does_not_tell_is_left_out_with_the_reason(tmp_path: Path
     estimates, notes = joined_estimates(CASE, tmp_path, trials)
     assert _of(estimates, RUN_COLLECTIVE_WAIT_SECONDS) == []
     assert (
-        "observatory_run_collective_wait_seconds is left out where a trial's traces do not tell it: that of collective"
+        "observatory_run_collective_wait_seconds is left out where a trial's traces do not show it: that of collective"
         " all_reduce of trial 1" in notes
     )
     assert sum(note.startswith("observatory_run_last_ratio is left out") for note in notes) == 1
@@ -151,7 +152,7 @@ def test_a_trial_with_a_broken_window_is_named_with_the_file_and_the_others_are_
     estimates, notes = joined_estimates(CASE, tmp_path, trials)
     (wait,) = _of(estimates, RUN_COLLECTIVE_WAIT_SECONDS)
     assert wait.trials == pytest.approx((LATE_NS * 3 / 4 / 1e9, 3 * LATE_NS * 3 / 4 / 1e9))
-    assert notes[0].startswith(f"trial 0 is left out of waits and stragglers: {broken} is no timeline of ours")
+    assert notes[0].startswith(f"trial 0 is left out of waits and stragglers: {broken} is not a timeline of ours")
 
 
 def test_a_trial_whose_windows_cannot_be_of_its_ranks_is_named_and_the_others_are_joined(tmp_path: Path) -> None:

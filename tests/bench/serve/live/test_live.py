@@ -261,7 +261,7 @@ def test_a_run_folder_deleted_while_it_is_served_is_said_and_gone(
     shutil.rmtree(run.folder)
     for _ in range(2):
         assert _values(live, STEP_SECONDS) == [(0.5, {"rank": "0", "slot": "1"})]
-    assert notices == [f"{run.folder} was deleted while its run went on: its series are no longer shown"]
+    assert notices == [f"{run.folder} was deleted while its run was active: its series are no longer shown"]
 
 
 def test_a_run_that_cannot_be_read_is_said_once_and_the_others_are_shown(

@@ -44,7 +44,10 @@ def test_where_no_target_shows_our_series_all_are_named() -> None:
         (_target("observatory", "a:9464", series=1), None),
         (_target("node", "a:9100"), "target a:9100 (job node) answers, and shows no series of ours"),
         (_target("node", "a:1", health="down", error="refused"), "target a:1 (job node) is missing: refused"),
-        (_target("node", "a:1", health="unknown"), "target a:1 (job node) is missing: it was not asked yet"),
+        (
+            _target("node", "a:1", health="unknown"),
+            "target a:1 (job node) is missing: Prometheus has not scraped it yet",
+        ),
     ],
     ids=["fine", "another", "down", "new"],
 )

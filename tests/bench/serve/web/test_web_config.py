@@ -84,11 +84,11 @@ def test_what_a_file_leaves_open_is_as_safe_as_prometheus_has_it(tmp_path: Path)
         ("tls_server_config: {min_version: TLS13}", "tls_server_config.cert_file is missing"),
         ("tls_server_config: {cert_file: 5, key_file: k}", "tls_server_config.cert_file is 5, which is no text"),
         (f"tls_server_config: {{cert_file: 0x{'f' * 5000}}}", "tls_server_config.cert_file is a long number, which is"),
-        (f"basic_auth_users:\n  ? 0x{'f' * 5000}\n  : x", "basic_auth_users: key a long number is no text; quote it"),
+        (f"basic_auth_users:\n  ? 0x{'f' * 5000}\n  : x", "basic_auth_users: key a long number is not text; quote it"),
         ("tls_server_config: {cert_file: [a]}", "tls_server_config.cert_file is a list or table; it must be text"),
         (
             'tls_server_config: {cert_file: "a\\0b"}',
-            'tls_server_config.cert_file is "a\\u0000b"; it may be one line without control characters',
+            'tls_server_config.cert_file is "a\\u0000b"; it must be one line without control characters',
         ),
         ("tls_server_config: yes", "tls_server_config must be a table of keys and values"),
         ("- a\n- b", "the file must be a table of keys and values"),
@@ -103,9 +103,9 @@ def test_what_a_file_leaves_open_is_as_safe_as_prometheus_has_it(tmp_path: Path)
         ),
         (
             'http_server_config: {headers: {X-XSS-Protection: "1\\r\\nSet-Cookie: a"}}',
-            'http_server_config.headers.X-XSS-Protection is "1\\r\\nSet-Cookie: a"; it may be one line of ASCII',
+            'http_server_config.headers.X-XSS-Protection is "1\\r\\nSet-Cookie: a"; it must be one line of ASCII',
         ),
-        ("basic_auth_users: {12: x}", "basic_auth_users: key 12 is no text; quote it"),
+        ("basic_auth_users: {12: x}", "basic_auth_users: key 12 is not text; quote it"),
         (f"basic_auth_users: {{'a:b': {HASH}}}", 'basic_auth_users: "a:b" is no name'),
         ("tls_server_config: {", "line 1: "),
         (f"basic_auth_users:\n  ann: {HASH}\n  ann: {HASH}", 'line 3: key "ann" is given twice'),
@@ -120,7 +120,7 @@ def test_what_cannot_be_is_refused_by_its_name(tmp_path: Path, text: str, said: 
 
 @pytest.mark.parametrize("secret", ["secretword", HASH[:-1], HASH.replace("$10$", "$03$"), HASH.replace("$2y$", "$1$")])
 def test_what_is_no_bcrypt_hash_is_refused_and_not_shown(tmp_path: Path, secret: str) -> None:
-    with pytest.raises(Misuse, match=r"basic_auth_users\.ann is no bcrypt hash; make one with `htpasswd") as refused:
+    with pytest.raises(Misuse, match=r"basic_auth_users\.ann is not a bcrypt hash; make one with `htpasswd") as refused:
         _read(tmp_path, f"basic_auth_users: {{ann: {secret}}}")
     assert secret not in str(refused.value)
 
@@ -145,7 +145,7 @@ def test_a_value_that_its_kind_does_not_allow_is_refused(tmp_path: Path, value: 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "web.yml").write_bytes(b"\x00\xff\xfe\x01")
-    with pytest.raises(Misuse, match=r"web\.yml: is no text; it must be YAML in UTF-8"):
+    with pytest.raises(Misuse, match=r"web\.yml: is not text; it must be YAML in UTF-8"):
         read_web_config(tmp_path / "web.yml")
 
 

@@ -83,7 +83,7 @@ def test_reading_the_database_of_another_program_is_refused(tmp_path: Path) -> N
 def test_an_empty_database_is_no_history_yet(store_url: str) -> None:
     if store_url.startswith("sqlite"):
         Path(store_url.removeprefix("sqlite:///")).touch()
-    expected = pytest.raises(NoStoreYet, match="`observatory run` with this store makes a history of it")
+    expected = pytest.raises(NoStoreYet, match="`observatory run` with this store turns it into a history")
     with expected, History(store_url, writable=False):
         pass
 
@@ -95,7 +95,7 @@ def test_a_store_that_may_only_be_read_is_refused_before_a_run(
     with History(url) as history:
         history.add(make_summary(), make_machine())
     with without_right_to_write:
-        assert "the file belongs to user root (uid 0), and we write only into what is our own" in _refusal(url)
+        assert "the file belongs to user root (uid 0), and this program writes only to your own files" in _refusal(url)
 
 
 @pytest.mark.parametrize("size_bytes", [50, 4096, 20_000])
@@ -189,7 +189,7 @@ def test_another_kind_of_database_is_refused(url: str) -> None:
 
 def test_what_is_no_url_is_refused_without_showing_it() -> None:
     message = _misuse("root:hunter2@host")
-    assert "it may be sqlite:////FOLDER/history.sqlite or postgresql://" in message
+    assert "use for example sqlite:////FOLDER/history.sqlite or postgresql://" in message
     assert "hunter2" not in message
 
 

@@ -54,7 +54,7 @@ def test_a_state_that_cannot_be_read_is_refused(store_url: str) -> None:
         judge_nights(history, "nightly")
         with history.transaction() as connection:
             connection.execute(text("UPDATE gate_states SET state_json = '{'"))
-        with pytest.raises(InfrastructureFailed, match=r"what the gate kept of .* cannot be read"):
+        with pytest.raises(InfrastructureFailed, match=r"the gate's state for .* cannot be read"):
             load_states(history, "nightly")
 
 

@@ -112,7 +112,7 @@ def test_an_ambiguous_beginning_is_refused_with_the_candidates(store_url: str) -
     with History(store_url) as history:
         for number in range(8):
             history.add(make_summary(f"run-{number}", started_ns=number), make_machine())
-        with pytest.raises(Misuse, match=r'run "run-" may be any of run-7, .*, run-2, \.\.\.; give more letters'):
+        with pytest.raises(Misuse, match=r'run "run-" may be any of run-7, .*, run-2, \.\.\.; give more of its name'):
             history.find("run-")
 
 

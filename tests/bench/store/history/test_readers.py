@@ -62,7 +62,7 @@ def test_a_reader_cannot_accept_a_level(
 ) -> None:
     with without_right_to_write:
         assert run(["check", *places[:2], "--accept", "ddp", "--because", "it is so"]) == 4
-    assert "we write only into what is our own" in capsys.readouterr().err
+    assert "this program writes only to your own files" in capsys.readouterr().err
 
 
 def test_a_reader_sees_the_runs(

@@ -141,7 +141,7 @@ def test_an_answer_that_cannot_be_is_absent_counted_and_said(
     counted = [labels for name, labels, value in found["samples"] if name == "implausible_total" and value >= 1]
     assert {"source": "nvml", "question": question} in counted
     (line,) = [line for line in found["absent"] if f"{question} (" in line]
-    assert line.startswith("GPU 0: at times no ")
+    assert line.startswith("GPU 0: sometimes no ")
     assert words in line
 
 

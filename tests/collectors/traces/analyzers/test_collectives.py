@@ -126,7 +126,7 @@ def test_ranks_without_a_trace_are_named() -> None:
     about = About(groups={"0": (0, 1, 2)})
     spans = [ran(0, 1, REDUCE), ran(2, 3, REDUCE)]
     found = collectives([rank_of(rank, spans, about) for rank in (0, 1)])
-    assert found.notes[0].startswith("the traces of ranks 2 are not here, one of which may come last")
+    assert found.notes[0].startswith("the traces of ranks 2 are missing, and one of these may come last")
     assert found.figures[0].ranks == 3
     assert found.figures[0].bus_bandwidth_bytes_per_second is None
 
@@ -138,7 +138,7 @@ def test_where_a_group_has_more_ranks_than_traces_nothing_is_told_as_whole(group
     (one,) = found.figures
     assert (one.ranks, one.algorithm_bandwidth_bytes_per_second, one.bus_bandwidth_bytes_per_second) == (8, None, None)
     assert found.notes[0] == (
-        "of process groups' ranks only some have a trace here (2 of 8), and another may come last: waits may be longer"
+        "only some ranks of process groups have a trace (2 of 8), and another may come last: waits may be longer"
         " than shown and transfers shorter, and bandwidths are left out"
     )
 
@@ -148,7 +148,7 @@ def test_where_the_world_is_larger_than_the_traces_untold_sizes_are_said(size: i
     call = Call(collective="all_reduce", group="0", group_size=size)
     spans = [ran(0, 1, call), ran(2, 3, call)]
     notes = collectives([rank_of(rank, spans, About(world_size=8)) for rank in (0, 1)]).notes
-    assert is_said == any("which do not tell how many ranks a process group has" in note for note in notes)
+    assert is_said == any("do not say how many ranks a process group has" in note for note in notes)
 
 
 def test_a_rooted_collective_has_no_bandwidth_and_says_why() -> None:
@@ -177,8 +177,8 @@ def test_ends_before_the_last_arrival_are_said_to_be_wrong() -> None:
     other = [ran(0, 1, call), ran(100, 110, call), ran(200, 210, call), ran(300, 310, call), ran(95_000, 95_010, call)]
     found = collectives(ranks_of(one, other))
     assert found.notes == (
-        "1 of 4 collectives seem to end on a rank before the last has come: clocks or groups are not as they are taken"
-        " to be",
+        "1 of 4 collectives seem to end on a rank before the last has arrived: clocks or groups differ from what"
+        " is assumed",
         *found.alignment.notes,
     )
 

@@ -1,4 +1,4 @@
-"""The events of a text are told apart exactly, also where some of it is no JSON."""
+"""The events of a text are told apart exactly, also where some of it is not JSON."""
 
 from __future__ import annotations
 

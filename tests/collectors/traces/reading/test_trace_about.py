@@ -58,7 +58,7 @@ def test_a_text_without_events_says_where_it_is_none(text: bytes, at: int) -> No
     ],
 )
 def test_the_byte_where_a_text_broke_is_counted_from_its_start(before: bytes, text: bytes, at: int) -> None:
-    with pytest.raises(NoEvents, match="it is no JSON") as caught:
+    with pytest.raises(NoEvents, match="it is not JSON") as caught:
         go_to_events(_window(before + text))
     assert caught.value.at == len(before) + at
 

@@ -121,7 +121,7 @@ def test_a_v_goes_down_and_comes_up_on_the_same_ranks() -> None:
         (("one_f_one_b", 4, 1, 3), "microbatches is 3; one_f_one_b on 4 ranks takes 4 or more"),
         (
             ("interleaved", 4, 2, 13),
-            "microbatches is 13; interleaved on 4 ranks runs them in 3 rounds of one size, so take 12 or 15, or any"
+            "microbatches is 13; interleaved on 4 ranks runs them in 3 rounds of one size, so use 12 or 15, or any"
             " multiple of 4",
         ),
         (

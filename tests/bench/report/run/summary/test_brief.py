@@ -40,9 +40,9 @@ ABSENT = (
 )
 INFORMATION = (
     "ranks 0, 1 are on host vm: they have one clock",
-    "no straggler: rank 1 has 86% of the lateness and is late in 2 of 3 trials: p <= 0.9 (needs 0.02)",
+    "no straggler: rank 1 has 86 % of the lateness and is late in 2 of 3 trials, which may be chance",
 )
-WRONG = "rank 1 holds the others up by compute: it has 90% of the lateness in traced steps"
+WRONG = "rank 1 holds the others up by compute: it has 90 % of the lateness in traced steps"
 
 
 def _times(scale: float = 1.0) -> tuple[float, ...]:
@@ -114,7 +114,7 @@ def test_what_is_absent_is_one_line_and_what_would_tell_more_is_the_last() -> No
 
 
 def test_a_rank_that_is_likely_a_straggler_is_named_at_the_end_of_a_run() -> None:
-    likely = "straggler: likely rank 1 (90 %, 2 of 3 trials; 4 more trials would settle it); not certain: p <= 1"
+    likely = "straggler: likely rank 1, not certain: rank 1 has 90 % of the lateness"
     assert likely in first_notes([make_summary(notes=(*INFORMATION, likely))])
 
 

@@ -1,4 +1,4 @@
-"""The rank that holds the others up is named with its cause, and nobody is where lateness is luck or even."""
+"""The rank that delays the others is named with its cause, and nobody is where lateness is luck or even."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ def test_lateness_in_a_few_steps_may_be_luck() -> None:
     assert found.straggler is None
     assert found.why_none is not None
     assert found.why_none.startswith(
-        "rank 2 has 100% of the lateness and is late in 2 of 2 steps: p <= 0.25 (needs 0.02)"
+        "rank 2 has 100 % of the lateness and is late in 2 of 2 steps, which may be chance (p <= 0.25; 0.02 is needed)"
     )
-    assert found.why_none.endswith("; trace 2 more whole steps, at least")
+    assert found.why_none.endswith("; trace at least 2 more whole steps")
     assert found.ranks[0].rank == 2
 
 
@@ -141,7 +141,7 @@ def test_lateness_that_costs_next_to_nothing_is_nobodys() -> None:
     prompt = [ran(1_000_000 * step, 1_000_000 * step + 500) for step in range(30)]
     found = stragglers(ranks_of(prompt, late))
     assert found.straggler is None
-    assert found.why_none == "rank 1, the costliest, holds the others up for 0.00% of the traced time"
+    assert found.why_none == "rank 1, the costliest, holds the others up for 0.00 % of the traced time"
 
 
 def test_ranks_that_always_come_together_hold_nobody_up() -> None:
@@ -173,8 +173,7 @@ def test_the_tables_show_the_verdict_and_everybodys_lateness() -> None:
     assert [(row[0], row[2]) for row in lateness.rows] == [(2, 5), (0, 0), (1, 0), (3, 0)]
     nobody, *_ = stragglers([_gloo_rank(rank, 3, slow=2) for rank in range(4)]).tables()
     assert nobody.rows == ()
-    assert nobody.notes[0] == "likely rank 2 (100 %, 2 of 2 steps; 2 more steps would settle it)"
-    assert nobody.notes[1].startswith("not certain: rank 2 has 100%")
+    assert nobody.notes[0].startswith("likely rank 2, not certain: rank 2 has 100 %")
 
 
 def test_what_is_said_of_the_clocks_is_said_of_the_verdict() -> None:

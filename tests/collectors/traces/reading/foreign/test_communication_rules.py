@@ -62,7 +62,7 @@ def test_a_large_kernel_that_looks_like_communication_and_is_not_counted_is_poin
     name = "void acme::fast_allreduce_v7<8>()"
     (line,) = read(tmp_path, [*good_steps(), *_launched(name)]).about.left_out
     assert line.startswith(f"what communicates in {name}: it looks like communication")
-    assert line.endswith("it counts as computation, and is 4% of the kernels' time")
+    assert line.endswith("it counts as computation, and is 4 % of the kernels' time")
 
 
 @pytest.mark.parametrize(

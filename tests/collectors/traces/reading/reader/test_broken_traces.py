@@ -128,7 +128,7 @@ def test_an_event_with_a_quotation_mark_too_many_is_left_out_alone(tmp_path: Pat
     timeline = _read(tmp_path, document([EVENTS[0], broken, *EVENTS[2:]], head=BASE))
     assert timeline.name.size == 4
     (line,) = timeline.about.left_out
-    assert line.startswith("1 event that is no JSON, or misses what an event needs; it is at byte")
+    assert line.startswith("1 event that is not JSON, or lacks what an event needs; it is at byte")
 
 
 def test_a_bandwidth_without_end_costs_no_event(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_is_no_number_where_one_is_read_says_nothing(tmp_path: Path) -> Non
     timeless = kernel("k", "nan", "1.000")
     left = _read(tmp_path, document([*EVENTS, timeless, *EVENTS], head=BASE), chunk_bytes=1 << 16)
     assert left.name.size == 10
-    assert left.about.left_out[0].startswith("1 event that is no JSON, or misses what an event needs")
+    assert left.about.left_out[0].startswith("1 event that is not JSON, or lacks what an event needs")
 
 
 def test_a_number_that_no_double_holds_costs_no_event(tmp_path: Path) -> None:
@@ -276,9 +276,9 @@ def test_a_category_that_is_not_known_is_named(tmp_path: Path) -> None:
 def test_metadata_that_is_no_json_costs_no_event(tmp_path: Path) -> None:
     timeline = _read(tmp_path, TRACE.replace(b'"rank": 0', b'"rank": oh'))
     assert timeline.name.size == 15
-    assert timeline.about.left_out[0] == "what stands before its events: it is no JSON"
+    assert timeline.about.left_out[0] == "the text before its events: it is not JSON"
     behind = document(EVENTS, head={}, tail=BASE).replace(b'"rank": 0', b'"rank": oh')
-    assert _read(tmp_path, behind).about.left_out[0] == "what stands behind its events: it is no JSON"
+    assert _read(tmp_path, behind).about.left_out[0] == "the text after its events: it is not JSON"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_metadata_that_is_no_json_costs_no_event(tmp_path: Path) -> None:
     [
         (b"", 0, "it is empty"),
         (b'{"events": []}', 0, 'it has no "traceEvents"'),
-        (b'{"a": 1, oh', 9, "it is no JSON"),
+        (b'{"a": 1, oh', 9, "it is not JSON"),
         (b'{"traceEvents": [x', 17, "no event of it can be read"),
         (b"[\x00\x01", 1, "no event of it can be read"),
         (b"\x1f\x8bno", 0, "its compression is (cut short|broken)"),

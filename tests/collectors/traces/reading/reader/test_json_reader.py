@@ -129,7 +129,7 @@ def test_a_trace_without_a_base_says_that_its_clock_is_not_known(tmp_path: Path)
 
 
 def test_an_unreadable_file_names_the_byte_and_survives_pickling(tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match=r"trace\.json: byte 9: it is no JSON") as caught:
+    with pytest.raises(Unreadable, match=r"trace\.json: byte 9: it is not JSON") as caught:
         _read(tmp_path, b'{"a": 1, b')
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.at) == (str(caught.value), 9)

@@ -103,7 +103,7 @@ def test_work_whose_time_cannot_be_read_makes_its_step_partial(tmp_path: Path, t
     at_us = good_steps()[0]["ts"] + 1040
     call = event("cuda_runtime", "cudaMemcpyAsync", at_us, 2, correlation=500)
     timeline = read(tmp_path, [*good_steps(), copy, call])
-    assert timeline.about.left_out[0].startswith("1 event that is no JSON, or misses what an event needs")
+    assert timeline.about.left_out[0].startswith("1 event that is not JSON, or lacks what an event needs")
     parts = [part.part for part in step_intervals(timeline)]
     assert parts == ["trace", "step", "partial", "step"]
 
@@ -119,7 +119,7 @@ def test_an_unreadable_last_event_cuts_no_trace(tmp_path: Path, bad: str, tail: 
     timeline = read_trace(path)
     assert not timeline.about.is_cut
     assert [part.part for part in step_intervals(timeline)] == ["trace", "step", "step", "step"]
-    assert timeline.about.left_out[0].startswith("1 event that is no JSON, or misses what an event needs")
+    assert timeline.about.left_out[0].startswith("1 event that is not JSON, or lacks what an event needs")
     assert timeline.about.device_name == ("GPU" if "GPU" in tail else None)
 
 
