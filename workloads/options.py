@@ -148,7 +148,7 @@ def priority_refusals(setup: Setup) -> Iterator[str]:
         return
     if setup.backend != "nccl":
         yield (
-            f"option {HIGH_PRIORITY.name} is true on {setup.backend}, which has no streams; leave it out, or take"
+            f"option {HIGH_PRIORITY.name} is true on {setup.backend}, which has no streams; leave it out, or use"
             " --backend nccl"
         )
     elif setup.ranks == 1:

@@ -341,7 +341,7 @@ def _with_baselines(
             case = replace(case, baseline=base.case.name, block=table.get("block", base.case.block))
             if base.ranks >= entry.ranks:
                 raise Misuse(
-                    f"{place} baseline of {case.name} is {base.case.name}, which has not fewer ranks than its"
+                    f"{place} baseline of {case.name} is {base.case.name}, which does not have fewer ranks than its"
                     f" {entry.ranks}; leave such ranks out, or choose a baseline with fewer"
                 )
             if scaling == "weak" and "batch" not in moving:

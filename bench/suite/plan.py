@@ -324,7 +324,7 @@ def _planned(
     noise = noise_of_series(case, series.get((case.key(), hardware), ()), RUN_STEP_SECONDS)
     planned = replace(planned, noise=noise if isinstance(noise, TrialNoise) else None)
     if not past:
-        return replace(planned, why_no_estimate=f"the newest runs of the history have none of it on {hardware}")
+        return replace(planned, why_no_estimate=f"the history has no recent run of it on {hardware}")
     estimate_s = case.trials * min(suite_case.limit_s, median(past) * _steps(case))
     return replace(planned, estimate_s=estimate_s)
 

@@ -15,9 +15,9 @@ from collectors.files import in_words
         (OSError("no such device"), "no such device"),
         (ValueError("rank is -1"), "rank is -1"),
         (RuntimeError("lost my way"), "lost my way"),
-        (RuntimeError(), "our own mistake, RuntimeError: "),
+        (RuntimeError(), "a bug of ours, RuntimeError: "),
         (KeyError("rank"), "'rank' is missing"),
-        (ZeroDivisionError("no"), "our own mistake, ZeroDivisionError: no"),
+        (ZeroDivisionError("no"), "a bug of ours, ZeroDivisionError: no"),
     ],
 )
 def test_an_error_is_told_by_what_it_says(error: Exception, words: str) -> None:

@@ -36,7 +36,8 @@ def find_suite(name: str) -> Path:
         return path
     if shipped_path is None:
         raise Misuse(
-            f'suite "{name}" is neither a file nor shipped{nearest(name, shipped)}; shipped are: {", ".join(shipped)}'
+            f'suite "{name}" is neither a file nor a shipped suite{nearest(name, shipped)};'
+            f" shipped suites: {', '.join(shipped)}"
         )
     return shipped_path
 

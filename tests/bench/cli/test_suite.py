@@ -122,10 +122,10 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ["plan", "smoek"],
-            'suite "smoek" is neither a file nor shipped; did you mean "smoke"?; shipped are: collecti',
+            'suite "smoek" is neither a file nor a shipped suite; did you mean "smoke"?; shipped suites: collecti',
         ),
         (["plan", "folder.toml"], "folder.toml: Is a directory; name a TOML file"),
-        (["plan", "./nowhere.toml"], 'suite "./nowhere.toml" is neither a file nor shipped'),
+        (["plan", "./nowhere.toml"], 'suite "./nowhere.toml" is neither a file nor a shipped suite'),
         (
             ["plan", "some.toml", "--set", "case.ddp.ranks=[]"],
             "some.toml: case.ddp.ranks is []; it may be a whole number",

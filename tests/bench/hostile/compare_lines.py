@@ -55,7 +55,7 @@ LINES = (
     Line(f"{_AB} --checkout-a ''", 2, "it is empty"),
     # --aa
     Line("compare --aa ''", 2, "it is empty"),
-    Line("compare --aa nothing", 2, 'suite "nothing" is neither a file nor shipped'),
+    Line("compare --aa nothing", 2, 'suite "nothing" is neither a file nor a shipped suite'),
     Line("compare --aa smoke --ranks 2", 2, "--ranks is not for --aa: the suite defines its cases"),
     Line("compare --aa smoke --margin 0.1", 2, "--margin is not for --aa"),
     Line("compare x y --aa smoke", 2, "--aa measures now, and takes no A and B"),

@@ -85,7 +85,7 @@ LINES = (
     Line("show pipe-run --export new", 2, "pipe-run/case.json cannot be read: Is a named pipe"),
     Line("show device-run", 2, "device-run/case.json cannot be read: it is a link"),
     Line("show folder-run", 2, "folder-run/case.json cannot be read: Is a directory"),
-    Line("show x --strategy ddp", 2, "only the list of runs accepts --strategy; leave out what"),
+    Line("show x --strategy ddp", 2, "only the list of runs accepts --strategy; leave the others out"),
     Line("show x --suite smoke --limit 3", 2, "only the list of runs accepts --suite and --limit; "),
     Line("show strange-run --limit 20", 2, "only the list of runs accepts --limit; "),
     Line("show --import nccl.json --strategy ddp", 2, "only the list of runs accepts --strategy; "),

@@ -7,7 +7,7 @@ from tests.bench.hostile.line import Line
 LONG = "a" * 300
 MANY = "a" * 100_000
 WORDS = "a b " * 25_000
-_SHIPPED = "shipped are: collectives"
+_SHIPPED = "shipped suites: collectives"
 _NO_TOML = "name a TOML file"
 _TIME = "is not a time; use for example 90s, 45m, 2h or 1h30m"
 _PLAN = "suite plan smoke"
@@ -18,24 +18,26 @@ LINES = (
     Line("suite schema x", 2, "unexpected extra argument (x)"),
     Line("suite plan", 2, "Missing argument 'NAME|FILE'"),
     Line("suite plan ''", 2, "it is empty; leave it out, or name one"),
-    Line("suite plan smoek", 2, 'suite "smoek" is neither a file nor shipped; did you mean "smoke"?'),
-    Line("suite plan \x1b[31msmoke", 2, 'suite "\\x1b[31msmoke" is neither a file nor shipped'),
-    Line("suite plan \udcff", 2, 'suite "\\udcff" is neither a file nor shipped'),
+    Line("suite plan smoek", 2, 'suite "smoek" is neither a file nor a shipped suite; did you mean "smoke"?'),
+    Line("suite plan \x1b[31msmoke", 2, 'suite "\\x1b[31msmoke" is neither a file nor a shipped suite'),
+    Line("suite plan \udcff", 2, 'suite "\\udcff" is neither a file nor a shipped suite'),
     Line(f"suite plan {LONG}", 2, "File name too long; name another file or folder"),
     Line("suite plan loop", 2, "loop: Too many levels of symbolic links; name a TOML file"),
     Line("suite plan folder", 2, f"folder: Is a directory; {_NO_TOML}"),
     Line("suite plan ./folder", 2, f"folder: Is a directory; {_NO_TOML}"),
-    Line("suite plan ./missing.toml", 2, 'suite "./missing.toml" is neither a file nor shipped'),
+    Line("suite plan ./missing.toml", 2, 'suite "./missing.toml" is neither a file nor a shipped suite'),
     Line("suite plan zero.json", 2, f"zero.json: Is a device; {_NO_TOML}"),
     Line("suite plan /dev/zero", 2, f"/dev/zero: Is a device; {_NO_TOML}"),
     Line("suite plan garbage.json", 2, f"garbage.json: it is not UTF-8 text; {_NO_TOML}"),
     Line("suite plan empty.json", 2, "empty.json is empty; a suite has a line schema_version = 1 and a table"),
     Line("suite plan cut.json", 2, "cut.json: line 1: Invalid statement; this is not TOML"),
-    Line("suite plan nope", 2, f'suite "nope" is neither a file nor shipped; {_SHIPPED}'),
-    Line("suite plan nope/", 2, f'suite "nope/" is neither a file nor shipped; {_SHIPPED}'),
-    Line("suite plan smoke/", 2, 'suite "smoke/" is neither a file nor shipped; did you mean "smoke"?'),
-    Line("suite plan folder/nope.toml", 2, f'suite "folder/nope.toml" is neither a file nor shipped; {_SHIPPED}'),
-    Line("suite plan garbage.json/nope.toml", 2, f"is neither a file nor shipped; {_SHIPPED}"),
+    Line("suite plan nope", 2, f'suite "nope" is neither a file nor a shipped suite; {_SHIPPED}'),
+    Line("suite plan nope/", 2, f'suite "nope/" is neither a file nor a shipped suite; {_SHIPPED}'),
+    Line("suite plan smoke/", 2, 'suite "smoke/" is neither a file nor a shipped suite; did you mean "smoke"?'),
+    Line(
+        "suite plan folder/nope.toml", 2, f'suite "folder/nope.toml" is neither a file nor a shipped suite; {_SHIPPED}'
+    ),
+    Line("suite plan garbage.json/nope.toml", 2, f"is neither a file nor a shipped suite; {_SHIPPED}"),
     Line("suite plan ./loop", 2, f"loop: Too many levels of symbolic links; {_NO_TOML}"),
     Line("suite plan marked-suite.toml", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
     Line("suite plan wide.toml", 2, f"wide.toml: it is not UTF-8 text; {_NO_TOML}"),

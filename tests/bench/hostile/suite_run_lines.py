@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.bench.hostile.line import Line
 
-_SHIPPED = "shipped are: collectives, levers, nightly, scaling, single_node, smoke"
+_SHIPPED = "shipped suites: collectives, levers, nightly, scaling, single_node, smoke"
 _TIME = "is not a time; use for example 90s, 45m, 2h or 1h30m"
 _NONE = "no run of suite smoke in"
 _OLD = "20261101-010203-smoke-abc123"
@@ -13,7 +13,7 @@ LINES = (
     # which suite
     Line("suite run", 2, "Missing argument 'NAME|FILE'"),
     Line("suite run ''", 2, "it is empty; leave it out, or name one"),
-    Line("suite run nothing", 2, f'suite "nothing" is neither a file nor shipped; {_SHIPPED}'),
+    Line("suite run nothing", 2, f'suite "nothing" is neither a file nor a shipped suite; {_SHIPPED}'),
     Line("suite run smke", 2, 'did you mean "smoke"?'),
     Line("suite run empty.json", 2, "empty.json is empty; a suite has"),
     Line("suite run garbage.json", 2, "garbage.json: it is not UTF-8 text"),

@@ -51,7 +51,7 @@ def _values(source: HistorySource) -> list[float]:
     [
         (Misuse("a row is odd"), "a row is odd"),
         (InfrastructureFailed("a table is locked"), "a table is locked"),
-        (ZeroDivisionError("no"), "our own mistake, ZeroDivisionError: no"),
+        (ZeroDivisionError("no"), "a bug of ours, ZeroDivisionError: no"),
     ],
 )
 def test_a_reader_that_fails_is_named_and_the_others_go_on(url: str, failure: Exception, said: str) -> None:

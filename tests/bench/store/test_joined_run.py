@@ -103,7 +103,7 @@ def test_windows_of_which_nobody_foresaw_what_they_hold_cost_no_other_figure(fol
     summary = load(copy)
     assert _labels(summary, RUN_STEP_SECONDS.name) == [{}]
     (note,) = [note for note in summary.notes if note.startswith("waits and stragglers are absent")]
-    assert "the windows cannot be joined: our own mistake, IndexError" in note
+    assert "the windows cannot be joined: a bug of ours, IndexError" in note
 
 
 def test_the_straggler_reaches_the_metrics(tmp_path: Path) -> None:

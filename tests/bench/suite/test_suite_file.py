@@ -381,7 +381,8 @@ REFUSED = [
     ),
     (
         '[case.ddp]\nranks = [1, 2]\nbaseline = "single"\n[case.single]\nranks = 1',
-        "[case.ddp] baseline of ddp[ranks=1] is single, which has not fewer ranks than its 1; leave such ranks out",
+        "[case.ddp] baseline of ddp[ranks=1] is single, which does not have fewer ranks than its 1; leave such"
+        " ranks out",
     ),
     (
         '[case.ddp]\nranks = 2\nbaseline = "single"\n[case.single]\nranks = 1\nbaseline = "ddp"',

@@ -213,7 +213,7 @@ def test_a_mistake_of_ours_about_one_gpu_ends_that_one_alone_and_is_no_loss() ->
     with opened(replayed(node, clock), clock) as collector:
         samples = collector.read()
         assert _states(samples) == ["failed", "answering"]
-        assert collector.absent[0].startswith("GPU 0: our own mistake, TypeError: ")
+        assert collector.absent[0].startswith("GPU 0: a bug of ours, TypeError: ")
 
 
 def test_a_gpu_that_hangs_is_late_alone_and_what_is_shown_of_it_has_its_age() -> None:

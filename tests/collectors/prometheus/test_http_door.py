@@ -120,7 +120,7 @@ def test_a_page_that_breaks_is_said_and_the_next_scrape_is_answered() -> None:
         with pytest.raises(http.client.RemoteDisconnected):
             get(server.port)
         assert get(server.port)[::2] == (200, "page for \n")
-    assert notices == ["a scrape failed: our own mistake, ZeroDivisionError: no"]
+    assert notices == ["a scrape failed: a bug of ours, ZeroDivisionError: no"]
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])

@@ -326,4 +326,4 @@ def test_what_only_the_store_knows_is_refused_while_it_is_down_and_says_what_can
 ) -> None:
     assert main.run(["compare", str(folders[0]), "abcdef1", *GONE]) == INFRASTRUCTURE
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith('; without it only folders of runs can be compared, and "abcdef1" is none')
+    assert line.endswith('; without it only folders of runs can be compared, and "abcdef1" is not one')

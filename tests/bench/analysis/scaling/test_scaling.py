@@ -46,7 +46,7 @@ def test_another_batch_is_refused_with_those_that_fit() -> None:
 
 
 def test_a_baseline_with_as_many_ranks_is_refused() -> None:
-    with pytest.raises(Misuse, match="has not fewer ranks than the run, which has 2"):
+    with pytest.raises(Misuse, match="does not have fewer ranks than the run, which has 2"):
         scaling_between(make_case(ranks=2), make_case(ranks=2))
 
 

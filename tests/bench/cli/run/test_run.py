@@ -81,7 +81,10 @@ def test_a_dry_run_refuses_what_a_run_would(home: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(
     ("run", "line"),
-    [("nobody", 'run "nobody" is unknown'), ("run-a", "baseline (ddp, ranks 2) has not fewer ranks than the run")],
+    [
+        ("nobody", 'run "nobody" is unknown'),
+        ("run-a", "baseline (ddp, ranks 2) does not have fewer ranks than the run"),
+    ],
 )
 def test_a_dry_run_refuses_a_baseline_that_is_none(
     run: str, line: str, home: Path, capsys: pytest.CaptureFixture[str]

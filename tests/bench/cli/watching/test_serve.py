@@ -91,7 +91,7 @@ def test_serve_refuses_a_taken_port_in_one_line_with_code_4(tmp_path: Path, take
 def test_serve_refuses_a_beat_out_of_bounds_with_the_bounds(beat: str) -> None:
     refused = CliRunner().invoke(command, ["--beat", beat])
     assert refused.exit_code == 2
-    assert f"{float(beat):g} s is no beat; it may be 0.1 to 60 seconds" in refused.output
+    assert f"{float(beat):g} s is not a beat; it may be 0.1 to 60 seconds" in refused.output
 
 
 @pytest.mark.parametrize("words", [["--runs", "mine"], ["--store", "sqlite:///x"], ["--job-mapping", "jobs"]])
