@@ -99,7 +99,7 @@ def _async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
         return
     if setup.options["compile"] == "none":
         yield (
-            "option async_tp is true with compile=none, but the compiler is what splits the products; take"
+            "option async_tp is true with compile=none, but the compiler is what splits the products; use"
             " compile=default"
         )
     if not setup.options[SEQUENCE_PARALLEL.name]:

@@ -87,7 +87,7 @@ def _sharding_refusals(setup: Setup, schedule: ScheduleName, *, data_ranks: int)
     elif int(options[STAGES.name]) > GATHERED_STAGES:
         yield (
             f"option stages is {options[STAGES.name]} with data_axis=fsdp; torch's schedules keep the weights of"
-            f" {GATHERED_STAGES} stages of a rank gathered, and would gather the others again for each microbatch: take"
+            f" {GATHERED_STAGES} stages of a rank gathered, and would gather the others again for each microbatch: use"
             f" stages={GATHERED_STAGES} or fewer, or data_axis=ddp"
         )
 
