@@ -241,7 +241,7 @@ def _run(path: Path, summaries: Mapping[str, Summary]) -> Folder:
     if file.purpose.member is not None:
         candidate.suite_run = file.purpose.member.id
     if is_running(path):
-        candidate.stays = "it goes on"
+        candidate.stays = "it is active"
     elif file.run != path.name:
         candidate.stays = f"it is a copy of run {file.run}"
     elif path.name not in summaries:
@@ -255,7 +255,7 @@ def _suite(path: Path, unfinished: Collection[str], records: Mapping[str, SuiteR
     candidate = Folder(kind="suite run", path=path, size_bytes=_size(path))
     record = records.get(path.name)
     if _is_suite_running(path):
-        candidate.stays = "it goes on"
+        candidate.stays = "it is active"
     elif record is None:
         candidate.stays = "it is not in this history"
     else:

@@ -114,5 +114,5 @@ def _measured(name: str, case: CaseEnd | None, claim: Claim) -> Estimate:
     labels = ", ".join(f"{key} {value}" for key, value in claim.labels.items())
     raise _Absent(
         f"{name} has no {claim.metric}{f' of {labels}' if labels else ''}; `observatory show {summary.run} --details`"
-        " tells what is absent"
+        " shows what is absent"
     )

@@ -38,7 +38,7 @@ def test_the_night_itself_measures_the_case_again_and_says_what_the_gate_finds(
     assert tonight.returncode == 0, tonight.stderr  # The suite ran well: what it measured is judged by `check`.
     assert "ddp: the gate suspects a change; 3 more trials are measured" in tonight.stderr
     assert "2 regression" in tonight.stderr
-    assert "`observatory check --suite tiny` says more" in tonight.stderr
+    assert "`observatory check --suite tiny` shows more" in tonight.stderr
     with History(place.url, writable=False) as history:
         reruns = [one for one in history.runs(9) if one.purpose.member is not None and one.purpose.member.is_rerun]
     assert [one.trials_done for one in reruns] == [3]

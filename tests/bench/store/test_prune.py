@@ -206,7 +206,7 @@ def test_what_a_person_names_stays(place: Place) -> None:
 
 def test_a_run_that_goes_on_stays(place: Place) -> None:
     with _locked(place.add("old", days_old=50)):
-        assert _why_kept(place.plan(30)) == {"old": "it goes on"}
+        assert _why_kept(place.plan(30)) == {"old": "it is active"}
 
 
 def test_a_run_that_the_history_lacks_stays(place: Place) -> None:
@@ -261,7 +261,7 @@ def test_a_suite_run_that_was_given_up_for_a_new_one_goes(place: Place) -> None:
 
 def test_a_suite_run_whose_ledger_is_written_stays(place: Place) -> None:
     with _locked(place.add_suite("suite-a", days_old=40) / LEDGER):
-        assert _why_kept(place.plan(30)) == {"suite-a": "it goes on"}
+        assert _why_kept(place.plan(30)) == {"suite-a": "it is active"}
 
 
 def test_the_records_of_suites_stay_so_that_counts_never_fall(place: Place) -> None:

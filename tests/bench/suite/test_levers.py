@@ -152,7 +152,7 @@ def test_a_claim_is_about_the_series_with_its_labels() -> None:
         ),
         (
             _case("checkpointed"),
-            "checkpointed has no observatory_run_step_seconds; `observatory show run-checkpointed --details` tells what"
+            "checkpointed has no observatory_run_step_seconds; `observatory show run-checkpointed --details` shows what"
             " is absent",
         ),
     ],

@@ -102,7 +102,9 @@ def test_collectives_that_cannot_be_are_told() -> None:
         return rank_of(rank, spans, About(host="nodeA"))
 
     notes = stragglers([_rank(0), _rank(1)]).notes
-    assert sum(note.startswith("1 of 40 collectives seem to end on a rank before the last has arrived") for note in notes)
+    assert sum(
+        note.startswith("1 of 40 collectives seem to end on a rank before the last has arrived") for note in notes
+    )
     assert not any("seem to end" in note for note in stragglers([_gloo_rank(rank, 6, slow=2) for rank in (0, 1)]).notes)
 
 
