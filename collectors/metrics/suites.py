@@ -1,5 +1,4 @@
-"""Metrics of suites: runs and cases by outcome, start, progress and end of the newest run, and the cases that"
-" run now."""
+"""Metrics of suites: runs and cases by outcome, start, progress and end of the newest run, and the running cases."""
 
 from __future__ import annotations
 
