@@ -117,7 +117,7 @@ def test_a_run_that_came_late_is_left_out(history: History) -> None:
     nights.add_run(9, "ddp", nights.trials(2 * STEP_S), started_ns=FIRST_NS + 9 * DAY_NS + 7, run="late")
     found = judge_nights(history, "nightly")
     assert {one.outcome for one in found} == {"late"}
-    assert all("a clock went back" in one.reason for one in found)
+    assert all("a clock was set back" in one.reason for one in found)
     assert judge_nights(history, "nightly") == []
 
 

@@ -72,7 +72,7 @@ def test_the_resumed_run_s_figures_are_those_of_a_run_in_one_go(broken: Path, tm
     summary = _measure(_engine(), tmp_path, resumes=broken)
     whole = _measure(_engine(), tmp_path / "whole")
     assert summary.estimates == whole.estimates
-    assert set(summary.notes) - set(whole.notes) == {"the run was interrupted: trials from 2 on are later"}
+    assert set(summary.notes) - set(whole.notes) == {"the run was interrupted: trials from 2 on were measured later"}
 
 
 def test_what_the_broken_trial_wrote_is_cut(resumed: tuple[Run, int]) -> None:

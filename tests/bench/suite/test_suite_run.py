@@ -417,9 +417,9 @@ def test_a_budget_in_which_no_case_fits_is_refused() -> None:
         (
             Expected(outcome="failed", cause="killed", rank=0),
             "failed",
-            f"expected was failed (killed) by rank 0, but failed: {CAUSE.text}",
+            f"expected failed (killed) by rank 0, but failed: {CAUSE.text}",
         ),
-        (Expected(outcome="timed_out"), "failed", f"expected was timed out, but failed: {CAUSE.text}"),
+        (Expected(outcome="timed_out"), "failed", f"expected timed out, but failed: {CAUSE.text}"),
     ],
 )
 def test_a_fire_drill_is_done_where_it_ended_as_expected(
@@ -444,5 +444,5 @@ def test_a_fire_drill_that_ends_well_has_failed(night: FakeNight) -> None:
     assert summary is not None
     assert (
         judge(drill.suite_case, summary.outcome, summary.cause).reason
-        == "expected was failed (hung), but it ended well"
+        == "expected failed (hung), but it ended well"
     )
