@@ -43,7 +43,7 @@ def _communication_us(timeline: Timeline) -> int | None:
 def test_a_kernel_with_one_bad_field_is_read(tmp_path: Path, values: dict[str, object]) -> None:
     events = changed(good_steps(), _second, **values)
     timeline = read(tmp_path, events)
-    assert sum("no JSON" in line for line in timeline.about.left_out) == 0
+    assert sum("not JSON" in line for line in timeline.about.left_out) == 0
     assert _communication_us(timeline) == 600
     assert timeline.name.size == len(events)
 
