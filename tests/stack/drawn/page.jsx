@@ -61,7 +61,7 @@ function anyCut(element) {
     if (each.clientWidth > 0 && isCut(each)) return true;
     for (let around = each; around !== element.parentElement; around = around.parentElement) {
       const clips = around === element || getComputedStyle(around).overflowX !== 'visible';
-      if (clips && right > around.getBoundingClientRect().right + 1) return true;
+      if (clips && right > around.getBoundingClientRect().right + 0.1) return true;
     }
     return false;
   });

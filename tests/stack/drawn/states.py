@@ -60,7 +60,9 @@ def three_cpu_runs(folder: Path) -> Iterator[State]:
             target = served.stderr.readline().split()[1].split("/")[2]
             with run_prometheus(target) as prometheus:
                 begun_s = time.time()
-                _wait_for(lambda: prometheus.query(RESULT_INFO.name) and prometheus.query(AGENT_BEATS.name))
+                # Moments of a line are multiples of the step: the last may lie a second before the end.
+                _wait_for(lambda: len(prometheus.query(f"{RESULT_INFO.name} offset 2s")) == len(_CPU_RUNS))
+                _wait_for(lambda: prometheus.query(f"{AGENT_BEATS.name} offset 2s"))
                 end_s = time.time()
                 yield State(prometheus=prometheus, end_s=end_s, back_s=int(end_s - begun_s) + 2, scrape_s=1)
         finally:
