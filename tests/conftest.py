@@ -12,6 +12,7 @@ from contextlib import closing
 from itertools import count
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -19,7 +20,9 @@ from hypothesis import settings
 from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE
 from tests.project.ci.second_run import keep_exit_code
 from tests.support.markers import GPUS, usable_gpus, why_skipped
-from tests.support.ranks import KeptRanks, OnRanks, Result, run_on_ranks
+
+if TYPE_CHECKING:
+    from tests.support.ranks import OnRanks, Result
 
 pytest_plugins = ["tests.project.ci.cpu_seconds"]
 
@@ -74,6 +77,8 @@ def short_path() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRanks]:
     """See `OnRanks`: all calls of a module on the same ranks."""
+    from tests.support.ranks import KeptRanks  # Only tests of ranks load torch.
+
     with closing(KeptRanks(tmp_path_factory.mktemp("ranks"))) as kept:
         yield kept.run
 
@@ -88,6 +93,8 @@ def _no_history_of_the_users() -> None:
 @pytest.fixture(scope="session")
 def on_fresh_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
     """See `OnRanks`: each call on ranks of its own, for what a process has but once."""
+    from tests.support.ranks import run_on_ranks  # Only tests of ranks load torch.
+
     folder = tmp_path_factory.mktemp("fresh-ranks")
     numbers = count()
 
@@ -110,8 +117,10 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs more GPUs than there are, with the reason; a rehearsal of the checks of a GPU needs none."""
-    gpus = max(GPUS.values()) if config.getoption("--rehearse", False) else usable_gpus()
     for item in items:
-        reason = why_skipped((marker.name for marker in item.iter_markers()), gpus)
-        if reason is not None:
-            item.add_marker(pytest.mark.skip(reason=reason))
+        markers = [marker.name for marker in item.iter_markers()]
+        if not GPUS.keys().isdisjoint(markers):
+            gpus = max(GPUS.values()) if config.getoption("--rehearse", False) else usable_gpus()
+            reason = why_skipped(markers, gpus)
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))

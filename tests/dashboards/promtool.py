@@ -14,4 +14,4 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     program = shutil.which("promtool")
     if program is None:
         absent_server("promtool is not installed (apt-get install prometheus)")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=240, check=False)

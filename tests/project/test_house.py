@@ -10,7 +10,6 @@ import grimp
 import pytest
 
 from workloads.registry import ENTRIES
-from workloads.spec import StrategySpec
 
 ROOT = Path(__file__).parents[2]
 OURS = ("bench", "collectors", "dashboards", "workloads")
@@ -44,11 +43,11 @@ def test_cost_models_of_families_know_nothing_but_cost_models(imports: grimp.Imp
     assert known <= shared | of_families
 
 
-@pytest.mark.parametrize(("spec", "entry"), ENTRIES, ids=lambda part: part if isinstance(part, str) else part.name)
-def test_what_a_rank_runs_of_a_strategy_exists_in_the_folder_of_its_family(spec: StrategySpec, entry: str) -> None:
-    assert callable(resolve_name(entry))
-    module, _, _ = entry.partition(":")
-    assert type(spec).__module__.rpartition(".")[0] == module.rpartition(".")[0]
+def test_what_a_rank_runs_of_a_strategy_exists_in_the_folder_of_its_family() -> None:
+    for spec, entry in ENTRIES:
+        assert callable(resolve_name(entry)), entry
+        module, _, _ = entry.partition(":")
+        assert type(spec).__module__.rpartition(".")[0] == module.rpartition(".")[0]
 
 
 def _named_in_strings(module: str, modules: set[str]) -> set[str]:
@@ -81,22 +80,19 @@ def test_no_folder_imports_itself_by_way_of_others(known: dict[str, set[str]]) -
     TopologicalSorter(folders).prepare()
 
 
-FOLDERS = sorted({folder for house in (*OURS, "tests") for folder in _folders(ROOT / house)})
+def test_a_folder_has_fifteen_entries_at_most() -> None:
+    for folder in sorted({folder for house in (*OURS, "tests") for folder in _folders(ROOT / house)}):
+        entries = [path.name for path in folder.iterdir() if not path.name.startswith(("_", ".", "py.typed"))]
+        assert len(entries) <= 15, f"{folder}: {sorted(entries)}"
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_folder_has_fifteen_entries_at_most(folder: Path) -> None:
-    entries = [path.name for path in folder.iterdir() if not path.name.startswith(("_", ".", "py.typed"))]
-    assert len(entries) <= 15, sorted(entries)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_is_short_ascii_and_opens_with_its_idea(path: Path) -> None:
-    text = path.read_text(encoding="ascii")
-    if path.name == "__init__.py":
-        assert text == ""
-        return
-    assert len(text.splitlines()) <= 500
-    assert text.startswith('"""')
-    first = text.removeprefix('"""').split('"""')[0].split("\n\n")[0].strip()
-    assert first.endswith((".", ":"))
+def test_a_file_is_short_ascii_and_opens_with_its_idea() -> None:
+    for path in FILES:
+        text = path.read_text(encoding="ascii")
+        if path.name == "__init__.py":
+            assert text == "", path
+            continue
+        assert len(text.splitlines()) <= 500, path
+        assert text.startswith('"""'), path
+        first = text.removeprefix('"""').split('"""')[0].split("\n\n")[0].strip()
+        assert first.endswith((".", ":")), path

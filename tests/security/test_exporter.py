@@ -18,7 +18,7 @@ from tests.security.users import User
 
 pytestmark = pytest.mark.timeout(120)
 
-_SCRAPES = 12
+_SCRAPES = 5
 _SCRAPE = """
 import sys, urllib.error, urllib.request
 for _ in range(int(sys.argv[2])):

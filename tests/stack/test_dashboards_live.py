@@ -241,11 +241,11 @@ def _wait_for_two_scrapes(prometheus: PrometheusServer) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize(("name", "expression"), QUERIES, ids=[name for name, _ in QUERIES])
-def test_no_panel_is_empty(name: str, expression: str, prometheus: PrometheusServer) -> None:
-    found = prometheus.query(with_every_choice(expression))
-    assert found or name in NOT_IN_THESE_RUNS, expression
-    assert all(series["value"][1] != "NaN" for series in found)
+def test_no_panel_is_empty(prometheus: PrometheusServer) -> None:
+    for name, expression in QUERIES:
+        found = prometheus.query(with_every_choice(expression))
+        assert found or name in NOT_IN_THESE_RUNS, name
+        assert all(series["value"][1] != "NaN" for series in found), name
 
 
 @pytest.mark.parametrize(

@@ -36,17 +36,13 @@ wait, and outcomes that no made-up case has. tests/stack/test_joins.py asks for 
 """
 
 
-QUERIES = {
-    f"{dashboard.name}: {panel.title}: {number}": query.expression
-    for dashboard in DASHBOARDS
-    for panel in dashboard.all_panels
-    for number, query in enumerate(panel.queries)
-    if not any(words in query.expression for words in NOT_HERE)
-}
 BEGUN_S = 300.0
 """The demonstration's run goes on for so long already."""
 
-LATE_S = 20.0
+SCRAPES = {"scrape_interval": "3s", "scrape_timeout": "3s"}
+"""A busy machine may need more than a second for this page, and what misses its limit is absent."""
+
+LATE_S = 60.0
 """The longest wait for an answer: windows of rates must fill, and GPUs be asked."""
 
 Found = list[dict[str, Any]]
@@ -80,7 +76,7 @@ def prometheus() -> Iterator[PrometheusServer]:
         answering(
             (watch.samples, *sources), host="127.0.0.1", port=0, config=ServerConfig, on_notice=notices.append
         ) as server,
-        run_prometheus(f"127.0.0.1:{server.port}") as started,
+        run_prometheus(f"127.0.0.1:{server.port}", jobs={"observatory": SCRAPES}) as started,
     ):
         yield started
     assert len(notices) == 1, notices  # Where it served, and no trouble.
@@ -99,12 +95,15 @@ def _of_run(expression: str, run: str = demo.RUN, window: str = "1m") -> str:
     return with_every_choice(expression.replace("$__rate_interval", window).replace("$run", run))
 
 
-@pytest.mark.parametrize("window", ["15s", "1m"])
-@pytest.mark.parametrize("name", QUERIES)
-def test_no_panel_is_empty(name: str, window: str, prometheus: PrometheusServer) -> None:
-    found = _ask(prometheus, _of_run(QUERIES[name], window=window))
-    assert found, QUERIES[name]
-    assert all(series["value"][1] not in {"NaN", "+Inf", "-Inf"} for series in found)
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_no_panel_is_empty(dashboard: Board, prometheus: PrometheusServer) -> None:
+    for query in dashboard.queries:
+        if any(words in query.expression for words in NOT_HERE):
+            continue
+        for expression in {_of_run(query.expression, window=window) for window in ("15s", "1m")}:
+            found = _ask(prometheus, expression)
+            assert found, expression
+            assert all(series["value"][1] not in {"NaN", "+Inf", "-Inf"} for series in found), expression
 
 
 @pytest.mark.parametrize(("run", "ranks"), [(demo.RUN, demo.RANKS), (OTHER, OTHER_RANKS)])

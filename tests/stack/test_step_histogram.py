@@ -10,7 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from statistics import quantiles
@@ -29,6 +29,7 @@ from tests.bench.made.examples import make_machine, small_case
 from tests.dashboards.boards import board
 from tests.support.grafana_expressions import with_choices
 from tests.support.servers import PrometheusServer, run_prometheus
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
@@ -65,7 +66,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         )
         stored = stack.enter_context(run_prometheus(f"127.0.0.1:{server.port}", features=("exemplar-storage",)))
         log.write(Opened(run=run.id, trial=0, rank=0, time_ns=time.time_ns(), pid=1, host="node0"))
-        _wait_until(lambda: _count(stored) == 0)
+        wait_until(lambda: _count(stored) == 0)
         for step, step_s in enumerate(TIMES_S):
             log.write(
                 Reading(
@@ -76,20 +77,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
                     samples=[STEP_SECONDS.at(step_s), LOSS.at(LOSS_NATS)],
                 )
             )
-        _wait_until(lambda: _count(stored) == STEPS_DONE)
+        wait_until(lambda: _count(stored) == STEPS_DONE)
         yield Seen(run=run.id, stored=stored)
 
 
 def _count(stored: PrometheusServer) -> float | None:
     found = stored.query(f"{STEP_DURATION.name}_count")
     return float(found[0]["value"][1]) if found else None
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until, "it never became so"
-        time.sleep(0.2)
 
 
 def _value(seen: Seen, expression: str) -> float:

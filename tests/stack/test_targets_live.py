@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from collectors.prometheus.exposition import Exporter
 from collectors.prometheus.http_server import Server, ServerConfig, pages
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.servers import PrometheusServer, run_prometheus
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
@@ -27,13 +27,6 @@ def nodes() -> Iterator[list[str]]:
     finally:
         for server in servers:
             server.close()
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until, "it never became so"
-        time.sleep(0.2)
 
 
 def _up(prometheus: PrometheusServer) -> dict[str, dict[str, str]]:
@@ -57,21 +50,21 @@ def test_nodes_are_scraped_from_when_they_come_until_they_go(folder: Path, nodes
     with run_prometheus(jobs=_jobs(folder)) as prometheus, ExitStack() as stack:
         stack.enter_context(listed(Target(folder, nodes[0], {"rack": "1"}), on_notice=print))
         with listed(Target(folder, nodes[1], {"rack": "2"}), on_notice=print):
-            _wait_until(lambda: len(_up(prometheus)) == 2)
+            wait_until(lambda: len(_up(prometheus)) == 2)
             assert {labels["rack"] for labels in _up(prometheus).values()} == {"1", "2"}
             assert {*_up(prometheus)[nodes[0]]} == {"__name__", "instance", "job", "rack"}
-        _wait_until(lambda: list(_up(prometheus)) == [nodes[0]])
+        wait_until(lambda: list(_up(prometheus)) == [nodes[0]])
 
 
 def test_no_read_of_a_file_fails_while_nodes_come_and_change(folder: Path, nodes: list[str]) -> None:
     Target(folder, nodes[0], {}).show()
     with run_prometheus(jobs=_jobs(folder)) as prometheus:
-        _wait_until(lambda: list(_up(prometheus)) == [nodes[0]])
+        wait_until(lambda: list(_up(prometheus)) == [nodes[0]])
         Target(folder, f"127.0.0.1:{prometheus.port}", {}).show()
         for number in range(100):
             Target(folder, nodes[1], {"number": str(number), "filling": "x" * 5000}).show()
-        _wait_until(lambda: len(_up(prometheus)) == 3)
-        _wait_until(lambda: bool(prometheus.query("prometheus_sd_file_read_errors_total")))
+        wait_until(lambda: len(_up(prometheus)) == 3)
+        wait_until(lambda: bool(prometheus.query("prometheus_sd_file_read_errors_total")))
         errors = prometheus.query("prometheus_sd_file_read_errors_total")
     assert [series["value"][1] for series in errors] == ["0"]
 
@@ -87,6 +80,6 @@ def test_a_node_says_itself_that_it_speaks_tls(folder: Path, tmp_path: Path) -> 
             listed(Target(folder, address, {"__scheme__": "https"}), on_notice=print),
             run_prometheus(jobs=jobs) as prometheus,
         ):
-            _wait_until(lambda: list(_up(prometheus)) == [address])
+            wait_until(lambda: list(_up(prometheus)) == [address])
     finally:
         server.close()

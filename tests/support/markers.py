@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 GPUS = {"gpu": 1, "gpu2": 2, "gpu8": 8}
 """How many GPUs a test of that marker needs."""
 
@@ -23,6 +21,8 @@ def why_skipped(markers: Iterable[str], gpus: int) -> str | None:
 
 def usable_gpus() -> int:
     """How many GPUs torch can use. Asks NVML where torch can, so that this process may still fork ranks."""
+    import torch  # Only tests of GPUs load it.
+
     backend: Any = torch.backends.cuda
     return int(torch.cuda.device_count()) if backend.is_built() else 0
 

@@ -218,7 +218,7 @@ def test_a_trial_ends_before_the_nodes_are_taken_back(
     monkeypatch.setattr(LocalNodes, "left_s", lambda _: left_s)
     run = f"ending-{left_s:.0f}"
     with pytest.raises(InfrastructureFailed, match=said):
-        _run(engine, run, small_case(ranks=2, nodes=2, steps=10_000_000))
+        _run(engine, run, small_case(ranks=2, nodes=2, steps=10_000_000, options={"loader_delay_ms": 50.0}))
     engine.collect(run)
 
 

@@ -122,7 +122,7 @@ def test_a_cause_names_files_as_the_runner_finds_them(remote: Remote) -> None:
 
 
 def test_a_trial_can_be_ended_and_the_next_one_runs(remote: Remote) -> None:
-    endless = small_case(ranks=2, steps=10_000_000)
+    endless = small_case(ranks=2, steps=10_000_000, options={"loader_delay_ms": 50.0})
     (remote.folder / "runner/endless").mkdir()
     order = TrialOrder(run="endless", trial=0, case=endless, limit_s=200.0)
     ended = remote.link.run(order, lambda progress: remote.link.end_trial("endless", 0))

@@ -34,16 +34,10 @@ from collectors.metrics.results import (
     RUN_STRAGGLER_RATIO,
 )
 from tests.bench.made.examples import make_case, make_machine, make_summary
+from tests.collectors.knocking import Notices
 from workloads.cost_models.shape import PRESETS
 
 SECOND_NS = 1_000_000_000
-
-
-class Notices(list[str]):
-    """Hears and keeps."""
-
-    def __call__(self, text: str) -> None:
-        self.append(text)
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ import os
 import re
 import socket
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -39,13 +38,8 @@ from collectors.prometheus.http_server import Server
 from collectors.sample_log import Opened, Polled, Reading, SampleLog
 from tests.bench.made.examples import make_machine, make_summary, small_case
 from tests.collectors.fake_collectors import FakeCollector, ended
-
-
-class Notices(list[str]):
-    """Hears and keeps."""
-
-    def __call__(self, text: str) -> None:
-        self.append(text)
+from tests.collectors.knocking import Notices
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -71,13 +65,6 @@ def _shown(address: str) -> list[Shown]:
 
 def _names(server: Server) -> set[str]:
     return {sample.name for sample in _shown(server.url)}
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until, "it never became so"
-        time.sleep(0.05)
 
 
 def _write_step(folder: Path, run: str, *samples: Sample) -> None:
@@ -109,7 +96,7 @@ def test_live_steps_and_results_are_shown_together_and_only_results_stay(tmp_pat
     run = begin(small_case(), make_machine(), tmp_path / "runs")
     _write_step(run.folder, run.id, STEP_SECONDS.at(0.5))
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=notices) as server:
-        _wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server))
+        wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server))
         assert STEP_SECONDS.name in _names(server)
         run.close()
         assert STEP_SECONDS.name not in _names(server)
@@ -142,7 +129,7 @@ def test_suites_of_the_history_are_shown_beside_results(tmp_path: Path, url: str
     with History(url) as history:
         history.save_suite(record)
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices()) as server:
-        _wait_until(lambda: SUITE_CASE_INFO.name in _names(server))
+        wait_until(lambda: SUITE_CASE_INFO.name in _names(server))
         assert RUN_STEP_SECONDS.statistic("median").name in _names(server)
 
 
@@ -151,7 +138,7 @@ def test_an_exporter_of_results_alone_shows_no_run_that_goes_on(tmp_path: Path, 
     _write_step(run.folder, run.id, STEP_SECONDS.at(0.5))
     opened = open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), results="only")
     with opened as server:
-        _wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server))
+        wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server))
         assert STEP_SECONDS.name not in _names(server)
     run.close()
 
@@ -176,7 +163,7 @@ def test_a_store_that_cannot_be_read_is_said_and_live_steps_are_shown(tmp_path: 
     (tmp_path / "broken").write_text("no database" * 100)
     store = f"sqlite:///{tmp_path / 'broken'}"
     with open_server(tmp_path / "runs", store, host="127.0.0.1", port=0, on_notice=notices) as server:
-        _wait_until(lambda: len(notices) == 2)
+        wait_until(lambda: len(notices) == 2)
         assert STEP_SECONDS.name in _names(server)
     run.close()
     assert notices[1].startswith("no results are shown yet: store sqlite:")
@@ -252,7 +239,7 @@ def test_a_watched_node_is_shown_in_place_of_what_runs_say_of_it(tmp_path: Path,
     log.close()
     node = NodePlan(polling=PollingConfig(beat_s=60), opener=lambda polling: [FakeCollector()])
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node) as server:
-        _wait_until(lambda: {HOST_LOAD.name, STEP_SECONDS.name} <= _names(server))
+        wait_until(lambda: {HOST_LOAD.name, STEP_SECONDS.name} <= _names(server))
         shown = [sample.value for sample in _shown(server.url) if sample.name == HOST_LOAD.name]
         watched = {sample.labels["collector"] for sample in _shown(server.url) if sample.name == AGENT_COLLECTOR.name}
         assert watched == {"fake", "runs"}
@@ -265,7 +252,7 @@ def test_a_rank_is_joined_to_the_gpu_that_its_process_computes_on(tmp_path: Path
     run = _begin_here(tmp_path / "runs")
     node = NodePlan(polling=PollingConfig(beat_s=60), opener=lambda polling: [FakeGpus()])
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node) as server:
-        _wait_until(lambda: RANK_GPU.name in _names(server))
+        wait_until(lambda: RANK_GPU.name in _names(server))
         shown = {sample.name: sample for sample in _shown(server.url)}
     run.close()
     place = {"rank": "0", "slot": "0", "gpu": "3", "slice": ""}
@@ -277,7 +264,7 @@ def test_a_process_on_a_gpu_is_named_by_the_rank_that_it_is(tmp_path: Path, url:
     run = _begin_here(tmp_path / "runs")
     node = NodePlan(polling=PollingConfig(beat_s=60), opener=lambda polling: [FakeProcesses()])
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node) as server:
-        _wait_until(lambda: RUN_INFO.name in _names(server))
+        wait_until(lambda: RUN_INFO.name in _names(server))
         shown = [sample.labels for sample in _shown(server.url) if sample.name == GPU_PROCESS_MEMORY.name]
     run.close()
     named = {labels["pid"]: (labels["run"], labels["rank"]) for labels in shown}
@@ -301,9 +288,9 @@ def test_logs_that_hang_hold_up_neither_scrapes_nor_the_watch_nor_the_end(
     late = "runs: reading their logs sometimes takes more than 1 s; the last reading is shown meanwhile"
     node = NodePlan(polling=PollingConfig(beat_s=0.1), opener=lambda polling: [watched]) if is_watched else None
     with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=notices, node=node) as server:
-        _wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server) and late in notices)
+        wait_until(lambda: RUN_STEP_SECONDS.statistic("median").name in _names(server) and late in notices)
         reads = watched.reads
-        _wait_until(lambda: not is_watched or watched.reads > reads)
+        wait_until(lambda: not is_watched or watched.reads > reads)
     answers.set()  # Lets the thread go.
     ended("runs")
     run.close()
@@ -316,17 +303,17 @@ def test_the_run_on_a_gpu_is_told_to_dcgm_exporter_until_it_ends(tmp_path: Path,
     with closing(JobMapping(jobs)) as mapping:
         node = NodePlan(polling=PollingConfig(beat_s=0.1), opener=lambda polling: [FakeGpus()], mapping=mapping)
         with open_server(tmp_path / "runs", url, host="127.0.0.1", port=0, on_notice=Notices(), node=node):
-            _wait_until((jobs / "3").exists)
+            wait_until((jobs / "3").exists)
             told = (jobs / "3").read_text()
             run.close()
-            _wait_until(lambda: not (jobs / "3").exists())
+            wait_until(lambda: not (jobs / "3").exists())
     assert told == f"{run.id}\n"
 
 
 def test_the_demonstration_says_what_it_is_and_shows_gpus_and_a_run() -> None:
     notices = Notices()
     with open_demonstration(host="127.0.0.1", port=0, polling=PollingConfig(beat_s=60), on_notice=notices) as server:
-        _wait_until(lambda: GPU_STATE.name in _names(server))
+        wait_until(lambda: GPU_STATE.name in _names(server))
         assert RUN_STEP_SECONDS.statistic("median").name in _names(server)
         runs = {sample.labels["run"] for sample in _shown(server.url) if sample.name == RUN_INFO.name}
     assert runs == {"demonstration"}

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from bench.errors import InfrastructureFailed, Misuse
 from bench.serve.service_discovery import Target, listed, make_targets_folder, published_address
 from tests.collectors.knocking import Notices
+from tests.waiting import wait_until
 
 STALE_S = 100.0
 
@@ -42,13 +42,6 @@ def _age(folder: Path, address: str, age_s: float) -> None:
     """Let the node's last sign of life be that old."""
     at = time.time() - age_s
     os.utime(folder / f"{address.replace(':', '%3A')}.json", (at, at))
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until, "it never became so"
-        time.sleep(0.02)
 
 
 def test_a_target_stands_there_with_its_labels_from_when_it_is_shown_until_it_is_removed(folder: Path) -> None:
@@ -124,7 +117,7 @@ def test_a_node_that_goes_on_takes_out_one_that_fell_silent_meanwhile(folder: Pa
         alive.show()
         return sorted(_listed(folder)) == ["alive:1"]
 
-    _wait_until(is_alone)
+    wait_until(is_alone)
 
 
 def test_a_node_that_was_taken_for_dead_comes_back_with_its_next_sign_of_life(folder: Path) -> None:
@@ -217,7 +210,7 @@ def test_the_node_is_taken_out_where_the_work_inside_fails(folder: Path) -> None
 def test_the_node_gives_signs_of_life(folder: Path) -> None:
     with listed(_target(folder, "a:1"), beat_s=0.01, on_notice=Notices()):
         (folder / "a%3A1.json").unlink()
-        _wait_until(lambda: list(_listed(folder)) == ["a:1"])
+        wait_until(lambda: list(_listed(folder)) == ["a:1"])
 
 
 def test_trouble_on_the_way_is_said_and_passes(folder: Path) -> None:
@@ -227,9 +220,9 @@ def test_trouble_on_the_way_is_said_and_passes(folder: Path) -> None:
         draft = folder / "draft"
         draft.write_text("[]")
         draft.replace(file)
-        _wait_until(lambda: bool(notices))
+        wait_until(lambda: bool(notices))
         file.unlink()
-        _wait_until(lambda: list(_listed(folder)) == ["a:1"])
+        wait_until(lambda: list(_listed(folder)) == ["a:1"])
     assert set(notices) == {f"{file}: holds somebody else's targets and is left unchanged; name another folder"}
 
 

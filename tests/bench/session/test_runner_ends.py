@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -39,13 +41,6 @@ def _running(home: Path, *arguments: str, temporary: Path | None = None) -> Iter
             runner.kill()
 
 
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 200
-    while not is_so():
-        assert time.monotonic() < until, "it never became so"
-        time.sleep(0.05)
-
-
 def _logs(home: Path) -> list[Path]:
     return sorted(home.glob("parallel-observatory/runs/*/rank*.jsonl"))
 
@@ -70,7 +65,7 @@ SIGNALS = [
 @pytest.mark.parametrize("signals", SIGNALS)
 def test_no_process_outlives_the_runner(signals: list[signal.Signals], tmp_path: Path) -> None:
     with _running(tmp_path, "--steps", "1000000", "--trials", "1", "--option", "workers=1") as runner:
-        _wait_until(lambda: _is_measuring(tmp_path))
+        wait_until(lambda: _is_measuring(tmp_path))
         family = _family(runner)
         assert len(family) >= 5, "agent, forkserver, two ranks and their loaders"
         for number in signals:
@@ -102,7 +97,7 @@ def _is_forkserver(process: psutil.Process) -> bool:
 
 def test_a_run_that_is_ended_while_torch_is_loaded_leaves_nothing_behind(tmp_path: Path, short_path: Path) -> None:
     with _running(tmp_path, temporary=short_path) as runner:
-        _wait_until(lambda: any(map(_is_forkserver, _family(runner))))
+        wait_until(lambda: any(map(_is_forkserver, _family(runner))))
         family = _family(runner)
         runner.send_signal(signal.SIGTERM)  # Which is answered as SIGINT is, that a test sends while ranks measure.
         _, errors = runner.communicate(timeout=60)
@@ -130,7 +125,7 @@ def test_a_run_is_over_when_its_forkserver_is_gone(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_rank_outlives_an_agent_that_was_killed(tmp_path: Path) -> None:
     with _running(tmp_path, "--steps", "1000000", "--trials", "1") as runner:
-        _wait_until(lambda: _is_measuring(tmp_path))
+        wait_until(lambda: _is_measuring(tmp_path))
         family = _family(runner)
         agent = next(process for process in family if process.ppid() == runner.pid)
         agent.kill()
@@ -144,7 +139,7 @@ def test_no_rank_outlives_an_agent_that_was_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_rank_outlives_a_forkserver_that_was_killed_and_none_is_blamed(tmp_path: Path) -> None:
     with _running(tmp_path, "--steps", "1000000", "--trials", "1") as runner:
-        _wait_until(lambda: _is_measuring(tmp_path))
+        wait_until(lambda: _is_measuring(tmp_path))
         family = _family(runner)
         agent = next(process for process in family if process.ppid() == runner.pid)
         forkserver = next(process for process in agent.children() if "forkserver" in " ".join(process.cmdline()))
@@ -159,7 +154,7 @@ def test_no_rank_outlives_a_forkserver_that_was_killed_and_none_is_blamed(tmp_pa
 @pytest.mark.slow
 def test_trials_that_were_complete_when_the_runner_was_killed_are_in_the_history(tmp_path: Path) -> None:
     with _running(tmp_path, "--trials", "1000", "--steps", "2", "--warm-up", "0") as runner:
-        _wait_until(lambda: any(log.read_bytes().count(b'"ended"') >= 3 for log in _logs(tmp_path)))
+        wait_until(lambda: any(log.read_bytes().count(b'"ended"') >= 3 for log in _logs(tmp_path)))
         family = _family(runner)
         runner.kill()
         runner.communicate(timeout=60)

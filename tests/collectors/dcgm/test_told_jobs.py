@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Set
 from contextlib import closing
 from pathlib import Path
@@ -13,19 +12,13 @@ from collectors.dcgm import JobMapping, JobMappingWriter
 from collectors.metrics.gpu import RANK_GPU
 from collectors.prometheus.exposition import Owned
 from tests.collectors.fake_collectors import FakeHang, ended
+from tests.waiting import wait_until
 
 RANK = {"rank": "0", "slot": "0"}
 
 
 def _on(gpu: str, run: str = "8f2c") -> list[Owned]:
     return [(RANK_GPU.at(1, run=run, gpu=gpu, slice=""), RANK)]
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until, "it never became so"
-        time.sleep(0.005)
 
 
 def _tell_until(jobs: JobMappingWriter, samples: list[Owned], is_so: Callable[[], bool]) -> None:
@@ -35,7 +28,7 @@ def _tell_until(jobs: JobMappingWriter, samples: list[Owned], is_so: Callable[[]
         jobs.tell(samples)
         return is_so()
 
-    _wait_until(told)
+    wait_until(told)
 
 
 class FakeMapping(JobMapping):
@@ -58,7 +51,7 @@ def test_runs_stand_in_the_files_of_their_gpus_until_they_are_shown_no_more(tmp_
     notices = list[str]()
     with closing(JobMapping(tmp_path)) as mapping, closing(JobMappingWriter(mapping, on_notice=notices.append)) as jobs:
         jobs.tell(_on("3"))
-        _wait_until((tmp_path / "3").exists)
+        wait_until((tmp_path / "3").exists)
         assert (tmp_path / "3").read_text() == "8f2c\n"
         _tell_until(jobs, [], lambda: not (tmp_path / "3").exists())
     # On a busy machine an update may take longer than the pause between two calls.

@@ -10,6 +10,7 @@ from prometheus_client.samples import Sample as Parsed
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.registry import SHOWN
 from collectors.prometheus.exposition import OWNER_LABELS, Exporter, Owned, histogram_of
+from tests.collectors.knocking import Notices
 
 STEP = Metric(name="x_step_seconds", kind="gauge", unit="seconds", scope="rank", help="Time of a step.")
 PHASE = Metric(name="x_phase_seconds", kind="gauge", unit="seconds", scope="rank", help="Time.", labels=("phase",))
@@ -29,13 +30,6 @@ GIVEN: list[Owned] = [
     (GPU.at(1, gpu="0"), {}),
     (SPEED.at(0.75), RUN),
 ]
-
-
-class Notices(list[str]):
-    """Hears and keeps."""
-
-    def __call__(self, text: str) -> None:
-        self.append(text)
 
 
 def _exporter(*given: Owned, notices: Notices | None = None) -> Exporter:
@@ -102,19 +96,23 @@ def test_what_is_no_sample_of_the_catalogue_is_left_out_and_said_once(bad: Owned
     assert notices[0].startswith(said)
 
 
-@pytest.mark.parametrize("metric", SHOWN, ids=lambda metric: metric.name)
-def test_each_metric_of_the_catalogue_has_its_own_name_and_its_unit(metric: Metric) -> None:
-    labels = dict.fromkeys(metric.labels, "x")
-    sample = histogram_of(metric, [], slot="x") if metric.kind == "histogram" else metric.at(1.0, **labels)
-    exporter = Exporter(
-        SHOWN, [lambda: [(sample, dict.fromkeys(OWNER_LABELS[metric.scope], "y"))]], on_notice=pytest.fail
-    )
-    (family,) = exporter.collect()
-    assert {
-        line.name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for line in family.samples
-    } == {metric.name}
-    assert (family.type, family.documentation) == (metric.kind, metric.help)
-    assert family.name.endswith(family.unit)
+def test_each_metric_of_the_catalogue_has_its_own_name_and_its_unit() -> None:
+    shown: list[Owned] = []
+    for metric in SHOWN:
+        labels = dict.fromkeys(metric.labels, "x")
+        sample = histogram_of(metric, [], slot="x") if metric.kind == "histogram" else metric.at(1.0, **labels)
+        shown.append((sample, dict.fromkeys(OWNER_LABELS[metric.scope], "y")))
+    families = Exporter(SHOWN, [lambda: shown], on_notice=pytest.fail).collect()
+    by_name = {family.samples[0].name.removesuffix("_bucket"): family for family in families}
+    assert by_name.keys() == {metric.name for metric in SHOWN}
+    for metric in SHOWN:
+        family = by_name[metric.name]
+        names = {
+            line.name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for line in family.samples
+        }
+        assert names == {metric.name}
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        assert family.name.endswith(family.unit)
 
 
 def test_nothing_to_show_is_an_empty_page_in_both_formats() -> None:

@@ -9,7 +9,7 @@ import resource
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from collectors.prometheus.http_server import Server, ServerConfig, pages
 from tests.collectors.knocking import FakePage, Notices, get, serving
 from tests.support.certificates import Certificate, make_authority, make_certificate
+from tests.waiting import wait_until
 
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
@@ -65,14 +66,6 @@ class Kept:
             return self.socket.recv(1) == b""
         except ConnectionError:
             return True
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if is_so():
-            return
-        threading.Event().wait(0.01)
-    pytest.fail("it never became so")
 
 
 def _serving_threads() -> int:
@@ -208,7 +201,7 @@ def test_clients_that_vanish_while_they_are_kept_leave_nothing() -> None:
             with Kept(server.port) as client:
                 assert client.ask() == 200
         assert get(server.port)[0] == 200
-    _wait_until(lambda: _serving_threads() == 0)
+    wait_until(lambda: _serving_threads() == 0)
     assert notices == []
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,37 @@ TITLE = read_rendered()[0]["title"]
 SOURCE = {"uid": "prom", "name": "Our Prometheus", "type": "prometheus", "url": "http://prom:9090", "version": 1}
 
 
-@pytest.fixture
-def grafana(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGrafana]:
-    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with serve(FakeGrafana()) as server:
+@contextmanager
+def _serving(grafana: FakeGrafana) -> Iterator[FakeGrafana]:
+    with pytest.MonkeyPatch.context() as patch, serve(grafana) as server:
+        patch.setenv("GRAFANA_TOKEN", TOKEN)
+        patch.setenv("NO_PROXY", "127.0.0.1")
         yield server
 
 
 @pytest.fixture
-def pushed(grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> FakeGrafana:
-    """One that a push has been to, and whose requests are not counted."""
-    assert _push(grafana) == 0
-    capsys.readouterr()
+def grafana() -> Iterator[FakeGrafana]:
+    with _serving(FakeGrafana()) as server:
+        yield server
+
+
+def _after_a_push(*more: str) -> bytes:
+    """A Grafana that a push has been to, whose requests are not counted: each test gets its own copy."""
+    with _serving(FakeGrafana()) as grafana:
+        assert _push(grafana, *more) == 0
     grafana.requests.clear()
-    return grafana
+    return pickle.dumps(grafana)
+
+
+@pytest.fixture(scope="module")
+def after_a_push() -> bytes:
+    return _after_a_push()
+
+
+@pytest.fixture
+def pushed(after_a_push: bytes) -> Iterator[FakeGrafana]:
+    with _serving(pickle.loads(after_a_push)) as server:
+        yield server
 
 
 def _push(grafana: FakeGrafana, *more: str) -> int:
@@ -401,16 +419,19 @@ def test_alerts_are_pushed_where_asked_for_and_then_unchanged(
 GPU_LOST = "observatory-gpu-lost"
 
 
+@pytest.fixture(scope="module")
+def after_a_push_of_alerts() -> bytes:
+    return _after_a_push("--alerts")
+
+
 @pytest.fixture
-def alerted(pushed: FakeGrafana, capsys: pytest.CaptureFixture[str]) -> FakeGrafana:
-    """One that alerts were pushed to, too, and that adds keys to their queries, as the real one does."""
-    assert _push(pushed, "--alerts") == 0
-    for rule in pushed.rules.values():
-        for query in rule["data"]:
-            query["model"] |= {"intervalMs": 1000, "maxDataPoints": 43200}
-    pushed.requests.clear()
-    capsys.readouterr()
-    return pushed
+def alerted(after_a_push_of_alerts: bytes) -> Iterator[FakeGrafana]:
+    """One that alerts were pushed to, and that adds keys to their queries, as the real one does."""
+    with _serving(pickle.loads(after_a_push_of_alerts)) as server:
+        for rule in server.rules.values():
+            for query in rule["data"]:
+                query["model"] |= {"intervalMs": 1000, "maxDataPoints": 43200}
+        yield server
 
 
 def test_an_alert_whose_threshold_was_changed_here_is_updated(alerted: FakeGrafana, tmp_path: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import psutil
 import pytest
 
 from tests.gpu.programs import ROOT
-from tests.gpu.results import Result
+from tests.gpu.results import Result, Run, pytest_configure
 
 CHECKS = '''
 import os, subprocess, sys, time
@@ -180,18 +183,23 @@ def test_a_second_call_runs_only_what_was_skipped_and_fails_still(first: First) 
     assert calls.call("--commit", "abc", "-k", "fine or seen").returncode == 0
 
 
-def test_another_commit_and_a_rehearsal_use_no_result_and_a_small_budget_leaves_all(first: First) -> None:
-    calls, _ = first
-    for words in (("--commit", "def"), ("--commit", "abc", "--rehearse")):
-        done = calls.call(*words, "-k", "fine or hangs", "--budget", "1")
-        assert (done.returncode, "left for another call: fine, hangs" in done.stdout) == (0, True), done.stdout
+def test_another_commit_and_a_rehearsal_use_no_result(first: First) -> None:
+    run = Run(output=first[0].output, device="cuda", commit="abc", until_s=0.0)
+    assert run.is_done("fine")
+    assert not replace(run, commit="def").is_done("fine")
+    assert not replace(run, device="cpu").is_done("fine")
 
 
-@pytest.mark.parametrize("budget", ["0", "-5", "nan", "inf"])
-def test_a_budget_without_an_end_or_a_beginning_is_refused(budget: str, tmp_path: Path) -> None:
-    done = Calls(tmp_path).call("--budget", budget)
-    assert done.returncode == 4
-    assert f"--budget {budget}: it may be any number of seconds above 0" in done.stderr
+def test_a_small_budget_leaves_all(first: First) -> None:
+    done = first[0].call("--commit", "def", "-k", "fine or hangs", "--budget", "1")
+    assert (done.returncode, "left for another call: fine, hangs" in done.stdout) == (0, True), done.stdout
+
+
+@pytest.mark.parametrize("budget", [0.0, -5.0, float("nan"), float("inf")])
+def test_a_budget_without_an_end_or_a_beginning_is_refused(budget: float, tmp_path: Path) -> None:
+    options = argparse.Namespace(collectonly=False, budget=budget, output=tmp_path)
+    with pytest.raises(pytest.UsageError, match=f"--budget {budget:g}: it may be any number of seconds above 0"):
+        pytest_configure(cast(pytest.Config, argparse.Namespace(option=options)))
 
 
 def test_an_output_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -46,10 +46,6 @@ def _id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-each_page = pytest.mark.parametrize("page", WRITTEN, ids=_id)
-each_runbook = pytest.mark.parametrize("page", RUNBOOKS, ids=_id)
-
-
 # Links.
 
 
@@ -78,12 +74,12 @@ def _links(page: Path) -> Iterator[tuple[Path, str]]:
             yield ((page.parent / path).resolve() if path else page, anchor)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_each_link_leads_to_a_file_and_its_anchor(page: Path) -> None:
-    for path, anchor in _links(page):
-        assert path.exists(), path
-        if anchor:
-            assert anchor in _anchors(path), f"{path}#{anchor}"
+def test_each_link_leads_to_a_file_and_its_anchor() -> None:
+    for page in PAGES:
+        for path, anchor in _links(page):
+            assert path.exists(), f"{page}: {path}"
+            if anchor:
+                assert anchor in _anchors(path), f"{page}: {path}#{anchor}"
 
 
 def test_the_index_has_every_page() -> None:
@@ -141,13 +137,13 @@ def _all_commands(command: click.Command) -> Iterator[click.Command]:
             yield from _all_commands(child)
 
 
-@each_page
-def test_each_command_exists_with_its_options(page: Path) -> None:
-    for call in _calls(page.read_text()):
-        words = shlex.split(call.replace("...", ""))[1:]
-        command, rest = _command(words)
-        given = {word.partition("=")[0] for word in rest if word.startswith("--")}
-        assert given <= _options(command), call
+def test_each_command_exists_with_its_options() -> None:
+    for page in WRITTEN:
+        for call in _calls(page.read_text()):
+            words = shlex.split(call.replace("...", ""))[1:]
+            command, rest = _command(words)
+            given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+            assert given <= _options(command), f"{page}: {call}"
 
 
 FOREIGN = {
@@ -222,20 +218,20 @@ def _prose(page: Path) -> str:
     return " ".join(_without_code(page.read_text()).split())
 
 
-@each_page
-def test_each_board_exists(page: Path) -> None:
-    assert set(re.findall(r'"([A-Z][^"]*\?)"', _prose(page))) <= _boards().keys()
-    if page.parent.name == "runbooks":
-        named = re.findall(r'[Dd]ashboard "([^"]+)"', _prose(page))
-        assert set(named) <= _boards().keys()
+def test_each_board_exists() -> None:
+    for page in WRITTEN:
+        named = set(re.findall(r'"([A-Z][^"]*\?)"', _prose(page)))
+        if page in RUNBOOKS:
+            named |= set(re.findall(r'[Dd]ashboard "([^"]+)"', _prose(page)))
+        assert named <= _boards().keys(), page
 
 
-@pytest.mark.parametrize("page", [DOCS / "guides/diagnosis.md", *RUNBOOKS], ids=_id)
-def test_each_panel_exists(page: Path) -> None:
+def test_each_panel_exists() -> None:
     titles = set().union(*_boards().values())
     said = {"as the model predicts", "more than the model predicts", "missing", "likely", "host bound", "launch gap"}
-    named = set(re.findall(r"(?<![*\w])\*([^*]+)\*(?!\*)", _prose(page)))
-    assert {name for name in named if name.lower() not in said} <= titles
+    for page in (DOCS / "guides/diagnosis.md", *RUNBOOKS):
+        named = set(re.findall(r"(?<![*\w])\*([^*]+)\*(?!\*)", _prose(page)))
+        assert {name for name in named if name.lower() not in said} <= titles, page
 
 
 def test_the_page_of_boards_has_them_all() -> None:
@@ -243,21 +239,21 @@ def test_the_page_of_boards_has_them_all() -> None:
     assert set(listed) == _boards().keys()
 
 
-@each_page
-def test_each_threshold_exists(page: Path) -> None:
+def test_each_threshold_exists() -> None:
     thresholds = tomllib.loads((ROOT / "dashboards" / "thresholds.toml").read_text())
-    for table, key in re.findall(r"`([a-z_]+)\.([a-z_]+)`", page.read_text()):
-        if isinstance(thresholds.get(table), dict):
-            assert key in thresholds[table], f"{table}.{key}"
+    for page in WRITTEN:
+        for table, key in re.findall(r"`([a-z_]+)\.([a-z_]+)`", page.read_text()):
+            if isinstance(thresholds.get(table), dict):
+                assert key in thresholds[table], f"{page}: {table}.{key}"
 
 
-@each_page
-def test_each_metric_is_in_the_catalogue(page: Path) -> None:
+def test_each_metric_is_in_the_catalogue() -> None:
     names = {metric.name for metric in METRICS}
     suffixes = r"_(median|low|high|bucket|sum|count)(?=_|$)"
-    for name in re.findall(r"`(observatory_[a-z0-9_]+[a-z0-9])`", page.read_text()):
-        rows = {name, re.sub(suffixes, "", name), re.sub(r"_(rank|pair)_(p\d+|worst)(?=_|$)", r"_\1", name)}
-        assert rows & names or name in GENERATED.read_text(), name
+    for page in WRITTEN:
+        for name in re.findall(r"`(observatory_[a-z0-9_]+[a-z0-9])`", page.read_text()):
+            rows = {name, re.sub(suffixes, "", name), re.sub(r"_(rank|pair)_(p\d+|worst)(?=_|$)", r"_\1", name)}
+            assert rows & names or name in GENERATED.read_text(), f"{page}: {name}"
 
 
 @cache
@@ -271,11 +267,11 @@ def _minutes(duration: str) -> str:
     return "at once" if number == 0 else f"after {number} minute{'s' if number > 1 else ''}"
 
 
-@each_runbook
-def test_a_runbook_says_its_severity_and_how_long_the_alert_waits(page: Path) -> None:
-    rule = _alerts()[page.read_text().partition("\n")[0].removeprefix("# ")]
-    line = f"**{rule['labels']['severity'].capitalize()}**, fires {_minutes(rule.get('for', '0m'))}."
-    assert page.read_text().splitlines()[2] == line
+def test_a_runbook_says_its_severity_and_how_long_the_alert_waits() -> None:
+    for page in RUNBOOKS:
+        lines = page.read_text().splitlines()
+        rule = _alerts()[lines[0].removeprefix("# ")]
+        assert lines[2] == f"**{rule['labels']['severity'].capitalize()}**, fires {_minutes(rule.get('for', '0m'))}."
 
 
 def test_the_table_of_alerts_has_them_all() -> None:
@@ -342,18 +338,19 @@ def test_the_page_of_the_command_line_has_every_exit_code() -> None:
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
 
 
-@each_page
-def test_each_path_in_backquotes_exists(page: Path) -> None:
+def test_each_path_in_backquotes_exists() -> None:
     pattern = r"`((?:bench|collectors|dashboards|docs|tests|workloads)/[\w/.-]*[\w/])`"
     made = {"dashboards/rendered/"}
-    for name in set(re.findall(pattern, page.read_text())) - made:
-        assert (ROOT / name).exists(), name
+    for page in WRITTEN:
+        for name in set(re.findall(pattern, page.read_text())) - made:
+            assert (ROOT / name).exists(), f"{page}: {name}"
 
 
-@each_page
-def test_measurements_with_a_date_or_commit_stand_under_measured(page: Path) -> None:
-    if DOCS / "measured" not in page.parents and page.name != "CHANGELOG.md":
-        assert re.findall(r"\bcommit [0-9a-f]{7,}|[Mm]easured (?:on )?20\d\d-\d\d-\d\d", _prose(page)) == []
+def test_measurements_with_a_date_or_commit_stand_under_measured() -> None:
+    dated = r"\bcommit [0-9a-f]{7,}|[Mm]easured (?:on )?20\d\d-\d\d-\d\d"
+    for page in WRITTEN:
+        if DOCS / "measured" not in page.parents and page.name != "CHANGELOG.md":
+            assert re.findall(dated, _prose(page)) == [], page
 
 
 def test_readme_is_a_front_door() -> None:

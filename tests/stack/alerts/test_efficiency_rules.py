@@ -24,6 +24,8 @@ pytestmark = pytest.mark.stack
 
 (ACCEPTED,) = (one.ratio for one in THRESHOLDS.accepted_efficiency if one.strategy == "ddp")
 FRESH_HOURS = THRESHOLDS.efficiency.fresh_hours
+BEFORE = USUAL[: THRESHOLDS.efficiency.least_nights + 2]
+"""More nights than the rules need; the tester's time grows with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +111,11 @@ def test_a_drop_below_other_nights_fires_once_it_has_lasted(tmp_path: Path) -> N
 
 
 def test_a_drop_that_stays_fires_the_next_night_too(tmp_path: Path) -> None:
-    _fires(Nights(results=(*USUAL, 0.80, 0.80)), tmp_path)
+    _fires(Nights(results=(*BEFORE, 0.80, 0.80)), tmp_path)
 
 
 def test_a_good_night_ends_it(tmp_path: Path) -> None:
-    _is_silent(Nights(results=(*USUAL, 0.80, 0.90)), tmp_path)
+    _is_silent(Nights(results=(*BEFORE, 0.80, 0.90)), tmp_path)
 
 
 def test_nights_without_a_baseline_are_no_history(tmp_path: Path) -> None:
@@ -121,11 +123,11 @@ def test_nights_without_a_baseline_are_no_history(tmp_path: Path) -> None:
 
 
 def test_many_runs_of_one_day_are_one_night(tmp_path: Path) -> None:
-    _is_silent(Nights(results=(*USUAL[:9], 0.80), one_day_before=True), tmp_path)
+    _is_silent(Nights(results=(*BEFORE, 0.80), one_day_before=True), tmp_path)
 
 
 def test_a_rise_is_silent(tmp_path: Path) -> None:
-    _is_silent(Nights(results=(*USUAL, 0.99)), tmp_path)
+    _is_silent(Nights(results=(*BEFORE, 0.99)), tmp_path)
 
 
 def test_noise_is_silent_on_every_night(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_noise_is_silent_on_every_night(tmp_path: Path) -> None:
 
 
 def test_a_drop_within_its_own_interval_is_silent(tmp_path: Path) -> None:
-    _is_silent(Nights(results=(*USUAL, 0.80), half_interval=0.12), tmp_path)
+    _is_silent(Nights(results=(*BEFORE, 0.80), half_interval=0.12), tmp_path)
 
 
 def test_a_drop_within_the_spread_of_other_nights_is_silent(tmp_path: Path) -> None:
@@ -150,11 +152,11 @@ def test_a_drop_within_the_spread_of_other_nights_is_silent(tmp_path: Path) -> N
 
 
 def test_a_drop_too_small_to_matter_is_silent_however_quiet_other_nights_were(tmp_path: Path) -> None:
-    _is_silent(Nights(results=(*(0.9 for _ in USUAL), 0.89), half_interval=0.001), tmp_path)
+    _is_silent(Nights(results=(*(0.9 for _ in BEFORE), 0.89), half_interval=0.001), tmp_path)
 
 
 def test_a_run_without_an_interval_is_silent(tmp_path: Path) -> None:
-    _is_silent(Nights(results=(*USUAL, 0.5), half_interval=None), tmp_path)
+    _is_silent(Nights(results=(*BEFORE, 0.5), half_interval=None), tmp_path)
 
 
 def test_one_night_less_than_enough_is_silent_and_enough_fires(tmp_path: Path) -> None:
@@ -164,17 +166,17 @@ def test_one_night_less_than_enough_is_silent_and_enough_fires(tmp_path: Path) -
 
 
 def test_one_result_shown_for_weeks_is_no_history(tmp_path: Path) -> None:
-    _is_silent(Nights(results=(*(0.9 for _ in USUAL), 0.80), one_run_before=True), tmp_path)
-    _fires(Nights(results=(*(0.9 for _ in USUAL), 0.80)), tmp_path)
+    _is_silent(Nights(results=(*(0.9 for _ in BEFORE), 0.80), one_run_before=True), tmp_path)
+    _fires(Nights(results=(*(0.9 for _ in BEFORE), 0.80)), tmp_path)
 
 
 def test_a_finished_run_whose_exporter_went_is_silent(tmp_path: Path) -> None:
-    went = Nights(results=(*USUAL, 0.80), ends=True)
+    went = Nights(results=(*BEFORE, 0.80), ends=True)
     _fires(went, tmp_path, hours_after=2, silent_after=[4])
 
 
 def test_a_strategy_that_no_longer_runs_is_silent_though_its_last_result_is_shown(tmp_path: Path) -> None:
-    left = Nights(results=(*USUAL, 0.80), idle_nights=3)
+    left = Nights(results=(*BEFORE, 0.80), idle_nights=3)
     _fires(left, tmp_path, hours_after=FRESH_HOURS - 1, silent_after=[FRESH_HOURS + 1])
 
 
@@ -191,13 +193,13 @@ def test_an_accepted_level_is_of_its_device_only(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_comes_slowly_is_seen_by_the_accepted_level_alone(tmp_path: Path) -> None:
-    slowly = [0.90 - 0.006 * night for night in range(28)]
+    slowly = [0.90 - 0.006 * night for night in range(22)]
     _is_silent(Nights(results=slowly, device="cpu"), tmp_path)
     _fires(Nights(results=slowly, device="cuda"), tmp_path)
 
 
 def test_a_drop_below_both_levels_is_one_alert(tmp_path: Path) -> None:
-    _fires(Nights(results=(*USUAL, 0.70), device="cuda"), tmp_path)
+    _fires(Nights(results=(*BEFORE, 0.70), device="cuda"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_a_drop_below_both_levels_is_one_alert(tmp_path: Path) -> None:
     ],
 )
 def test_a_result_far_below_either_level_is_critical(device: str, low: float, fires: bool, tmp_path: Path) -> None:
-    nights = Nights(results=(*USUAL, low) if device == "cpu" else (low,), device=device)
+    nights = Nights(results=(*BEFORE, low) if device == "cpu" else (low,), device=device)
     alerts = [alert_of({**nights.owner(), **KIND}, low, CRITICAL)] * fires
     rehearse(nights.series(), {_last_hour(nights) + 2: alerts}, tmp_path, alert=CRITICAL)
 

@@ -124,7 +124,7 @@ def test_each_verdict_that_is_worse_has_its_alert_and_no_other_has(tmp_path: Pat
     series = {
         name: values
         for verdict in verdicts
-        for name, values in _series(NODES[0], [Said(night=0, verdict=verdict)] * DAY, verdict).items()
+        for name, values in _series(NODES[0], [Said(night=0, verdict=verdict)] * (3 * HOUR), verdict).items()
     }
     alerts = [
         {"labels": f'{{alertname="{alert}",case="{verdict}"}}', "value": 1}
@@ -132,12 +132,12 @@ def test_each_verdict_that_is_worse_has_its_alert_and_no_other_has(tmp_path: Pat
         if alert
     ]
     asked = {"expr": 'count by (alertname, case) (ALERTS{alertstate="firing"})', "exp_samples": alerts}
-    _rehearse(tmp_path, series, promql_expr_test=[{**asked, "eval_time": f"{hour}h"} for hour in (12, 23)])
+    _rehearse(tmp_path, series, promql_expr_test=[{**asked, "eval_time": f"{hour}h"} for hour in (1, 2)])
 
 
 def test_two_exporters_of_one_store_are_one_alert(tmp_path: Path) -> None:
-    shown = [CONFIRMED] * DAY
-    _fires(tmp_path, {1: "RegressionConfirmed", 23: "RegressionConfirmed"}, node1=shown, node2=shown, node3=shown)
+    shown = [CONFIRMED] * (3 * HOUR)
+    _fires(tmp_path, {1: "RegressionConfirmed", 2: "RegressionConfirmed"}, node1=shown, node2=shown, node3=shown)
 
 
 def test_of_three_nodes_in_turn_the_newest_night_counts(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_an_old_exporter_goes_on_showing_does_not_count(tmp_path: Path) -> 
 
 
 def test_what_nobody_shows_any_more_stands_for_a_day_and_a_half(tmp_path: Path) -> None:
-    shown = [*[CONFIRMED] * (3 * HOUR), *[None] * (2 * DAY)]
+    shown = [*[CONFIRMED] * (3 * HOUR), *[None] * ((REMEMBERED_HOURS + 1) * HOUR)]
     expected = {
         2: "RegressionConfirmed",
         REMEMBERED_HOURS - 1: "RegressionConfirmed",
@@ -195,8 +195,8 @@ def test_a_night_of_a_clock_that_is_ahead_waits_for_its_time(tmp_path: Path) -> 
 
 def test_an_alert_on_an_old_night_outlasts_an_exporters_restart(tmp_path: Path) -> None:
     """As of a weekly suite: what is older than a day and a half is not remembered."""
-    late = [*[CONFIRMED] * (3 * DAY), None, *[CONFIRMED] * HOUR]
-    at_each_beat = {72 + beat / HOUR: "RegressionConfirmed" for beat in range(-3, HOUR)}
+    late = [*[CONFIRMED] * (2 * DAY), None, *[CONFIRMED] * HOUR]
+    at_each_beat = {48 + beat / HOUR: "RegressionConfirmed" for beat in range(-3, HOUR)}
     _fires(tmp_path, at_each_beat, node1=late)
 
 

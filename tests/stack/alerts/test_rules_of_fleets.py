@@ -22,7 +22,7 @@ HALF_INTERVAL = 0.01
 NODES = ("node1:9464", "node2:9464", "node3:9464")
 SERIES = {**OWNER, "device": "cpu"}
 BEAT_S = 60 * BEAT_MINUTES
-BEFORE = USUAL[:9]
+BEFORE = USUAL[: THRESHOLDS.efficiency.least_nights + 1]
 LAST = len(BEFORE)
 """The night of the low result."""
 
@@ -161,6 +161,7 @@ def test_results_compare_with_those_of_the_same_kind_of_baseline(tmp_path: Path)
     rehearse(_series(fleet, lambda result: "history"), {LAST * 24 + 3: _low("history")}, tmp_path)
 
 
+@pytest.mark.slow
 def test_nights_count_though_rules_are_evaluated_more_seldom_than_prometheus_looks_back(tmp_path: Path) -> None:
     beat_minutes = 11  # No divisor of a day, and more than the five minutes of the look back.
     nights = THRESHOLDS.efficiency.least_nights + 2  # A result just after midnight is of the next day.

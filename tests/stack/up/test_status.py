@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -14,6 +13,7 @@ from bench.serve.own_process import own_process
 from bench.serve.server import page_of
 from collectors.prometheus.http_server import Server, pages
 from tests.support.servers import free_port, run_prometheus
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
@@ -27,13 +27,6 @@ def _node() -> Server:
 def results() -> Iterator[Server]:
     with closing(_node()) as server:
         yield server
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until, "it never became so"
-        time.sleep(0.2)
 
 
 def _job(*ports: int) -> dict[str, object]:
@@ -50,10 +43,10 @@ def test_nodes_that_are_all_down_are_missed_and_jobs_of_others_are_named(
         "node_exporter": _job(free_port()),
     }
     with run_prometheus(jobs=jobs) as prometheus:
-        _wait_until(lambda: len(prometheus.query("up == 1")) == 3)
+        wait_until(lambda: len(prometheus.query("up == 1")) == 3)
         for node in nodes:
             node.close()
-        _wait_until(lambda: len(prometheus.query("observatory_build_info")) == 1)
+        wait_until(lambda: len(prometheus.query("observatory_build_info")) == 1)
         assert main.run(["stack", "status", "--prometheus", prometheus.url, "--format", "json"]) == 4
     said = capsys.readouterr()
     document = json.loads(said.out)

@@ -51,7 +51,7 @@ def test_nodes_are_measured_and_nothing_is_left_of_it(engine: ClusterEngine) -> 
     assert list(engine.runs.iterdir()) == []
 
 
-@pytest.mark.parametrize(("rank", "node"), [(0, 0), (1, 1), (None, None)])
+@pytest.mark.parametrize(("rank", "node"), [(1, 1), (None, None)])
 def test_a_measurement_that_fails_is_found_against_the_node_of_its_rank(
     rank: int | None, node: int | None, engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from collectors.metrics.metric import Metric
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.prometheus.exposition import Owned
 from tests.collectors.fake_collectors import FakeHang, ended, lose_its_way
+from tests.waiting import wait_until
 
 SECOND = 1_000_000_000
 RANK = {"rank": "0", "slot": "0"}
@@ -65,20 +66,13 @@ def _values(runs: LiveRuns, metric: Metric) -> list[tuple[float, dict[str, str]]
     return [(sample.value, sample.labels) for sample, _ in runs.samples() if sample.metric == metric.name]
 
 
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until, "it never became so"
-        time.sleep(0.005)
-
-
 def _steps(runs: LiveRuns) -> list[float]:
     return [value for value, _ in _values(runs, STEP_SECONDS)]
 
 
 def _look(runs: LiveRuns, step: float) -> None:
     runs.ask()
-    _wait_until(lambda: _steps(runs) == [step])
+    wait_until(lambda: _steps(runs) == [step])
 
 
 def test_each_asking_is_a_look_that_scrapes_show_and_do_not_repeat() -> None:
@@ -137,7 +131,7 @@ def test_a_log_that_hangs_is_late_with_its_age_and_holds_up_no_scrape() -> None:
         clock.pass_s(0.001)
         assert _steps(runs) == []
         hang.let_go()
-        _wait_until(lambda: _steps(runs) == [2.0])
+        wait_until(lambda: _steps(runs) == [2.0])
         assert _values(runs, agent.AGENT_COLLECTOR) == [(1, {"collector": "runs", "state": "answering"})]
     assert set(notices) == {
         "runs: reading their logs sometimes takes more than 1 s; the last reading is shown meanwhile"
@@ -169,7 +163,7 @@ def test_a_look_that_fails_shows_nothing_and_the_next_one_may_succeed() -> None:
         _look(runs, 1.0)
         clock.pass_s(1)
         runs.ask()
-        _wait_until(lambda: _values(runs, agent.AGENT_COLLECTOR) == [(1, {"collector": "runs", "state": "failed"})])
+        wait_until(lambda: _values(runs, agent.AGENT_COLLECTOR) == [(1, {"collector": "runs", "state": "failed"})])
         assert (_steps(runs), _values(runs, agent.AGENT_AGE_SECONDS)) == ([], [])
         clock.pass_s(1)
         _look(runs, 3.0)

@@ -42,13 +42,7 @@ from collectors.sample_log import (
     TimedActions,
 )
 from tests.bench.made.examples import make_machine, small_case
-
-
-class Notices(list[str]):
-    """Hears and keeps."""
-
-    def __call__(self, text: str) -> None:
-        self.append(text)
+from tests.collectors.knocking import Notices
 
 
 @pytest.fixture
