@@ -442,7 +442,4 @@ def test_a_fire_drill_that_ends_well_has_failed(night: FakeNight) -> None:
     night.run(plan_of(drill := planned("ddp", expect=Expected(outcome="failed", cause="hung"))))
     summary = night.display.summaries["ddp"]
     assert summary is not None
-    assert (
-        judge(drill.suite_case, summary.outcome, summary.cause).reason
-        == "expected failed (hung), but it ended well"
-    )
+    assert judge(drill.suite_case, summary.outcome, summary.cause).reason == "expected failed (hung), but it ended well"
