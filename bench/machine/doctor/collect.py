@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.engines.registry import Engine
 from bench.errors import InfrastructureFailed, Misuse, say
-from bench.machine.device_checks import too_old
+from bench.machine.device_checks import too_old, without_cuda
 from bench.machine.doctor import node_state
 from bench.machine.doctor.node_state import free_memory, gpu_clocks, monitors, pcie_links
 from bench.machine.doctor.page import (
@@ -126,6 +126,11 @@ def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
         hidden = read_gpus(nvml, machine.environment, on_late=say).hidden
         if hidden is not None:
             yield Entry(name="GPUs that CUDA shows", value=hidden.text)
+    if machine.gpus and machine.torch_version is not None and machine.torch_cuda_version is None:
+        yield Entry(
+            name="GPUs that torch can use",
+            value=f"{without_cuda(machine.torch_version, len(machine.gpus))}; install a CUDA build",
+        )
     if not machine.gpus:
         yield Entry(name="GPUs", reason=machine.absent.get("gpus", "NVML sees none that this process may use"))
     for gpu in machine.gpus:

@@ -33,33 +33,44 @@ static const unsigned NO_INSTANCE = 0xFFFFFFFF, ALL_LINKS = 0xFFFFFFFF;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *text, *lines[MOST_LINES];
 static int line_count, users;
-static ino_t read_inode;
+static struct stat seen;
 
+static int is_same(const struct stat *now) {
+    return now->st_ino == seen.st_ino && now->st_mtim.tv_sec == seen.st_mtim.tv_sec
+        && now->st_mtim.tv_nsec == seen.st_mtim.tv_nsec;
+}
+
+static int compare_lines(const void *first, const void *second) {
+    return strcmp(*(char *const *)first, *(char *const *)second);
+}
+
+/* Lines are sorted, and each has a NUL in place of its "=". */
 static void read_scene(void) {
     const char *path = getenv("NVML_SCENE");
     struct stat now;
     FILE *file;
-    if (path == NULL || stat(path, &now) || now.st_ino == read_inode || !(file = fopen(path, "r"))) return;
+    if (path == NULL || stat(path, &now) || is_same(&now) || !(file = fopen(path, "r"))) return;
     free(text);
     text = calloc(1, now.st_size + 1);
     text[fread(text, 1, now.st_size, file)] = '\0';
     fclose(file);
     line_count = 0;
     char *rest, *line = strtok_r(text, "\n", &rest);
-    for (; line != NULL && line_count < MOST_LINES; line = strtok_r(NULL, "\n", &rest)) lines[line_count++] = line;
-    read_inode = now.st_ino;
+    for (; line != NULL && line_count < MOST_LINES; line = strtok_r(NULL, "\n", &rest)) {
+        *strchr(line, '=') = '\0';
+        lines[line_count++] = line;
+    }
+    qsort(lines, line_count, sizeof *lines, compare_lines);
+    seen = now;
 }
 
 static int find(const char *question, char *into) {
-    size_t length = strlen(question);
-    int is_there = 0;
     pthread_mutex_lock(&lock);
     read_scene();
-    for (int line = 0; line < line_count && !is_there; line++)
-        if ((is_there = !strncmp(lines[line], question, length) && lines[line][length] == '='))
-            snprintf(into, LENGTH, "%s", lines[line] + length + 1);
+    char **line = bsearch(&question, lines, line_count, sizeof *lines, compare_lines);
+    if (line != NULL) snprintf(into, LENGTH, "%s", *line + strlen(*line) + 1);
     pthread_mutex_unlock(&lock);
-    return is_there;
+    return line != NULL;
 }
 
 /* Devices: 1 + the GPU's index, and for an instance of MIG also its place + 1 above those bits. */

@@ -11,6 +11,8 @@ Scene: TypeAlias = Mapping[str, "str | int | float"]
 
 MIB, GIB = 1 << 20, 1 << 30
 LOST, FORBIDDEN, UNSUPPORTED, MISMATCH = "!15", "!4", "!3", "!18"
+NO_PEER = 1
+"""nvml.h, NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED."""
 XID, SINGLE_BIT, DOUBLE_BIT = 0x8, 0x1, 0x2
 POWER_CAP, SOFTWARE_THERMAL, HARDWARE_THERMAL = 0x4, 0x20, 0x40
 """Bits of CurrentClocksEventReasons."""
@@ -166,7 +168,7 @@ RTX: Scene = {
     "MigMode": UNSUPPORTED,
     "MaxMigDeviceCount": UNSUPPORTED,
     "NvLinkState": UNSUPPORTED,
-    "P2PStatus": 1,  # NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED
+    "P2PStatus": NO_PEER,
     "GpmQueryDeviceSupport": 0,
     "RemappedRows": UNSUPPORTED,
     "Memory.total": 24_564 * MIB,
@@ -179,14 +181,12 @@ RTX: Scene = {
 
 def node_of(*models: Scene) -> Answers:
     """Return a node of these GPUs, of which the first half are at one socket and the others at another."""
-    gpus = len(models)
-    scene: Answers = {**_NODE, "Count": gpus}
-    if all(model is models[0] for model in models):
-        scene |= models[0]
+    gpus, common = len(models), models[0]
+    scene: Answers = {**_NODE, "Count": gpus, **common}
     for gpu, model in enumerate(models):
         half = gpu * 2 // gpus
-        if model is not models[0] or "Name" not in scene:
-            scene |= {f"{gpu}.{question}": answer for question, answer in model.items()}
+        if model is not common:
+            scene |= {f"{gpu}.{question}": model.get(question, UNSUPPORTED) for question in {**common, **model}}
         scene |= {
             f"{gpu}.UUID": uuid(gpu),
             f"{gpu}.Serial": f"16506231{gpu:05d}",
@@ -194,8 +194,10 @@ def node_of(*models: Scene) -> Answers:
             f"{gpu}.CpuAffinity": f"{half * 32}-{half * 32 + 31}",
             f"{gpu}.MemoryAffinity": str(half),
         }
-        for other in range(gpus):
+        for other, its_model in enumerate(models):
             scene[f"{gpu}.TopologyCommonAncestor.{other}"] = 40 if half == other * 2 // gpus else 50
+            if its_model is not model:
+                scene[f"{gpu}.P2PStatus.{other}"] = NO_PEER
     return scene
 
 
