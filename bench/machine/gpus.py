@@ -65,7 +65,7 @@ class GpuLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenGpus:
-    """Why CUDA shows this process other GPUs than the node has, or in another order. text: one sentence.
+    """Why CUDA shows this process other GPUs than the node has. text: one sentence.
 
     is_mistake: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or a GPU twice: CUDA shows less than intended.
     """
@@ -189,8 +189,6 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
             elif refused:
                 absent["gpus"] = f"NVML: {_broken(refused)}"
             gpus = tuple(_read_gpu(nvml, gpu, absent) for gpu in shown)
-            if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-                hidden = hidden or _numbered_otherwise(gpus)
             with _noting(nvml, absent, "links"):
                 links = tuple(
                     GpuLink(first=gpu.index, second=peer.index, kind=_link(nvml, gpu.handle, peer.handle))
@@ -206,6 +204,21 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
         hidden=hidden,
         links=links,
         absent=absent,
+    )
+
+
+def why_numbered_otherwise(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return why CUDA may number these GPUs otherwise than NVML; None where both agree.
+
+    Source: CUDA C programming guide, CUDA_DEVICE_ORDER, whose default is FASTEST_FIRST.
+    """
+    names = Counter(gpu.name for gpu in gpus)
+    if len(names) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return None
+    kinds = ", ".join(f"{count} x {name}" for name, count in names.items())
+    return (
+        f"GPUs differ ({kinds}), and CUDA numbers the fastest first; with CUDA_DEVICE_ORDER=PCI_BUS_ID its numbers are"
+        " NVML's"
     )
 
 
@@ -294,21 +307,6 @@ def _broken(refused: Mapping[int, str]) -> str:
         f"{'GPU' if len(indices) == 1 else 'GPUs'} {', '.join(indices)} {'does' if len(indices) == 1 else 'do'} not"
         f" answer ({reason})"
         for reason, indices in by_reason.items()
-    )
-
-
-def _numbered_otherwise(gpus: Sequence[Gpu]) -> HiddenGpus | None:
-    """Return why CUDA may number these GPUs otherwise than NVML; None if all are alike.
-
-    Source: CUDA C programming guide, CUDA_DEVICE_ORDER, whose default is FASTEST_FIRST.
-    """
-    names = Counter(gpu.name for gpu in gpus)
-    if len(names) < 2:
-        return None
-    kinds = ", ".join(f"{count} x {name}" for name, count in names.items())
-    return HiddenGpus(
-        text=f"GPUs differ ({kinds}), and CUDA numbers the fastest first; with CUDA_DEVICE_ORDER=PCI_BUS_ID its"
-        " numbers are NVML's"
     )
 
 

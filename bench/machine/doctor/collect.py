@@ -23,7 +23,7 @@ from bench.machine.doctor.page import (
     Section,
     measured_ceilings,
 )
-from bench.machine.gpus import Nvml, read_gpus
+from bench.machine.gpus import Nvml, read_gpus, why_numbered_otherwise
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences
 from bench.machine.preflight import available_bytes
@@ -126,6 +126,8 @@ def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
         hidden = read_gpus(nvml, machine.environment, on_late=say).hidden
         if hidden is not None:
             yield Entry(name="GPUs that CUDA shows", value=hidden.text)
+    if (order := why_numbered_otherwise(machine.gpus, machine.environment)) is not None:
+        yield Entry(name="order of GPUs", value=order)
     if machine.gpus and machine.torch_version is not None and machine.torch_cuda_version is None:
         yield Entry(
             name="GPUs that torch can use",

@@ -36,6 +36,10 @@ def _doctor(library: Path, folder: Path, scene: Answers) -> dict[str, Any]:
         [sys.executable, "-P", *words], env=made.environment(), capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("doctor: ")]
+    starts = ("doctor: starting ranks", "doctor: asking ", "doctor: reading devices")
+    assert [line[: len(start)] for line, start in zip(said, starts, strict=True)] == list(starts)
+    assert not (folder / "none.sqlite").exists()
     printed: dict[str, Any] = json.loads(done.stdout)
     return printed
 
@@ -54,6 +58,13 @@ def printed(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     return _doctor(nvml_library, tmp_path_factory.mktemp("doctor"), node())
 
 
+def test_the_page_shows_this_machine_as_ranks_see_it_even_without_a_store(printed: dict[str, Any]) -> None:
+    titles = [section["title"] for section in printed["sections"]]
+    assert titles == ["versions", "devices", "topology", "clocks", "links", "settings", "monitors"]
+    assert "TORCH_FR_BUFFER_SIZE" in _entries(printed, "settings")
+    assert "does not exist yet" in printed["ceilings"]["reason"]
+
+
 def test_the_gpus_that_answer_are_described_and_the_lost_one_is_named(printed: dict[str, Any]) -> None:
     devices = _entries(printed, "devices")
     described = {name: value for name, value in devices.items() if name in {"GPU 0", "GPU 1", "GPU 2", "GPU 3"}}
@@ -63,6 +74,10 @@ def test_the_gpus_that_answer_are_described_and_the_lost_one_is_named(printed: d
         "GPU 3": f"NVIDIA A100-SXM4-80GB, {uuid(AMPERE)}",
     }
     assert devices["GPUs that CUDA shows"] == "GPU 1 does not answer (GPU is lost); CUDA uses the other 3"
+    assert devices["order of GPUs"] == (
+        r"GPUs differ (1 x H\xff00, 1 x NVIDIA GeForce RTX 4090, 1 x NVIDIA A100-SXM4-80GB), and CUDA numbers the"
+        " fastest first; with CUDA_DEVICE_ORDER=PCI_BUS_ID its numbers are NVML's"
+    )
     assert devices["ranks"] == "can be started"
     assert "GPU 1: GPU is lost; its samples are left out until it is found again" in printed["fields"]["left_out"]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ EIGHT = node_of(*[H100] * 8)
 DRIVER = """
 import contextlib, io, json, os, sys
 from pathlib import Path
+from typing import Any
 from bench.cli.main import run
 
 scene, torch = Path(os.environ["NVML_SCENE"]), Path(sys.argv[1]) / "torch"
@@ -154,7 +156,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def answers(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def answers(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What each command answered."""
     folder = tmp_path_factory.mktemp("dry")
     (folder / "torch").mkdir()
@@ -184,7 +186,7 @@ def answers(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_dry_run_says_what_the_node_has(name: str, answers: dict[str, list[str]]) -> None:
+def test_a_dry_run_says_what_the_node_has(name: str, answers: dict[str, list[Any]]) -> None:
     case, (code, out, err) = CASES[name], answers[name]
     assert code == case.code, err
     assert out.startswith(case.out), out

@@ -48,6 +48,7 @@ def ward() -> Answers:
         f"{CAPPED}.CurrentClocksEventReasons": POWER_CAP,
         f"{CAPPED}.Field.74": 30_000_000_000,
         f"{HOT}.CurrentClocksEventReasons": SOFTWARE_THERMAL | HARDWARE_THERMAL,
+        **{f"{HOT}.Field.{number}": "0+1e9" for number in (269, 270)},  # Nanoseconds in which heat held clocks.
         f"{HOT}.Temperature": 89,
         f"{HOT}.MarginTemperature": -2,
         f"{HOT}.ClockInfo.1": 990,
