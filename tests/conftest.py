@@ -20,6 +20,7 @@ from hypothesis import settings
 from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE
 from tests.project.ci.second_run import keep_exit_code
 from tests.support.markers import GPUS, usable_gpus, why_skipped
+from tests.support.nvml.library import build
 
 if TYPE_CHECKING:
     from tests.support.ranks import OnRanks, Result
@@ -88,6 +89,12 @@ def _no_history_of_the_users() -> None:
     """Whoever runs the tests may have told our command where their own runs are."""
     for name in (RUNS_VARIABLE, STORE_VARIABLE):
         os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the fake NVML of the newest driver; `tests.support.nvml` has scenes for it."""
+    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,11 +67,17 @@ def _refuse_rocm(torch_version: str | None, hip: str) -> Misuse:
     )
 
 
-def refuse_build(torch_version: str | None, hip: str | None) -> Misuse | InfrastructureFailed:
-    """Return the error for a case on GPUs whose torch is built without CUDA."""
+def refuse_build(torch_version: str | None, hip: str | None, gpus: int) -> Misuse | InfrastructureFailed:
+    """Return the error for a case on GPUs whose torch is built without CUDA. gpus: how many NVML shows."""
     if hip is not None:
         return _refuse_rocm(torch_version, hip)
-    return InfrastructureFailed(f"torch {torch_version} is built without CUDA; install a CUDA build, or {_CPU}")
+    return InfrastructureFailed(f"{without_cuda(torch_version, gpus)}; install a CUDA build, or {_CPU}")
+
+
+def without_cuda(torch_version: str | None, gpus: int) -> str:
+    """Return what is wrong if torch is built without CUDA on a machine whose NVML shows so many GPUs."""
+    shown = f"NVML shows {plural(gpus, 'GPU')}, but " if gpus else ""
+    return f"{shown}torch {torch_version} is built without CUDA"
 
 
 def refuse_no_gpu(gpus: Gpus, build: TorchBuild, root: Path = Path("/")) -> Misuse | InfrastructureFailed:
@@ -132,12 +139,13 @@ def check_torch(case: Case, machine: Machine) -> None:
     """
     if case.device == "cuda":
         if machine.torch_cuda_version is None:
-            raise refuse_build(machine.torch_version, machine.torch_hip_version)
+            raise refuse_build(machine.torch_version, machine.torch_hip_version, len(machine.gpus))
         if (old := too_old(machine)) is not None:
             raise InfrastructureFailed(f"{old}, or {_CPU}")
     most = math.ceil(case.ranks / case.nodes)
     if case.backend == "nccl" and most > len(machine.gpus):  # The first check if the cluster does not report GPUs.
-        why = f" ({machine.absent['gpus']})" if "gpus" in machine.absent else ""
+        broken = [f"{name}: {why}" for name, why in machine.absent.items() if re.fullmatch(r"gpus(\[\d+\])?", name)]
+        why = f" ({', '.join(broken)})" if broken else ""
         raise Misuse(
             f"{case.title} has {plural(most, 'rank')} per node and NCCL needs a GPU for each; {machine.hostname} has"
             f" {len(machine.gpus)}{why}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -166,6 +167,7 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
     driver_version: str | None = None
     newest_cuda: str | None = None
     node_gpus: Sequence[NvmlDevice] = ()
+    refused: dict[int, str] = {}
     hidden: HiddenGpus | None = None
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
@@ -175,11 +177,17 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
         with _noting(nvml, absent, "cuda_version"):
             newest_cuda = cuda_version(nvml)
         with _noting(nvml, absent, "gpus"):
-            node_gpus = gpus_of_node(nvml)
+            node_gpus, refused = gpus_of_node(nvml)
+            absent |= {f"gpus[{index}]": f"NVML: {reason}" for index, reason in refused.items()}
             named, hidden = _named(nvml, node_gpus, environment.get("CUDA_VISIBLE_DEVICES"))
             shown, by_mig = _as_cuda_shows(nvml, named)
-            # A mistake comes first, then what MIG hides, then what CUDA_VISIBLE_DEVICES hides on purpose.
+            # A mistake comes first, then what MIG hides, then what CUDA_VISIBLE_DEVICES hides on purpose, then GPUs
+            # that do not answer.
             hidden = hidden if hidden is not None and (hidden.is_mistake or by_mig is None) else by_mig
+            if refused and node_gpus:
+                hidden = hidden or HiddenGpus(text=f"{_broken(refused)}; CUDA uses the other {len(node_gpus)}")
+            elif refused:
+                absent["gpus"] = f"NVML: {_broken(refused)}"
             gpus = tuple(_read_gpu(nvml, gpu, absent) for gpu in shown)
             with _noting(nvml, absent, "links"):
                 links = tuple(
@@ -192,10 +200,25 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
         driver_version=driver_version,
         cuda_version=newest_cuda,
         gpus=gpus,
-        on_node=len(node_gpus),
+        on_node=len(node_gpus) + len(refused),
         hidden=hidden,
         links=links,
         absent=absent,
+    )
+
+
+def why_numbered_otherwise(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return why CUDA may number these GPUs otherwise than NVML; None where both agree.
+
+    Source: CUDA C programming guide, CUDA_DEVICE_ORDER, whose default is FASTEST_FIRST.
+    """
+    names = Counter(gpu.name for gpu in gpus)
+    if len(names) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return None
+    kinds = ", ".join(f"{count} x {name}" for name, count in names.items())
+    return (
+        f"GPUs differ ({kinds}), and CUDA numbers the fastest first; with CUDA_DEVICE_ORDER=PCI_BUS_ID its numbers are"
+        " NVML's"
     )
 
 
@@ -272,6 +295,18 @@ def _named(
         return named, None
     return named, HiddenGpus(
         text=f"{setting} and {f'shows {len(named)} of' if named else 'hides all'} {plural(len(node_gpus), 'GPU')}"
+    )
+
+
+def _broken(refused: Mapping[int, str]) -> str:
+    """Return which GPUs do not answer and why, as "GPU 3 does not answer (GPU is lost)"."""
+    by_reason: dict[str, list[str]] = {}
+    for index, reason in refused.items():
+        by_reason.setdefault(reason, []).append(str(index))
+    return ", ".join(
+        f"{'GPU' if len(indices) == 1 else 'GPUs'} {', '.join(indices)} {'does' if len(indices) == 1 else 'do'} not"
+        f" answer ({reason})"
+        for reason, indices in by_reason.items()
     )
 
 

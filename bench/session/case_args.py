@@ -274,5 +274,5 @@ def _device(args: CaseArgs, node: NodeResources) -> Device:
         raise refuse_no_gpu(node.gpus, node.torch)
     device = args.device or ("cuda" if node.gpus.gpus else "cpu")
     if device == "cuda" and node.torch.version is not None and node.torch.cuda is None:
-        raise refuse_build(node.torch.version, node.torch.hip)
+        raise refuse_build(node.torch.version, node.torch.hip, len(node.gpus.gpus))
     return device

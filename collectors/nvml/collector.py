@@ -66,6 +66,15 @@ def refusals(support: Iterable[FieldSupport], *, driver: str) -> list[str]:
     ]
 
 
+def _of_gpus_alike(lines: Iterable[str]) -> list[str]:
+    """Return the lines with those of several GPUs that are alike as one: "GPUs 0, 1: ..."."""
+    gpus: dict[str, list[str]] = {}
+    for line in lines:
+        gpu, _, text = line.removeprefix("GPU ").partition(": ")
+        gpus.setdefault(text, []).append(gpu)
+    return [f"GPU{'s' if len(labels) > 1 else ''} {', '.join(labels)}: {text}" for text, labels in gpus.items()]
+
+
 OPEN_S = 5.0
 """How long NVML may take to start and find its GPUs before the node is watched without those that are missing."""
 DEADLINE_S = 0.5
@@ -138,7 +147,7 @@ class NvmlCollector:
             return (
                 f"NVML does not start: no answer within {self._open_s:g} s; samples of GPUs are left out until it does",
             )
-        events = [events.reason for events in opened.events if events.reason is not None]
+        events = _of_gpus_alike([events.reason for events in opened.events if events.reason is not None])
         gpus = [watched.gpu for watched in opened.watched if watched.gpu is not None]
         split = [
             f"GPU {gpu.label}: split by MIG; NVML reports no utilization of the GPU, an instance or a process"

@@ -130,7 +130,7 @@ class EventWatch:
             try:
                 events = self._register()
             except NVMLError as error:
-                self.reason = f"GPU {self._label}: its driver reports no events ({error}); its XIDs are not counted"
+                self.reason = f"GPU {self._label}: the driver reports no events ({error}); XIDs are not counted"
                 self._has_tried.set()
                 if says_unsupported(error) or says_forbidden(error):
                     return
@@ -173,15 +173,13 @@ class EventWatch:
                     self._pause(self._ending, _PAUSE_S)
                     return False
                 elif says_unsupported(error) or says_forbidden(error):
-                    self.reason = (
-                        f"GPU {self._label}: its driver delivers no events ({error}); its XIDs are not counted"
-                    )
+                    self.reason = f"GPU {self._label}: the driver delivers no events ({error}); XIDs are not counted"
                     with self._lock:  # Whether kinds that are still at 0 occurred is unknown.
                         self._counts = {kind: count for kind, count in self._counts.items() if count}
                     return True
                 else:
                     self.reason = (
-                        f"GPU {self._label}: its driver sometimes fails to deliver events ({error}); some may be missed"
+                        f"GPU {self._label}: the driver sometimes fails to deliver events ({error}); some may be missed"
                     )
                     self._pause(self._ending, _PAUSE_S)
             else:

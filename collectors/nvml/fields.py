@@ -7,7 +7,7 @@ nvmlDeviceGetPowerUsage gives the same in a thousandth of the time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,6 @@ from collectors.nvml.plausible import MOST_STATES, Growth, ImplausibleAnswer, ch
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope that asks an NVLink counter for its sum over all links. Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*."""
-_KIB = 1024
 _RENUMBERED = 580
 """First driver whose counters of clock events have the field numbers of today's pynvml; 575 had them at the numbers
 that power smoothing has now. Source: NVML's change log, between v575 and v580."""
@@ -49,6 +48,11 @@ class Field:
     is_wrapping: bool = False
     states: Mapping[int, str] | None = None
 
+    @property
+    def series(self) -> Hashable:
+        """The metric and its labels without the GPU's; several fields may have the same."""
+        return self.metric.name, frozenset(self.labels.items())
+
     def sample(self, gpu: str, raw: float) -> Sample:
         """Return the sample of a value in NVML's unit."""
         if self.states is not None:
@@ -67,13 +71,13 @@ def fields_of(driver: str, *, per_link: int = 0) -> tuple[Field, ...]:
             number,
             f"NVLink {link} bytes {direction}",
             gpu_health_metrics.GPU_NVLINK_LINK_BYTES,
-            _KIB,
+            unit_bytes,
             scope=link,
             link=str(link),
             direction=direction,
         )
         for link in range(per_link)
-        for direction, number in _NVLINK_BYTES.items()
+        for direction, number, unit_bytes in _NVLINK_BYTES
     )
     return (*_FIELDS, *_clock_events(driver), *of_links)
 
@@ -139,11 +143,16 @@ _PCIE_BYTES = {
     "sent": pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
     "received": pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
 }
-_NVLINK_BYTES = {
-    "sent": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
-    "received": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
-}
-"""In KiB. Source: nvml.h."""
+_NVLINK_BYTES = (
+    ("sent", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 1024),
+    ("sent", pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, 1),
+    ("received", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, 1024),
+    ("received", pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, 1),
+)
+"""Fields of one series, with their unit in bytes: the first until Hopper, in KiB, the second on Blackwell and later.
+
+Source: nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_* and NVML_FI_DEV_NVLINK_COUNT_*_BYTES.
+"""
 _NVLINK_ERRORS = {
     "crc_flit": pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
     "crc_data": pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
@@ -210,11 +219,11 @@ _FIELDS = (
             number,
             f"NVLink bytes {direction}",
             gpu_health_metrics.GPU_NVLINK_BYTES,
-            _KIB,
+            unit_bytes,
             scope=ALL_LINKS,
             direction=direction,
         )
-        for direction, number in _NVLINK_BYTES.items()
+        for direction, number, unit_bytes in _NVLINK_BYTES
     ),
     *(
         _field(number, f"{kind} ECC errors, {account}", metric, kind=kind)
@@ -327,7 +336,10 @@ _MAY_HAVE_WRAPPED = "its counter wraps every 4 GiB, and the link may carry more 
 
 
 class FieldBatch:
-    """The fields of one GPU, asked for together. Fields that it does not support are asked for once."""
+    """The fields of one GPU, asked for together. Fields that it does not support are asked for once.
+
+    Where several fields are of one series, the first that answers is its only source from then on.
+    """
 
     def __init__(
         self,
@@ -345,6 +357,9 @@ class FieldBatch:
         self._clock_ns = clock_ns
         self._counters = {field: WholeCounter() for field in fields if field.is_wrapping}
         self._growths = {field: Growth(field.metric) for field in fields if not field.is_wrapping}
+        self._of_series: dict[Hashable, list[Field]] = {}
+        for each in fields:
+            self._of_series.setdefault(each.series, []).append(each)
         self._begun_ns: int | None = None
 
     def read(
@@ -379,6 +394,8 @@ class FieldBatch:
         quick: list[Sample] = []
         slow: list[Sample] = []
         for answered, value in zip(fields, values, strict=True):
+            if answered not in self._fields:  # Its rival has just answered.
+                continue
             sample = self._sample(answered, value, expected, most)
             if sample is not None:
                 (slow if answered.is_slow else quick).append(sample)
@@ -395,6 +412,9 @@ class FieldBatch:
                 self._counters[field] = WholeCounter()
             return None
         self._support.answered(field.name, value.latencyUsec / 1e6)
+        for rival in self._of_series.pop(field.series, ()):
+            if rival is not field and rival in self._fields:
+                self._fields.remove(rival)
         raw = raw_of(value)
         try:
             if field.states is None:

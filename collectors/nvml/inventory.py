@@ -33,13 +33,20 @@ class NvmlDevice:
     name: str | None = None
 
 
-def gpus_of_node(nvml: Nvml) -> tuple[NvmlDevice, ...]:
-    """Return all GPUs that NVML shows, in the order of their indices.
+def gpus_of_node(nvml: Nvml) -> tuple[tuple[NvmlDevice, ...], dict[int, str]]:
+    """Return the GPUs of the node that answer, in the order of their indices, and by index why others do not.
 
     Raises:
-        NVMLError: NVML refuses, or a GPU is gone.
+        NVMLError: NVML refuses to count them.
     """
-    return tuple(gpu_at(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    gpus: list[NvmlDevice] = []
+    refused: dict[int, str] = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            gpus.append(gpu_at(nvml, index))
+        except NVMLError as error:
+            refused[index] = str(error)
+    return tuple(gpus), refused
 
 
 def gpu_at(nvml: Nvml, index: int) -> NvmlDevice:

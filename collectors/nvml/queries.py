@@ -14,6 +14,7 @@ from typing import Any
 
 import pynvml
 from pynvml import (
+    NVML_AFFINITY_SCOPE_NODE,
     NVML_CLOCK_MEM,
     NVML_CLOCK_SM,
     NVML_CLOCK_VIDEO,
@@ -121,6 +122,21 @@ def _nvlink(nvml: Nvml, handle: Any) -> str:
     return f"{version} x{sum(states)}"
 
 
+_NODE_WORDS = 16
+"""Words of 64 bits for the set of NUMA nodes: as many nodes as Linux has at most."""
+
+
+def _numa_nodes(nvml: Nvml, handle: Any) -> str:
+    """Return the GPU's own NUMA node where it is one, as GB200's memory is; else the nodes nearest to it, as "0"."""
+    try:
+        return str(nvml.nvmlDeviceGetNumaNodeId(handle))
+    except NVMLError as error:
+        if not says_unsupported(error):
+            raise
+    words = nvml.nvmlDeviceGetMemoryAffinity(handle, _NODE_WORDS, NVML_AFFINITY_SCOPE_NODE)
+    return ",".join(str(64 * place + bit) for place, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+
+
 def _on_or_off(state: int) -> str:
     return "on" if state else "off"
 
@@ -131,7 +147,7 @@ _FACTS = (
     _Fact("pci_address", "PCI address", pci_address),
     _Fact("pcie", "PCIe capability", _pcie_capability),
     _Fact("vbios", "VBIOS version", lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu)),
-    _Fact("numa", "NUMA node", lambda nvml, gpu: str(nvml.nvmlDeviceGetNumaNodeId(gpu))),
+    _Fact("numa", "NUMA node", _numa_nodes),
     _Fact(
         "persistence",
         "persistence mode",

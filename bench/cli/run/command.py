@@ -124,7 +124,7 @@ def command(**parameters: Any) -> int:
     options = RunOptions(command_line=command_line, **parameters)
 
     planned = plan(args, options)
-    if planned.device_reason is not None and not options.is_dry:
+    if planned.device_reason is not None:
         options.tell(planned.device_reason)
     for line in planned.crowds:
         options.tell(line)

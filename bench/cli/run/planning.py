@@ -21,7 +21,7 @@ from bench.engines.cluster import Capacity
 from bench.engines.registry import nodes_to_ask
 from bench.errors import Misuse, plural, say
 from bench.machine.device_checks import why_no_gpu
-from bench.machine.gpus import read_memory
+from bench.machine.gpus import read_memory, why_numbered_otherwise
 from bench.rank.fault_injection import Fault, parse_fault
 from bench.session.case_args import CaseArgs, NodeResources, case_of_args, check_limit, check_room, read_node
 from bench.session.measure import TrialSettings
@@ -216,5 +216,7 @@ def _why_device(node: NodeResources) -> str:
     """Return why a run that named no device got its device."""
     if not node.gpus.gpus:
         return why_no_gpu(node.gpus, node.torch)
-    hidden = "" if node.gpus.hidden is None else f"; {node.gpus.hidden.text}"
-    return f"{plural(len(node.gpus.gpus), 'GPU')}{hidden}"
+    reasons = [] if node.gpus.hidden is None else [node.gpus.hidden.text]
+    if node.cluster is None and (order := why_numbered_otherwise(node.gpus.gpus)) is not None:
+        reasons.append(order)
+    return "; ".join([plural(len(node.gpus.gpus), "GPU"), *reasons])

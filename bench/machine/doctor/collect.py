@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.engines.registry import Engine
 from bench.errors import InfrastructureFailed, Misuse, say
-from bench.machine.device_checks import too_old
+from bench.machine.device_checks import too_old, without_cuda
 from bench.machine.doctor import node_state
 from bench.machine.doctor.node_state import free_memory, gpu_clocks, monitors, pcie_links
 from bench.machine.doctor.page import (
@@ -23,7 +23,7 @@ from bench.machine.doctor.page import (
     Section,
     measured_ceilings,
 )
-from bench.machine.gpus import Nvml, read_gpus
+from bench.machine.gpus import Nvml, read_gpus, why_numbered_otherwise
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences
 from bench.machine.preflight import available_bytes
@@ -126,6 +126,13 @@ def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
         hidden = read_gpus(nvml, machine.environment, on_late=say).hidden
         if hidden is not None:
             yield Entry(name="GPUs that CUDA shows", value=hidden.text)
+    if (order := why_numbered_otherwise(machine.gpus, machine.environment)) is not None:
+        yield Entry(name="order of GPUs", value=order)
+    if machine.gpus and machine.torch_version is not None and machine.torch_cuda_version is None:
+        yield Entry(
+            name="GPUs that torch can use",
+            value=f"{without_cuda(machine.torch_version, len(machine.gpus))}; install a CUDA build",
+        )
     if not machine.gpus:
         yield Entry(name="GPUs", reason=machine.absent.get("gpus", "NVML sees none that this process may use"))
     for gpu in machine.gpus:

@@ -152,7 +152,7 @@ def test_a_gpu_that_reports_nothing_is_said_and_tried_no_more() -> None:
     fake, pauses = FakeEvents(), list[float]()
     fake.refusing = 0
     with _watching(fake, pauses=pauses) as watch:
-        assert watch.reason == "GPU 0: its driver reports no events (Not Supported); its XIDs are not counted"
+        assert watch.reason == "GPU 0: the driver reports no events (Not Supported); XIDs are not counted"
         assert watch.samples() == []
     assert pauses == []
 
@@ -207,7 +207,7 @@ def test_a_driver_that_never_tells_its_events_has_none_counted_and_not_a_count_o
     fake.happening[0].put(NVMLError(code))
     with _watching(fake) as watch:
         _until(lambda: fake.sets == [[]])
-        assert watch.reason == f"GPU 0: its driver delivers no events ({words}); its XIDs are not counted"
+        assert watch.reason == f"GPU 0: the driver delivers no events ({words}); XIDs are not counted"
         assert watch.samples() == []
     assert fake.waits == 1
 
@@ -224,13 +224,13 @@ def test_events_that_may_have_been_missed_are_said_until_the_driver_is_heard_aga
     watch.start()
     _until(lambda: bool(told) and watch.reason is None)
     assert watch.close()
-    assert told == ["GPU 0: its driver sometimes fails to deliver events (Unknown Error); some may be missed"]
+    assert told == ["GPU 0: the driver sometimes fails to deliver events (Unknown Error); some may be missed"]
 
 
 def test_a_driver_without_events_is_said_and_not_waited_for() -> None:
     fake = FakeEvents(has_events=False)
     with _watching(fake) as watch:
-        assert watch.reason == "GPU 0: its driver reports no events (Function Not Found); its XIDs are not counted"
+        assert watch.reason == "GPU 0: the driver reports no events (Function Not Found); XIDs are not counted"
         assert watch.samples() == []
     assert fake.waits == 0
 

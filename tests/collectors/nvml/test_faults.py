@@ -104,7 +104,7 @@ def test_a_function_that_the_driver_is_too_old_for_is_one_that_is_not_supported(
         assert gpu_metrics.GPU_TEMPERATURE_MARGIN_CELSIUS.name not in found
         assert POWER in found
         (events, refused) = collector.absent
-    assert events == "GPU 0: its driver reports no events (Function Not Found); its XIDs are not counted"
+    assert events == "GPU 0: the driver reports no events (Function Not Found); XIDs are not counted"
     assert refused.startswith("GPU 0: driver 590.48.01 does not report temperature margin, fields in one call;")
 
 

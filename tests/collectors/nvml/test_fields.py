@@ -28,21 +28,29 @@ def test_older_drivers_are_not_asked_by_numbers_that_mean_something_else_to_them
     assert not {269, 270, 271} & {one.number for one in fields_of(driver)}
 
 
-def test_no_field_is_asked_for_twice_and_none_shares_a_name() -> None:
+def test_no_field_is_asked_for_twice() -> None:
     fields = fields_of("590.48.01", per_link=18)
     assert max(Counter((one.number, one.scope) for one in fields).values()) == 1
-    assert max(Counter(one.name for one in fields).values()) == 1
 
 
-def test_each_link_is_asked_for_both_directions() -> None:
-    extra = {one.scope for one in fields_of("590.48.01", per_link=3)} - {0, 0xFFFFFFFF}
-    assert extra == {1, 2}
-    assert len(fields_of("590.48.01", per_link=3)) == len(fields_of("590.48.01")) + 6
+def test_each_link_is_asked_for_both_directions_by_the_field_of_each_kind_of_gpu() -> None:
+    links = [one for one in fields_of("590.48.01", per_link=3) if one.scope not in {0, 0xFFFFFFFF}]
+    assert {(one.scope, one.labels["direction"], one.number) for one in links} == {
+        (link, direction, number)
+        for link in (1, 2)
+        for direction, number in (("sent", 138), ("sent", 202), ("received", 139), ("received", 204))
+    }
 
 
-def test_no_two_fields_are_the_same_series() -> None:
+def test_fields_share_a_name_where_they_are_one_series_and_only_nvlinks_bytes_are() -> None:
     fields = [one for one in fields_of("590.48.01", per_link=18) if one.states is None]
-    assert max(Counter((one.metric.name, *sorted(one.labels.items())) for one in fields).values()) == 1
+    names: dict[object, set[str]] = {}
+    for one in fields:
+        names.setdefault(one.series, set()).add(one.name)
+    assert max(Counter(len(same) for same in names.values())) == 1
+    assert len(names) == len({one.name for one in fields})
+    shared = Counter(one.series for one in fields)
+    assert {one.number for one in fields if shared[one.series] > 1} == {138, 139, 202, 204}
 
 
 def test_errors_of_blackwells_links_are_asked_for_as_sums_over_all_links() -> None:

@@ -160,27 +160,6 @@ def test_json_holds_the_whole_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed["comparison"]["differences"] == [{"field": "kernel", "before": "5.0", "now": "6.1"}]
 
 
-def test_the_command_prints_this_machine_as_ranks_see_it_even_without_a_store(tmp_path: Path) -> None:
-    answer = CliRunner().invoke(command, ["--store", f"sqlite:///{tmp_path / 'no.sqlite'}", "--format", "json"])
-    assert answer.exit_code == 0
-    printed = json.loads(answer.stdout)
-    starts = ("starting ranks", "asking ", "reading devices")
-    said = [line for line in answer.stderr.splitlines() if line.startswith("doctor: ")]
-    assert [line.removeprefix("doctor: ")[: len(start)] for line, start in zip(said, starts, strict=True)] == list(
-        starts
-    )
-    sections = {
-        section["title"]: {entry["name"]: entry["value"] for entry in section["entries"]}
-        for section in printed["sections"]
-    }
-    assert list(sections) == ["versions", "devices", "topology", "clocks", "links", "settings", "monitors"]
-    assert sections["devices"]["ranks"] == "can be started"
-    assert "TORCH_FR_BUFFER_SIZE" in sections["settings"]
-    assert printed["fields"]["standings"] or printed["fields"]["left_out"]
-    assert "does not exist yet" in printed["ceilings"]["reason"]
-    assert not (tmp_path / "no.sqlite").exists()
-
-
 def test_seconds_without_a_recording_are_refused() -> None:
     answer = CliRunner().invoke(command, ["--seconds", "5"])
     assert isinstance(answer.exception, Misuse)

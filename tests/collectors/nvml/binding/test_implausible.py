@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +13,110 @@ import pytest
 
 from collectors.metrics.gpu import GPU_ENERGY_JOULES
 from collectors.nvml.plausible import Growth, ImplausibleAnswer, check_value
-from tests.collectors.nvml.binding.stub import build, run
+from tests.support.nvml.library import fake_node
+from tests.support.nvml.scenes import H100, NO_PEER, Scene, as_text, node_of, uuid
 
 READ = """
-import json, sys
-from collectors.nvml.collector import NvmlCollector
+import dataclasses, json, os, sys
+from pathlib import Path
 from bench.machine.gpus import read_gpus, read_memory
 from bench.machine.node_now import read_now
-from pathlib import Path
-import dataclasses, time
-collector = NvmlCollector(deadline_s=30.0, open_s=30.0)
-samples = [collector.read() for _ in range(3)][-1]
-absent = collector.absent
-collector.close()
-gpus = read_gpus()
-now = read_now(gpus.gpus, Path("/tmp"))
-json.dump(
-    {
+from collectors.nvml.collector import NvmlCollector
+
+def read():
+    collector = NvmlCollector(deadline_s=30.0, open_s=30.0)
+    samples = [collector.read() for _ in range(3)][-1]
+    absent = collector.absent
+    collector.close()
+    gpus = read_gpus()
+    return {
         "samples": [[one.metric.removeprefix("observatory_"), one.labels, one.value] for one in samples],
         "absent": absent,
         "gpus": dataclasses.asdict(gpus),
         "memory": [dataclasses.asdict(one) for one in read_memory(gpus.gpus)],
-        "now": now.absent,
-    },
-    sys.stdout,
-)
+        "now": read_now(gpus.gpus, Path("/tmp")).absent,
+    }
+
+scene = Path(os.environ["NVML_SCENE"])
+answers = {}
+for fault, text in json.load(sys.stdin).items():
+    new = scene.with_suffix(".new")
+    new.write_text(text, encoding="utf-8", errors="surrogateescape")
+    new.replace(scene)
+    answers[fault] = read()
+json.dump(answers, sys.stdout)
 """
-MOST = str(2**32 - 1)
-MOST_WIDE = str(2**64 - 1)
+"""Reads one scene after another in one process."""
+MOST = 2**32 - 1
+MOST_WIDE = 2**64 - 1
+HEALTHY = {
+    **node_of(H100, H100),
+    "Name": "NVIDIA H200",
+    "P2PStatus": NO_PEER,
+    "GpmQueryDeviceSupport": 0,  # Its metrics depend on the time between readings.
+    "ComputeRunningProcesses": f"42:{1 << 30}",
+    "ProcessUtilization": "42:61",
+}
+FAULTS: dict[str, Scene] = {
+    "none": {},
+    "all bits set": {
+        **dict.fromkeys(("UtilizationRates", "EncoderUtilization", "PowerUsage", "Temperature", "ClockInfo"), MOST),
+        **dict.fromkeys(("CurrPcieLinkWidth", "MaxPcieLinkWidth", "NumaNodeId", "TopologyCommonAncestor.1"), MOST),
+        **dict.fromkeys(("EnforcedPowerLimit", "MaxClockInfo", "Field.186", "Field.82"), MOST),
+        **dict.fromkeys(("Memory.total", "Field.83"), MOST_WIDE),
+        "SystemGetCudaDriverVersion": MOST,
+    },
+    "a little too much": {
+        "UtilizationRates.0": 101,
+        "ClockInfo": 9000,
+        "Memory.free": 200 << 30,
+        "BAR1Memory.total": 1000,
+        "Field.186": 9_000_000,
+        "Field.187": 800_000,
+        "CurrPcieLinkGeneration": 6,
+    },
+    "flags and masks": {
+        **dict.fromkeys(("CurrentClocksEventReasons", "PersistenceMode", "MigMode", "NvLinkState"), MOST),
+        "Memory.total": 0,
+        "Memory.free": 0,
+    },
+    "too much held": {"ComputeRunningProcesses": f"42:{2**60}"},
+    "once seen": {"UtilizationRates.0": 627618, "MaxClockInfo": 0},
+    "texts": {
+        "Name": "NVIDIA \udcff\udcfe H200",
+        "Serial": "\udc80",
+        "VbiosVersion": "96\udca0",
+        "PciInfo": "0000\udcff:10:00.0",
+    },
+    "identity": {"UUID": "GPU-\udcff", "SystemGetDriverVersion": "580\udcff"},
+    "number of GPUs": {"Count": MOST},
+}
+"""What GPU 0, or the library, answers otherwise than a healthy one; a surrogate stands for a byte that is no UTF-8."""
+OF_THE_NODE = {"SystemGetCudaDriverVersion", "SystemGetDriverVersion", "Count"}
+
+Read = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the library."""
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
-def _read(library: Path, **answers: str | bytes) -> dict[str, Any]:
-    done = run(library, "-c", READ, **answers)
+def read(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Read:
+    """What is read with a fault; one process reads all."""
+    scenes = {
+        fault: HEALTHY | {name if name in OF_THE_NODE else f"0.{name}": answer for name, answer in own.items()}
+        for fault, own in FAULTS.items()
+    }
+    node = fake_node(tmp_path_factory.mktemp("implausible"), nvml_library, HEALTHY)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", READ],
+        input=json.dumps({fault: as_text(scene) for fault, scene in scenes.items()}),
+        env=node.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answers: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return answers.__getitem__
 
 
 def _series(read: dict[str, Any], gpu: str = "0") -> dict[str, list[float]]:
@@ -61,41 +125,6 @@ def _series(read: dict[str, Any], gpu: str = "0") -> dict[str, list[float]]:
         if labels.get("gpu") == gpu:
             found.setdefault(metric, []).append(value)
     return found
-
-
-FAULTS: dict[str, dict[str, str | bytes]] = {
-    "none": {},
-    "all bits set": {
-        **dict.fromkeys(("UTILIZATION", "ENCODER", "POWER", "TEMPERATURE", "CLOCK", "LANES", "NUMA", "LEVEL"), MOST),
-        **dict.fromkeys(("POWER_LIMIT", "MAX_CLOCK", "FIELD_186", "FIELD_82", "CUDA"), MOST),
-        **dict.fromkeys(("TOTAL", "FIELD_83"), MOST_WIDE),
-    },
-    "a little too much": {
-        "UTILIZATION": "101",
-        "CLOCK": "9000",
-        "FREE": str(200 << 30),
-        "BAR1": "1000",
-        "FIELD_186": "9000000",
-        "FIELD_187": "800000",
-        "PCIE_NOW": "6",
-    },
-    "flags and masks": {**dict.fromkeys(("REASONS", "PERSISTENCE", "MIG", "NVLINK"), MOST), "TOTAL": "0", "FREE": "0"},
-    "too much held": {"PROCESS": str(2**60)},
-    "once seen": {"UTILIZATION": "627618", "MAX_CLOCK": "0"},
-    "texts": {"NAME": b"NVIDIA \xff\xfe H200", "SERIAL": b"\x80", "VBIOS": b"96\xa0", "PCI": b"0000\xff:10:00.0"},
-    "identity": {"UUID": b"GPU-\xff", "DRIVER": b"580\xff"},
-    "number of GPUs": {"COUNT": MOST},
-}
-"""What GPU 0 answers otherwise than a healthy one."""
-
-
-@pytest.fixture(scope="module")
-def read(library: Path) -> Callable[[str], dict[str, Any]]:
-    """What is read with a fault; each is read once."""
-    return cache(lambda fault: _read(library, **FAULTS[fault]))
-
-
-Read = Callable[[str], dict[str, Any]]
 
 
 def test_healthy_gpus_answer_nothing_implausible(read: Read) -> None:
@@ -172,7 +201,7 @@ def test_a_flag_that_is_neither_0_nor_1_is_unknown(read: Read) -> None:
 
 def test_gpus_are_read_where_identity_and_driver_are_not_utf_8(read: Read) -> None:
     assert _series(read("identity")).keys() == _series(read("none")).keys()
-    assert [gpu["uuid"] for gpu in read("identity")["gpus"]["gpus"]] == [r"GPU-\xff", "GPU-1abc"]
+    assert [gpu["uuid"] for gpu in read("identity")["gpus"]["gpus"]] == [r"GPU-\xff", uuid(1)]
 
 
 def test_a_machine_is_described_without_what_cannot_be(read: Read) -> None:
@@ -216,10 +245,3 @@ def test_memory_that_a_process_cannot_hold_is_unknown(read: Read) -> None:
     held = [read(fault)["memory"][1 if fault == "none" else 0]["holders"] for fault in ("none", "once seen")]
     assert held == [[{"pid": 42, "memory_bytes": 1 << 30}]] * 2
     assert read("too much held")["memory"][0]["holders"] == [{"pid": 42, "memory_bytes": None}]
-
-
-def test_doctor_ends_well_with_a_gpu_whose_name_is_not_utf_8(library: Path, tmp_path: Path) -> None:
-    words = ["-m", "bench", "doctor", "--store", f"sqlite:///{tmp_path}/none.sqlite"]
-    done = run(library, *words, NAME=b"H\xff00", POWER_LIMIT=MOST)
-    assert done.returncode == 0, done.stderr
-    assert r"H\xff00" in done.stdout
