@@ -159,7 +159,7 @@ def _observed(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
 
 def _ran(said: Mapping[str, Any], folder: Path) -> tuple[int, str, str]:
     try:
-        case = _case_of(said)
+        case = case_of(said)
     except Misuse as error:
         return 2, "", f"observatory: {error}\n"
     if case.device == "cuda" and case.backend == "gloo" and case.strategy in ("one_f_one_b", "ring_attention"):
@@ -194,7 +194,7 @@ def _ran(said: Mapping[str, Any], folder: Path) -> tuple[int, str, str]:
     return 0 if cause is None else 3, json.dumps([msgspec.to_builtins(summary)], indent=2), ""
 
 
-def _case_of(said: Mapping[str, Any]) -> Case:
+def case_of(said: Mapping[str, Any]) -> Case:
     """The case of these words on eight GPUs.
 
     Raises:
