@@ -54,7 +54,7 @@ def versions(summary: Summary, machine: Machine | None) -> dict[str, str]:
 
 def _name(case: Case, hardware: str) -> str:
     """Return what a person reads who chooses: "ddp on 2, tiny, fp32, cpu, bucket_mb=1"."""
-    where = hardware if case.device == "cuda" else case.device
+    where = hardware.replace("NVIDIA ", "") if case.device == "cuda" else case.device  # Legends are narrow.
     parts = (case.title, "" if case.model is None else _shape_words(case.model), case.precision, where)
     return ", ".join(part for part in (*parts, option_words(case)) if part)
 
