@@ -28,6 +28,7 @@ from collectors.traces.analyzers.stragglers import NoStraggler, verdict
 from collectors.traces.cross_rank.clock_sync import Alignment
 from collectors.traces.cross_rank.collective_times import CollectiveTime
 from collectors.traces.cross_rank.matching import Matching
+from collectors.traces.cross_rank.process_groups import listed
 from collectors.traces.timeline import Timeline
 from workloads.cost_models.terms import Collective
 
@@ -193,20 +194,26 @@ def joined_estimates(case: Case, folder: Path, trials: int) -> tuple[tuple[Estim
     if case.model is None or case.ranks == 1 or not case.trace_steps or not trials:
         return (), ()
     joined: dict[int, JoinedTrial] = {}
-    notes = []
+    left_out: dict[str, list[int]] = defaultdict(list)  # By the reason, the trials.
     for trial in range(trials):
         paths = [window_path(folder, trial, rank) for rank in range(case.ranks)]
-        if missing := [str(rank) for rank, path in enumerate(paths) if not path.exists()]:
-            why = f"no window of rank {' and '.join(missing)} was kept"
+        if missing := [rank for rank, path in enumerate(paths) if not path.exists()]:
+            why = f"no window of rank{'s' * (len(missing) > 1)} {listed(missing)} was kept"
         else:
             try:
                 joined[trial] = join_ranks(read_files(paths))
                 continue
             except (Misuse, ValueError) as error:
                 why = str(error)
-        notes.append(f"trial {trial} is left out of waits and stragglers: {why}")
+        left_out[why].append(trial)
+    if not joined and len(left_out) == 1:
+        return (), (f"waits and stragglers are absent: in each trial {why}",)
+    notes = [
+        f"trial {' and '.join(map(str, numbers))} is left out of waits and stragglers: {why}"
+        for why, numbers in left_out.items()
+    ]
     if not joined:
-        return (), (*notes, "waits and stragglers are absent: of no trial can the windows of all ranks be joined")
+        return (), (*notes, "waits and stragglers are absent: the windows of all ranks can be joined in no trial")
     windows = windows_by_trial(folder)
     if (most := max(windows.get(trial, 1) for trial in joined)) > 1:
         notes.append(f"waits and stragglers are of the last of {most} windows of each trial; earlier ones are not kept")

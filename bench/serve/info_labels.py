@@ -8,15 +8,19 @@ from bench.store.summary import Summary
 from workloads.cost_models.shape import Shape, nearest_preset
 
 
-def case_labels(case: Case) -> dict[str, str]:
-    """Return what the info of a run and of a result both say of its case."""
+def case_labels(case: Case, hardware: str) -> dict[str, str]:
+    """Return what the info of a run and of a result both say of its case.
+
+    hardware: what it ran on. The name of a run on GPUs has it: boards choose series by name, and the same case on
+    other GPUs is another series.
+    """
     return {
         "strategy": case.strategy,
         "ranks": str(case.ranks),
         "device": case.device,
         "shape": "" if case.model is None else _shape_words(case.model),
         "precision": case.precision,
-        "name": _name(case),
+        "name": _name(case, hardware),
     }
 
 
@@ -48,9 +52,10 @@ def versions(summary: Summary, machine: Machine | None) -> dict[str, str]:
     }
 
 
-def _name(case: Case) -> str:
+def _name(case: Case, hardware: str) -> str:
     """Return what a person reads who chooses: "ddp on 2, tiny, fp32, cpu, bucket_mb=1"."""
-    parts = (case.title, "" if case.model is None else _shape_words(case.model), case.precision, case.device)
+    where = hardware.replace("NVIDIA ", "") if case.device == "cuda" else case.device  # Legends are narrow.
+    parts = (case.title, "" if case.model is None else _shape_words(case.model), case.precision, where)
     return ", ".join(part for part in (*parts, option_words(case)) if part)
 
 

@@ -122,14 +122,14 @@ def _end(summary: Summary) -> Iterator[Owned]:
     yield SERIES_NEWEST_RUN.at(1, **_owner(summary), run=summary.run, outcome=summary.outcome), {}
     if summary.outcome != "done" and summary.purpose.member is None:
         ended_s = summary.ended_ns / 1e9
-        name = case_labels(summary.case)["name"]
+        name = case_labels(summary.case, summary.hardware)["name"]
         failed = RUN_LAST_FAILURE.at(ended_s, **_owner(summary), name=name, run=summary.run, outcome=summary.outcome)
         yield failed, {}
 
 
 def _info(summary: Summary, series: str, machine: Machine | None) -> Sample:
     case = summary.case
-    of_case = {**case_labels(case), "options": option_words(case), **membership(summary.purpose)}
+    of_case = {**case_labels(case, summary.hardware), "options": option_words(case), **membership(summary.purpose)}
     return RESULT_INFO.at(1, series=series, run=summary.run, **of_case, **versions(summary, machine))
 
 

@@ -155,9 +155,10 @@ class _ActiveRun:
         self.slot = self._file.slot
         self.nodes: dict[str, tuple[int, NodeState]] = {}
         case, machine = self._file.case, machine_of(folder)
-        self._series = series_of(case, machine.hardware(case.device))
+        hardware = machine.hardware(case.device)
+        self._series = series_of(case, hardware)
         self._labels = {
-            **case_labels(case),
+            **case_labels(case, hardware),
             "nodes": str(case.nodes),
             **membership(self._file.purpose),
             "commit": machine.commit or "",

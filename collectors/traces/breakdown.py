@@ -19,6 +19,8 @@ from collectors.traces.steps import StepInterval, steps
 from collectors.traces.timeline import ABSENT, KINDS, Timeline
 
 NAMES_SHOWN = 5
+NAME_LENGTH = 60
+"""Of a kernel in a sentence: names of templates go on for hundreds of characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,13 @@ def why_no_communication(timeline: Timeline) -> str | None:
     chosen = timeline.kind == KINDS.index("compute")
     numbers, counts = np.unique(timeline.name[chosen], return_counts=True)
     often = [timeline.names[numbers[index]] for index in np.argsort(-counts, kind="stable")[:NAMES_SHOWN]]
-    return f"no communication kernels found; names seen: {', '.join(often) if often else 'none'}"
+    shown = ", ".join(_shortened(name) for name in often) or "none"
+    return f"no communication kernels found; names seen: {shown}"
+
+
+def _shortened(name: str) -> str:
+    """Return the beginning of a kernel's name: a template's arguments may be pages of C++."""
+    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..."
 
 
 def _intervals_of_collectives(timeline: Timeline) -> dict[str, Times]:

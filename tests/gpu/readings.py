@@ -163,7 +163,12 @@ def sample(samples: Sequence[Sample], metric: Metric) -> float:
 
 def scraped(page: str, metric: Metric) -> list[tuple[dict[str, str], float]]:
     """Return the series of a metric on a page of /metrics: labels and value."""
-    matches = re.finditer(rf"^{re.escape(metric.name)}(?:\{{(.*)\}})? (\S+)(?: \d+)?$", page, re.MULTILINE)
+    return series_on(page, metric.name)
+
+
+def series_on(page: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """Return the series of that name on a page of /metrics: labels and value."""
+    matches = re.finditer(rf"^{re.escape(name)}(?:\{{(.*)\}})? (\S+)(?: \d+)?$", page, re.MULTILINE)
     return [(dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[1] or "")), float(match[2])) for match in matches]
 
 

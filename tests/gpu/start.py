@@ -22,7 +22,7 @@ CODES = {0: FINE, 1: CASE_FAILED, 2: INTERRUPTED, 3: OWN_BUG, 4: MISUSE, 5: MISU
 """Our exit code for each of pytest's; 5 is that no check has the name that was asked for."""
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "tests" / "gpu" / "wheels.txt"
-FILES = ("first", "speed", "steps", "node", "several")
+FILES = ("first", "speed", "steps", "several")
 """Files of checks, the most telling first; the order in a file is that of running, too."""
 MODULES = {
     "SQLAlchemy": "sqlalchemy",

@@ -1,4 +1,4 @@
-"""What all other checks stand on: versions, forked ranks, one NCCL rank, names of collectives, traces, blame."""
+"""What all other checks stand on: versions, forked ranks, one rank, a message to oneself, a window, faults."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ from tests.gpu.readings import (
     RunReader,
     Unreadable,
     check_traffic,
-    json_of,
     nvidia_smi,
     rows,
     run,
-    run_together,
     script,
     smi_numbers,
 )
@@ -210,21 +208,6 @@ def marked_files(folder: str) -> list[str]:
     return [
         str(path) for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")) if "mark.gpu" in path.read_text()
     ]
-
-
-@pytest.mark.parametrize("group", ["ddp zero1 fsdp ulysses", "tensor_parallel hsdp parameter_server"])
-def test_shared(gpu: Session, group: str) -> None:
-    """Strategies on several ranks of one GPU, by gloo: traffic by law."""
-    common = ("--backend", "gloo", "--steps", gpu.count(5), "--trace-steps", "2")
-    ranks = {strategy: "4" if strategy == "hsdp" else "2" for strategy in group.split()}
-    run_together(gpu, {name: gpu.observed(name, "--ranks", ranks[name], *common) for name in ranks})
-
-
-def test_parity(gpu: Session) -> None:
-    """Losses of ddp on two ranks of one GPU, compared with one rank's."""
-    words = ("--ranks", "2", "--backend", "gloo", "--check-convergence", "--steps", gpu.count(5))
-    outcome = str(json_of(gpu.programs.run(gpu.observed("ddp", *words))[0])["outcome"])
-    gpu.holds("ddp", outcome == "agrees", seen=outcome, expected="agrees", source="the tolerance of the check itself")
 
 
 def test_cpu_ranks(gpu: Session) -> None:

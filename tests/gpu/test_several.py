@@ -193,13 +193,6 @@ def test_counters(gpu: Session) -> None:
 
 
 @pytest.mark.gpu2
-def test_fp16_sharded(gpu: Session) -> None:
-    """FSDP2 in fp16, where an overflow on one rank must be seen by all."""
-    words = ("--ranks", "2", "--precision", "fp16", "--steps", gpu.count(20), "--trace-steps", "0")
-    gpu.figure("loss", run(gpu, "fsdp", *words).value(results.RUN_LOSS))
-
-
-@pytest.mark.gpu2
 def test_contexts(gpu: Session) -> None:
     """On how many GPUs each rank of the parameter server has a context: its messages may open more."""
     most: dict[str, int] = {}

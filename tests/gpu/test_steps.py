@@ -1,41 +1,30 @@
-"""How steps are timed, traced and watched: phases, windows of the profiler, memory, and an agent that asks NVML."""
+"""How steps are watched: windows of the profiler, an agent that asks NVML, and what NVML answers meanwhile."""
 
 from __future__ import annotations
 
-import pickle
+import re
+import time
 from itertools import groupby
 from statistics import median
+from xml.etree import ElementTree
 
 import pytest
 
 from collectors.metrics import results
 from collectors.metrics.agent import AGENT_CPU_SECONDS
-from collectors.metrics.rank import PHASE_SECONDS, STEP_SECONDS, TIMELINE_PEAK_BYTES, TRACED_STEP_SECONDS
-from tests.gpu.readings import RunReader, run, sample, scraped
+from collectors.metrics.rank import STEP_SECONDS, TRACED_STEP_SECONDS
+from collectors.nvml.recorder import load as load_recording
+from tests.gpu.readings import RunReader, json_of, nvidia_smi, run, sample, scraped
 from tests.gpu.session import Session
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
 PROMISED_CHANGE = 0.01
 """Of the median step, while an agent polls NVML. Source: docs/measured/costs.md."""
-HOST = "host"
-"""Part of the name of a phase that is time of the host and so no part of the device's step."""
-TOTAL = "total"
-"""The category of memory that is the sum of the others."""
-
-
-def test_loader(gpu: Session) -> None:
-    """A slow loader before a device that runs behind: phases add up to at most the step."""
-    words = ("--precision", gpu.half, "--steps", gpu.count(20), "--trace-steps", "0", "--option", "loader_delay_ms=20")
-    single = run(gpu, "single", *gpu.shape("125m", 8), *words)
-    ratios = []
-    for step in single.readings("measured"):
-        phases = [row for row in step.samples if row.metric == PHASE_SECONDS.name and HOST not in row.labels["phase"]]
-        ratios.append(sum(row.value for row in phases) / sample(step.samples, STEP_SECONDS))
-    medians = {phase: seconds for (phase,), seconds in single.values(results.RUN_PHASE_SECONDS).items()}
-    gpu.figure("phases", ", ".join(f"{phase} {1e3 * seconds:.3g} ms" for phase, seconds in medians.items()))
-    source = "docs: phases add up to at most the step"
-    gpu.within("sum of phases / step, at most", max(ratios), high=1.001, source=source)
+FAILS = "not always"
+"""The doctor's word for a question that NVML answers at times only."""
+START_S = 15.0
+"""After which a run on a GPU has begun to compute."""
 
 
 def test_windows(gpu: Session) -> None:
@@ -61,27 +50,6 @@ def stretches_of_steps(single: RunReader) -> list[tuple[str, list[float]]]:
     ]
 
 
-def test_snapshot(gpu: Session) -> None:
-    """A step's memory by category, compared with the allocator's peak, and torch's own history of it."""
-    words = ("--precision", gpu.half, "--steps", "5", "--trace-steps", "0", "--memory-snapshot")
-    single = run(gpu, "single", *gpu.shape("125m", 8), *words)
-    samples = [row for step in single.readings("memory") for row in step.samples]
-    categories = {row.labels["category"]: row.value for row in samples if row.metric == TIMELINE_PEAK_BYTES.name}
-    total = categories.pop(TOTAL)
-    gpu.figure("categories", ", ".join(f"{name} {value / 2**20:.4g} MiB" for name, value in categories.items()))
-    source = "each block has one category"
-    gpu.within("sum of categories / total", sum(categories.values()) / total, low=0.999, high=1.001, source=source)
-    if gpu.is_rehearsal:
-        return
-    peak_bytes = single.value(results.RUN_PEAK_MEMORY_BYTES, account="allocator")
-    source = "the same step, unmeasured"
-    gpu.within("total / allocator's peak", total / peak_bytes, low=0.9, high=1.1, source=source)
-    history = pickle.loads((single.folder / "rank0.memory.pickle").read_bytes())
-    seen = ", ".join(history)
-    source = "torch.cuda.memory._snapshot"
-    gpu.holds("history", "segments" in history, seen=seen, expected="segments", source=source)
-
-
 def test_polling(gpu: Session) -> None:
     """Steps with and without an agent that asks NVML ten times a second: NVML's lock is the driver's."""
     words = ("--precision", gpu.half, "--steps", gpu.count(20), "--trace-steps", "0")
@@ -103,3 +71,54 @@ def test_polling(gpu: Session) -> None:
         source=f"the promise of {PROMISED_CHANGE:g}, and {noise:.2g} by which the two others differ",
     )
     gpu.figure("agent's CPU since its start", cpu_s, "s")
+
+
+def test_doctor(gpu: Session) -> None:
+    """The doctor's page and a recording while the GPU works, compared with nvidia-smi at that time."""
+    words = ("fp32", "256") if gpu.is_rehearsal else ("bf16", "8192")
+    size = ("--precision", words[0], "--option", f"max_size={words[1]}", "--steps", gpu.count(1000))
+    page = ("observatory", "doctor", "--store", gpu.store, "--format", "json")
+    file = gpu.folder / "node.json"
+    with gpu.during(gpu.observed("matmul", *size)):
+        if not gpu.is_rehearsal:
+            time.sleep(START_S)
+        (paged,) = gpu.programs.run(page)
+        smi = "" if gpu.is_rehearsal else nvidia_smi(gpu, "-q", "-x")
+        (recorded,) = gpu.programs.run(("observatory", "doctor", "--record", str(file), "--seconds", "3"))
+    document = json_of(paged)
+    sections = {section["title"]: section["entries"] for section in document["sections"]}
+    gpu.figure("sections of the page", ", ".join(sections))
+    standings = document["fields"]["standings"]
+    answers = [field for field in standings if field["answer"] == "answers"]
+    gpu.figure("fields that answer", f"{len(answers)} of {len(standings)}")
+    unsure = ", ".join(sorted({field["question"] for field in standings if field["answer"] == FAILS})) or "none"
+    source = "a field answers or says no"
+    gpu.holds("fields that fail at times", unsure == "none", seen=unsure, expected="none", source=source)
+    if gpu.is_rehearsal:
+        return
+    _compare_with_smi(gpu, sections, smi)
+    slowest = sorted(answers, key=lambda field: field["cost_s"] or 0.0)[-3:]
+    costs = [f"{field['question']} {1e6 * (field['cost_s'] or 0):.0f} us" for field in slowest]
+    gpu.figure("slowest fields", ", ".join(costs))
+    for question in ("GPM", "energy counter"):
+        states = {field["answer"] for field in standings if question.lower() in field["question"].lower()}
+        gpu.figure(question, ", ".join(sorted(states)) or "was not asked")
+    assert recorded.code == 0, str(recorded)
+    gpu.within("GPUs in the recording", len(load_recording(file).gpus), low=1, source="the GPUs that NVML shows")
+
+
+def _compare_with_smi(gpu: Session, sections: dict[str, list[dict[str, object]]], smi: str) -> None:
+    entries = {str(entry["name"]): entry["value"] for title in ("clocks", "topology") for entry in sections[title]}
+    element = ElementTree.fromstring(smi).find("gpu")
+    assert element is not None, "nvidia-smi -q -x shows no GPU"
+    clock = re.match(r"\d+", element.findtext("clocks/sm_clock") or "")
+    clock_hz = entries.get("GPU 0, SM clock now")
+    if isinstance(clock_hz, int) and clock is not None:
+        source = "read seconds apart under load"
+        gpu.within("SM clock, doctor / nvidia-smi", clock_hz / 1e6 / int(clock[0]), low=0.8, high=1.25, source=source)
+    generation = element.findtext("pci/pci_gpu_link_info/pcie_gen/current_link_gen")
+    link = entries.get("GPU 0, PCIe")
+    if generation is not None and link is not None:
+        expected = f"generation {generation}"
+        is_equal = f"{expected} " in f"{link} "
+        gpu.holds("PCIe", is_equal, seen=str(link), expected=expected, source="nvidia-smi -q -x")

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from collectors.traces.cross_rank.clock_sync import Alignment, align
 from collectors.traces.cross_rank.collective_times import CollectiveTime, count_impossible, time_of
 from collectors.traces.cross_rank.matching import ROOTED, Matching, match
+from collectors.traces.cross_rank.process_groups import listed
 from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 
@@ -185,7 +186,7 @@ def _notes(times: Sequence[CollectiveTime], timelines: Sequence[Timeline], resid
         return
     if missing := sorted({rank for time in times for rank in time.matched.missing}):
         yield (
-            f"the traces of ranks {', '.join(map(str, missing))} are missing, and one of these may come last:"
+            f"the traces of ranks {listed(missing)} are missing, and one of these may come last:"
             " waits may be"
             " longer than shown and transfers shorter, and bandwidths are left out"
         )

@@ -18,6 +18,7 @@ import numpy as np
 
 from collectors.traces.cross_rank.clock_sync import Alignment, align, on_one_clock
 from collectors.traces.cross_rank.matching import ROOTED, Matching, match
+from collectors.traces.cross_rank.process_groups import listed
 from collectors.traces.dependency_graph.graph import DEPENDENCIES, PATH_KINDS, Dependency, Graph, PathKind, replay
 from collectors.traces.dependency_graph.rank_graph import (
     JoinedGraph,
@@ -303,7 +304,7 @@ def path_of(alignment: Alignment, matching: Matching) -> CriticalPath:
     if not present:
         return CriticalPath(steps=(), notes=("no span in any trace",))
     if differing := [timeline.rank for timeline in alignment.timelines if timeline.about.clocks_differ]:
-        named = f"rank{'s' * (len(differing) > 1)} {', '.join(map(str, differing))}"
+        named = f"rank{'s' * (len(differing) > 1)} {listed(differing)}"
         note = f"there is no path: host and device of {named} have different clocks, so no launch can be followed"
         return CriticalPath(steps=(), notes=(note, *alignment.notes))
     aligned, within, left_out = on_one_clock(alignment, matching, present)
@@ -383,9 +384,7 @@ def _of_matching(matching: Matching, ranks: int) -> list[str]:
     ]
     missing = sorted({rank for collective in matching.matched for rank in collective.missing})
     if missing:
-        notes.append(
-            f"no trace of rank {', '.join(map(str, missing))}: what others waited for there counts as communication"
-        )
+        notes.append(f"no trace of rank {listed(missing)}: what others waited for there counts as communication")
     if any(collective.missing_count > len(collective.missing) for collective in matching.matched):
         notes.append(
             "process groups have more ranks than traces are here: what was waited for there counts as communication"

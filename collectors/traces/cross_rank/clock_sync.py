@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from collectors.traces.cross_rank.collective_order import median_ns
 from collectors.traces.cross_rank.matching import ROOTED, Matching, Unmatched, match
+from collectors.traces.cross_rank.process_groups import listed
 from collectors.traces.intervals import Times
 from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
@@ -132,12 +133,12 @@ def clocks_of_hosts(timelines: Sequence[Timeline], matching: Matching) -> tuple[
             continue
         if host in doubted:
             notes.append(
-                f"ranks {_listed(ranks)} say that they are on host {host}, but by its clock leave collectives before"
+                f"ranks {listed(ranks)} say that they are on host {host}, but by its clock leave collectives before"
                 " all have come: each is assumed to have its own clock"
             )
         else:
             owner |= dict.fromkeys(ranks, ranks[0])
-            notes.append(f"ranks {_listed(ranks)} are on host {host}: they have one clock")
+            notes.append(f"ranks {listed(ranks)} are on host {host}: they have one clock")
     return owner, tuple(notes)
 
 
@@ -258,11 +259,11 @@ def align(timelines: Sequence[Timeline], matching: Matching | None = None) -> Al
         offset_ns |= {rank: 0 if is_one else shift_ns[clock_of[rank]] for rank in ranks}
         if is_one and len(clocks) > 1:
             notes.append(
-                f"the clocks of ranks {_listed(ranks)} agree to {limit_ns / 1e3:g} us, as closely as a collective ends"
+                f"the clocks of ranks {listed(ranks)} agree to {limit_ns / 1e3:g} us, as closely as a collective ends"
                 " on all ranks, so they are treated as the same clock"
             )
     if len(connected) > 1:
-        sets = "; ".join(_listed(ranks) for ranks in connected)
+        sets = "; ".join(listed(ranks) for ranks in connected)
         notes.append(f"no collective connects these sets of ranks, whose clocks are not compared: {sets}")
     return Alignment(
         timelines=tuple(timelines),
@@ -336,7 +337,7 @@ def on_one_clock(
     ]
     notes = []
     if others := sorted(set(present) - ranks):
-        left_out, compared = (f"rank{'s' * (len(some) > 1)} {_listed(some)}" for some in (others, sorted(ranks)))
+        left_out, compared = (f"rank{'s' * (len(some) > 1)} {listed(some)}" for some in (others, sorted(ranks)))
         notes.append(f"the path leaves out {left_out}: clocks are not compared with those of {compared}")
     return (
         replace(
@@ -352,7 +353,3 @@ def on_one_clock(
         ),
         notes,
     )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

@@ -144,6 +144,14 @@ def test_a_result_of_gpus_tells_their_names_and_versions(url: str, newest: Histo
     assert (told["gpu"], told["driver"], told["nccl"]) == ("2 x NVIDIA H100", "580.65", "2.28.9")
 
 
+def test_the_same_case_on_other_gpus_has_another_name(url: str, newest: HistorySource) -> None:
+    case = make_case(device="cuda", backend="nccl")
+    _add(url, *(_summary(gpu, 10, case, hardware=f"2 x {gpu}") for gpu in ("A100", "H100")))
+    newest.ask()
+    names = {labels["name"].rpartition(", ")[2] for _, labels in _shown(newest, RESULT_INFO)}
+    assert names == {"2 x A100", "2 x H100"}
+
+
 def test_only_options_that_differ_from_their_defaults_are_told(url: str, newest: HistorySource) -> None:
     usual = make_case("gpipe", ranks=2)
     _add(url, _summary("a", 10, replace(usual, options={**usual.options, "microbatches": 3, "gone": True})))

@@ -100,7 +100,15 @@ def test_the_list_shows_every_file_of_checks_and_runs_none() -> None:
     assert done.returncode == 0
     listed = {Path(line.partition("::")[0]).name for line in done.stdout.splitlines() if "::" in line}
     assert listed == {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
-    assert "::test_versions" in done.stdout.splitlines()[0]
+    order = [re.split(r"::test_|\[", line)[1] for line in done.stdout.splitlines() if "::" in line]
+    assert list(dict.fromkeys(order))[:6] == ["versions", "fork", "single", "selfring", "window", "faults"]
+
+
+def test_no_check_may_take_more_than_a_minute() -> None:
+    for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
+        limits = re.findall(r"mark\.timeout\((\d+)\)", path.read_text())
+        assert limits
+        assert max(map(int, limits)) <= 60
 
 
 def test_ctrl_c_ends_what_runs_and_leaves_the_table(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ LATE_NS = 100_000
 CASE = small_case(ranks=4, trials=3, trace_steps=3)
 WINDOW: tuple[Mark, ...] = ("traced", "traced", "traced")
 ONE_CLOCK = (
-    "the clocks of ranks 0, 1, 2, 3 agree to 0 us, as closely as a collective ends on all ranks, so they are treated as"
+    "the clocks of ranks 0 to 3 agree to 0 us, as closely as a collective ends on all ranks, so they are treated as"
     " the same clock"
 )
 
@@ -134,7 +134,7 @@ def test_a_trial_without_all_windows_is_named_and_the_others_are_joined(tmp_path
     estimates, notes = joined_estimates(CASE, tmp_path, trials)
     (wait,) = _of(estimates, RUN_COLLECTIVE_WAIT_SECONDS)
     assert wait.trials == pytest.approx((LATE_NS * 3 / 4 / 1e9, 3 * LATE_NS * 3 / 4 / 1e9))
-    assert notes[0] == "trial 1 is left out of waits and stragglers: no window of rank 1 and 3 was kept"
+    assert notes[0] == "trial 1 is left out of waits and stragglers: no window of ranks 1, 3 was kept"
 
 
 def test_a_run_without_any_whole_trial_says_so(tmp_path: Path) -> None:
@@ -142,7 +142,16 @@ def test_a_run_without_any_whole_trial_says_so(tmp_path: Path) -> None:
     window_path(tmp_path, 0, 2).unlink()
     estimates, notes = joined_estimates(CASE, tmp_path, trials)
     assert estimates == ()
-    assert notes[1] == "waits and stragglers are absent: of no trial can the windows of all ranks be joined"
+    assert notes == ("waits and stragglers are absent: in each trial no window of rank 2 was kept",)
+
+
+def test_ranks_without_a_window_are_listed_in_few_words(tmp_path: Path) -> None:
+    trials = _keep(tmp_path, [(2, LATE_NS)], [(2, LATE_NS)])
+    for trial in range(trials):
+        for rank in (0, 1, 2):
+            window_path(tmp_path, trial, rank).unlink()
+    _, notes = joined_estimates(CASE, tmp_path, trials)
+    assert notes == ("waits and stragglers are absent: in each trial no window of ranks 0 to 2 was kept",)
 
 
 def test_a_trial_with_a_broken_window_is_named_with_the_file_and_the_others_are_joined(tmp_path: Path) -> None:

@@ -160,3 +160,12 @@ def test_a_step_that_the_trace_does_not_hold_whole_is_left_out_and_the_others_ke
     ]
     (found,) = breakdowns(timeline_of(spans, rank=0, is_device=True))
     assert (found.step, found.compute_ns) == (1, 2)
+
+
+def test_names_of_templates_are_cut_where_a_sentence_names_them() -> None:
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>, " + 9 * "x, "
+    span = Span(name=name, kind="compute", start_ns=0, end_ns=1, stream=0)
+    timeline = timeline_of([span], rank=0, is_device=True)
+    reason = why_no_communication(timeline)
+    assert reason is not None
+    assert reason.endswith(f"{name[:57]}...")
