@@ -77,6 +77,14 @@ def test_versions_are_the_machines() -> None:
     assert versions["kernel"].value == "Linux 6.1 x86_64"
 
 
+def test_devices_show_the_dense_peaks_of_each_kind_of_gpu_with_their_sheet() -> None:
+    devices = _section(_page(_with_gpus(make_machine(), 2)), "devices")
+    assert devices["peaks of NVIDIA H200"].value == (
+        "fp32 66.9, fp16 989.4, bf16 989.4, fp8 1979 TFLOP/s dense, 4.8 TB/s"
+        " (NVIDIA H200 data sheet, 2024; half of the sparse 1979)"
+    )
+
+
 def test_devices_hold_gpus_and_memory_in_bytes() -> None:
     devices = _section(_page(_with_gpus(make_machine(), 1), nvml=RecordedState(clocks_mhz=(300,))), "devices")
     assert devices["memory"] == Entry(name="memory", value=1 << 34, unit="bytes")
