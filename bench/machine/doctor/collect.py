@@ -24,6 +24,8 @@ from bench.machine.doctor.page import (
     measured_ceilings,
 )
 from bench.machine.gpus import Nvml, read_gpus
+from bench.machine.limits.demand import demand_of_gpus
+from bench.machine.limits.registry import judge
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences
 from bench.machine.preflight import available_bytes
@@ -76,6 +78,7 @@ def gather(
         ),
         Section(title="clocks", entries=(*node_state.cpu_clocks(root), *gpu_clocks(nvml, machine.gpus))),
         Section(title="links", entries=(*node_state.interfaces(root), *node_state.infiniband_ports(root))),
+        Section(title="limits", entries=tuple(_limits(machine, root))),
         Section(title="settings", entries=(*node_state.kernel_settings(root), *environment)),
         Section(title="monitors", entries=monitors(fields.standings, root)),
     )
@@ -139,6 +142,12 @@ def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
     for name in dict.fromkeys(gpu.name for gpu in machine.gpus):
         yield _peaks(name)
     yield from free_memory(nvml, machine.gpus)
+
+
+def _limits(machine: Machine, root: Path) -> Iterator[Entry]:
+    """Yield each limit of the node, judged for a rank on each GPU."""
+    for verdict in judge(demand_of_gpus(len(machine.gpus)), machine.environment, root):
+        yield Entry(name=verdict.name, value=verdict.text)
 
 
 def _peaks(gpu_name: str) -> Entry:

@@ -173,7 +173,7 @@ def test_the_command_prints_this_machine_as_ranks_see_it_even_without_a_store(tm
         section["title"]: {entry["name"]: entry["value"] for entry in section["entries"]}
         for section in printed["sections"]
     }
-    assert list(sections) == ["versions", "devices", "topology", "clocks", "links", "settings", "monitors"]
+    assert list(sections) == ["versions", "devices", "topology", "clocks", "links", "limits", "settings", "monitors"]
     assert sections["devices"]["ranks"] == "can be started"
     assert "TORCH_FR_BUFFER_SIZE" in sections["settings"]
     assert printed["fields"]["standings"] or printed["fields"]["left_out"]

@@ -77,6 +77,13 @@ def test_versions_are_the_machines() -> None:
     assert versions["kernel"].value == "Linux 6.1 x86_64"
 
 
+def test_limits_are_judged_for_a_rank_on_each_gpu() -> None:
+    machine = replace(_with_gpus(make_machine(), 2), environment={"NCCL_IB_HCA": "mlx5_0"})
+    limits = _section(_page(machine), "limits")
+    assert str(limits["/dev/shm"].value).startswith("missing, but needed: 137 MiB for 2 ranks (137 MiB by NCCL); ")
+    assert str(limits["NCCL_IB_HCA"].value).startswith("mlx5_0, but needed: a device for mlx5_0 (/sys/class/infiniband")
+
+
 def test_devices_show_the_dense_peaks_of_each_kind_of_gpu_with_their_sheet() -> None:
     devices = _section(_page(_with_gpus(make_machine(), 2)), "devices")
     assert devices["peaks of NVIDIA H200"].value == (
