@@ -37,7 +37,7 @@ def run_with_mounts(mounts: str, *words: str) -> subprocess.CompletedProcess[str
         ["unshare", "--mount", "sh", "-c", lines, "sh", sys.executable, *words],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
 

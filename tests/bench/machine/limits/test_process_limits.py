@@ -79,8 +79,8 @@ def test_core_files_count_only_where_they_become_files() -> None:
     private = "mount -t tmpfs tmpfs /tmp"
     text = _judged("--core=unlimited", mounts=f"{private}\n{pattern.format('core.%p')}")["core files (core)"]
     assert text.startswith("False: unlimited, written to core.%p, but needed: 0; a rank that is killed writes all")
-    text = _judged("--core=unlimited", mounts=f"{private}\n{pattern.format(chr(39) + '|/bin/false' + chr(39))}")
-    assert text["core files (core)"] == "True: unlimited"
+    piped = _judged("--core=unlimited", mounts=f"{private}\n{pattern.format(chr(39) + '|/bin/false' + chr(39))}")
+    assert piped["core files (core)"] == "True: unlimited"
 
 
 @pytest.fixture
