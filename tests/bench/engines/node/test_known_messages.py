@@ -48,6 +48,7 @@ import os
 import resource
 import socket
 from datetime import timedelta
+import torch
 import torch.distributed as dist
 
 def printed(attempt):
@@ -61,6 +62,7 @@ printed(lambda: dist.TCPStore("127.0.0.1", store.port, 1, True, timedelta(second
 os.environ["GLOO_SOCKET_IFNAME"] = "eth7"
 printed(lambda: dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1))
 printed(lambda: socket.create_server(("192.0.2.1", 0)))
+printed(lambda: torch.empty(1 << 50, dtype=torch.uint8))
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 printed(lambda: [socket.socket() for _ in range(100)])
 """
@@ -99,7 +101,7 @@ def test_a_real_loader_in_64_mb_of_shared_memory_is_explained() -> None:
     )
 
 
-def test_real_errors_of_the_network_and_of_files_are_explained() -> None:
+def test_real_errors_of_the_network_memory_and_files_are_explained() -> None:
     done = subprocess.run([sys.executable, "-c", NETWORK], capture_output=True, text=True, check=True)
     printed = done.stdout.splitlines()
     meanings = [explain(line, None, {})[0].partition(":")[0] for line in printed]
@@ -107,6 +109,7 @@ def test_real_errors_of_the_network_and_of_files_are_explained() -> None:
         "another process listens on the port where ranks are to meet",
         "gloo finds no address of the network interface",
         "the address does not belong to this node",
+        "the host has no memory for a tensor",
         "the rank may open no more files",
     ]
 
