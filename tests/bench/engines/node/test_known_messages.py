@@ -189,9 +189,15 @@ def test_the_meaning_goes_with_the_blamed_rank_into_the_report() -> None:
 def test_a_run_whose_loaders_find_no_shared_memory_says_why_it_hung(tmp_path: Path) -> None:
     """A worker prints the error and goes on, so that its rank waits until the limit."""
     words = ("run", "ddp", "--ranks", "2", "--device", "cpu", "--batch", "256", "--steps", "3", "--trials", "1")
-    words += ("--trace-steps", "0", "--limit", "20", "--runs", str(tmp_path / "runs"))
+    more = ("--trace-steps", "0", "--limit", "20", "--runs", str(tmp_path / "runs"))
     done = run_with_mounts(
-        "mount -t tmpfs -o size=128k tmpfs /dev/shm", "-m", "bench", *words, "--store", f"sqlite:///{tmp_path}/store"
+        "mount -t tmpfs -o size=128k tmpfs /dev/shm",
+        "-m",
+        "bench",
+        *words,
+        *more,
+        "--store",
+        f"sqlite:///{tmp_path}/store",
     )
     assert done.returncode == 3, done.stderr
     printed = done.stdout + done.stderr
