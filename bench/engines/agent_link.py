@@ -49,16 +49,20 @@ LEAST_LOADING_S = 60.0
 
 
 class StartLimit:
-    """How long agents may take to connect and then to load torch, from earlier starts in the same allocation."""
+    """How long agents may take to connect and then to load torch, from earlier starts in the same allocation.
 
-    def __init__(self) -> None:
+    first_s: the limit of the first start, which no later limit exceeds.
+    """
+
+    def __init__(self, first_s: float = LOADING_S) -> None:
+        self._first_s = first_s
         self._slowest_s: float | None = None
 
     @property
     def seconds(self) -> float:
         if self._slowest_s is None:
-            return LOADING_S
-        return min(LOADING_S, max(LEAST_LOADING_S, SLOWER * self._slowest_s))
+            return self._first_s
+        return min(self._first_s, max(LEAST_LOADING_S, SLOWER * self._slowest_s))
 
     def took(self, elapsed_s: float) -> None:
         """Learn from a start."""

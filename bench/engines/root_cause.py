@@ -36,7 +36,7 @@ class RankEnd:
     ended_ns: Unix time of its end. step: the step it was in.
     reached: its progress in each process group, if its flight record shows it.
     is_moving: it had finished a step shortly before the limit, by the pace of its own steps.
-    disk: why it could not write its log. output: the end of its output.
+    disk: why it could not write its log. output: the end of its output. explained: what known messages in it mean.
     """
 
     rank: int
@@ -48,6 +48,7 @@ class RankEnd:
     is_moving: bool = False
     disk: str | None = None
     output: str = ""
+    explained: tuple[str, ...] = ()
 
     @property
     def last_lines(self) -> tuple[str, ...]:
@@ -157,7 +158,7 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Failur
     for end in by_time:
         if end.has_no_device:
             text = f"rank {end.rank} cannot use its GPU: {end.result.error}; see {folder}/rank{end.rank}.err"  # type: ignore[union-attr]
-            return FailureCause(kind="agent", rank=end.rank, step=None, text=text)
+            return FailureCause(kind="agent", rank=end.rank, step=None, text=text, explained=end.explained)
     for end in by_time:
         if end.is_killed:
             name = signal.Signals(-(end.exit_code or 0)).name
@@ -204,11 +205,16 @@ def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> Fa
         return _cause("hung", behind[0], f"rank {behind[0].rank} hung: {lack}", folder)
     if behind:
         text = f"{_numbers(behind, ranks)} in step {step} while others waited for them; {_stacks(folder)}"
-        return FailureCause(kind="hung", rank=None, step=step, text=text, last_lines=behind[0].last_lines)
+        first = behind[0]
+        return FailureCause(
+            kind="hung", rank=None, step=step, text=text, last_lines=first.last_lines, explained=first.explained
+        )
     text = f"{_numbers(hung, ranks)} in step {step}, all at the same collective; {_stacks(folder)}"
     if has_states and all(progress.started is None for progress in reached):
         text += f"; with {TIMING}=1 torch records which devices have begun it"
-    return FailureCause(kind="hung", rank=None, step=step, text=text, last_lines=hung[0].last_lines)
+    return FailureCause(
+        kind="hung", rank=None, step=step, text=text, last_lines=hung[0].last_lines, explained=hung[0].explained
+    )
 
 
 def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
@@ -253,4 +259,11 @@ def _stacks(folder: str) -> str:
 
 def _cause(kind: str, end: RankEnd, text: str, folder: str) -> FailureCause:
     where = f"{text} in step {end.step}; its last lines are in {folder}/rank{end.rank}.err"
-    return FailureCause(kind=kind, rank=end.rank, step=end.step, text=where, last_lines=end.last_lines)  # type: ignore[arg-type]
+    return FailureCause(
+        kind=kind,  # type: ignore[arg-type]
+        rank=end.rank,
+        step=end.step,
+        text=where,
+        last_lines=end.last_lines,
+        explained=end.explained,
+    )

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+UNLIMITED_BYTES = 1 << 62
+"""Control groups of version 1 show about 2^63 bytes if there is no limit."""
 IMAGE_VARIABLES = ("OBSERVATORY_IMAGE", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 """Variables that name the image: ours, which the manifests for Kubernetes set, then those of Apptainer."""
 
@@ -81,5 +83,5 @@ def _memory_limits(root: Path) -> Iterator[int]:
     for version, folder in own_groups("memory", root):
         with suppress(OSError, ValueError):
             limit_bytes = int((folder / ("memory.max" if version == 2 else "memory.limit_in_bytes")).read_text())
-            if limit_bytes < 1 << 62:  # Version 1 shows about 2^63 if there is no limit.
+            if limit_bytes < UNLIMITED_BYTES:
                 yield limit_bytes

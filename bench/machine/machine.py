@@ -23,7 +23,7 @@ from workloads.spec import Device
 # Environment variables that can change a measurement, recorded without the secrets in them.
 
 _RELEVANT = (
-    *("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_"),
+    *("NCCL_", "RCCL_", "GLOO_", "TP_SOCKET_IFNAME", "UCX_", "FI_"),
     *("TORCH", "PYTORCH_", "TRITON_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "HIP_", "HSA_", "ROCR_"),
     *("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_"),
     *("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_CPUS_PER_TASK"),

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine.gpus import Gpu, Nvml, answer_within
+from bench.machine.limits.demand import demand_of_gpus
+from bench.machine.limits.registry import too_small
 from bench.machine.preflight import available_bytes
 from collectors.nvml.library import installed_nvml
 from collectors.nvml.plausible import CheckedNvml
@@ -41,14 +43,15 @@ class GpuNow:
 class NodeNow:
     """A node. memory_bytes: available to new processes. disk_bytes: free space for the folders of runs.
 
-    cpu_governor: of all CPUs; None if the kernel does not set clocks. absent: reasons, by names such as
-    "gpus[1].free_bytes".
+    cpu_governor: of all CPUs; None if the kernel does not set clocks. small_limits: a line for each limit that is too
+    small for a rank on each GPU. absent: reasons, by names such as "gpus[1].free_bytes".
     """
 
     memory_bytes: int
     disk_bytes: int | None
     cpu_governor: str | None = None
     gpus: tuple[GpuNow, ...] = ()
+    small_limits: tuple[str, ...] = ()
     absent: dict[str, str] = field(default_factory=dict)
 
 
@@ -77,6 +80,7 @@ def read_now(gpus: Sequence[Gpu], runs: Path, *, nvml: Nvml | None = None, root:
         disk_bytes=disk_bytes,
         cpu_governor=_governor(root),
         gpus=gpus_now,
+        small_limits=tuple(too_small(demand_of_gpus(len(gpus)), root=root)),
         absent=absent,
     )
 

@@ -11,7 +11,7 @@ import psutil
 
 from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse, plural
-from bench.machine.container import own_groups
+from bench.machine.container import UNLIMITED_BYTES, own_groups
 from bench.machine.gpus import Gpu, GpuMemory, Holder
 from collectors.nvml.queries import names_all_processes
 from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, INDEX_BYTES
@@ -56,6 +56,8 @@ def _group_headroom(folder: Path, files: _Files) -> Iterator[int]:
     try:
         limit, usage = int((folder / files.limit).read_text()), int((folder / files.usage).read_text())
     except (OSError, ValueError):
+        return
+    if limit >= UNLIMITED_BYTES:
         return
     cache = 0
     with suppress(OSError, ValueError):

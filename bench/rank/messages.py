@@ -166,6 +166,7 @@ class FailureCause:
     kind: "agent" is a failure of the node and not of the workload: of its agent, its forkserver, or a rank's GPU.
     rank: the root cause, the rank that failed first and by itself; None if no rank can be singled out.
     step: the step the rank was in. text: what happened to the rank. last_lines: the end of its rank<k>.err.
+    explained: what known messages in it mean, a line each (bench/engines/node/known_messages.toml).
     """
 
     kind: Literal["killed", "error", "left", "hung", "limit", "disk", "interrupted", "agent"]
@@ -173,6 +174,7 @@ class FailureCause:
     step: int | None
     text: str
     last_lines: tuple[str, ...] = ()
+    explained: tuple[str, ...] = ()
 
 
 class TrialEnded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trial_ended"):

@@ -22,6 +22,8 @@ from bench.engines.trial_parts import spread
 from bench.errors import Misuse, plural, say
 from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build
 from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus
+from bench.machine.limits.demand import demand_of
+from bench.machine.limits.registry import too_small
 from bench.machine.preflight import available_bytes, check_memory, check_processes
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.spec import LARGEST, Backend, Device, Precision
@@ -148,7 +150,9 @@ def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> NodeR
 
 
 def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()) -> list[str]:
-    """Refuse a case whose processes or tensors do not fit into memory; return warnings about too few cores or nodes.
+    """Refuse a case whose processes or tensors do not fit into memory; return warnings about other limits.
+
+    They are about too few cores or nodes, and about limits of this node; nodes of a cluster report their own.
 
     memory: free memory of this machine's GPUs now.
 
@@ -160,7 +164,8 @@ def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()
     host_bytes = machines * node.host_bytes
     crowds = check_processes(case, host_bytes=host_bytes, cores=machines * node.cores)
     check_memory(case, host_bytes=host_bytes, gpus=machines * node.gpus.gpus, memory=memory)
-    return [*crowds, *_crossings(case)]
+    limits = too_small(demand_of(case)) if node.cluster is None else []
+    return [*crowds, *limits, *_crossings(case)]
 
 
 def _crossings(case: Case) -> Iterator[str]:

@@ -19,18 +19,15 @@ from typing import Any, Literal, get_args
 import msgspec
 import pytest
 
-from bench.machine.machine import Machine
+from bench.machine.machine import Machine, own_build
 from bench.machine.machine import read as read_machine
 from tests.gpu.session import Finding, Session
+from tests.gpu.start import REHEARSED_LIMITS, SPARE_S
 from workloads.spec import Device
 
 Verdict = Literal["off", "failed", "timed out", "ok", "seen", "skipped"]
 BAD = ("off", "failed", "timed out")
 SCHEMA_VERSION = 1
-SPARE_S = 3.0
-"""In addition to a check's limit: to end what it leaves."""
-REHEARSED_LIMITS = 6.0
-"""Times the limit of a check in a rehearsal: a laptop has few cores, and they are busy."""
 REHEARSAL = "A rehearsal on a CPU: no figure here is of a GPU, and no verdict says anything of a GPU."
 
 
@@ -122,7 +119,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUN] = Run(
         output=options.output.absolute(),
         device="cpu" if options.rehearse else "cuda",
-        commit=options.commit or read_machine().commit,
+        commit=options.commit or own_build()[1],
         until_s=time.monotonic() + options.budget,
     )
 

@@ -24,6 +24,14 @@ ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "tests" / "gpu" / "wheels.txt"
 FILES = ("first", "speed", "steps", "several")
 """Files of checks, the most telling first; the order in a file is that of running, too."""
+CHECK_S = 60.0
+"""The limit of each check."""
+REHEARSED_LIMITS = 6.0
+"""Times the limit of a check in a rehearsal: a laptop has few cores, and they are busy."""
+SPARE_S = 3.0
+"""In addition to a check's limit: to end what it leaves."""
+START_S = 20.0
+"""Until the first check begins: torch is loaded and the checks are collected."""
 MODULES = {
     "SQLAlchemy": "sqlalchemy",
     "Pygments": "pygments",
@@ -40,6 +48,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--wheels", type=Path, default=ROOT / ".gpu-wheels")
     parser.add_argument("--venv", type=Path, default=ROOT / ".gpu-venv")
     folders, rest = parser.parse_known_args(words)
+    if (refusal := why_too_short(rest)) is not None:
+        _fail(refusal)
+        return MISUSE
     if importlib.util.find_spec("torch") is None:
         return _fail(f"{sys.executable} has no torch; choose another Python by `make gpu PYTHON=...`")
     if not {"--rehearse", "--collect-only", "--help"} & set(rest) and not usable_gpus():
@@ -58,6 +69,28 @@ def main(words: Sequence[str]) -> int:
     files = [str(ROOT / "tests" / "gpu" / f"test_{name}.py") for name in FILES]
     settings = ["-p", "tests.gpu.results", "-p", "no:cacheprovider", "-p", "no:junitxml", "-W", "default"]
     return CODES[int(pytest.main([*settings, "--rootdir", str(ROOT), *rest, *files]))]
+
+
+def why_too_short(words: Sequence[str]) -> str | None:
+    """Return why no check would fit into the budget among pytest's words; None if the budget suffices for one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--budget", default="")
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--collect-only", action="store_true")
+    options, _ = parser.parse_known_args(words)
+    try:
+        budget_s = float(options.budget)
+    except ValueError:  # None is given, or pytest refuses it.
+        return None
+    limit_s = CHECK_S * (REHEARSED_LIMITS if options.rehearse else 1)
+    least_s = START_S + limit_s + SPARE_S
+    if options.collect_only or not 0 < budget_s < least_s:
+        return None
+    where = " of a rehearsal" if options.rehearse else ""
+    return (
+        f"a budget of {budget_s:g} s fits no check{where}, which may take {limit_s:g} s; give at least {least_s:g} s"
+        f" (BUDGET={least_s:g})"
+    )
 
 
 def usable_gpus() -> int:

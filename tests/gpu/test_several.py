@@ -20,10 +20,15 @@ on_2_and_8 = pytest.mark.parametrize(
 
 
 _HOPPER = "NVIDIA/nccl-tests issue 212: 450 GB/s is the line rate, 370 reached, 480 with NVLink SHARP on 8 GPUs"
+_BLACKWELL = (
+    "NVIDIA/nccl issue 1807: 900 GB/s is the line rate; NCCL counts on 722 of it, all_reduce on 8 B200 reached 830"
+)
 LINKS = {
     "A100": (300, 200, "NVIDIA/nccl-tests issues 149 and 178: 200 to 208 GB/s of 300"),
     "H100": (450, 370, _HOPPER),
     "H200": (450, 370, f"{_HOPPER}; issue 272: 475 on 8 H200"),
+    "B200": (900, 722, _BLACKWELL),
+    "B300": (900, 722, f"{_BLACKWELL}; NVLink 5, too"),
 }
 """By a part of the GPU's name: NVLink's line rate one way between a GPU and its switch in GB/s, the bus bandwidth that
 nccl-tests published of collectives that no switch adds up, and the source of both."""

@@ -82,7 +82,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
         estimates=summary.estimates,
         notes=summary.notes,
         scaling=summary.scaling,
-        cause=() if cause is None else (cause.text, *cause.last_lines),
+        cause=() if cause is None else (cause.text, *cause.last_lines, *cause.explained),
         link=link,
         pair_bandwidths=pairs,
         device_bytes=None if machine is None else _device_bytes(summary, machine),

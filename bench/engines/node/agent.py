@@ -29,6 +29,7 @@ from typing import NoReturn
 
 import msgspec
 
+from bench.case import Case
 from bench.engines.environment import LOOPBACK, environment, private_caches
 from bench.engines.node.node_exporter import NodeExporter
 from bench.engines.node.supervisor import Supervisor
@@ -47,6 +48,8 @@ from bench.engines.wire.frames import (
 from bench.engines.wire.run_files import FileSender
 from bench.engines.wire.tcp import CONNECT_S, Unreached, address_of, connect
 from bench.errors import InfrastructureFailed, say
+from bench.machine.limits.demand import demand_of
+from bench.machine.limits.registry import too_small
 from bench.machine.node_now import read_now
 from bench.rank.messages import (
     AgentFailed,
@@ -194,6 +197,7 @@ class Agent:
         self._trial: tuple[str, int] | None = None  # The running trial.
         self._reason: str | None = None  # Why no further trial is run.
         self._is_ready = self._has_failed = False
+        self._told_limits: set[str] = set()
         self.is_leaving = False
 
         def opening(stream: Stream) -> SignedWire:
@@ -236,6 +240,8 @@ class Agent:
                 self._trial = order.run, order.trial
             if self._files is not None:
                 self._files.begin(order, supervisor.machine)
+            if supervisor.host != LOOPBACK:  # On the runner's own machine, the runner has said so.
+                self._tell_limits(order.case)
             ended = supervisor.run(order, stop=self._stop, progress=self._report)
             with self._lock:
                 self._trial = None
@@ -265,6 +271,13 @@ class Agent:
         """Send the remaining messages and hang up; return the exit code."""
         self._channel.hang_up(LAST_WORDS_S)
         return 1 if self._has_failed else 0
+
+    def _tell_limits(self, case: Case) -> None:
+        """Tell the runner once about each limit of this node that is too small for a case."""
+        for line in too_small(demand_of(case)):
+            if line not in self._told_limits:
+                self._told_limits.add(line)
+                self.notice(line)
 
     def _report(self, progress: TrialProgress) -> None:
         self._channel.send(progress)

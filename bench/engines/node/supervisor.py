@@ -10,9 +10,10 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -24,6 +25,7 @@ import msgspec
 import psutil
 
 from bench.engines.environment import LOOPBACK
+from bench.engines.node.known_messages import explain, explain_xids, facts_of_node
 from bench.engines.node.node_store import TrialStore, read_machine
 from bench.engines.node.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.engines.root_cause import RankEnd, encoded, root_cause
@@ -199,6 +201,12 @@ class RankProcess:
             output=_tail(self._folder / f"rank{self.order.rank}.err"),
         )
 
+    def explained(self, end: RankEnd, facts: Mapping[str, Callable[[], str]]) -> tuple[str, ...]:
+        """Return what known messages of the rank mean: in its output, in its error and in NCCL's own log."""
+        error = "" if end.result is None else f"{end.result.error_type}: {end.result.error}"
+        nccl_log = _tail(self._folder / f"rank{self.order.rank}.nccl.log")
+        return explain("\n".join((end.output, error, nccl_log)), end.exit_code, facts)
+
     def _note_that_we_end_it(self) -> None:
         if self._over_ns is None:
             self._over_ns = time.time_ns()
@@ -318,7 +326,7 @@ class Supervisor:
             self._file = self._new_file()
             store = str(self._file)
         patience = ON_CUDA if order.case.device == "cuda" else ON_CPU
-        folder = self.runs / order.run
+        folder, begun_s = self.runs / order.run, time.time()
         node_log = folder / f"node{order.node}.jsonl"
         # Problems of the node's collectors do not affect ranks.
         with polling(
@@ -348,7 +356,7 @@ class Supervisor:
                 for text in notes:
                     log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
                 log.close()
-        return _ended(order, folder, ranks, outcome)
+        return self._ended(order, ranks, outcome, begun_s)
 
     def _watch(
         self, order: TrialOrder, ranks: Sequence[RankProcess], stop: int, progress: Callable[[TrialProgress], None]
@@ -375,6 +383,31 @@ class Supervisor:
                 reported = steps
                 progress(TrialProgress(run=order.run, trial=order.trial, steps=steps))
 
+    def _ended(
+        self, order: TrialOrder, ranks: Sequence[RankProcess], outcome: TrialOutcome, begun_s: float
+    ) -> TrialEnded:
+        """Return how the trial ended, with what known messages of failed ranks mean."""
+        folder = self.runs / order.run
+        ends = tuple(rank.end() for rank in ranks)
+        for rank in ranks:  # Flight records serve to find the root cause, and have been read by now.
+            with suppress(FileNotFoundError):
+                (folder / f"rank{rank.order.rank}.flight.json").unlink()
+        if outcome in ("failed", "timed_out"):
+            facts = {name: cache(fact) for name, fact in facts_of_node(self.machine.gpus).items()}  # The same for all.
+            samples = [sample for part in self._poller.poll() for sample in part.samples] if self.machine.gpus else []
+            xids = explain_xids(samples, begun_s)
+            ends = tuple(
+                end if end.is_good else replace(end, explained=(*rank.explained(end, facts), *xids))
+                for rank, end in zip(ranks, ends, strict=True)
+            )
+        sent = encoded(ends) if len(order.ranks) < order.case.ranks else ()
+        cause = root_cause(ends, str(folder), order.limit_s)
+        if cause is None:  # Late ranks succeeded after all.
+            return TrialEnded(run=order.run, trial=order.trial, outcome="done", ends=sent)
+        if outcome == "interrupted":
+            cause = FailureCause(kind="interrupted", rank=None, step=None, text="the user or a signal ended it")
+        return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause, ends=sent)
+
 
 def _rank_order(order: TrialOrder, rank: int, folder: Path, store: str | Store) -> RankOrder:
     return RankOrder(
@@ -397,17 +430,3 @@ def _rank_order(order: TrialOrder, rank: int, folder: Path, store: str | Store) 
 def collective_timeout_s(order: TrialOrder) -> float:
     """Return after how long a collective of the trial times out; see `RankOrder`."""
     return (NCCL_SHARE if order.case.backend == "nccl" else GIVES_UP_SHARE) * order.limit_s
-
-
-def _ended(order: TrialOrder, folder: Path, ranks: Sequence[RankProcess], outcome: TrialOutcome) -> TrialEnded:
-    ends = tuple(rank.end() for rank in ranks)
-    for rank in ranks:  # Flight records serve to find the root cause, and have been read by now.
-        with suppress(FileNotFoundError):
-            (folder / f"rank{rank.order.rank}.flight.json").unlink()
-    sent = encoded(ends) if len(order.ranks) < order.case.ranks else ()
-    cause = root_cause(ends, str(folder), order.limit_s)
-    if cause is None:  # Late ranks succeeded after all.
-        return TrialEnded(run=order.run, trial=order.trial, outcome="done", ends=sent)
-    if outcome == "interrupted":
-        cause = FailureCause(kind="interrupted", rank=None, step=None, text="the user or a signal ended it")
-    return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause, ends=sent)

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Annotated
 
 import msgspec
 
-from bench.engines.agent_link import StartLimit
+from bench.engines.agent_link import LOADING_S, StartLimit
 from bench.engines.cluster import LEAST_S, SPARE_S, STOP_S, Capacity, ClusterEngine, Meeting, NodeRequest
 from bench.engines.root_cause import is_chatter
 from bench.engines.settings_file import Environment, Interpreter, exporter_words, last_words, read_settings, setup_lines
@@ -44,6 +45,7 @@ from bench.errors import InfrastructureFailed, Misuse, plural
 COMPLETING_S = 30.0
 """How long the processes of an ended job may take to disappear; Slurm kills them after some seconds."""
 _ID = re.compile(r"job (?:allocation )?([0-9]+)")
+StartSeconds = Annotated[float, msgspec.Meta(ge=1, le=86_400, title="a number of seconds, 1 to 86400")]
 
 
 class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +58,8 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     python: the interpreter that has the package on the nodes; by default this one's path. exporter: host and port at
     which each node serves its /metrics as long as its agent lives, such as "0.0.0.0:9464"; by default none. targets:
     folder of Prometheus's targets (file_sd), in which each node's exporter has a file as long; on a file system that
-    the nodes share.
+    the nodes share. start_limit_s: how long the first agents may take to start; each step imports a container's image
+    (pyxis), which may take longer than loading torch.
     """
 
     partition: str | None = None
@@ -74,6 +77,7 @@ class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     python: Interpreter = sys.executable
     exporter: str | None = None
     targets: str | None = None
+    start_limit_s: StartSeconds = LOADING_S
 
 
 def read_capacity(request: NodeRequest) -> Capacity:
@@ -128,7 +132,7 @@ class SlurmAllocation:
         self.settings = read_settings(request.file, SlurmSettings)
         self.exporter = exporter_words(request.file, self.settings.exporter, self.settings.targets)
         self._request = request
-        self._start_limit = StartLimit()
+        self._start_limit = StartLimit(self.settings.start_limit_s)
         self.job: str | None = None
         self._salloc: subprocess.Popen[str] | None = None
         self._names: list[str] = []  # Of all nodes that the job has had.

@@ -24,9 +24,12 @@ from bench.machine.doctor.page import (
     measured_ceilings,
 )
 from bench.machine.gpus import Nvml, read_gpus, why_numbered_otherwise
+from bench.machine.limits.demand import demand_of_gpus
+from bench.machine.limits.registry import judge
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import differences
 from bench.machine.preflight import available_bytes
+from bench.results.mfu import PEAK_PRECISIONS, Peak, peak_of
 from bench.store.history import History
 from collectors.nvml.collector import NvmlCollector
 from workloads.cost_models.absent import Absent
@@ -75,6 +78,7 @@ def gather(
         ),
         Section(title="clocks", entries=(*node_state.cpu_clocks(root), *gpu_clocks(nvml, machine.gpus))),
         Section(title="links", entries=(*node_state.interfaces(root), *node_state.infiniband_ports(root))),
+        Section(title="limits", entries=tuple(_limits(machine, root))),
         Section(title="settings", entries=(*node_state.kernel_settings(root), *environment)),
         Section(title="monitors", entries=monitors(fields.standings, root)),
     )
@@ -142,7 +146,27 @@ def _devices(machine: Machine, nvml: Nvml, root: Path) -> Iterator[Entry]:
             yield Entry(name=name, reason=machine.absent.get(f"gpus[{gpu.index}].memory_bytes"))
         else:
             yield Entry(name=name, value=gpu.memory_bytes, unit="bytes")
+    for name in dict.fromkeys(gpu.name for gpu in machine.gpus):
+        yield _peaks(name)
     yield from free_memory(nvml, machine.gpus)
+
+
+def _limits(machine: Machine, root: Path) -> Iterator[Entry]:
+    """Yield each limit of the node, judged for a rank on each GPU."""
+    for verdict in judge(demand_of_gpus(len(machine.gpus)), machine.environment, root):
+        yield Entry(name=verdict.name, value=verdict.text)
+
+
+def _peaks(gpu_name: str) -> Entry:
+    """Return the dense peaks of a GPU by its data sheet, without those that are unknown or that it does not have."""
+    peaks = [peak_of(gpu_name, precision) for precision in PEAK_PRECISIONS]
+    known = [peak for peak in peaks if isinstance(peak, Peak)]
+    name = f"peaks of {gpu_name}"
+    if not known:
+        return Entry(name=name, reason=next(peak.reason for peak in peaks if isinstance(peak, Absent)))
+    rates = ", ".join(f"{peak.precision} {peak.flops_per_second / 1e12:g}" for peak in known)
+    bandwidth = known[0].bandwidth_bytes_per_second / 1e12
+    return Entry(name=name, value=f"{rates} TFLOP/s dense, {bandwidth:g} TB/s ({known[0].source})")
 
 
 def _machine_entry(machine: Machine, field: str, name: str) -> Entry:

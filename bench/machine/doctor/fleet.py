@@ -201,6 +201,8 @@ def _sick(fleet: Fleet) -> Iterator[NodeFinding]:
                 node=number,
                 text=f"{_gib(now.memory_bytes)} of its memory is available, but {_gib(int(median(peers)))} on others",
             )
+        for line in now.small_limits:
+            yield NodeFinding(node=number, text=f"its limit is too small: {line}")
         sizes = {gpu.index: gpu.memory_bytes for gpu in node.machine.gpus}
         for gpu in now.gpus:
             size = sizes.get(gpu.index)

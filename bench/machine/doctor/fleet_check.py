@@ -176,7 +176,8 @@ def _without_folder(cause: FailureCause | None, outcome: TrialOutcome, folder: P
         return FailureCause(kind="error", rank=None, step=None, text=outcome.replace("_", " "))
     text = re.sub(rf"; [^;]*{re.escape(str(folder))}[^;]*", "", cause.text)
     printed_lines = [line.strip() for line in cause.last_lines if line.strip()]
-    return replace(cause, text=f"{text}; it printed: {printed_lines[-1]}" if printed_lines else text)
+    parts = [text, *(f"it printed: {line}" for line in printed_lines[-1:]), *cause.explained]
+    return replace(cause, text="; ".join(parts))
 
 
 def _rates(name: str, trials: Sequence[Sequence[RankTrial]], nodes: Sequence[ReadyNode], case: Case) -> list[Rate]:

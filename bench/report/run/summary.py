@@ -328,9 +328,9 @@ def _fault(summary: Summary) -> Fault | None:
 
 
 def cause_lines(summary: Summary) -> list[str]:
-    """Return why the run did not end well, and the last lines of the blamed rank; nothing where it ended well.
+    """Return why the run did not end well, the last lines of the blamed rank, and what they mean if that is known.
 
-    Of a fire drill, also whether it ended as injected.
+    Of a fire drill, also whether it ended as injected. Nothing where it ended well.
     """
     if summary.cause is None:
         return []
@@ -339,7 +339,8 @@ def cause_lines(summary: Summary) -> list[str]:
         is_its = summary.cause.rank == fault.rank and summary.cause.kind in ENDS_OF[fault.kind]
         outcome += f", {'as injected' if is_its else 'other than injected'} ({fault})"
     first = f"{summary.case.title}: {outcome}: {summary.cause.text}"
-    return [first, *(f"    {line}" for line in summary.cause.last_lines)]
+    last_lines = [f"    {line}" for line in summary.cause.last_lines]
+    return [first, *last_lines, *(f"    meaning: {line}" for line in summary.cause.explained)]
 
 
 def print_history(summaries: Sequence[Summary], format_name: str) -> None:

@@ -47,6 +47,15 @@ def test_a_start_may_take_five_times_the_slowest_so_far_and_a_minute_in_any_case
     assert limits == [60, 100, 100, 300]
 
 
+def test_a_longer_first_start_raises_the_limit_of_all() -> None:
+    limit = StartLimit(1800)
+    assert limit.seconds == 1800
+    limit.took(900)
+    assert limit.seconds == 1800
+    limit.took(4.0)
+    assert limit.seconds == 1800
+
+
 def test_an_agent_that_does_not_start_is_given_up_after_what_starts_usually_take(tmp_path: Path) -> None:
     class FakeStarts(StartLimit):
         @property

@@ -113,6 +113,21 @@ def test_files_of_a_case_that_was_watched_arrive_whole(remote: Remote) -> None:
     assert measured.step_s > 0
 
 
+def test_an_agent_of_another_machine_reports_limits_of_its_node_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NCCL_IB_HCA", "nosuch0")
+    with _remote(tmp_path, "--host", "127.0.0.2") as started:
+        started.link.machine()
+        for run in ("first", "second"):
+            assert started.run(run, small_case("single", 1)).outcome == "done"
+    said = [line for line in capsys.readouterr().err.splitlines() if "NCCL_IB_HCA" in line]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "the agent of node 0: NCCL_IB_HCA: nosuch0, but needed: a device for nosuch0 (/sys/class/"
+    )
+
+
 def test_a_cause_names_files_as_the_runner_finds_them(remote: Remote) -> None:
     ended = remote.run("fault", small_case(ranks=2), fault=Fault(kind="kill", rank=1, step=2))
     assert ended.cause is not None

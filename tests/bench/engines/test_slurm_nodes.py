@@ -351,12 +351,27 @@ def test_a_dry_run_says_what_slurm_would_be_asked_for(slurm: Recorded, capsys: p
         ('setup = "echo \\u0000"', "setup has a character that cannot be printed"),
         ('salloc = ["--mem=0", "\\u0000"]', "salloc has a character that cannot be printed"),
         ('python = ""', 'python is ""; it may be the path of an interpreter'),
+        ("start_limit_s = 0", "start_limit_s is 0; it may be a number of seconds, 1 to 86400"),
+        ("start_limit_s = inf", "start_limit_s is Infinity; it may be a number of seconds, 1 to 86400"),
     ],
 )
 def test_settings_with_which_no_process_can_be_started_are_refused(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(Misuse) as refused:
         SlurmAllocation(NodeRequest(file=_file(tmp_path, text)))
     assert f"{tmp_path}/slurm.toml: {said}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("text", "limit_s"), [("", 300.0), ("start_limit_s = 1800", 1800.0)])
+def test_agents_of_a_job_may_take_as_long_to_start_as_the_settings_allow(
+    text: str, limit_s: float, slurm: Recorded, tmp_path: Path
+) -> None:
+    """Each engine of the job waits that long for a container's image to be imported."""
+    _job_of(slurm, "n0", "n1")
+    slurm.write("srun", "cat >/dev/null; exec sleep 30", is_script=True)
+    allocation = SlurmAllocation(NodeRequest(nodes=2, file=_file(tmp_path, text)))
+    allocation.job = "7"
+    with allocation.open(tmp_path) as engine:
+        assert engine._start_limit.seconds == limit_s
 
 
 def test_a_job_whose_number_of_nodes_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from bench.results.mfu import Peak, peak_of
+from bench.results.mfu import Peak, PeakPrecision, peak_of
 from workloads.cost_models.absent import Absent
 from workloads.spec import Precision
 
@@ -51,6 +51,7 @@ def test_devices_of_similar_names_have_their_own_peaks(name: str, half_tflops: f
         ("NVIDIA A800 80GB PCIe", 19.5, 624 / 2, 1.935),
         ("NVIDIA A40", 37.4, 299.4 / 2, 0.696),
         ("NVIDIA L40", 90.5, 362.1 / 2, 0.864),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 188 * 256 * 2.28e-3, 877.7 / 2, 512 / 8 * 28e-3),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 188 * 256 * 2.617e-3, 1007.6 / 2, 512 / 8 * 28e-3),
         # Compute units, FLOP of each and clock, GHz.
         ("AMD Instinct MI355X", 256 * 256 * 2.4e-3, 256 * 4096 * 2.4e-3, 8),
@@ -80,10 +81,11 @@ def test_a_peak_is_what_its_sheet_says_of_one_dense_gpu(
         "NVIDIA H20-3e",
         "NVIDIA H800 NVL",
         "NVIDIA H100 96GB HBM3",
-        "NVIDIA GB300",
+        "NVIDIA B300",
+        "NVIDIA GB300 NVL72",
         "NVIDIA GB200 NVL72",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        "NVIDIA RTX PRO 6000 Blackwell",
+        "NVIDIA RTX PRO 5000 Blackwell",
         "AMD Instinct MI350X",
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
@@ -103,6 +105,54 @@ def test_fp32_is_the_rate_without_tf32() -> None:
     peak = peak_of("NVIDIA A100-SXM4-80GB", "fp32")
     assert isinstance(peak, Peak)
     assert peak.flops_per_second == pytest.approx(19.5e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "fp8_tflops", "fp4_tflops"),
+    [
+        # Sparse rates of the sheets, halved; racks and boards by their GPUs.
+        ("NVIDIA H100 80GB HBM3", 3958 / 2, None),
+        ("NVIDIA H200 NVL", 3341 / 2, None),
+        ("NVIDIA H20", 296, None),
+        ("NVIDIA L40S", 1466 / 2, None),
+        ("NVIDIA B200", 72_000 / 8 / 2, 144_000 / 8 / 2),
+        ("NVIDIA GB200", 720_000 / 72 / 2, 1_440_000 / 72 / 2),
+        ("NVIDIA GB300", 720_000 / 72 / 2, 1_080_000 / 72),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 2015.2 / 2, 4030.4 / 2),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 3511 / 4, 3511 / 2),
+        ("AMD Instinct MI355X", 256 * 8192 * 2.4e-3, 256 * 16384 * 2.4e-3),
+        ("NVIDIA A100-SXM4-80GB", None, None),
+    ],
+)
+def test_fp8_and_fp4_have_dense_peaks_where_the_tensor_cores_know_them(
+    name: str, fp8_tflops: float | None, fp4_tflops: float | None
+) -> None:
+    rates: tuple[tuple[PeakPrecision, float | None], ...] = (("fp8", fp8_tflops), ("fp4", fp4_tflops))
+    for precision, tflops in rates:
+        peak = peak_of(name, precision)
+        if tflops is None:
+            assert isinstance(peak, Absent)
+            assert f"has no {precision} in its tensor cores" in peak.reason
+        else:
+            assert isinstance(peak, Peak)
+            assert peak.flops_per_second == pytest.approx(tflops * 1e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "reason"),
+    [
+        ("NVIDIA B300 SXM6 AC", "fp4", "editions of its sheet differ"),
+        ("NVIDIA GB300", "fp32", "rounds the rack's rate"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "bf16", "rounds it to whole sparse"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "fp8", "rounds it to whole sparse"),
+    ],
+)
+def test_a_rate_that_a_sheet_does_not_state_is_absent_with_the_reason(
+    name: str, precision: PeakPrecision, reason: str
+) -> None:
+    peak = peak_of(name, precision)
+    assert isinstance(peak, Absent)
+    assert reason in peak.reason
 
 
 @pytest.mark.parametrize("name", ["Tesla V100-SXM2-16GB", "Tesla T4"])

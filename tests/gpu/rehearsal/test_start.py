@@ -95,6 +95,31 @@ def test_a_name_that_no_check_has_is_refused(tmp_path: Path) -> None:
     assert _run(*_START, "--rehearse", "-k", "speeed", "--output", str(tmp_path)).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--budget", "60"), "a budget of 60 s fits no check, which may take 60 s; give at least 83 s (BUDGET=83)"),
+        (("--rehearse", "--budget=140"), "fits no check of a rehearsal, which may take 360 s; give at least 383 s"),
+    ],
+)
+def test_a_budget_that_fits_no_check_is_refused_before_torch_is_loaded(words: tuple[str, ...], said: str) -> None:
+    text = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.gpu.start import main; sys.exit(main({words}))"
+    done = _run(sys.executable, "-I", "-S", "-c", text)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_other_budgets_are_left_to_pytest() -> None:
+    for words in ([], ["--budget", "540"], ["--budget", "-5"], ["--budget", "x"], ["--collect-only", "--budget", "1"]):
+        assert start.why_too_short(words) is None
+
+
+def test_each_check_has_the_limit_that_a_budget_is_judged_by() -> None:
+    for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
+        limits = re.findall(r"mark\.timeout\((\d+)\)", path.read_text())
+        assert [float(limit) for limit in limits] == [start.CHECK_S]
+
+
 def test_the_list_shows_every_file_of_checks_and_runs_none() -> None:
     done = _run(*_START, "--collect-only", "-q")
     assert done.returncode == 0

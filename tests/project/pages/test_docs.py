@@ -150,6 +150,7 @@ FOREIGN = {
     *("--connect", "--exporter", "--host", "--key-file", "--node", "--send-files", "--within"),  # Of the agent.
     *("--folder", "--growth", "--hours", "--judge"),  # Of torchrun's rank, and of benchmarks.
     *(
+        "--container-image",
         "--enable-feature",
         "--errorcounters",
         "--exclusive",

@@ -77,6 +77,11 @@ def test_of_two_that_differ_the_second_is_named() -> None:
     [
         ({"disk_bytes": 100 << 20}, "its disk has only 0.1 GiB free for runs; make room", True),
         ({"memory_bytes": 40 << 30}, "40.0 GiB of its memory is available, but 100.0 GiB on others", False),
+        (
+            {"small_limits": ("/dev/shm: 64 MiB, but needed: 546 MiB",)},
+            "its limit is too small: /dev/shm: 64 MiB, but needed: 546 MiB",
+            False,
+        ),
         ({"cpu_governor": "powersave"}, "its CPU governor is powersave, but performance on 3 other nodes", False),
         ({"gpus": (replace(NOW.gpus[0], uncorrected_errors=2),)}, "GPU 0 has 2 uncorrected ECC errors", False),
         (

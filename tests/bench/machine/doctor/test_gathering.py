@@ -77,6 +77,21 @@ def test_versions_are_the_machines() -> None:
     assert versions["kernel"].value == "Linux 6.1 x86_64"
 
 
+def test_limits_are_judged_for_a_rank_on_each_gpu() -> None:
+    machine = replace(_with_gpus(make_machine(), 2), environment={"NCCL_IB_HCA": "mlx5_0"})
+    limits = _section(_page(machine), "limits")
+    assert str(limits["/dev/shm"].value).startswith("missing, but needed: 137 MiB for 2 ranks (137 MiB by NCCL); ")
+    assert str(limits["NCCL_IB_HCA"].value).startswith("mlx5_0, but needed: a device for mlx5_0 (/sys/class/infiniband")
+
+
+def test_devices_show_the_dense_peaks_of_each_kind_of_gpu_with_their_sheet() -> None:
+    devices = _section(_page(_with_gpus(make_machine(), 2)), "devices")
+    assert devices["peaks of NVIDIA H200"].value == (
+        "fp32 66.9, fp16 989.4, bf16 989.4, fp8 1979 TFLOP/s dense, 4.8 TB/s"
+        " (NVIDIA H200 data sheet, 2024; half of the sparse 1979)"
+    )
+
+
 def test_devices_hold_gpus_and_memory_in_bytes() -> None:
     devices = _section(_page(_with_gpus(make_machine(), 1), nvml=RecordedState(clocks_mhz=(300,))), "devices")
     assert devices["memory"] == Entry(name="memory", value=1 << 34, unit="bytes")
