@@ -22,7 +22,7 @@ from bench.engines.trial_parts import spread
 from bench.errors import Misuse, plural, say
 from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu, torch_build
 from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus
-from bench.machine.preflight import available_bytes, check_memory, check_processes
+from bench.machine.preflight import available_bytes, check_memory, check_processes, warn_of_memory
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.spec import LARGEST, Backend, Device, Precision
 
@@ -148,7 +148,8 @@ def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> NodeR
 
 
 def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()) -> list[str]:
-    """Refuse a case whose processes or tensors do not fit into memory; return warnings about too few cores or nodes.
+    """Refuse a case whose processes or tensors do not fit into memory; return warnings about too few cores or nodes,
+    and about a step that may need more memory than a GPU has.
 
     memory: free memory of this machine's GPUs now.
 
@@ -159,8 +160,9 @@ def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()
     machines = 1 if node.cluster is None else case.nodes
     host_bytes = machines * node.host_bytes
     crowds = check_processes(case, host_bytes=host_bytes, cores=machines * node.cores)
-    check_memory(case, host_bytes=host_bytes, gpus=machines * node.gpus.gpus, memory=memory)
-    return [*crowds, *_crossings(case)]
+    gpus = machines * node.gpus.gpus
+    check_memory(case, host_bytes=host_bytes, gpus=gpus, memory=memory)
+    return [*crowds, *warn_of_memory(case, gpus), *_crossings(case)]
 
 
 def _crossings(case: Case) -> Iterator[str]:
