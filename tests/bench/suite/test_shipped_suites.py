@@ -17,7 +17,7 @@ from bench.suite.file import Suite, read_suite
 from bench.suite.form.document import SHIPPED, find_suite, shipped_suites
 from bench.suite.form.tables import CaseTable, LeverTable, SuiteTable, json_schema
 from bench.suite.plan import EXTRA, SuitePlan, plan_suite
-from tests.bench.made.nodes import CPU, EIGHT_GPUS
+from tests.bench.made.nodes import CPU, EIGHT_GPUS, GPU_BYTES
 from workloads.registry import SPECS, spec_of
 
 NAMES = ("collectives", "levers", "nightly", "scaling", "single_node", "smoke")
@@ -212,8 +212,6 @@ def test_the_example_of_the_page_is_a_suite_of_six_cases_in_one_block(tmp_path: 
 
 # Whether a step fits, by the cost model of a CPU, which is too high for a GPU.
 
-GPU_BYTES = {"80 GB": 85_520_809_984, "141 GB": 150_754_820_096, "183 GB": 192_265_846_784}
-"""What NVML says of an H100, an H200 and a B200."""
 MAY_NOT_FIT = {"80 GB": {"single_node: pipelines[strategy=gpipe]"}, "141 GB": set(), "183 GB": set()}
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.case import Case
+from tests.bench.made.nodes import GPU_BYTES
 from tests.torch_versions.fake_cuda.cases import folded_cases
 from tests.torch_versions.fake_cuda.machine import build, fake_machine
 from workloads.cost_models.peak_memory import Prediction
 
-GPUS_GB = (80, 141, 183)
 SMALL_BYTES = 10**9
 """Cases of tiny models fit everywhere, and are left out."""
 
@@ -27,7 +27,7 @@ def law_bytes(case: Case) -> int | None:
 
 
 def main() -> None:
-    print("| case | ranks | precision | cost model of a CPU, GB | allocator, GB | fits 80 | 141 | 183 |")
+    print("| case | ranks | precision | cost model of a CPU, GB | allocator, GB | 80 GB | 141 GB | 183 GB |")
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as text, fake_machine(build(Path(text)), Path(text)) as machine:
         for name, case in folded_cases().items():
@@ -36,7 +36,7 @@ def main() -> None:
             predicted = law_bytes(case)
             measured = machine.run_largest(case).peak_bytes
             assert measured is not None, name
-            fits = ["yes" if measured < gigabytes * 10**9 else "no" for gigabytes in GPUS_GB]
+            fits = ["yes" if measured < gpu_bytes else "no" for gpu_bytes in GPU_BYTES.values()]
             law = "-" if predicted is None else f"{predicted / 1e9:.1f}"
             row = (name, case.ranks, case.precision, law, f"{measured / 1e9:.1f}", *fits)
             print("| " + " | ".join(map(str, row)) + " |", flush=True)
