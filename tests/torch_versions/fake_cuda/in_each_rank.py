@@ -15,8 +15,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests.torch_versions.fake_cuda.trials import FOUND
-
 
 def parts_elsewhere(optimizer: Optimizer) -> Iterator[str]:
     """Yield weights, gradients and states of the optimizer on another device than CUDA's, with their bytes."""
@@ -33,9 +31,9 @@ def parts_elsewhere(optimizer: Optimizer) -> Iterator[str]:
 
 
 def look(optimizer: Optimizer, arguments: object, more: object) -> None:
-    """Print what is found after a step."""
+    """Print what is found after a step; `Ran.elsewhere` reads it."""
     for part in sorted(set(parts_elsewhere(optimizer))):
-        print(FOUND, part, file=sys.stderr, flush=True)
+        print("not on the GPU:", part, file=sys.stderr, flush=True)
 
 
 def vote(stage: PipelineStage, *_: object, **__: object) -> torch.Tensor:

@@ -22,8 +22,6 @@ from bench.engines.node.supervisor import Supervisor
 from bench.rank.messages import TrialOrder
 
 IN_EACH_RANK = "tests.torch_versions.fake_cuda.in_each_rank"
-FOUND = "not on the GPU:"
-"""What a rank's line begins with that names a part of the training state which lies elsewhere."""
 
 
 def main() -> None:
