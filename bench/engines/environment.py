@@ -38,6 +38,9 @@ def environment(user: Mapping[str, str], host: str = LOOPBACK) -> dict[str, str]
     """
     # The Flight Recorder tells a hung rank from the ranks that wait for it, and records what traced steps sent.
     variables = {"TORCH_FR_BUFFER_SIZE": "10000"}
+    # On NCCL each rank of a pipeline would warn of single messages, by which stages agree before their first step in
+    # torch 2.12; the messages of steps are batched.
+    variables["TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"] = "0"
     if DUMPS not in user:
         variables |= {DUMPS: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
     for name, addresses in psutil.net_if_addrs().items():

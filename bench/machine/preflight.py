@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -171,6 +172,32 @@ def check_memory(
                 f" {_gigabytes(whole_bytes)}: {holders_text(now.holders, name_of)};"
                 " wait for them, end them, or hide the GPU with CUDA_VISIBLE_DEVICES"
             )
+
+
+CPU_LAW_EXCESS = 0.15
+"""By how much at most the CPU's cost model of the peak exceeded CUDA's allocator, of the shipped suites' cases."""
+
+
+def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
+    """Yield a warning where the tensors of a step may not fit on a GPU, which only the step itself decides.
+
+    No cost model knows which activations a GPU's kernels keep, so that the CPU's stands in for it and refuses nothing.
+    gpus: ranks are assigned to them in turn.
+    """
+    sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
+    if case.device == "cpu" or case.model is None or not sizes or microbatch_count(case) > PARTS_JUDGED:
+        return
+    peak = case.spec().peak(replace(case, device="cpu", backend="gloo"))
+    sharing = math.ceil(case.ranks / len(gpus))
+    if not isinstance(peak, Prediction) or sharing * peak.total_bytes <= min(sizes):
+        return
+    how = "a smaller batch" if case.options["checkpoint"] == "full" else "a smaller batch, or option checkpoint=full"
+    ranks = "" if sharing == 1 else f" of {sharing} ranks"
+    yield (
+        f"{case.title}: a step may need more memory than a GPU has: {_gigabytes(sharing * peak.total_bytes)} of"
+        f" tensors{ranks} by the cost model of a CPU, which is up to {CPU_LAW_EXCESS:.0%} too high for a GPU, and"
+        f" {_gigabytes(min(sizes))} is there; use {how}"
+    )
 
 
 def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: str) -> None:

@@ -24,7 +24,7 @@ from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu,
 from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus
 from bench.machine.limits.demand import demand_of
 from bench.machine.limits.registry import too_small
-from bench.machine.preflight import available_bytes, check_memory, check_processes
+from bench.machine.preflight import available_bytes, check_memory, check_processes, warn_of_memory
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.spec import LARGEST, Backend, Device, Precision
 
@@ -152,7 +152,8 @@ def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> NodeR
 def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()) -> list[str]:
     """Refuse a case whose processes or tensors do not fit into memory; return warnings about other limits.
 
-    They are about too few cores or nodes, and about limits of this node; nodes of a cluster report their own.
+    They are about too few cores or nodes, a step that may need more memory than a GPU has, and limits of this node; nodes
+    of a cluster report their own.
 
     memory: free memory of this machine's GPUs now.
 
@@ -163,9 +164,10 @@ def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()
     machines = 1 if node.cluster is None else case.nodes
     host_bytes = machines * node.host_bytes
     crowds = check_processes(case, host_bytes=host_bytes, cores=machines * node.cores)
-    check_memory(case, host_bytes=host_bytes, gpus=machines * node.gpus.gpus, memory=memory)
+    gpus = machines * node.gpus.gpus
+    check_memory(case, host_bytes=host_bytes, gpus=gpus, memory=memory)
     limits = too_small(demand_of(case)) if node.cluster is None else []
-    return [*crowds, *limits, *_crossings(case)]
+    return [*crowds, *limits, *warn_of_memory(case, gpus), *_crossings(case)]
 
 
 def _crossings(case: Case) -> Iterator[str]:

@@ -1,5 +1,5 @@
-/* Counts the calls that would start CUDA or CUPTI in a process: preloaded, it is asked in their place, writes
-   "process name" to the file that COUNTED_CALLS names, and passes the call on.
+/* Counts the calls that would start CUDA or CUPTI in a process, and those whose order matters in a rank: preloaded, it is
+   asked in their place, writes "process name" to the file that COUNTED_CALLS names, and passes the call on.
 
    It sees calls between libraries, and none that a library makes through a pointer from dlsym; those lead into the
    driver, libcuda.so.1, which the memory map of a process shows. */
@@ -28,6 +28,30 @@ static void count(const char *name) {
         return next ? next(a, b, c, d, e) : 999;                                                            \
     }
 
+/* NCCL's id is a structure of 128 bytes, which comes by the stack. */
+typedef struct {
+    char bytes[128];
+} Id;
+
+int ncclCommInitRankConfig(void *made, int ranks, Id id, int rank, void *config) {
+    int (*next)(void *, int, Id, int, void *) = dlsym(RTLD_NEXT, "ncclCommInitRankConfig");
+    count("ncclCommInitRankConfig");
+    return next ? next(made, ranks, id, rank, config) : 999;
+}
+
+/* A rank that is in no part of a split gives a negative colour, and gets no communicator. */
+int ncclCommSplit(void *of, int color, int key, void *made, void *config) {
+    int (*next)(void *, int, int, void *, void *) = dlsym(RTLD_NEXT, "ncclCommSplit");
+    if (color >= 0)
+        count("ncclCommSplit");
+    return next ? next(of, color, key, made, config) : 999;
+}
+
+COUNT(cudaSetDevice)
+COUNT(cudaMalloc)
+COUNT(cudaDeviceSynchronize)
+COUNT(ncclCommDestroy)
+COUNT(ncclCommAbort)
 COUNT(cudaGetDeviceCount)
 COUNT(cuInit)
 COUNT(hipGetDeviceCount)

@@ -88,7 +88,7 @@ class Environment:
         self._install("--no-deps", f"torch==={RELEASES[self.torch]}")
         libraries = self._site_packages() / "torch" / "lib"
         if toolkit := self._cuda_toolkit():
-            self._install(f"cuda-toolkit[cudart,cupti]=={toolkit}")
+            self._install(f"cuda-toolkit[cudart,cupti,crt]=={toolkit}")
             try:
                 stand_ins.stand_in_for_missing(libraries / "libtorch_python.so")
             except stand_ins.CannotStandIn as error:

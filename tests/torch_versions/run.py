@@ -67,7 +67,8 @@ PYTHON = (
     "tests/workloads/core/test_data.py",
     "tests/workloads/core/test_transformer.py",
 )
-FULL_PARTS: Parts = {"runs": STRATEGIES, "tracing": FORKS, "workloads": WORKLOADS}
+FAKE_CUDA = ("tests/torch_versions/fake_cuda",)
+FULL_PARTS: Parts = {"runs": STRATEGIES, "tracing": FORKS, "workloads": WORKLOADS, "fake CUDA": FAKE_CUDA}
 QUICK_PARTS: Parts = {"quick": PYTHON}
 
 

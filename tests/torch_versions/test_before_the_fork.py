@@ -38,12 +38,16 @@ class Seen:
     libraries: set[str] = field(default_factory=set)
 
 
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that counts, built."""
-    library = tmp_path_factory.mktemp("shim") / "counted_calls.so"
+def build_shim(folder: Path) -> Path:
+    """Build the library that counts."""
+    library = folder / "counted_calls.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-o", library, SHIM, "-ldl"], check=True)
     return library
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_shim(tmp_path_factory.mktemp("shim"))
 
 
 def _counting(shim: Path, folder: Path) -> dict[str, str]:
@@ -56,7 +60,7 @@ def _counting(shim: Path, folder: Path) -> dict[str, str]:
     }
 
 
-def _counted(folder: Path) -> dict[int, list[str]]:
+def counted_calls(folder: Path) -> dict[int, list[str]]:
     """Calls that were counted, by process."""
     counted: dict[int, list[str]] = defaultdict(list)
     calls = folder / "calls"
@@ -75,7 +79,7 @@ def test_the_shim_counts_a_call_from_one_library_into_another(name: str, shim: P
     subprocess.run(["cc", "-shared", "-fPIC", "-o", caller, source], check=True)
     code = f"import ctypes; ctypes.CDLL({str(caller)!r}).call()"
     subprocess.run([sys.executable, "-c", code], env=_counting(shim, tmp_path), check=True)
-    (names,) = _counted(tmp_path).values()
+    (names,) = counted_calls(tmp_path).values()
     assert names == [name]
 
 
@@ -93,7 +97,7 @@ with profile(activities=[ProfilerActivity.CPU]):
 def test_the_shim_counts_what_torchs_profiler_calls(shim: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", STARTED]
     subprocess.run(command, env=_counting(shim, tmp_path), check=True)
-    (names,) = _counted(tmp_path).values()
+    (names,) = counted_calls(tmp_path).values()
     assert "cudaGetDeviceCount" in names
 
 
@@ -103,7 +107,7 @@ def test_runner_agent_and_forkserver_of_a_run_call_neither_cuda_nor_cupti(shim: 
         runner = subprocess.Popen([*command, "--port=0"], env=_counting(shim, tmp_path), stdout=said, stderr=said)
         seen = _watch(runner)
     assert runner.returncode == 0, (tmp_path / "said").read_text()
-    counted = _counted(tmp_path)
+    counted = counted_calls(tmp_path)
     for role in ROLES:
         (pid,) = seen[role].pids
         assert counted.get(pid, []) == [], role

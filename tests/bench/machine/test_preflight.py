@@ -10,7 +10,14 @@ import pytest
 from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.gpus import Gpu, GpuMemory, Holder
-from bench.machine.preflight import PROCESS_BYTES, check_memory, check_processes, least_bytes
+from bench.machine.preflight import (
+    PARTS_JUDGED,
+    PROCESS_BYTES,
+    check_memory,
+    check_processes,
+    least_bytes,
+    warn_of_memory,
+)
 from tests.bench.made.examples import TINY, make_case, make_probe
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import PRESETS
@@ -183,3 +190,57 @@ def test_only_the_root_of_a_gather_needs_room_for_the_whole() -> None:
     probe = replace(probe, options={**probe.options, "collectives": "gather", "max_bytes": 1 << 30})
     root, other = least_bytes(probe, 0), least_bytes(probe, 1)
     assert root - other == 1 << 30
+
+
+# A step that may not fit on a GPU: said before it starts, and left to the step to decide.
+
+
+def _warning(case: Case, *gpus: Gpu) -> str | None:
+    (*warnings,) = warn_of_memory(case, gpus)
+    assert len(warnings) <= 1
+    return warnings[0] if warnings else None
+
+
+def test_a_step_beyond_a_gpus_memory_is_said_with_both_figures_and_what_to_do() -> None:
+    case = _on_gpus("single", model=replace(PRESETS["1b"], batch=16), precision="bf16")
+    assert _warning(case, gpu(0)) == (
+        "single on 1: a step may need more memory than a GPU has: 111.2 GB of tensors by the cost model of a CPU, which"
+        " is up to 15% too high for a GPU, and 85.9 GB is there; use a smaller batch, or option checkpoint=full"
+    )
+    assert _warning(case, gpu(0, 183 * GIB)) is None
+    check_memory(case, host_bytes=0, gpus=(gpu(0),))
+
+
+def test_what_is_checkpointed_already_is_not_asked_to_be() -> None:
+    case = _on_gpus("single", model=replace(PRESETS["1b"], batch=80), precision="bf16")
+    warning = _warning(replace(case, options={**case.options, "checkpoint": "full"}), gpu(0))
+    assert warning is not None
+    assert warning.endswith("; use a smaller batch")
+
+
+def test_ranks_that_share_a_gpu_hold_their_steps_at_the_same_time() -> None:
+    case = _on_gpus("ddp", ranks=4, model=replace(PRESETS["1b"], batch=16), backend="gloo")
+    assert _warning(case, *map(gpu, range(4))) is None
+    warning = _warning(case, gpu(0), gpu(1))
+    assert warning is not None
+    assert "GB of tensors of 2 ranks by" in warning
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        make_case("ddp", model=PRESETS["8b"]),
+        make_probe("matmul", 1, device="cuda", backend="nccl"),
+        _on_gpus("zero_bubble", ranks=2, model=PRESETS["8b"]),
+        _on_gpus("single", model=replace(PRESETS["8b"], batch=2 * PARTS_JUDGED)),
+    ],
+    ids=["on a CPU", "a probe", "no cost model", "too many microbatches to look at"],
+)
+def test_a_step_that_no_cost_model_covers_is_not_judged(case: Case) -> None:
+    if case.strategy == "single":
+        case = replace(case, options={**case.options, "accumulate": 2 * PARTS_JUDGED})
+    assert _warning(case, gpu(0, 1)) is None
+
+
+def test_a_step_on_gpus_that_do_not_tell_their_memory_is_not_judged() -> None:
+    assert _warning(_on_gpus("single", model=PRESETS["8b"]), gpu(0, None)) is None

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import copy
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from bench.machine.preflight import least_bytes
+from bench.machine.preflight import check_memory, least_bytes, warn_of_memory
 from bench.session.case_args import NodeResources
 from bench.suite.file import Suite, read_suite
 from bench.suite.form.document import SHIPPED, find_suite, shipped_suites
 from bench.suite.form.tables import CaseTable, LeverTable, SuiteTable, json_schema
 from bench.suite.plan import EXTRA, SuitePlan, plan_suite
-from tests.bench.made.nodes import CPU, EIGHT_GPUS
+from tests.bench.made.nodes import CPU, EIGHT_GPUS, GPU_BYTES
 from workloads.registry import SPECS, spec_of
 
 NAMES = ("collectives", "levers", "nightly", "scaling", "single_node", "smoke")
@@ -207,3 +208,26 @@ def test_the_example_of_the_page_is_a_suite_of_six_cases_in_one_block(tmp_path: 
     assert len(plan.cases) == 6
     assert {one.suite_case.block for one in plan.cases} == {"single"}
     assert _refusals(plan) == {}
+
+
+# Whether a step fits, by the cost model of a CPU, which is too high for a GPU.
+
+MAY_NOT_FIT = {"80 GB": {"single_node: pipelines[strategy=gpipe]"}, "141 GB": set(), "183 GB": set()}
+
+
+@pytest.mark.parametrize("memory", GPU_BYTES)
+def test_what_may_not_fit_on_a_gpu_is_said_of_each_case_before_it_starts(memory: str) -> None:
+    warned = set()
+    for name in NAMES:
+        for planned in _plan(name, EIGHT_GPUS).cases:
+            case = planned.possible
+            if case is None or case.device == "cpu":
+                continue
+            gpus = tuple(
+                replace(EIGHT_GPUS.gpus.gpus[0], index=index, memory_bytes=GPU_BYTES[memory])
+                for index in range(case.ranks)
+            )
+            check_memory(case, host_bytes=0, gpus=gpus)
+            if list(warn_of_memory(case, gpus)):
+                warned.add(f"{name}: {planned.suite_case.name}")
+    assert warned == MAY_NOT_FIT[memory]

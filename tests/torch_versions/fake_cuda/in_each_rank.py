@@ -1,0 +1,46 @@
+"""What the forkserver of fake ranks loads besides the product: a look at each optimizer step, and an agreed vote.
+
+After each step the rank prints a line for each part of the training state that lies elsewhere than on the rank's GPU.
+To be loaded by the forkserver only: importing it changes the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def parts_elsewhere(optimizer: Optimizer) -> Iterator[str]:
+    """Yield weights, gradients and states of the optimizer on another device than CUDA's, with their bytes."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            tensors = {"weight": weight, "gradient": weight.grad, **optimizer.state.get(weight, {})}
+            for name, tensor in tensors.items():
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                # A DTensor's device is that of its mesh, whichever its shard is on.
+                own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                if own.device.type != "cuda":
+                    yield f"{name} of {tuple(weight.shape)} on {own.device}, {own.nbytes} bytes"
+
+
+def look(optimizer: Optimizer, arguments: object, more: object) -> None:
+    """Print what is found after a step; `Ran.elsewhere` reads it."""
+    for part in sorted(set(parts_elsewhere(optimizer))):
+        print("not on the GPU:", part, file=sys.stderr, flush=True)
+
+
+def vote(stage: PipelineStage, *_: object, **__: object) -> torch.Tensor:
+    """Return that all stages know their shapes; torch would multiply their votes on a GPU, which computes nothing."""
+    return torch.tensor([1], dtype=torch.int32, device=stage.device)
+
+
+register_optimizer_step_post_hook(look)
+if hasattr(PipelineStage, "_warmup_forward_vote"):  # torch 2.11 has none.
+    PipelineStage._warmup_forward_vote = vote  # type: ignore[method-assign,assignment]  # It takes more.

@@ -1,0 +1,63 @@
+"""Each strategy and probe steps on CUDA as far as torch's own code goes, in each case of a shipped suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.case import Case
+from bench.machine.preflight import CPU_LAW_EXCESS
+from tests.torch_versions.fake_cuda.cases import folded_cases, option_cases
+from tests.torch_versions.fake_cuda.machine import FakeMachine, Ran, build, fake_machine
+from tests.torch_versions.fake_cuda.peaks import SMALL_BYTES, law_bytes
+
+pytestmark = [
+    pytest.mark.skipif(
+        torch.version.cuda is None, reason="torch is built without CUDA; `make test-torch` has builds with it"
+    ),
+    pytest.mark.timeout(900),  # A large model takes minutes where other tests have the cores.
+]
+
+CASES = folded_cases() if torch.version.cuda else {}
+LEAST_OVER = 1.01
+"""The allocator rounds blocks up, and cuBLAS has a workspace, so that a peak may be a little above the cost model."""
+OPTIONS = option_cases() if torch.version.cuda else {}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeMachine]:
+    with fake_machine(build(tmp_path_factory.mktemp("library")), tmp_path_factory.mktemp("runs")) as machine:
+        yield machine
+
+
+def _step(machine: FakeMachine, case: Case) -> Ran:
+    ran = machine.run_largest(case)
+    assert ran.failure == ""
+    assert ran.warnings == []
+    assert bool(ran.elsewhere) == bool(case.options.get("offload")), ran.elsewhere
+    return ran
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_steps_on_cuda(name: str, machine: FakeMachine) -> None:
+    _step(machine, OPTIONS[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_of_a_shipped_suite_steps_on_cuda_and_holds_what_the_cost_model_says(
+    name: str, machine: FakeMachine
+) -> None:
+    case = CASES[name]
+    if case.options.get("offload"):  # What is offloaded is real memory of this machine.
+        case = replace(case, model=replace(case.shape, layers=1, vocabulary=512))
+    ran = _step(machine, case)
+    predicted = None if case.model is None else law_bytes(case)
+    if (
+        predicted is not None and predicted > SMALL_BYTES
+    ):  # Blocks of the allocator and of cuBLAS outweigh a tiny model.
+        assert ran.peak_bytes is not None
+        assert ran.peak_bytes <= predicted * LEAST_OVER
+        assert predicted <= ran.peak_bytes * (1 + CPU_LAW_EXCESS)
