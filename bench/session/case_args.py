@@ -32,6 +32,7 @@ class CaseArgs:
     """The case that a command line asks for; the strategy and the machine determine what is None.
 
     ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of the preset's.
+    bind: bind each rank to the cores of its GPU; without effect on a CPU.
     """
 
     strategy: str
@@ -42,6 +43,7 @@ class CaseArgs:
     backend: Backend | None = None
     precision: Precision = "fp32"
     threads: int = 1
+    bind: bool = True
     trials: int = USUAL["trials"]
     steps: int = USUAL["steps"]
     warm_up: int = USUAL["warm_up"]
@@ -215,6 +217,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
         seed=args.seed,
         options=parse_options(spec, args.options),
         nodes=node.nodes_for(max(1, ranks)),
+        bind=args.bind and device == "cuda",
     )
     case = check(replace(case, options=spec.settled(case)))
     if case.backend == "nccl" and node.has_told_gpus and (most := math.ceil(case.ranks / case.nodes)) > gpus:

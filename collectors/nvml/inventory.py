@@ -10,11 +10,13 @@ from typing import Any
 
 from pynvml import NVML_ERROR_NOT_FOUND
 
-from collectors.nvml.library import Nvml, NVMLError, code_of, says_unsupported
-from collectors.nvml.plausible import lenient
+from collectors.nvml.library import Nvml, NVMLError, code_of, says_forbidden, says_unsupported
+from collectors.nvml.plausible import ImplausibleAnswer, lenient
 
 NO_INSTANCE = 0xFFFFFFFF
 """The instance number in an event that belongs to no instance. Source: nvml.h, nvmlEventData_t."""
+CPU_WORDS = 64
+"""Words of 64 CPUs each that NVML may fill: 4096 CPUs, more than a node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +36,26 @@ class NvmlDevice:
 
 
 def gpus_of_node(nvml: Nvml) -> tuple[NvmlDevice, ...]:
-    """Return all GPUs that NVML shows, in the order of their indices.
+    """Return the GPUs that NVML lets this process use, in the order of their indices.
+
+    NVML also counts GPUs whose device files a container or a scheduler's control group withholds, and refuses each of
+    them. CUDA shows no such GPU.
 
     Raises:
-        NVMLError: NVML refuses, or a GPU is gone.
+        NVMLError: NVML refuses all GPUs, or a GPU is gone.
     """
-    return tuple(gpu_at(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    gpus: list[NvmlDevice] = []
+    refused: Exception | None = None
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            gpus.append(gpu_at(nvml, index))
+        except NVMLError as error:
+            if not says_forbidden(error):
+                raise
+            refused = error
+    if refused is not None and not gpus:
+        raise refused
+    return tuple(gpus)
 
 
 def gpu_at(nvml: Nvml, index: int) -> NvmlDevice:
@@ -94,6 +110,20 @@ def _instance(nvml: Nvml, index: int, handle: Any) -> NvmlDevice:
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=nvml.nvmlDeviceGetName(handle),
     )
+
+
+def near_cpus(nvml: Nvml, gpu: NvmlDevice) -> tuple[int, ...]:
+    """Return the CPUs of the GPU's NUMA node, whether or not this process may use them; of an instance, its GPU's.
+
+    Raises:
+        NVMLError: the driver does not say, or names none.
+    """
+    handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu.handle) if gpu.instance else gpu.handle
+    words = nvml.nvmlDeviceGetCpuAffinity(handle, CPU_WORDS)
+    cpus = tuple(64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+    if not cpus:
+        raise ImplausibleAnswer("a GPU that is near no CPU is implausible")
+    return cpus
 
 
 def pci_address(nvml: Nvml, handle: Any) -> str:

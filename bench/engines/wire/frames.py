@@ -22,7 +22,7 @@ from typing import IO, Annotated, Literal, Protocol
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raise it with each change of the frames or of a message: sides that differ refuse each other."""
 WireSide = Literal["runner", "agent"]
 KEY_BYTES = NONCE_BYTES = 32
