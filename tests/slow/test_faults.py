@@ -26,9 +26,9 @@ from bench.store.run_dir import load
 from bench.store.summary import Summary
 from bench.suite.ledger import LEDGER, CaseBegun, Record, SuiteState, TrialEnded, fold, read_ledger
 from tests.bench.made.fake_suites import TINY_SHAPE
+from tests.slow.clusters.tcp_proxy import TcpProxy
 from tests.support.netbox import netbox, processes_in
 from tests.support.servers import run_postgres
-from tests.support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -20,8 +20,8 @@ from bench.suite.ledger import LEDGER, SuiteState, fold, read_ledger
 from tests.slow.clusters.nights import Night, defaults, wait
 from tests.slow.clusters.slurm import Slurm, run_slurm
 from tests.slow.clusters.slurm_nights import LONG, SETTINGS, SUITE, SlurmNight, agents_of
+from tests.slow.clusters.tcp_proxy import TcpProxy
 from tests.support.servers import program, run_postgres
-from tests.support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
 

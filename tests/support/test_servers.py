@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
+from tests.slow.clusters.tcp_proxy import TcpProxy
 from tests.support.servers import absent_server
-from tests.support.tcp_proxy import TcpProxy
 
 
 def test_an_absent_server_skips_on_a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
