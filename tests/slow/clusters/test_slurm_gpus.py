@@ -69,7 +69,7 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
     "MIG instances": (("--nodes=1", "--nodelist=node4", "--gres=gpu:1g.10gb:2"), {"node4": "0,1"}),
     "MIG instances, no word of them": (("--nodes=1", "--nodelist=node4", "--exclusive"), {"node4": "0,1,2"}),
     "a heterogeneous job, whose first component is used": (
-        (*ONE_NODE, "--gres=gpu:4", ":", "--partition=gpu", "--nodes=1", "--nodelist=node3", "--gres=gpu:2"),
+        (*ONE_NODE, "--gres=gpu:4", ":", "-p", "gpu", "--nodes=1", "--nodelist=node3", "--gres=gpu:2"),
         FOUR,
     ),
     "none, on nodes that have some": ((*ONE_NODE, "--ntasks-per-node=2"), {"node2": None}),
