@@ -29,6 +29,7 @@ class Case:
     under the profiler. For a probe: calls of each measurement, none under the profiler.
     options: all options of the strategy, including those left at their default; see `StrategySpec.settled`.
     nodes: the ranks are spread over this many nodes, evenly and in order.
+    bind: bind each rank to the cores of its GPU's NUMA node; never on a CPU. Older versions bound none.
     """
 
     strategy: str
@@ -46,11 +47,19 @@ class Case:
     seed: int
     options: Mapping[str, OptionValue]
     nodes: int = 1
+    bind: bool = False
 
     @property
     def title(self) -> str:
         """The case in a few words: "ddp on 4", "ddp on 16 over 2 nodes"."""
         return f"{self.strategy} on {self.ranks}" + (f" over {self.nodes} nodes" if self.nodes > 1 else "")
+
+    @property
+    def setting(self) -> str:
+        """Where and how its ranks compute, in a few words: "cpu, gloo, fp32, 1 thread per rank, seed 0"."""
+        words = [self.device, self.backend, self.precision, f"{plural(self.threads, 'thread')} per rank"]
+        words += [] if self.device == "cpu" else ["bound to cores" if self.bind else "not bound to cores"]
+        return ", ".join([*words, f"seed {self.seed}"])
 
     @property
     def shape(self) -> Shape:
@@ -70,6 +79,8 @@ class Case:
             del fields[name]
         if self.nodes == 1:  # Keeps the keys of runs from before nodes existed.
             del fields["nodes"]
+        if not self.bind:  # Keeps the keys of runs from before ranks were bound.
+            del fields["bind"]
         # The history may have strategies that no longer exist.
         for spec in SPECS:
             if spec.name == self.strategy:
@@ -118,6 +129,7 @@ def settings_of(case: Case) -> tuple[str, ...]:
     if case.model is None:
         del usual["trace_steps"]  # Probes trace nothing.
     words += [(name, getattr(case, name), value) for name, value in usual.items()]
+    words.append(("bind", case.bind, case.device == "cuda"))
     return tuple(f"{name}={_short(value)}" for name, value, default in words if value != default)
 
 
@@ -204,6 +216,8 @@ def check(case: Case) -> Case:
         raise Misuse(f"{spec.name}: ranks is {case.ranks}; it needs {needs.text()}")
     if case.device not in needs.devices:
         raise Misuse(f"{spec.name}: device is {case.device}; it needs {needs.text()}")
+    if case.device == "cpu" and case.bind:
+        raise Misuse("bind is true on cpu, and only ranks on a GPU are bound to its cores; leave it out")
     if case.device == "cpu" and case.backend == "nccl":
         raise Misuse("backend nccl needs --device cuda; use --backend gloo on the CPU")
     reasons = spec.all_refusals(case)

@@ -35,6 +35,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
 
     gpu_uuid: of the GPU or MIG instance that the rank computes on, as CUDA reports it: without NVML's "GPU-" or
     "MIG-". None on a CPU, and where it is unknown.
+    cpus: those that all threads of the rank are bound to, for example "0-31,64-95"; None if it is not bound.
     """
 
     run: str
@@ -44,6 +45,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     pid: int
     host: str
     gpu_uuid: str | None = None
+    cpus: str | None = None
     schema_version: int = SCHEMA_VERSION
 
 

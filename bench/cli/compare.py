@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bench.store.summary import Summary
 
 _OF_AB = (
-    *("ranks", "options", "device", "backend", "precision", "threads", "seed"),
+    *("ranks", "options", "device", "backend", "precision", "threads", "bind", "seed"),
     *("shape_name", *DIMENSIONS, "trials", "steps", "warm_up", "trace_steps", "limit_s"),
     *("a_settings", "b_settings", "a_checkout", "b_checkout"),
 )
@@ -36,7 +36,7 @@ _OF_AA = ("settings", "only")
 GROUPS = {
     "What is compared": ("margin", "has_all", "strategy", "suite_name"),
     "Two sides now (--ab)": ("a_settings", "b_settings", "a_checkout", "b_checkout", "ranks", "options"),
-    "Both sides (--ab)": ("device", "backend", "precision", "threads", "seed", "shape_name", *DIMENSIONS),
+    "Both sides (--ab)": ("device", "backend", "precision", "threads", "bind", "seed", "shape_name", *DIMENSIONS),
     "How they are measured (--ab)": ("trials", "steps", "warm_up", "trace_steps", "limit_s"),
     "One side twice (--aa)": ("settings", "only"),
     "Where results go, and messages": ("runs_folder", "store_url", "format_name", "quiet"),

@@ -17,7 +17,7 @@ from pynvml import (
 from bench.case import Case
 from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.machine.gpus import Gpus
-from bench.machine.machine import Machine
+from bench.machine.machine import SHOWN_GPUS, Machine
 
 _DRIVERS = {12: "525", 13: "580"}
 """The first driver that runs a major version of CUDA. Source: NVIDIA's CUDA toolkit release notes, table 2."""
@@ -134,7 +134,7 @@ def check_torch(case: Case, machine: Machine) -> None:
     """Refuse a case on GPUs that its ranks' torch cannot use, or of which the machine has too few.
 
     Raises:
-        Misuse: torch is built for ROCm, or NCCL lacks a GPU for each rank.
+        Misuse: torch is built for ROCm, CUDA shows other GPUs than intended, or NCCL lacks a GPU for each rank.
         InfrastructureFailed: torch is built without CUDA, or for a newer CUDA than the driver runs.
     """
     if case.device == "cuda":
@@ -142,6 +142,8 @@ def check_torch(case: Case, machine: Machine) -> None:
             raise refuse_build(machine.torch_version, machine.torch_hip_version, len(machine.gpus))
         if (old := too_old(machine)) is not None:
             raise InfrastructureFailed(f"{old}, or {_CPU}")
+        if (mistake := machine.absent.get(SHOWN_GPUS)) is not None:  # Of a cluster's node, which the plan did not see.
+            raise Misuse(f"{machine.hostname}: {mistake}; correct it, or {_CPU}")
     most = math.ceil(case.ranks / case.nodes)
     if case.backend == "nccl" and most > len(machine.gpus):  # The first check if the cluster does not report GPUs.
         broken = [f"{name}: {why}" for name, why in machine.absent.items() if re.fullmatch(r"gpus(\[\d+\])?", name)]

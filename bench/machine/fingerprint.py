@@ -12,7 +12,8 @@ _ITSELF = frozenset({"hostname", "own_version", "commit", "is_dirty", "absent", 
 """Fields that identify the node, this program's build, and what could not be read."""
 OF_A_JOB = frozenset({"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TOPOLOGY_ADDR"})
 """Variables that differ in each allocation."""
-_OF_A_GPU = frozenset({"index", "uuid"})
+_OF_A_GPU = frozenset({"index", "uuid", "near_cpus"})
+"""Fields that tell a GPU from the others of its node."""
 
 
 def fingerprint(machine: Machine) -> str:

@@ -14,9 +14,17 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pynvml import NVML_ERROR_TIMEOUT
 
 from bench.errors import plural
+from bench.machine.cpu_list import written
 from collectors.background import BackgroundTask
 from collectors.nvml import library
-from collectors.nvml.inventory import NvmlDevice, cuda_version, gpus_of_node, instance_with, instances_of
+from collectors.nvml.inventory import (
+    NvmlDevice,
+    cuda_version,
+    gpus_of_node,
+    instance_with,
+    instances_of,
+    near_cpus,
+)
 from collectors.nvml.plausible import CheckedNvml, ImplausibleAnswer
 from collectors.nvml.queries import memory_of
 
@@ -42,8 +50,9 @@ Nvml: TypeAlias = Any
 class Gpu:
     """One GPU, or one MIG instance of it. index: NVML's index, in PCI bus order.
 
-    power_limit_watts: the enforced limit. clock_limit_hertz: the highest clock of its multiprocessors. Older versions
-    of this program read neither.
+    power_limit_watts: the enforced limit. clock_limit_hertz: the highest clock of its multiprocessors.
+    near_cpus: of its NUMA node, for example "0-31,64-95", whether or not this process may use them. Older versions of
+    this program read none of the three.
     """
 
     index: int
@@ -52,6 +61,7 @@ class Gpu:
     memory_bytes: int | None
     power_limit_watts: float | None = None
     clock_limit_hertz: int | None = None
+    near_cpus: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +77,8 @@ class GpuLink:
 class HiddenGpus:
     """Why CUDA shows this process other GPUs than the node has. text: one sentence.
 
-    is_mistake: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or a GPU twice: CUDA shows less than intended.
+    is_mistake: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or a GPU twice, so that CUDA shows less than
+    intended; or CUDA shows a GPU that Slurm did not give to this process.
     """
 
     text: str
@@ -79,7 +90,7 @@ class Gpus:
     """All that NVML reports. absent: what it does not report, and why.
 
     cuda_version: the newest CUDA that the driver supports, for example "13.0".
-    gpus: those that CUDA would show to this process. on_node: the number of GPUs that NVML shows, hidden ones included.
+    gpus: those that CUDA would show to this process. on_node: the number that NVML counts, hidden ones included.
     hidden: why the two differ; None if all can be used. failure: NVML's error code if NVML does not start.
     """
 
@@ -126,8 +137,9 @@ def read_gpus(
     """Return the GPUs that CUDA shows to this process, in CUDA's order, and their links.
 
     A machine without a driver is normal: then everything is absent, with NVML's reason.
-    Numbers in CUDA_VISIBLE_DEVICES are read in PCI bus order, which CUDA uses if all GPUs are alike, or if
-    CUDA_DEVICE_ORDER=PCI_BUS_ID. If MIG splits a GPU, CUDA shows a process one MIG instance and nothing else.
+    Numbers in CUDA_VISIBLE_DEVICES are read in PCI bus order, which CUDA uses in ranks unless the user sets another
+    CUDA_DEVICE_ORDER (`bench.rank.gpu_of_rank`). If MIG splits a GPU, CUDA shows a process one MIG instance and nothing
+    else.
 
     within_s: how long to wait for NVML. on_late: called with a notice if NVML has not answered after late_s.
     """
@@ -167,7 +179,7 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
     driver_version: str | None = None
     newest_cuda: str | None = None
     node_gpus: Sequence[NvmlDevice] = ()
-    refused: dict[int, str] = {}
+    refused: Mapping[int, Exception] = {}
     hidden: HiddenGpus | None = None
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
@@ -178,16 +190,21 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
             newest_cuda = cuda_version(nvml)
         with _noting(nvml, absent, "gpus"):
             node_gpus, refused = gpus_of_node(nvml)
-            absent |= {f"gpus[{index}]": f"NVML: {reason}" for index, reason in refused.items()}
+            withheld = {index for index, error in refused.items() if library.says_forbidden(error)}
+            broken = {index: str(error) for index, error in refused.items() if index not in withheld}
+            absent |= {f"gpus[{index}]": f"NVML: {error}" for index, error in refused.items()}
             named, hidden = _named(nvml, node_gpus, environment.get("CUDA_VISIBLE_DEVICES"))
+            hidden = _beyond_slurm(environment, named, node_gpus) or hidden
             shown, by_mig = _as_cuda_shows(nvml, named)
             # A mistake comes first, then what MIG hides, then what CUDA_VISIBLE_DEVICES hides on purpose, then GPUs
             # that do not answer.
             hidden = hidden if hidden is not None and (hidden.is_mistake or by_mig is None) else by_mig
-            if refused and node_gpus:
-                hidden = hidden or HiddenGpus(text=f"{_broken(refused)}; CUDA uses the other {len(node_gpus)}")
+            if node_gpus and broken:
+                hidden = hidden or HiddenGpus(text=f"{_broken(broken)}; CUDA uses the other {len(node_gpus)}")
+            elif node_gpus:
+                hidden = hidden or _withheld(len(withheld), len(node_gpus) + len(refused))
             elif refused:
-                absent["gpus"] = f"NVML: {_broken(refused)}"
+                absent["gpus"] = f"NVML: {_broken({index: str(error) for index, error in refused.items()})}"
             gpus = tuple(_read_gpu(nvml, gpu, absent) for gpu in shown)
             with _noting(nvml, absent, "links"):
                 links = tuple(
@@ -208,17 +225,18 @@ def _read_gpus(nvml: Nvml, environment: Mapping[str, str]) -> Gpus:
 
 
 def why_numbered_otherwise(gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return why CUDA may number these GPUs otherwise than NVML; None where both agree.
+    """Return why CUDA numbers these GPUs in ranks otherwise than NVML; None where both agree.
 
-    Source: CUDA C programming guide, CUDA_DEVICE_ORDER, whose default is FASTEST_FIRST.
+    Ranks number them by PCI bus unless the user sets CUDA_DEVICE_ORDER (`bench.rank.gpu_of_rank`).
     """
+    order = environment.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     names = Counter(gpu.name for gpu in gpus)
-    if len(names) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+    if len(names) < 2 or order == "PCI_BUS_ID":
         return None
     kinds = ", ".join(f"{count} x {name}" for name, count in names.items())
     return (
-        f"GPUs differ ({kinds}), and CUDA numbers the fastest first; with CUDA_DEVICE_ORDER=PCI_BUS_ID its numbers are"
-        " NVML's"
+        f"GPUs differ ({kinds}), and with CUDA_DEVICE_ORDER={order} CUDA numbers the fastest first; unset it to number"
+        " them as NVML does"
     )
 
 
@@ -310,6 +328,44 @@ def _broken(refused: Mapping[int, str]) -> str:
     )
 
 
+def _withheld(withheld: int, on_node: int) -> HiddenGpus | None:
+    """Return that this process may not use some GPUs; None if it may use all."""
+    if not withheld:
+        return None
+    return HiddenGpus(
+        text=f"this process may not open /dev/nvidia* of {withheld} of {plural(on_node, 'GPU')}, which a"
+        " container or a scheduler withholds"
+    )
+
+
+def _beyond_slurm(
+    environment: Mapping[str, str], named: Sequence[NvmlDevice], node_gpus: Sequence[NvmlDevice]
+) -> HiddenGpus | None:
+    """Return which of the named GPUs Slurm did not give to this process; None if there is none, or if that is unknown.
+
+    Slurm itself sets CUDA_VISIBLE_DEVICES in what it starts; a line of the user's own that comes later replaces it.
+    Where a control group withholds all other GPUs, none of them can be named, and numbers count what is left.
+    """
+    # Elsewhere, for example in the shell of salloc, the variables describe another node.
+    if "SLURMD_NODENAME" not in environment:
+        return None
+    source = "SLURM_STEP_GPUS" if "SLURM_STEP_ID" in environment else "SLURM_JOB_GPUS"
+    text = environment.get(source, "")
+    if re.fullmatch(r"\d+(,\d+)*", text) is None or any(gpu.instance for gpu in named):
+        return None
+    given = {int(number) for number in text.split(",")}
+    foreign = ", ".join(str(gpu.index) for gpu in named if gpu.index not in given)
+    if len(node_gpus) <= len(given) or not foreign:
+        return None
+    variable = environment.get("CUDA_VISIBLE_DEVICES")
+    setting = "is not set" if variable is None else f'is "{variable}"'
+    return HiddenGpus(
+        text=f"CUDA_VISIBLE_DEVICES {setting} and shows GPU {foreign}, but Slurm gave this process GPU"
+        f" {text.replace(',', ', ')} ({source}); leave the variable to Slurm, because others may use the rest",
+        is_mistake=True,
+    )
+
+
 def _find(nvml: Nvml, node_gpus: Sequence[NvmlDevice], entry: str) -> NvmlDevice | str:
     """Return the GPU or MIG instance that an entry names, or why it names none."""
     if entry.startswith("MIG-"):
@@ -376,6 +432,9 @@ def _read_gpu(nvml: Nvml, gpu: NvmlDevice, absent: dict[str, str]) -> Gpu:
     clock_limit_hertz: int | None = None
     with _noting(nvml, absent, f"gpus[{gpu.index}].clock_limit_hertz"):
         clock_limit_hertz = int(nvml.nvmlDeviceGetMaxClockInfo(gpu.handle, nvml.NVML_CLOCK_SM)) * 1_000_000
+    cpus: str | None = None
+    with _noting(nvml, absent, f"gpus[{gpu.index}].near_cpus"):
+        cpus = written(near_cpus(nvml, gpu))
     return Gpu(
         index=gpu.index,
         name=gpu.name or nvml.nvmlDeviceGetName(gpu.handle),
@@ -383,6 +442,7 @@ def _read_gpu(nvml: Nvml, gpu: NvmlDevice, absent: dict[str, str]) -> Gpu:
         memory_bytes=memory_bytes,
         power_limit_watts=power_limit_watts,
         clock_limit_hertz=clock_limit_hertz,
+        near_cpus=cpus,
     )
 
 

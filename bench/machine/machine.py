@@ -48,6 +48,8 @@ _MOST_MIXED = 7
 _USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET_QUERY = re.compile(rf"([?&][^=&\s]*(?:{_SECRET})[^=&\s]*=)[^&\s]*", re.IGNORECASE)
 REDACTED = "(redacted)"
+SHOWN_GPUS = "gpus_shown"
+"""Name in `Machine.absent` of why CUDA shows other GPUs than intended."""
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
 """Variables that name folders of compiled code, and the subfolder of each in our cache. Their paths do not affect
 measurements."""
@@ -173,6 +175,8 @@ def read(
     torch_fields = _torch_fields(torch, absent)
     gpus = read_gpus(nvml, environment)
     absent |= gpus.absent
+    if gpus.hidden is not None and gpus.hidden.is_mistake:
+        absent[SHOWN_GPUS] = gpus.hidden.text
     if "cuda_version" in absent:
         absent["cuda_driver_version"] = absent.pop("cuda_version")
     container = read_container(environment, root)

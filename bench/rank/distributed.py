@@ -25,6 +25,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # Public, but in 
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from bench.errors import plural
+from bench.rank.gpu_of_rank import cuda_number
 from bench.rank.messages import GROUPS_MADE, RankOrder
 from collectors.metrics.metric import Sample
 from collectors.sample_log import Mark, Note, Reading, Record, SampleLog
@@ -137,7 +138,7 @@ def joined(
     before_meeting: called with the device before the rank meets the others.
 
     Raises:
-        NoDevice: there is no GPU for the rank.
+        NoDevice: there is no GPU for the rank, or NCCL would have to share it.
         LogUnwritable: the log cannot be written.
     """
     device = take_device(order, cuda)
@@ -148,6 +149,8 @@ def joined(
 
     refuse_objects()
     store = _store_of(order)
+    if order.case.backend == "nccl":
+        _refuse_shared(order, store, device, cuda)
     groups.init_process_group(
         order.case.backend,
         store=store,
@@ -203,7 +206,7 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
     """Return the rank's device, made the current one before anything is allocated.
 
     Raises:
-        NoDevice: CUDA shows this process no GPU, or too few for NCCL to give the rank its own.
+        NoDevice: CUDA shows this process no GPU.
         RuntimeError: CUDA cannot be started; its message says why.
     """
     torch.set_num_threads(order.case.threads)
@@ -216,15 +219,23 @@ def take_device(order: RankOrder, cuda: Cuda = torch.cuda) -> torch.device:
             f"CUDA shows rank {order.rank} no GPU, although NVML showed GPUs to the runner; check `nvidia-smi` in the"
             " ranks' environment, CUDA_VISIBLE_DEVICES and /dev/nvidia*"
         )
-    if order.case.backend == "nccl" and order.local_rank >= count:
-        raise NoDevice(
-            f"CUDA shows rank {order.rank} {plural(count, 'GPU')}, but NCCL needs one for each rank;"
-            " `observatory doctor` shows"
-            " what hides the others"
-        )
-    device = torch.device("cuda", order.local_rank % count)
+    device = torch.device("cuda", cuda_number(order.local_rank, count))
     cuda.set_device(device)
     return device
+
+
+def _refuse_shared(order: RankOrder, store: Store, device: torch.device, cuda: Cuda) -> None:
+    """Refuse a GPU that another rank has taken. The ranks tell by UUIDs: each may see its own GPU as number 0.
+
+    Raises:
+        NoDevice: another rank has it.
+    """
+    uuid = cuda.get_device_properties(device).uuid
+    if store.add(f"ranks on GPU {uuid}", 1) > 1:
+        raise NoDevice(
+            f"CUDA shows rank {order.rank} {plural(cuda.device_count(), 'GPU')}, and another rank has GPU {uuid}, but"
+            " NCCL needs one for each rank; `observatory doctor` shows what hides the others"
+        )
 
 
 def switch_tf32_off() -> str | None:
@@ -243,12 +254,17 @@ def switch_tf32_off() -> str | None:
 
 
 def gpu_uuid(order: RankOrder, cuda: Cuda = torch.cuda) -> str | None:
-    """Return the UUID of the rank's GPU; None on a CPU and if CUDA fails, which the rank will report when it joins."""
+    """Return the UUID of the rank's GPU or MIG instance, as CUDA writes UUIDs.
+
+    None on a CPU, and if CUDA fails, which the rank will report when it joins.
+    """
     if order.case.device == "cpu":
         return None
     with suppress(RuntimeError, AssertionError):
         # Make it the current device first: starting CUDA on another GPU would leave a context there.
-        return str(cuda.get_device_properties(take_device(order, cuda)).uuid)
+        uuid = str(cuda.get_device_properties(take_device(order, cuda)).uuid)
+        # A process sees one MIG instance, for which CUDA may give the UUID of the GPU that it is part of.
+        return order.gpu.cuda_uuid if order.gpu is not None and order.gpu.is_instance else uuid
     return None
 
 
@@ -284,7 +300,7 @@ def give_up(
 def stay_on_device(order: RankOrder, cuda: Cuda = torch.cuda) -> None:
     """Make the rank's GPU, if it has one, the current device of this thread; new threads begin on the first GPU."""
     if order.case.device == "cuda" and (count := cuda.device_count()):
-        cuda.set_device(order.local_rank % count)
+        cuda.set_device(cuda_number(order.local_rank, count))
 
 
 def _within(limit_s: float, call: Callable[[], object], order: RankOrder, cuda: Cuda) -> bool:

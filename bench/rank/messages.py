@@ -14,6 +14,7 @@ from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions
 from bench.machine.machine import Machine
 from bench.machine.node_now import NodeNow
 from bench.rank.fault_injection import Fault
+from bench.rank.gpu_of_rank import RankGpu
 
 DUMP = b"dump"
 """Sent by the supervisor to a rank to make it write its flight record."""
@@ -54,6 +55,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 class RankOrder(_Order, frozen=True, kw_only=True):
     """Agent to rank: one rank's part in one trial.
 
+    gpu: the rank's; None on a CPU, and where NVML shows none.
     folder: where the rank writes rank<k>.jsonl and rank<k>.err.
     store: the key-value store in which the ranks of this trial meet; if all are on this node, the path of a file in a
     folder that nobody else can enter.
@@ -64,6 +66,7 @@ class RankOrder(_Order, frozen=True, kw_only=True):
 
     rank: int
     local_rank: int
+    gpu: RankGpu | None = None
     folder: str
     store: str | Store
     store_timeout_s: float

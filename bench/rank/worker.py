@@ -24,6 +24,7 @@ import msgspec
 
 from bench.rank.convergence import train_with_evidence
 from bench.rank.distributed import TrialLog, as_full_disk, give_up, gpu_uuid, stay_on_device, with_cause
+from bench.rank.gpu_of_rank import Binding, confirmed, prepare
 from bench.rank.messages import ABORT, DUMP, RankOrder
 from bench.rank.probe import run_probe
 from bench.rank.train import measure
@@ -43,6 +44,7 @@ def serve(order_json: bytes, pipe: Connection) -> NoReturn:
     _take_over_streams(Path(order.folder) / f"rank{order.rank}.err")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    binding = prepare(order.case, order.gpu)  # Before any thread starts.
     obey = partial(
         obey_supervisor,
         pipe,
@@ -53,19 +55,21 @@ def serve(order_json: bytes, pipe: Connection) -> NoReturn:
     threading.Thread(target=obey, daemon=True).start()
     try:
         log = SampleLog(Path(order.folder) / f"rank{order.rank}.jsonl")
-        code = work(order, log)
+        code = work(order, log, binding)
     except LogUnwritable as error:  # No file can record it, so the pipe reports it.
         pipe.send_bytes(f"{error.strerror}: {error.filename}".encode())
         code = os.EX_IOERR
     leave(code)
 
 
-def work(order: RankOrder, log: SampleLog) -> int:
+def work(order: RankOrder, log: SampleLog, binding: Binding) -> int:
     """Measure, and end the log with the rank's own account of its success or failure; return the exit code.
 
     Raises:
         LogUnwritable: the log cannot be written, and so cannot record this failure.
     """
+    uuid = gpu_uuid(order)
+    binding = confirmed(binding, order.gpu, uuid)
     log.write(
         Opened(
             run=order.run,
@@ -74,10 +78,13 @@ def work(order: RankOrder, log: SampleLog) -> int:
             time_ns=time.time_ns(),
             pid=os.getpid(),
             host=socket.gethostname(),
-            gpu_uuid=gpu_uuid(order),
+            gpu_uuid=uuid,
+            cpus=binding.cpus,
         )
     )
     trial_log = TrialLog(log, order.trial)
+    if binding.reason is not None:
+        trial_log.note(binding.reason)
     error: BaseException | None = None
     try:
         if order.case.spec().kind == "probe":

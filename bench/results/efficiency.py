@@ -144,7 +144,9 @@ def _differences_of_cases(case: Case, baseline: Case) -> list[str]:
         for dimension in DIMENSIONS
         if dimension != "batch"
     ]
-    pairs += [(field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads")]
+    pairs += [
+        (field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads", "bind")
+    ]
     if case.strategy == baseline.strategy:
         pairs.append(("version", case.version, baseline.version))
     baseline_names = {option.name for option in baseline.spec().options} - {"accumulate"}

@@ -51,6 +51,7 @@ class GpuBeats:
 
     def __init__(self, folder: Path) -> None:
         self._by_uuid: dict[str, list[GpuReading]] = {}
+        self._instances: set[str] = set()  # UUIDs of MIG instances.
         for path in sorted(folder.glob("node*.jsonl")):
             node = NodeState()
             for record in read(path).records:
@@ -66,7 +67,9 @@ class GpuBeats:
         return within[-1] if within else None
 
     def mean_power_w(self, gpu_uuid: str, begun_ns: int, ended_ns: int) -> float | Absent:
-        """Return the power of a GPU between two Unix times, by its energy counter."""
+        """Return the power of a GPU between two Unix times, by its energy counter; absent for a MIG instance."""
+        if gpu_uuid in self._instances:
+            return Absent(reason="NVML counts the energy of a whole GPU, and the rank computes on a MIG instance of it")
         counted: list[tuple[int, float]] = []
         for beat in self._within(gpu_uuid, begun_ns, ended_ns):
             # A beat that shows the counter of the beat before did not read it anew.
@@ -93,14 +96,13 @@ class GpuBeats:
         clocks: dict[str, float] = {}
         powers: dict[str, float] = {}
         energies: dict[str, float] = {}
-        instances: set[str] = set()
         for sample in samples:
             if sample.metric in (GPU_INFO.name, GPU_INSTANCE.name):
                 # NVML puts "GPU-" or "MIG-" before the UUID that CUDA gives.
                 uuid = sample.labels["uuid"].partition("-")[2]
                 uuids.setdefault(sample.labels["gpu"], []).append(uuid)
                 if sample.metric == GPU_INSTANCE.name:
-                    instances.add(uuid)
+                    self._instances.add(uuid)
             elif sample.metric == GPU_CLOCK_HERTZ.name and sample.labels["clock"] == CLOCK:
                 clocks[sample.labels["gpu"]] = sample.value
             elif sample.metric == GPU_POWER_WATTS.name:
@@ -112,7 +114,7 @@ class GpuBeats:
                 beat = GpuReading(
                     time_ns=time_ns,
                     clock_hertz=clocks.get(gpu),
-                    power_watts=powers.get(gpu),
-                    energy_joules=None if uuid in instances else energies.get(gpu),
+                    power_watts=None if uuid in self._instances else powers.get(gpu),
+                    energy_joules=energies.get(gpu),
                 )
                 self._by_uuid.setdefault(uuid, []).append(beat)

@@ -34,6 +34,7 @@ class CaseArgs:
     """The case that a command line asks for; the strategy and the machine determine what is None.
 
     ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of the preset's.
+    bind: bind each rank to the cores of its GPU; without effect on a CPU.
     """
 
     strategy: str
@@ -44,6 +45,7 @@ class CaseArgs:
     backend: Backend | None = None
     precision: Precision = "fp32"
     threads: int = 1
+    bind: bool = True
     trials: int = USUAL["trials"]
     steps: int = USUAL["steps"]
     warm_up: int = USUAL["warm_up"]
@@ -152,8 +154,8 @@ def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> NodeR
 def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()) -> list[str]:
     """Refuse a case whose processes or tensors do not fit into memory; return warnings about other limits.
 
-    They are about too few cores or nodes, a step that may need more memory than a GPU has, and limits of this node; nodes
-    of a cluster report their own.
+    They are about too few cores or nodes, a step that may need more memory than a GPU has, and limits of this node;
+    nodes of a cluster report their own.
 
     memory: free memory of this machine's GPUs now.
 
@@ -222,6 +224,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
         seed=args.seed,
         options=parse_options(spec, args.options),
         nodes=node.nodes_for(max(1, ranks)),
+        bind=args.bind and device == "cuda",
     )
     case = check(replace(case, options=spec.settled(case)))
     if case.backend == "nccl" and node.has_told_gpus and (most := math.ceil(case.ranks / case.nodes)) > gpus:

@@ -25,6 +25,8 @@ from bench.case import Case, Purpose, check, find_spec
 from bench.engines.environment import environment, private_caches
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE, InfrastructureFailed, Misuse, plural, say
 from bench.machine import machine
+from bench.machine.gpus import Gpus, read_gpus
+from bench.rank.gpu_of_rank import gpu_of_rank, prepare
 from bench.rank.messages import RankOrder, Store
 from bench.rank.worker import leave, work
 from bench.store import run_dir
@@ -177,6 +179,10 @@ def _run(case: Case, place: TorchrunPlace, folder: Path, limit_s: float) -> int:
         run_dir.begin(replace(case, trials=1), machine.read(), folder.parent, purpose=PURPOSE, name=folder.name)
     make_folder(folder)
     log = SampleLog(path)
+    # Each process has its own view of the GPUs: torchrun's ranks see all of a node, Slurm's tasks may see one each.
+    gpus = read_gpus() if case.device == "cuda" else Gpus()
+    gpu = gpu_of_rank(case, place.local_rank, gpus.gpus, gpus.absent)
+    binding = prepare(case, gpu)
     store = None
     if place.rank == 0 and not place.is_one_node and not place.has_store:
         store = _own_store(place)
@@ -187,6 +193,7 @@ def _run(case: Case, place: TorchrunPlace, folder: Path, limit_s: float) -> int:
         trial=0,
         rank=place.rank,
         local_rank=place.local_rank,
+        gpu=gpu,
         case=replace(case, trials=1),
         folder=str(folder),
         store=str(folder / STORE)
@@ -195,7 +202,7 @@ def _run(case: Case, place: TorchrunPlace, folder: Path, limit_s: float) -> int:
         store_timeout_s=limit_s,
         collective_timeout_s=limit_s,
     )
-    code = work(order, log)
+    code = work(order, log, binding)
     if place.rank == 0:
         (folder / STORE).unlink(missing_ok=True)
     del store  # The ranks meet in it until here.

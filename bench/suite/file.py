@@ -120,7 +120,11 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
             f"{path}: the file's name cannot be its suite's, which is {NAMES}; add a line name = \"...\" to it"
         )
     is_nightly, hours = document.get("nightly", False), document.get("period_hours")
-    content = msgspec.json.encode((name, is_nightly, hours, cases, levers), order="sorted")
+    declared = msgspec.to_builtins(cases)
+    for case in declared:
+        if case["args"]["bind"]:  # The default. Older versions did not know it, and their suite runs can be resumed.
+            del case["args"]["bind"]
+    content = msgspec.json.encode((name, is_nightly, hours, declared, levers), order="sorted")
     return Suite(
         name=name,
         description=document.get("description", "").strip(),
@@ -156,7 +160,7 @@ class _Resolved:
 _LISTS = ("tags", "zip", "exclude")
 """Keys whose lists are no sweeps."""
 _OF_TRAINING = frozenset(Training.__struct_fields__)
-_OF_ARGS = ("device", "backend", "precision", "threads", "trials", "steps", "warm_up", "trace_steps", "seed")
+_OF_ARGS = ("device", "backend", "precision", "threads", "bind", "trials", "steps", "warm_up", "trace_steps", "seed")
 """Keys that are fields of `CaseArgs` by the same name."""
 
 

@@ -11,10 +11,12 @@ from typing import Any
 from pynvml import NVML_ERROR_NOT_FOUND
 
 from collectors.nvml.library import Nvml, NVMLError, code_of, says_unsupported
-from collectors.nvml.plausible import lenient
+from collectors.nvml.plausible import ImplausibleAnswer, lenient
 
 NO_INSTANCE = 0xFFFFFFFF
 """The instance number in an event that belongs to no instance. Source: nvml.h, nvmlEventData_t."""
+CPU_WORDS = 64
+"""Words of 64 CPUs each that NVML may fill: 4096 CPUs, more than a node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +35,22 @@ class NvmlDevice:
     name: str | None = None
 
 
-def gpus_of_node(nvml: Nvml) -> tuple[tuple[NvmlDevice, ...], dict[int, str]]:
-    """Return the GPUs of the node that answer, in the order of their indices, and by index why others do not.
+def gpus_of_node(nvml: Nvml) -> tuple[tuple[NvmlDevice, ...], dict[int, Exception]]:
+    """Return the GPUs of the node that answer, in the order of their indices, and by index why NVML refuses others.
+
+    NVML also counts GPUs whose device files a container or a scheduler's control group withholds, and refuses each of
+    them as forbidden. CUDA shows no such GPU.
 
     Raises:
         NVMLError: NVML refuses to count them.
     """
     gpus: list[NvmlDevice] = []
-    refused: dict[int, str] = {}
+    refused: dict[int, Exception] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             gpus.append(gpu_at(nvml, index))
         except NVMLError as error:
-            refused[index] = str(error)
+            refused[index] = error
     return tuple(gpus), refused
 
 
@@ -101,6 +106,20 @@ def _instance(nvml: Nvml, index: int, handle: Any) -> NvmlDevice:
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=nvml.nvmlDeviceGetName(handle),
     )
+
+
+def near_cpus(nvml: Nvml, gpu: NvmlDevice) -> tuple[int, ...]:
+    """Return the CPUs of the GPU's NUMA node, whether or not this process may use them; of an instance, its GPU's.
+
+    Raises:
+        NVMLError: the driver does not say, or names none.
+    """
+    handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu.handle) if gpu.instance else gpu.handle
+    words = nvml.nvmlDeviceGetCpuAffinity(handle, CPU_WORDS)
+    cpus = tuple(64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+    if not cpus:
+        raise ImplausibleAnswer("a GPU that is near no CPU is implausible")
+    return cpus
 
 
 def pci_address(nvml: Nvml, handle: Any) -> str:

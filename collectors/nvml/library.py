@@ -82,6 +82,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetNumaNodeId(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetMemoryAffinity(self, handle: Any, words: int, scope: int) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetCpuAffinity(self, handle: Any, words: int) -> Any: ...  # noqa: N802
     def nvmlDeviceGetMigMode(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...  # noqa: N802

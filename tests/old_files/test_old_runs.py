@@ -92,7 +92,7 @@ def _summary(run: Path) -> Any:
     """What the file has, with the keys that later versions added."""
     found = json.loads((run / "summary.json").read_text())
     found["purpose"]["member"] = None
-    found["case"]["nodes"] = 1
+    found["case"] |= {"nodes": 1, "bind": False}
     version = found.pop("schema_version")
     return found | {"step_spreads": [], "hosts": [], "in_turn_with": [], "drill": None, "schema_version": version}
 
@@ -161,10 +161,12 @@ def _rows(store: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
             if "summary_json" in row:
                 row["summary_json"]["purpose"].setdefault("member", None)
                 row["summary_json"]["case"].setdefault("nodes", 1)
+                row["summary_json"]["case"].setdefault("bind", False)
                 for name in ("step_spreads", "hosts", "in_turn_with"):
                     row["summary_json"].setdefault(name, [])
                 row["summary_json"].setdefault("drill", None)
                 row["case_json"].setdefault("nodes", 1)
+                row["case_json"].setdefault("bind", False)
                 row["machine_json"].setdefault("nodes_here", 1)
                 for name in ("container_image", "cpu_limit_cores", "memory_limit_bytes"):
                     row["machine_json"].setdefault(name, None)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+UUIDS = tuple(f"b2c1a0f4-6d0e-4a5b-9c3d-2f1e0d9c8b7{place}" for place in range(8))
+
 
 @dataclass
 class FakeProperties:
     """Of `torch.cuda.get_device_properties`, what ranks read. The values are an H200's."""
 
-    uuid: str = "b2c1a0f4-6d0e-4a5b-9c3d-2f1e0d9c8b7a"
+    uuid: str = UUIDS[0]
     name: str = "NVIDIA H200"
     total_memory: int = 150_123_184_128
     major: int = 9
@@ -23,10 +25,11 @@ class FakeProperties:
 class FakeCuda:
     """The module `torch.cuda`, of so many GPUs. calls: each with its device, by thread's own current device.
 
-    broken: what it says when it is started.
+    uuids: of the GPUs, by CUDA's numbers. broken: what it says when it is started.
     """
 
     count: int = 2
+    uuids: tuple[str, ...] = UUIDS
     calls: list[str] = field(default_factory=list)
     error: Exception | None = None
     broken: Exception | None = None
@@ -49,7 +52,7 @@ class FakeCuda:
 
     def get_device_properties(self, device: Any) -> FakeProperties:
         self.calls.append(f"get_device_properties of {device} at current {self.current_device()}")
-        return FakeProperties()
+        return FakeProperties(uuid=self.uuids[device.index])
 
     def synchronize(self, device: Any) -> None:
         self.calls.append(f"synchronize {device}")

@@ -22,6 +22,7 @@ from workloads.cost_models.shape import DIMENSIONS
 _ALIKE = ("trials", "steps", "warm_up", "trace_steps", "seed")
 """How often and how long a side is measured, and with which weights: alike on both, or there is nothing to compare."""
 _NUMBERS = ("ranks", "threads", *DIMENSIONS)
+_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,12 @@ class SideRequest:
 def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs:
     """Return the case of one side: what both have, with this side's own KEY=VALUE.
 
-    A key is one of a case (strategy, ranks, shape, a dimension, device, backend, precision, threads), or an option of
-    the strategy.
+    A key is one of a case (strategy, ranks, shape, a dimension, device, backend, precision, threads, bind), or an
+    option of the strategy.
 
     Raises:
-        Misuse: a text is not KEY=VALUE, a key is given twice or must be alike on both sides, or a value is no number.
+        Misuse: a text is not KEY=VALUE, a key is given twice or must be alike on both sides, or a value is no number
+            or no true or false.
     """
     keys = {field.name for field in fields(CaseArgs)} - {"dimensions", "options", "shape_name", *_ALIKE}
     names: set[str] = set()
@@ -61,12 +63,16 @@ def args_of_side(args: CaseArgs, settings: Sequence[str], side: str) -> CaseArgs
             )
         if (key in _NUMBERS and not value.isascii()) or (key in _NUMBERS and not value.isdigit()):
             raise Misuse(f'--{side} {key} is "{value}"; it must be a whole number')
+        if key == "bind" and value not in _BOOLEANS:
+            raise Misuse(f'--{side} bind is "{value}"; it may be {" or ".join(_BOOLEANS)}')
         if key == "ranks":
             args = replace(args, ranks=(int(value),))
         elif key in DIMENSIONS:
             args = replace(args, dimensions={**args.dimensions, key: int(value)})
         elif key == "shape":
             args = replace(args, shape_name=value)
+        elif key == "bind":
+            args = replace(args, bind=_BOOLEANS[value])
         elif key in keys:
             args = replace(args, **{key: int(value) if key in _NUMBERS else value})  # type: ignore[arg-type]
         else:

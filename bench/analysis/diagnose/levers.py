@@ -271,6 +271,7 @@ def case_words(case: Case) -> list[str]:
     words += [f"--{dimension.replace('_', '-')} {getattr(shape, dimension)}" for dimension in dimensions]
     words += [f"--precision {case.precision}"] if case.precision != "fp32" else []
     words += [f"--threads {case.threads}"] if case.threads != 1 else []
+    words += ["--no-bind"] if case.device == "cuda" and not case.bind else []
     return words
 
 

@@ -17,7 +17,7 @@ from workloads.options import MISTAKES
 GROUPS = {
     "What runs": (
         *("ranks", "options", "with_baseline", "baseline_run", "is_check", "device", "backend"),
-        *("engine_name", "nodes", "ranks_per_node", "engine_file", "precision", "threads", "seed", "is_dry"),
+        *("engine_name", "nodes", "ranks_per_node", "engine_file", "precision", "threads", "bind", "seed", "is_dry"),
     ),
     "The model": ("shape_name", *DIMENSIONS),
     "How it is measured": ("trials", "steps", "warm_up", "limit_s"),

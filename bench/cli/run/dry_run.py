@@ -73,10 +73,7 @@ def plan_lines(plan: Plan, options: RunOptions) -> list[str]:
 
 def _case_lines(case: Case) -> Iterator[str]:
     name = case.title
-    yield (
-        f"{name}: {case.device}, {case.backend}, {case.precision}, {plural(case.threads, 'thread')} per rank,"
-        f" seed {case.seed}"
-    )
+    yield f"{name}: {case.setting}"
     if (shape := case.model) is not None:
         yield (
             f"{name}: {shape.parameters():,} parameters in {shape.layers} layers of width {shape.width}; a step has"

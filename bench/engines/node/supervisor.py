@@ -30,6 +30,7 @@ from bench.engines.node.node_store import TrialStore, read_machine
 from bench.engines.node.shutdown import ON_CPU, ON_CUDA, collect_stacks, end, wait_until_freed
 from bench.engines.root_cause import RankEnd, encoded, root_cause
 from bench.machine.machine import Machine
+from bench.rank.gpu_of_rank import gpu_of_rank
 from bench.rank.messages import (
     ABORT,
     DUMP,
@@ -339,7 +340,7 @@ class Supervisor:
         ):
             try:
                 for rank in order.ranks:
-                    ranks.append(RankProcess(self._context, _rank_order(order, rank, folder, store)))
+                    ranks.append(RankProcess(self._context, self._rank_order(order, rank, folder, store)))
                 outcome = self._watch(order, ranks, stop, progress)
                 if outcome == "interrupted":
                     patience = ON_CPU  # No trial follows, and the runner is waiting.
@@ -357,6 +358,25 @@ class Supervisor:
                     log.write(Note(trial=order.trial, time_ns=time.time_ns(), text=text))
                 log.close()
         return self._ended(order, ranks, outcome, begun_s)
+
+    def _rank_order(self, order: TrialOrder, rank: int, folder: Path, store: str | Store) -> RankOrder:
+        local_rank = rank - order.first_rank
+        return RankOrder(
+            run=order.run,
+            trial=order.trial,
+            rank=rank,
+            local_rank=local_rank,
+            gpu=gpu_of_rank(order.case, local_rank, self.machine.gpus, self.machine.absent),
+            case=order.case,
+            folder=str(folder),
+            store=store,
+            store_timeout_s=GIVES_UP_SHARE * order.limit_s,
+            collective_timeout_s=collective_timeout_s(order),
+            keep_trace=order.keep_trace,
+            instrumentation=order.instrumentation,
+            ceiling_flops_per_second=order.ceiling_flops_per_second,
+            fault=order.fault,
+        )
 
     def _watch(
         self, order: TrialOrder, ranks: Sequence[RankProcess], stop: int, progress: Callable[[TrialProgress], None]
@@ -407,24 +427,6 @@ class Supervisor:
         if outcome == "interrupted":
             cause = FailureCause(kind="interrupted", rank=None, step=None, text="the user or a signal ended it")
         return TrialEnded(run=order.run, trial=order.trial, outcome=outcome, cause=cause, ends=sent)
-
-
-def _rank_order(order: TrialOrder, rank: int, folder: Path, store: str | Store) -> RankOrder:
-    return RankOrder(
-        run=order.run,
-        trial=order.trial,
-        rank=rank,
-        local_rank=rank - order.first_rank,
-        case=order.case,
-        folder=str(folder),
-        store=store,
-        store_timeout_s=GIVES_UP_SHARE * order.limit_s,
-        collective_timeout_s=collective_timeout_s(order),
-        keep_trace=order.keep_trace,
-        instrumentation=order.instrumentation,
-        ceiling_flops_per_second=order.ceiling_flops_per_second,
-        fault=order.fault,
-    )
 
 
 def collective_timeout_s(order: TrialOrder) -> float:

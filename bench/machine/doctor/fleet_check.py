@@ -140,6 +140,7 @@ def _case(name: str, ranks: int, nodes: int, device: Device, options: Iterable[s
         seed=0,
         options=parse_options(spec, options),
         nodes=nodes,
+        bind=device == "cuda",
     )
     return replace(case, options=spec.settled(case))
 

@@ -387,10 +387,7 @@ def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
             f" {shape.parameters():,} parameters"
         )
         rows.append(("shape", words))
-    setting = (
-        f"{case.device}, {case.backend}, {case.precision}, {plural(case.threads, 'thread')} a rank, seed {case.seed}"
-    )
-    return [*rows, ("setting", setting), ("options", options), ("measured", measured), *note]
+    return [*rows, ("setting", case.setting), ("options", options), ("measured", measured), *note]
 
 
 COLUMNS = ("run", "strategy", "ranks", "outcome", "metric", "labels", "median", "low", "high", "trials")

@@ -150,6 +150,7 @@ class Defaults(Training, frozen=True):
     backend: A[Swept[Backend] | None, key("By default nccl on cuda, gloo on cpu.")] = None
     precision: A[Swept[Precision], key("Arithmetic precision of the model.")] = "fp32"
     threads: A[Swept[A[int, Meta(ge=1)]], key("CPU threads of a rank.")] = 1
+    bind: A[Swept[bool], key("Bind each rank to the cores of its GPU; without effect on a CPU.")] = True
     trials: A[Swept[A[int, Meta(ge=1, le=MOST["trials"])]], key("Number of trials, each with fresh ranks.")] = USUAL[
         "trials"
     ]

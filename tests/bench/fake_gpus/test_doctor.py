@@ -32,8 +32,9 @@ def node() -> Answers:
 def _doctor(library: Path, folder: Path, scene: Answers) -> dict[str, Any]:
     made = fake_node(folder, library, scene)
     words = ["-m", "bench", "doctor", "--format", "json", "--store", f"sqlite:///{folder}/none.sqlite"]
+    environment = {**made.environment(), "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     done = subprocess.run(
-        [sys.executable, "-P", *words], env=made.environment(), capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-P", *words], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("doctor: ")]
@@ -60,7 +61,7 @@ def printed(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 def test_the_page_shows_this_machine_as_ranks_see_it_even_without_a_store(printed: dict[str, Any]) -> None:
     titles = [section["title"] for section in printed["sections"]]
-    assert titles == ["versions", "devices", "topology", "clocks", "links", "settings", "monitors"]
+    assert titles == ["versions", "devices", "topology", "clocks", "links", "limits", "settings", "monitors"]
     assert "TORCH_FR_BUFFER_SIZE" in _entries(printed, "settings")
     assert "does not exist yet" in printed["ceilings"]["reason"]
 
@@ -75,8 +76,8 @@ def test_the_gpus_that_answer_are_described_and_the_lost_one_is_named(printed: d
     }
     assert devices["GPUs that CUDA shows"] == "GPU 1 does not answer (GPU is lost); CUDA uses the other 3"
     assert devices["order of GPUs"] == (
-        r"GPUs differ (1 x H\xff00, 1 x NVIDIA GeForce RTX 4090, 1 x NVIDIA A100-SXM4-80GB), and CUDA numbers the"
-        " fastest first; with CUDA_DEVICE_ORDER=PCI_BUS_ID its numbers are NVML's"
+        r"GPUs differ (1 x H\xff00, 1 x NVIDIA GeForce RTX 4090, 1 x NVIDIA A100-SXM4-80GB), and with"
+        " CUDA_DEVICE_ORDER=FASTEST_FIRST CUDA numbers the fastest first; unset it to number them as NVML does"
     )
     assert devices["ranks"] == "can be started"
     assert "GPU 1: GPU is lost; its samples are left out until it is found again" in printed["fields"]["left_out"]

@@ -77,14 +77,14 @@ CASES = {
     "mixed": Case(
         scene=node_of(H100, H100, RTX),
         words="run ddp --batch 9 --dry-run",
+        variables=(("CUDA_DEVICE_ORDER", "FASTEST_FIRST"),),
         out="ddp on 3: cuda, nccl",
-        err="device: cuda (3 GPUs; GPUs differ (2 x NVIDIA H100 80GB HBM3, 1 x NVIDIA GeForce RTX 4090), and CUDA"
-        " numbers the fastest first; with CUDA_DEVICE_ORDER=PCI_BUS_ID its numbers are NVML's)",
+        err="device: cuda (3 GPUs; GPUs differ (2 x NVIDIA H100 80GB HBM3, 1 x NVIDIA GeForce RTX 4090), and with"
+        " CUDA_DEVICE_ORDER=FASTEST_FIRST CUDA numbers the fastest first; unset it to number them as NVML does)",
     ),
     "mixed, in order": Case(
         scene=node_of(H100, H100, RTX),
         words="run ddp --batch 9 --dry-run",
-        variables=(("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),),
         out="ddp on 3: cuda, nccl",
         err="device: cuda (3 GPUs)",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pynvml import NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH, NVML_ERROR_UNKNOWN
@@ -11,7 +12,7 @@ from pynvml import NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMA
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.device_checks import TorchBuild, check_torch, refuse_no_gpu, too_old, torch_build, why_no_gpu
 from bench.machine.gpus import Gpu, Gpus, read_gpus
-from bench.machine.machine import Machine
+from bench.machine.machine import Machine, read
 from tests.bench.made.examples import make_case, make_machine
 from tests.bench.made.recorded_nvml import RecordedNvml
 
@@ -165,3 +166,19 @@ def test_the_build_is_that_of_the_torch_that_is_installed() -> None:
     import torch
 
     assert torch_build() == TorchBuild(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
+
+
+def test_a_node_of_a_cluster_whose_variable_is_a_mistake_is_named_before_anything_runs() -> None:
+    """The runner's plan sees no variable of another node; the node's agent reports it."""
+    machine = read(
+        nvml=RecordedNvml(names=("A", "B")),
+        torch=SimpleNamespace(
+            __version__="2.13.0", version=SimpleNamespace(cuda="13.0", hip=None), _C=SimpleNamespace()
+        ),
+        environment={"CUDA_VISIBLE_DEVICES": "0,7"},
+    )
+    words = r'CUDA_VISIBLE_DEVICES is "0,7", and "7" is no GPU here \(they are 0 to 1\), .*; correct it'
+    with pytest.raises(Misuse, match=words) as error:
+        check_torch(replace(ON_GPUS, ranks=1), machine)
+    assert str(error.value).startswith(f"{machine.hostname}: ")
+    check_torch(make_case(), machine)

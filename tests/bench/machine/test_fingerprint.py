@@ -23,7 +23,7 @@ def _changed(**changes: Any) -> Machine:
         _changed(hostname="node7"),
         _changed(commit="0" * 40, is_dirty=True),
         _changed(environment={**MACHINE.environment, "SLURM_JOB_ID": "17"}),
-        _changed(gpus=(Gpu(index=3, name="NVIDIA H100", uuid="GPU-2", memory_bytes=1 << 36),)),
+        _changed(gpus=(Gpu(index=3, name="NVIDIA H100", uuid="GPU-2", memory_bytes=1 << 36, near_cpus="32-63"),)),
     ],
     ids=["another node", "another commit", "another job", "another GPU of the kind"],
 )

@@ -9,7 +9,7 @@ import pytest
 from bench.machine.gpus import Gpu, GpuLink, GpuMemory, HiddenGpus, Holder, read_gpus, read_memory
 from tests.bench.made.recorded_nvml import RecordedNvml, RecordedProcess
 
-FOUR = RecordedNvml(names=("A", "B", "C", "D"))
+FOUR = RecordedNvml(names=("A", "B", "C", "D"), near_cpus=dict.fromkeys(range(4), 0b1111))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_memory_is_what_is_free_now_and_who_holds_the_rest() -> None:
 
 
 def test_memory_of_a_gpu_that_does_not_tell_it_is_absent() -> None:
-    nvml = RecordedNvml(names=("A",), is_without_memory=True)
+    nvml = RecordedNvml(names=("A",), near_cpus={0: 1}, is_without_memory=True)
     (told,) = read_memory(read_gpus(nvml, {}).gpus, nvml)
     assert (told.free_bytes, told.reason) == (None, "NVML: Not Supported")
 
@@ -193,13 +193,14 @@ def test_a_gpu_has_its_index_name_identity_and_memory() -> None:
         memory_bytes=2 << 30,
         power_limit_watts=700.0,
         clock_limit_hertz=1_980_000_000,
+        near_cpus="0-3",
     )
     assert found.gpus == (expected,)
     assert found.driver_version == "580.82.07"
 
 
 def test_memory_shared_with_the_cpu_is_absent_with_a_reason() -> None:
-    found = read_gpus(RecordedNvml(names=("A",), is_without_memory=True), {})
+    found = read_gpus(RecordedNvml(names=("A",), near_cpus={0: 1}, is_without_memory=True), {})
     assert found.gpus[0].memory_bytes is None
     assert found.absent == {"gpus[0].memory_bytes": "NVML: Not Supported"}
 
@@ -214,7 +215,92 @@ def test_links_are_nvlink_or_the_pcie_ancestor() -> None:
 
 
 def test_unknown_links_leave_the_gpus_known() -> None:
-    found = read_gpus(RecordedNvml(names=("A", "B"), is_without_topology=True), {})
+    found = read_gpus(RecordedNvml(names=("A", "B"), near_cpus={0: 1, 1: 1}, is_without_topology=True), {})
     assert len(found.gpus) == 2
     assert found.links == ()
     assert found.absent == {"links": "NVML: Not Supported"}
+
+
+# The cores of a GPU's NUMA node.
+
+
+def test_a_gpu_has_the_cpus_of_its_numa_node_also_beyond_64() -> None:
+    nvml = RecordedNvml(names=("A", "B"), near_cpus={0: 0xFFFFFFFF | 0xFFFFFFFF << 64, 1: 0xFFFFFFFF << 32})
+    assert [gpu.near_cpus for gpu in read_gpus(nvml, {}).gpus] == ["0-31,64-95", "32-63"]
+
+
+def test_an_instance_has_the_cpus_of_the_gpu_that_mig_splits() -> None:
+    nvml = RecordedNvml(names=("A", "B"), slices={1: ("MIG-1", "MIG-2")}, near_cpus={0: 0b1, 1: 0b10})
+    (instance,) = read_gpus(nvml, {"CUDA_VISIBLE_DEVICES": "MIG-2"}).gpus
+    assert (instance.index, instance.uuid, instance.near_cpus) == (1, "MIG-2", "1")
+
+
+def test_cpus_that_the_driver_does_not_name_are_absent_with_a_reason() -> None:
+    found = read_gpus(RecordedNvml(names=("A", "B"), near_cpus={0: 1, 1: 0}), {})
+    assert [gpu.near_cpus for gpu in found.gpus] == ["0", None]
+    assert found.absent == {"gpus[1].near_cpus": "NVML: a GPU that is near no CPU is implausible"}
+
+
+# GPUs that a scheduler or a container withholds.
+
+
+def test_a_gpu_whose_device_file_is_withheld_leaves_the_others_known() -> None:
+    """Numbers count what is left, as CUDA's do; NVML's index stays that of the node."""
+    nvml = RecordedNvml(names=("A", "B", "C", "D"), forbidden=frozenset({0, 2}))
+    found = read_gpus(nvml, {})
+    assert [(gpu.index, gpu.name) for gpu in found.gpus] == [(1, "B"), (3, "D")]
+    text = "this process may not open /dev/nvidia* of 2 of 4 GPUs, which a container or a scheduler withholds"
+    assert (found.on_node, found.hidden) == (4, HiddenGpus(text=text))
+    assert [gpu.index for gpu in read_gpus(nvml, {"CUDA_VISIBLE_DEVICES": "1"}).gpus] == [3]
+
+
+def test_gpus_that_are_all_withheld_are_absent_with_nvmls_reason() -> None:
+    found = read_gpus(RecordedNvml(names=("A",), forbidden=frozenset({0})), {})
+    assert (found.gpus, found.absent["gpus"]) == ((), "NVML: Insufficient Permissions")
+
+
+IN_STEP = {"SLURMD_NODENAME": "node2", "SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2,3", "SLURM_JOB_GPUS": "0,1,2,3"}
+IN_SCRIPT = {"SLURMD_NODENAME": "node2", "SLURM_JOB_GPUS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "foreign", "source"),
+    [
+        ({**IN_STEP, "CUDA_VISIBLE_DEVICES": "0,1"}, 'is "0,1" and shows GPU 0, 1', "GPU 2, 3 (SLURM_STEP_GPUS)"),
+        ({**IN_STEP, "CUDA_VISIBLE_DEVICES": "GPU-1"}, 'is "GPU-1" and shows GPU 1', "GPU 2, 3 (SLURM_STEP_GPUS)"),
+        (IN_STEP, "is not set and shows GPU 0, 1", "GPU 2, 3 (SLURM_STEP_GPUS)"),
+        ({**IN_SCRIPT, "CUDA_VISIBLE_DEVICES": "2,3"}, 'is "2,3" and shows GPU 3', "GPU 2 (SLURM_JOB_GPUS)"),
+    ],
+)
+def test_a_gpu_that_slurm_gave_to_another_job_is_a_mistake(
+    variables: dict[str, str], foreign: str, source: str
+) -> None:
+    text = (
+        f"CUDA_VISIBLE_DEVICES {foreign}, but Slurm gave this process {source}; leave the variable to Slurm, because"
+        " others may use the rest"
+    )
+    assert read_gpus(FOUR, variables).hidden == HiddenGpus(text=text, is_mistake=True)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {**IN_STEP, "CUDA_VISIBLE_DEVICES": "2,3"},
+        {**IN_STEP, "CUDA_VISIBLE_DEVICES": "3"},
+        {**IN_STEP, "CUDA_VISIBLE_DEVICES": ""},
+        {**IN_STEP, "SLURM_STEP_GPUS": "0:1", "CUDA_VISIBLE_DEVICES": "0"},
+        {"SLURM_JOB_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0"},
+    ],
+    ids=["as Slurm set it", "fewer", "none", "words of another form", "the shell of salloc, on another node"],
+)
+def test_what_slurm_gave_or_less_is_no_mistake(variables: dict[str, str]) -> None:
+    hidden = read_gpus(FOUR, variables).hidden
+    assert hidden is None or not hidden.is_mistake
+
+
+def test_where_a_control_group_withholds_other_gpus_numbers_count_what_slurm_gave() -> None:
+    nvml = RecordedNvml(names=("A", "B", "C", "D"), forbidden=frozenset({0, 1}))
+    found = read_gpus(nvml, {**IN_STEP, "CUDA_VISIBLE_DEVICES": "0,1"})
+    assert [gpu.index for gpu in found.gpus] == [2, 3]
+    assert found.hidden is not None
+    assert not found.hidden.is_mistake

@@ -33,6 +33,8 @@ class RecordedNvml:
 
     nvlinks: pairs that have one. levels: the PCIe ancestor of a pair, 50 (system) if not named.
     slices: of a GPU that MIG split, the UUIDs of its instances; each has a handle beyond those of the GPUs.
+    near_cpus: of a GPU, the CPUs of its NUMA node as a mask; NVML refuses where it is not named.
+    forbidden: GPUs whose device files this process may not open.
     free_bytes: of a GPU; all of it where it is not named. processes: of a GPU, those that compute on it.
     failure: NVML's number, where it does not start.
     """
@@ -41,6 +43,8 @@ class RecordedNvml:
     nvlinks: frozenset[tuple[int, int]] = frozenset()
     levels: dict[tuple[int, int], int] = field(default_factory=dict)
     slices: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    near_cpus: dict[int, int] = field(default_factory=dict)
+    forbidden: frozenset[int] = frozenset()
     free_bytes: dict[int, int] = field(default_factory=dict)
     processes: dict[int, tuple[RecordedProcess, ...]] = field(default_factory=dict)
     cuda_version: int = 13000
@@ -77,6 +81,8 @@ class RecordedNvml:
         return len(self.names)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index in self.forbidden:
+            raise RecordedError(pynvml.NVML_ERROR_NO_PERMISSION)
         return index
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
@@ -113,6 +119,11 @@ class RecordedNvml:
     def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
         assert clock == self.NVML_CLOCK_SM
         return 1980
+
+    def nvmlDeviceGetCpuAffinity(self, handle: int, words: int) -> list[int]:  # noqa: N802
+        if handle not in self.near_cpus:
+            raise RecordedError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [self.near_cpus[handle] >> 64 * word & (1 << 64) - 1 for word in range(words)]
 
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
         if not self.slices:

@@ -11,11 +11,12 @@ import torch
 from msgspec import structs
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # Public, but in no __all__.
 
-from bench.rank.distributed import NoDevice, TrialLog, give_up, gpu_uuid, joined, take_device
+from bench.rank.distributed import NoDevice, TrialLog, give_up, gpu_uuid, joined, stay_on_device, take_device
+from bench.rank.gpu_of_rank import RankGpu
 from bench.rank.messages import GROUPS_MADE, RankOrder, Store
 from collectors.sample_log import SampleLog
 from tests.bench.made.examples import make_case
-from tests.support.fake_cuda import FakeCuda, FakeGroups
+from tests.support.fake_cuda import UUIDS, FakeCuda, FakeGroups
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def test_a_rank_works_on_its_own_gpu_and_leaves_when_all_devices_are_done(tmp_pa
     assert cuda.calls == [
         "set_device 1",
         "profiler of cuda:1",
+        "get_device_properties of cuda:1 at current 1",
         "init_process_group nccl on cuda:1",
         "work",
         # Its own device first: what fails there is told as this rank's failure.
@@ -83,7 +85,11 @@ def test_a_rank_that_fails_waits_for_nobody(tmp_path: Path, store: TCPStore) -> 
         joined(make_order(tmp_path, store), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)),
     ):
         raise ZeroDivisionError
-    assert cuda.calls == ["set_device 1", "init_process_group nccl on cuda:1"]
+    assert cuda.calls == [
+        "set_device 1",
+        "get_device_properties of cuda:1 at current 1",
+        "init_process_group nccl on cuda:1",
+    ]
 
 
 def test_what_fails_on_the_device_at_last_is_the_ranks_own_failure(tmp_path: Path, store: TCPStore) -> None:
@@ -134,7 +140,7 @@ def test_a_rank_on_the_cpu_asks_nothing_of_a_gpu(tmp_path: Path, store: TCPStore
 
 def test_the_gpu_is_the_current_one_before_it_is_asked_for_its_number(tmp_path: Path) -> None:
     cuda = FakeCuda()
-    assert gpu_uuid(make_order(tmp_path), cuda) == "b2c1a0f4-6d0e-4a5b-9c3d-2f1e0d9c8b7a"
+    assert gpu_uuid(make_order(tmp_path), cuda) == UUIDS[1]
     assert cuda.calls == ["set_device 1", "get_device_properties of cuda:1 at current 1"]
 
 
@@ -150,10 +156,46 @@ def test_cuda_that_shows_no_gpu_because_it_does_not_start_says_why(tmp_path: Pat
         take_device(make_order(tmp_path), FakeCuda(count=0, broken=RuntimeError(said)))
 
 
-def test_ranks_do_not_share_a_gpu_on_nccl_where_cuda_shows_fewer_than_the_runner_saw(tmp_path: Path) -> None:
-    with pytest.raises(NoDevice, match=r"CUDA shows rank 1 1 GPU, but NCCL needs one for each rank"):
-        take_device(make_order(tmp_path), FakeCuda(count=1))
-    assert take_device(make_order(tmp_path, backend="gloo"), FakeCuda(count=1)).index == 0
+def test_ranks_do_not_share_a_gpu_on_nccl_where_cuda_shows_fewer_than_the_runner_saw(
+    tmp_path: Path, store: TCPStore
+) -> None:
+    cuda = FakeCuda(count=1)
+    with joined(make_order(tmp_path, store, rank=0), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)):
+        pass
+    cuda = FakeCuda(count=1)
+    words = rf"CUDA shows rank 1 1 GPU, and another rank has GPU {UUIDS[0]}, but NCCL needs one for each rank"
+    with (
+        pytest.raises(NoDevice, match=words),
+        joined(make_order(tmp_path, store), log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)),
+    ):
+        pass
+    assert not any(call.startswith("init_process_group") for call in cuda.calls)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_that_sees_its_own_gpu_only_takes_it_as_number_0_whatever_its_place(
+    rank: int, tmp_path: Path, store: TCPStore
+) -> None:
+    """As a task of `srun --ntasks-per-node=4 --gpus-per-task=1`, whose GPU no other rank has."""
+    cuda = FakeCuda(count=1, uuids=UUIDS[rank : rank + 1])
+    order = make_order(tmp_path, store, rank=rank, ranks=4)
+    with joined(order, log(tmp_path), cuda=cuda, groups=FakeGroups(cuda)) as membership:
+        assert membership.device == torch.device("cuda", 0)
+    assert gpu_uuid(order, cuda) == UUIDS[rank]
+
+
+def test_a_thread_of_such_a_rank_gets_the_same_gpu(tmp_path: Path) -> None:
+    cuda = FakeCuda(count=1)
+    stay_on_device(make_order(tmp_path, rank=3, ranks=4), cuda)
+    assert cuda.calls == ["set_device 0"]
+
+
+def test_a_rank_on_a_mig_instance_has_the_uuid_of_the_instance_though_cuda_gives_that_of_its_gpu(
+    tmp_path: Path,
+) -> None:
+    instance = RankGpu(uuid="MIG-7c1a0f4b-6d0e-4a5b-9c3d-2f1e0d9c8b70")
+    order = structs.replace(make_order(tmp_path, rank=0), gpu=instance)
+    assert gpu_uuid(order, FakeCuda(count=1)) == "7c1a0f4b-6d0e-4a5b-9c3d-2f1e0d9c8b70"
 
 
 def test_a_failed_rank_aborts_its_communicators_from_a_thread_that_has_its_gpu(tmp_path: Path, store: TCPStore) -> None:

@@ -239,7 +239,7 @@ def test_a_mig_instance_has_no_counter_of_its_own(tmp_path: Path) -> None:
     write_node(tmp_path, beats)
     found, note = judge_energy(tmp_path, ["0-part"])
     assert RUN_TOKEN_ENERGY_JOULES.name not in found
-    assert note.endswith("its node's log has no reading of its GPU's energy counter")
+    assert note.endswith("NVML counts the energy of a whole GPU, and the rank computes on a MIG instance of it")
 
 
 def test_on_a_cpu_energy_is_absent_since_nobody_counts_it(tmp_path: Path) -> None:

@@ -182,3 +182,13 @@ def test_a_cluster_without_gpus_is_named_with_the_next_move() -> None:
         _on_cluster((), device="cuda")
     with pytest.raises(Misuse, match=r"but a node of the partition night has only 8 usable cores"):
         _on_cluster((), threads=9)
+
+
+@pytest.mark.parametrize(
+    ("said", "bind"),
+    [({}, True), ({"bind": False}, False), ({"device": "cpu"}, False), ({"device": "cpu", "bind": False}, False)],
+)
+def test_ranks_on_gpus_are_bound_to_cores_unless_asked_otherwise_and_on_the_cpu_never(
+    said: dict[str, Any], bind: bool
+) -> None:
+    assert _case(_gpus(), **said).bind is bind

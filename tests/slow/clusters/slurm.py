@@ -22,8 +22,10 @@ from tests.support.servers import program
 CPUS = 8
 MEMORY_MB = 4000
 """Of each node, by its configuration: Slurm believes it."""
-GPUS = {2: 4, 3: 2}
+GPUS = {2: 4, 3: 2, 4: 3}
 """Of some nodes, by their numbers. They are nowhere but in the configuration."""
+SPLIT = {4: "1g.10gb"}
+"""Nodes whose GPUs are MIG instances of this profile, each of several device files."""
 WITHIN_S = 60.0
 
 _CONF = """
@@ -139,7 +141,8 @@ def run_slurm(nodes: int, box: NetBox | None = None) -> Iterator[Slurm]:
         ]
         lines = (
             f"NodeName={name} NodeHostname={host} NodeAddr={addresses[number + 1]} Port={port} CPUs={CPUS}"
-            f" RealMemory={MEMORY_MB}" + (f" Gres=gpu:a100:{GPUS[number]}" if number in GPUS else "")
+            f" RealMemory={MEMORY_MB}"
+            + (f" Gres=gpu:{SPLIT.get(number, 'a100')}:{GPUS[number]}" if number in GPUS else "")
             for number, (name, port) in enumerate(zip(names, ports[1:], strict=True))
         )
         with_gpus = [number for number in GPUS if number < nodes]
@@ -157,13 +160,22 @@ def run_slurm(nodes: int, box: NetBox | None = None) -> Iterator[Slurm]:
         for number in with_gpus:  # Slurm binds steps to character devices only: these are /dev/null by other names.
             for gpu in range(GPUS[number]):
                 try:
+                    os.mknod(folder / f"{names[number]}-cap{gpu}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
                     os.mknod(folder / f"{names[number]}-gpu{gpu}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
                 except PermissionError:
                     pytest.skip("Slurm's GPUs need device files, which CAP_MKNOD may make")
-        gres = (
+        gres = [
             f"NodeName={names[number]} Name=gpu Type=a100 File={folder}/{names[number]}-gpu[0-{GPUS[number] - 1}]\n"
             for number in with_gpus
-        )
+            if number not in SPLIT
+        ]
+        gres += [
+            f"NodeName={names[number]} Name=gpu Type={SPLIT[number]}"
+            f" MultipleFiles={folder}/{names[number]}-gpu{gpu},{folder}/{names[number]}-cap{gpu}\n"
+            for number in with_gpus
+            if number in SPLIT
+            for gpu in range(GPUS[number])
+        ]
         (folder / "gres.conf").write_text("".join(gres))
         (folder / "state").mkdir()
         environment = {**os.environ, "SLURM_CONF": str(conf)}

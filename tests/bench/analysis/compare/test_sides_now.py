@@ -173,3 +173,13 @@ def test_without_a_repository_there_are_no_commits(tmp_path: Path) -> None:
         check_out("abc", tmp_path),
     ):
         pass
+
+
+@pytest.mark.parametrize(("value", "bind"), [("true", True), ("false", False)])
+def test_one_side_can_be_bound_and_the_other_not(value: str, bind: bool) -> None:
+    assert args_of_side(ARGS, (f"bind={value}",), "b").bind is bind
+
+
+def test_a_binding_that_is_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(Misuse, match='--b bind is "no"; it may be true or false'):
+        args_of_side(ARGS, ("bind=no",), "b")

@@ -1,0 +1,142 @@
+"""Which of the GPUs that a process sees is a rank's, and the cores that the rank is bound to: decided here alone.
+
+Two libraries number GPUs. CUDA counts from 0 what it shows to a process: a task to which a scheduler gave the node's
+GPU 3 sees it as 0. NVML counts all GPUs of the node. A rank takes its GPU by CUDA's number, and is joined to what NVML
+reports about that GPU by the UUID.
+
+A rank is bound to the CPUs of its GPU's NUMA node, as far as this process may use them, before it starts CUDA or a
+thread. Memory has no policy of its own: Linux gives a page to the NUMA node of the thread that first writes it, which
+is then the GPU's, and to another node where that one is full.
+Not covered: the threads of a library that the user binds, for example by OMP_PROC_BIND. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from bench.case import Case
+from bench.machine.cpu_list import parse, written
+from bench.machine.gpus import Gpu
+
+CUDA_ORDER = "CUDA_DEVICE_ORDER"
+"""Variable by which CUDA orders GPUs: by speed, or as NVML does. The two differ where a node's GPUs do."""
+
+
+def cuda_number(local_rank: int, count: int) -> int:
+    """Return CUDA's number of a rank's GPU, where CUDA shows this many to the rank's process.
+
+    A rank that sees all GPUs of its node takes the one of its own place. A rank that sees fewer, for example only its
+    own, takes one of those.
+    """
+    return local_rank % count
+
+
+class RankGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's GPU, or MIG instance, by NVML.
+
+    uuid: with NVML's "GPU-" or "MIG-". near_cpus: see `Gpu`. reason: why these are not known.
+    """
+
+    uuid: str
+    near_cpus: str | None = None
+    reason: str | None = None
+
+    @property
+    def cuda_uuid(self) -> str:
+        """The UUID as CUDA writes it, without "GPU-" or "MIG-"."""
+        return self.uuid.partition("-")[2]
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is an instance of a GPU that MIG splits."""
+        return self.uuid.startswith("MIG-")
+
+
+def gpu_of_rank(case: Case, local_rank: int, gpus: Sequence[Gpu], absent: Mapping[str, str]) -> RankGpu | None:
+    """Return the GPU of a rank; None on a CPU, and where NVML shows none.
+
+    gpus: those that CUDA shows to the rank's process, in its order. absent: what NVML does not report, and why.
+    """
+    if case.device == "cpu" or not gpus:
+        return None
+    gpu = gpus[cuda_number(local_rank, len(gpus))]
+    return RankGpu(uuid=gpu.uuid, near_cpus=gpu.near_cpus, reason=absent.get(f"gpus[{gpu.index}].near_cpus"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The CPUs that a rank is bound to, for example "0-31".
+
+    unbound: the CPUs that it had before. reason: why it is not bound, although its case asks for it.
+    """
+
+    cpus: str | None = None
+    unbound: Set[int] = frozenset()
+    reason: str | None = None
+
+
+def prepare(case: Case, gpu: RankGpu | None) -> Binding:
+    """Prepare this process for the rank's GPU: order CUDA's numbers as NVML's, and bind all threads to its cores.
+
+    Call it before the process starts CUDA, and before it starts threads of its own. Whatever prevents a binding leaves
+    the process as it was.
+    """
+    if case.device == "cpu":
+        return Binding()
+    os.environ.setdefault(CUDA_ORDER, "PCI_BUS_ID")
+    if not case.bind:
+        return Binding()
+    if gpu is None:
+        return Binding(reason=_unbound("NVML shows no GPU to this process"))
+    if gpu.near_cpus is None:
+        return Binding(reason=_unbound(gpu.reason or "NVML does not name them"))
+    usable = os.sched_getaffinity(0)
+    cpus = parse(gpu.near_cpus) & usable
+    if not cpus:
+        near, own = gpu.near_cpus, written(usable)
+        return Binding(reason=_unbound(f"they are {near}, and this process may use {own} only"))
+    try:
+        _set_affinity(cpus)
+    except OSError as error:
+        return Binding(reason=_unbound(f"the kernel refuses: {error.strerror}"))
+    return Binding(cpus=written(os.sched_getaffinity(0)), unbound=usable)
+
+
+def confirmed(binding: Binding, gpu: RankGpu | None, cuda_uuid: str | None) -> Binding:
+    """Return the binding, or undo it if CUDA computes on another GPU than NVML has at the rank's place.
+
+    cuda_uuid: of the GPU that CUDA took; None if CUDA does not start.
+    """
+    if binding.cpus is None or gpu is None or gpu.is_instance or cuda_uuid in (None, gpu.cuda_uuid):
+        return binding
+    _set_affinity(binding.unbound)
+    order = os.environ.get(CUDA_ORDER)
+    return Binding(
+        reason=_unbound(
+            f"CUDA computes on GPU-{cuda_uuid} where NVML has {gpu.uuid} ({CUDA_ORDER} is {order}; PCI_BUS_ID is"
+            " NVML's order)"
+        )
+    )
+
+
+def _unbound(reason: str) -> str:
+    return f"a rank is not bound to the cores of its GPU: {reason}"
+
+
+def _set_affinity(cpus: Set[int]) -> None:
+    """Let every thread of this process, and all that they start later, run on these CPUs only.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    os.sched_setaffinity(0, cpus)
+    # Each thread has an affinity of its own. A library may have started some when it was imported.
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cpus)
