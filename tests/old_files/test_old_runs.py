@@ -93,6 +93,8 @@ def _summary(run: Path) -> Any:
     found = json.loads((run / "summary.json").read_text())
     found["purpose"]["member"] = None
     found["case"] |= {"nodes": 1, "bind": False}
+    if found["cause"] is not None:
+        found["cause"]["explained"] = []
     version = found.pop("schema_version")
     return found | {"step_spreads": [], "hosts": [], "in_turn_with": [], "drill": None, "schema_version": version}
 
@@ -165,6 +167,8 @@ def _rows(store: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
                 for name in ("step_spreads", "hosts", "in_turn_with"):
                     row["summary_json"].setdefault(name, [])
                 row["summary_json"].setdefault("drill", None)
+                if row["summary_json"]["cause"] is not None:
+                    row["summary_json"]["cause"].setdefault("explained", [])
                 row["case_json"].setdefault("nodes", 1)
                 row["case_json"].setdefault("bind", False)
                 row["machine_json"].setdefault("nodes_here", 1)
