@@ -59,8 +59,8 @@ def test_versions(gpu: Session) -> None:
     is_new = _numbers(driver)[0] >= least
     source = f"CUDA {cuda} release notes, minimum driver"
     gpu.holds("driver", is_new, seen=driver, expected=f"{least} or newer", source=source)
-    is_supported = (2, 11) <= _numbers(torch)[:2] < (2, 14)
-    gpu.holds("torch", is_supported, seen=torch, expected="2.11 to 2.13", source="pyproject.toml")
+    is_supported = (2, 11) <= _numbers(torch)[:2] < (2, 16)
+    gpu.holds("torch", is_supported, seen=torch, expected="2.11 to 2.15", source="pyproject.toml")
     gpu.figure("/proc/1/sched", "there" if Path("/proc/1/sched").exists() else "missing")
     gpu.figure("nvidia-smi -q", f"{len(nvidia_smi(gpu, '-q').splitlines())} lines, in the check's folder")
 

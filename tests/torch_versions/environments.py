@@ -31,11 +31,14 @@ MADE_OF = (
 )
 STAMP = "made-of"
 
-RELEASES = {"2.11": "2.11.0", "2.12": "2.12.1", "2.13": "2.13.0"}
+RELEASES = {"2.11": "2.11.0", "2.12": "2.12.1", "2.13": "2.13.0", "2.14": "2.14.1", "2.15": "2.15.0"}
 """What is tested of each version of torch that pyproject.toml allows: its last release."""
 
+NEWEST = re.compile(r"^torch \((\d+\.\d+\.\d+)", re.MULTILINE)
+"""The line of `pip index versions torch` that has the newest release."""
+
 SETUPTOOLS = "setuptools>=77.0.3,<82"
-"""torch asks for it, and Python brings none since 3.12; the bounds are torch 2.13's and 2.11's."""
+"""torch asks for it, and Python brings none since 3.12; the bounds are those of torch 2.13 to 2.15 and of 2.11."""
 
 NOT_FOR_TESTS = re.compile(
     r"torch|mypy|mypy_extensions|ast_serialize|librt|ruff|import-linter|scipy-stubs|optype|numpy-typing-compat|types-.*"
@@ -49,16 +52,24 @@ class NotToBeHad(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """torch: its version, as 2.11. python: that of the interpreter, as 3.12; None for the one that runs this."""
+    """torch: its version, as 2.11, or a release that is not in `RELEASES`, as 2.16.0.
+
+    python: that of the interpreter, as 3.12; None for the one that runs this.
+    """
 
     torch: str
     python: str | None = None
 
     @property
+    def release(self) -> str:
+        """The release of torch that it has."""
+        return RELEASES.get(self.torch, self.torch)
+
+    @property
     def title(self) -> str:
         """Its versions, for people."""
         python = self.python or ".".join(map(str, sys.version_info[:2]))
-        return f"torch {RELEASES[self.torch]}, Python {python}"
+        return f"torch {self.release}, Python {python}"
 
     @property
     def folder(self) -> Path:
@@ -85,7 +96,7 @@ class Environment:
         shutil.rmtree(self.folder, ignore_errors=True)
         _run([str(interpreter), "-m", "venv", str(self.folder)])
         # Without its dependencies, here and below: they are what would bring the GPU libraries.
-        self._install("--no-deps", f"torch==={RELEASES[self.torch]}")
+        self._install("--no-deps", f"torch==={self.release}")
         libraries = self._site_packages() / "torch" / "lib"
         if toolkit := self._cuda_toolkit():
             self._install(f"cuda-toolkit[cudart,cupti,crt]=={toolkit}")
@@ -95,7 +106,7 @@ class Environment:
                 raise NotToBeHad(f"torch's GPU libraries cannot be stood in for: {error}") from error
         self._install("--no-deps", *_packages(), SETUPTOOLS)
         self._install("--no-deps", "--editable", str(ROOT))
-        check = f"import torch; assert torch.__version__.split('+')[0] == '{RELEASES[self.torch]}', torch.__version__"
+        check = f"import torch; assert torch.__version__.split('+')[0] == '{self.release}', torch.__version__"
         _run([str(self.executable), "-c", check])
         (self.folder / STAMP).write_text(self._made_of())
 
@@ -104,7 +115,7 @@ class Environment:
         return sum(path.lstat().st_blocks * 512 for path in self.folder.rglob("*"))
 
     def _install(self, *what: str) -> None:
-        _run([str(self.executable), "-m", "pip", "install", "--quiet", "--no-compile", *what])
+        _run([str(self.executable), "-m", "pip", "install", "--no-compile", *what])
 
     def _site_packages(self) -> Path:
         return next(self.folder.glob("lib/python*/site-packages"))
@@ -121,6 +132,19 @@ class Environment:
             for file in sorted(path.rglob("*.*")) if path.is_dir() else [path]:
                 digest.update(file.read_bytes())
         return digest.hexdigest()
+
+
+def newest_torch() -> str:
+    """Return the version for `Environment.torch` of the newest release in the index that pip uses here.
+
+    Raises:
+        NotToBeHad: pip reads no such release there.
+    """
+    answer = _run([sys.executable, "-m", "pip", "index", "versions", "torch"])
+    match = NEWEST.search(answer)
+    if match is None:
+        raise NotToBeHad("pip names no release of torch")
+    return next((version for version, release in RELEASES.items() if release == match[1]), match[1])
 
 
 def find_interpreter(version: str | None) -> Path:
@@ -151,9 +175,12 @@ def _packages() -> list[str]:
     return [line for line in lines if line and line[0] != "#" and not NOT_FOR_TESTS.fullmatch(line.split("==")[0])]
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
+    """Run the command and return what it printed."""
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if ended.returncode:
-        # pip says what failed, and hints thereafter that this was not its own fault.
-        said = [line for line in ended.stdout.splitlines() if "rror" in line] or ended.stdout.splitlines()[-1:]
+        # pip says what failed, by which constraint of the user's, and hints thereafter that this was not its own fault.
+        lines = [line.strip() for line in ended.stdout.splitlines()]
+        said = [line for line in lines if "rror" in line or "(constraint)" in line] or lines[-1:]
         raise NotToBeHad(f"`{' '.join(command[1:])[:120]}` ended with {ended.returncode}: {' '.join(said[:2])}")
+    return ended.stdout

@@ -2,8 +2,10 @@
 
     python -m tests.torch_versions.run [--quick] VERSION ...
 
-A VERSION is one of torch, such as 2.11, or of torch and Python, such as 2.13/3.12. Without --quick the strategies run
-and train as they do elsewhere; with it, what a release of Python may break is tested: imports, what forks, one run.
+A VERSION is one of torch, such as 2.11, or of torch and Python, such as 2.13/3.12. `newest` is the newest torch in the
+index that pip uses, whether or not the project allows it yet. Without --quick the strategies run and train as they do
+elsewhere; with it, what a release of Python may break is tested: imports, what forks, one run. A last line for each
+environment that fails names what breaks there.
 Where the variable CI is set an environment that cannot be had is a failure; elsewhere it is told, and left out.
 """
 
@@ -17,11 +19,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.torch_versions.environments import RELEASES, ROOT, Environment, NotToBeHad, find_interpreter
+from tests.torch_versions.environments import (
+    RELEASES,
+    ROOT,
+    Environment,
+    NotToBeHad,
+    find_interpreter,
+    newest_torch,
+)
 
 Parts = Mapping[str, Sequence[str]]
 """Tests by the name of their part."""
 
+NAMES = ("tests/torch_versions/imports.py",)
 STRATEGIES = ("tests/torch_versions/each_strategy.py",)
 FORKS = (
     "tests/torch_versions/test_before_the_fork.py",
@@ -68,18 +78,28 @@ PYTHON = (
     "tests/workloads/core/test_transformer.py",
 )
 FAKE_CUDA = ("tests/torch_versions/fake_cuda",)
-FULL_PARTS: Parts = {"runs": STRATEGIES, "tracing": FORKS, "workloads": WORKLOADS, "fake CUDA": FAKE_CUDA}
+FULL_PARTS: Parts = {
+    "names": NAMES,
+    "runs": STRATEGIES,
+    "tracing": FORKS,
+    "workloads": WORKLOADS,
+    "fake CUDA": FAKE_CUDA,
+}
 QUICK_PARTS: Parts = {"quick": PYTHON}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What is said of one part in the table at the end."""
+    """What the table at the end shows for one part.
+
+    said: pytest's own last line. first_failure: the test that failed first, with its message; None where all passed.
+    """
 
     title: str
     part: str
     said: str
     elapsed_s: float
+    first_failure: str | None = None
 
 
 def main() -> int:
@@ -97,14 +117,17 @@ def main() -> int:
             print(f"{environment.title} is not tested: {error}", file=sys.stderr, flush=True)
             has_failed |= bool(os.environ.get("CI")) and _has_interpreter(environment)
             continue
-        for line, passed in _test(environment, parts):
+        for line in run_parts(environment, parts):
             lines.append(line)
-            has_failed |= not passed
+            has_failed |= line.first_failure is not None
             if has_failed and os.environ.get("CI"):
                 break  # At once: what calls this has a limit, at which a failure would be forgotten.
         tested += 1
     for line in lines:
-        print(f"{line.title:28} {line.part:12} {line.elapsed_s:7.1f} s  {line.said}")
+        said = line.said if line.first_failure is None else f"FAILED: {line.said}"
+        print(f"{line.title:28} {line.part:12} {line.elapsed_s:7.1f} s  {said}")
+    for breakage in breakages(lines):
+        print(breakage)
     if not tested and not has_failed:
         print("nothing was tested", file=sys.stderr)
     return int(has_failed or not tested)
@@ -112,8 +135,13 @@ def main() -> int:
 
 def _environment(text: str) -> Environment:
     torch, _, python = text.partition("/")
-    if torch not in RELEASES:
-        raise argparse.ArgumentTypeError(f'torch "{torch}" is not tested; it may be {", ".join(RELEASES)}')
+    if torch == "newest":
+        try:
+            torch = newest_torch()
+        except NotToBeHad as error:
+            raise argparse.ArgumentTypeError(f"the newest torch is unknown: {error}") from error
+    elif torch not in RELEASES:
+        raise argparse.ArgumentTypeError(f'torch "{torch}" is not tested; it may be {", ".join(RELEASES)} or newest')
     return Environment(torch=torch, python=python or None)
 
 
@@ -140,28 +168,45 @@ def _ready(environment: Environment) -> Line:
     )
 
 
-def _test(environment: Environment, parts: Parts) -> Iterator[tuple[Line, bool]]:
+def run_parts(environment: Environment, parts: Parts) -> Iterator[Line]:
+    """Run the tests of each part in the environment, and print what pytest prints."""
     for part, tests in parts.items():
         started_s = time.monotonic()
         print(f"{environment.title}: {part}", flush=True)
-        command = [str(environment.executable), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        ended = subprocess.Popen(
+        # Without -vv the list of failures is cut at 80 columns, which is where the message begins.
+        command = [str(environment.executable), "-m", "pytest", "-vv", "-p", "no:cacheprovider"]
+        last, failures = "", []
+        with subprocess.Popen(
             [*command, "-p", "tests.torch_versions.chosen", "-m", "not slow", *tests],
             cwd=ROOT,
             # The packages were installed without bytecode, and each of many processes would compile them anew.
             env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             stdout=subprocess.PIPE,
             text=True,
+        ) as ended:
+            assert ended.stdout is not None
+            for text in ended.stdout:
+                print(text, end="", flush=True)
+                last = text.strip() or last
+                if text.startswith(("FAILED ", "ERROR ")):
+                    failures.append(text.strip().partition(" ")[2])
+        code, said = ended.returncode, last.strip("= ")
+        yield Line(
+            title=environment.title,
+            part=part,
+            said=said,
+            elapsed_s=time.monotonic() - started_s,
+            # Without a list pytest itself broke off, and its last line says why.
+            first_failure=None if code == 0 else next(iter(failures), said),
         )
-        last = ""
-        assert ended.stdout is not None
-        for text in ended.stdout:
-            print(text, end="", flush=True)
-            last = text.strip() or last
-        code = ended.wait()
-        said = last.strip("= ") if code == 0 else f"FAILED: {last.strip('= ')}"
-        elapsed_s = time.monotonic() - started_s
-        yield Line(title=environment.title, part=part, said=said, elapsed_s=elapsed_s), code == 0
+
+
+def breakages(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a line for each environment in which something fails: what breaks there, and its first failure."""
+    failed = [line for line in lines if line.first_failure is not None]
+    for title in dict.fromkeys(line.title for line in failed):
+        parts = [f"{line.part} ({line.said}; first: {line.first_failure})" for line in failed if line.title == title]
+        yield f"{title} breaks {', '.join(parts)}"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ SCAN = (
 )
 
 
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_a_scanner_built_for_one_python_serves_another(version: str, tmp_path: Path) -> None:
     try:
         other = find_interpreter(version)

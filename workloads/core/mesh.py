@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from workloads.spec import Device, Precision
+
+# torch 2.14 deprecates the private function; torch 2.13 has no other.
+_set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
 
 DTYPES: Mapping[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -37,8 +40,8 @@ def share_world_timeout(device: torch.device) -> None:
     world = dist.group.WORLD
     assert world is not None, "ranks have met"
     timeout = timeout_of(world, device)
-    for group in _world.pg_map:
-        _set_pg_timeout(timeout, group)
+    for group in distributed_c10d._world.pg_map:
+        _set_timeout(timeout, group)
 
 
 def make_group(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:

@@ -124,7 +124,8 @@ def _overlap_products(axis: DeviceMesh) -> None:
 
     torch._inductor.config._micro_pipeline_tp = True
     with warnings.catch_warnings():
-        # torch calls this function unnecessary, but the compiler does not touch collectives of groups without it.
+        # torch calls this function unnecessary, but up to 2.14 the compiler touches only collectives of groups that
+        # were enabled by it. Since 2.15 it asks the GPU instead.
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(axis.get_group().group_name)
 

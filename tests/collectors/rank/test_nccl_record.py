@@ -17,9 +17,9 @@ from collectors.traces.timeline import Call
 from tests.collectors.made_nccl_record import CREATED_NS, EMPTY, STEP_NS, MadeRecord
 from tests.support.ranks import OnRanks
 
-# All titles that a record may bear, of torch 2.11 to 2.13. Source: the profilingTitle that each function of
+# All titles that a record may bear, of torch 2.11 to 2.15. Source: the profilingTitle that each function of
 # ProcessGroupNCCL.cpp hands to collective, collectiveCoalesced and pointToPoint, and of ProcessGroupGloo.cpp to
-# AsyncWork; found as strings in libtorch_cuda.so and libtorch_cpu.so of 2.11.0, and in the latter of 2.13.0.
+# AsyncWork; found as strings in libtorch_cuda.so and libtorch_cpu.so of 2.11.0 and 2.15.0, and in the latter of 2.13.0.
 TITLES = {
     "nccl:all_reduce": "all_reduce",
     "nccl:all_reduce_sparse": "all_reduce",
@@ -37,6 +37,7 @@ TITLES = {
     "nccl:reduce_scatter_tensor_coalesced": "reduce_scatter",
     "nccl:all_to_all": "all_to_all",
     "nccl:gather": "gather",
+    "nccl:gather_single": "gather",
     "nccl:scatter": "scatter",
     "gloo:all_reduce": "all_reduce",
     "gloo:sparse_all_reduce": "all_reduce",

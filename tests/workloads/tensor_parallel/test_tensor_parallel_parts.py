@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -136,7 +137,10 @@ def prepare_compiler() -> tuple[bool, bool]:
     mesh = make_mesh({"tensor": RANKS}, "cpu")
     setup = divided_setup({"async_tp": True, "sequence_parallel": True})
     parallelize(setup, make_model(setup), mesh)
-    return torch._inductor.config._micro_pipeline_tp, is_symm_mem_enabled_for_group(mesh.get_group().group_name)
+    # Since 2.15 torch also asks whether the machine's accelerator has symmetric memory, which a CPU has not.
+    with patch("torch.accelerator.current_accelerator", return_value=torch.device("cuda")):
+        is_enabled = is_symm_mem_enabled_for_group(mesh.get_group().group_name)
+    return torch._inductor.config._micro_pipeline_tp, is_enabled
 
 
 def test_the_compiler_is_told_to_hide_collectives_of_the_meshs_group(on_ranks: OnRanks) -> None:
