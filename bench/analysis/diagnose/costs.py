@@ -334,10 +334,8 @@ def _memory(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
             f" {plural(observed.allocator.retries, 'time')}, waiting for the device each time"
         )
     for node in observed.nodes:
-        if (node.memory_pressure_ratio or 0) >= HELD_RATIO:
-            evidence.append(
-                f"tasks of {node.host} waited for memory {100 * node.memory_pressure_ratio:.0f} % of the time"
-            )
+        if (pressure := node.memory_pressure_ratio or 0) >= HELD_RATIO:
+            evidence.append(f"tasks of {node.host} waited for memory {100 * pressure:.0f} % of the time")
         if node.swapped_bytes:
             evidence.append(f"{node.host} swapped {node.swapped_bytes / 2**20:,.0f} MiB")
     if evidence:
@@ -377,8 +375,8 @@ def _host(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
     for node in observed.nodes:
         if node.busy_ratio is not None:
             evidence.append(f"the CPUs of {node.host} are busy {100 * node.busy_ratio:.0f} % of the time{_tasks(node)}")
-        if (node.cpu_pressure_ratio or 0) >= HELD_RATIO:
-            evidence.append(f"tasks of {node.host} waited for a CPU {100 * node.cpu_pressure_ratio:.0f} % of the time")
+        if (pressure := node.cpu_pressure_ratio or 0) >= HELD_RATIO:
+            evidence.append(f"tasks of {node.host} waited for a CPU {100 * pressure:.0f} % of the time")
     if host_parts:
         yield CostFinding(kind="host", share=_share(_sum(*host_parts)), expected=0.0, evidence=tuple(evidence))
 

@@ -232,10 +232,9 @@ def _of_computing(
     assert share is not None
     small = f"no cost takes {100 * LEAST_RATIO:.0f} % of the step or more"
     crowded = tuple(
-        f"on {node.host} tasks waited for a CPU {100 * node.cpu_pressure_ratio:.0f} % of the time, which counts"
-        " as computing"
+        f"on {node.host} tasks waited for a CPU {100 * pressure:.0f} % of the time, which counts as computing"
         for node in observed.nodes
-        if observed.case.device == "cpu" and (node.cpu_pressure_ratio or 0.0) >= CROWDED_RATIO
+        if observed.case.device == "cpu" and (pressure := node.cpu_pressure_ratio or 0.0) >= CROWDED_RATIO
     )
     unknown = CostFinding(kind="unknown", share=None)
     if share.value < 0.5:
