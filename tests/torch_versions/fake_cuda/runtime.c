@@ -303,6 +303,9 @@ int ncclCommSplit(Communicator *of, int color, int key, Communicator **made, voi
 }
 int ncclCommCount(Communicator *of, int *ranks) { return *ranks = of->ranks, 0; }
 int ncclCommUserRank(Communicator *of, int *rank) { return *rank = of->rank, 0; }
+int ncclCommRegister(Communicator *of, void *buffer, size_t bytes, void **registered) {
+    return *registered = handle(), 0;
+}
 int ncclCommGetAsyncError(Communicator *of, int *error) { return *error = 0, 0; }
 const char *ncclGetErrorString(int error) { return "an error of NCCL"; }
 const char *ncclGetLastError(Communicator *of) { return ""; }
@@ -326,6 +329,7 @@ int ncclRecv(void *to, size_t elements, int type, int peer, Communicator *of, cu
 }
 
 TAKEN(ncclCommAbort)
+TAKEN(ncclCommDeregister)
 TAKEN(ncclCommDestroy)
 TAKEN(ncclCommFinalize)
 TAKEN(ncclGroupStart)
