@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # What `make test-torch` and `make test-python` test beside the versions that `make test` runs with; see docs/maintaining/testing.md.
-TORCH ?= 2.11 2.15
+TORCH ?= 2.11 2.12 2.15
 PYTHONS ?= 2.11/3.12 2.13/3.12 2.13/3.13
 # Processes that share the tests of a file each. Ranks of a test take more than a core for moments only.
 TEST_PROCESSES ?= 3

@@ -262,8 +262,8 @@ def _check_file(url: URL, path: Path, writable: bool) -> None:
             )
         if writable and path.exists() and not is_ours(path.resolve()):
             raise InfrastructureFailed(
-                f"store {shown(url)}: the file belongs to {user_name(path.stat().st_uid)}, and we write only into what"
-                " is our own; choose another file, or a PostgreSQL database for several users, with --store"
+                f"store {shown(url)}: the file belongs to {user_name(path.stat().st_uid)}, and this program writes"
+                " only to your own files; choose another file, or a PostgreSQL database for several users, with --store"
             )
         if is_ours(path.resolve()) or (writable and not path.exists()):
             _check_neighbours(url, path.resolve())

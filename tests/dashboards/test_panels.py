@@ -286,7 +286,7 @@ def _of(expression: str) -> str:
         (_of("max by (runn) (observatory_run_info)"), "runn is not a label of any metric; did you mean run?"),
         (
             _of("observatory_step_seconds > ${live.exposd_ratio}"),
-            "there is not a threshold ${live.exposd_ratio}; did you mean",
+            "there is no threshold ${live.exposd_ratio}; did you mean",
         ),
         (_of("<rum>"), "there is no expression <rum> at the head of the file"),
         (f"{{title: A, type: graph, {STEP}}}", "type is 'graph'; it may be timeseries, stat, state-timeline, heatmap,"),

@@ -17,6 +17,8 @@ MAY_READ_OTHERWISE = {
         "bench/machine/machine.py",
         "bench/machine/node_now.py",
         "bench/machine/preflight.py",
+        "bench/machine/limits/network_names.py",
+        "bench/machine/limits/process_limits.py",
         "bench/rank/fault_commit.py",
         "collectors/dcgm.py",
         "collectors/files.py",
@@ -26,6 +28,7 @@ MAY_READ_OTHERWISE = {
         "collectors/sockets.py",
     },
     "files that come with this program": {
+        "bench/engines/node/known_messages.py",
         "bench/serve/stack/files.py",
         "bench/cli/watching/runbook.py",
         "dashboards/publishing/publish.py",

@@ -78,13 +78,9 @@ PYTHON = (
     "tests/workloads/core/test_transformer.py",
 )
 FAKE_CUDA = ("tests/torch_versions/fake_cuda",)
-FULL_PARTS: Parts = {
-    "names": NAMES,
-    "runs": STRATEGIES,
-    "tracing": FORKS,
-    "workloads": WORKLOADS,
-    "fake CUDA": FAKE_CUDA,
-}
+FULL_PARTS: Parts = {"names": NAMES, "runs": STRATEGIES, "tracing": FORKS, "workloads": WORKLOADS}
+FAKE_CUDA_RELEASE = "2.12"
+"""The torch whose calls the fake CUDA answers. Under 2.15 DDP reads nothing from its first all_gather and fails."""
 QUICK_PARTS: Parts = {"quick": PYTHON}
 
 
@@ -107,7 +103,6 @@ def main() -> int:
     parser.add_argument("versions", nargs="+", metavar="VERSION", type=_environment)
     parser.add_argument("--quick", action="store_true", help="what a release of Python may break")
     arguments = parser.parse_args()
-    parts = QUICK_PARTS if arguments.quick else FULL_PARTS
     lines: list[Line] = []
     has_failed, tested = False, 0
     for environment in arguments.versions:
@@ -117,6 +112,9 @@ def main() -> int:
             print(f"{environment.title} is not tested: {error}", file=sys.stderr, flush=True)
             has_failed |= bool(os.environ.get("CI")) and _has_interpreter(environment)
             continue
+        parts = QUICK_PARTS if arguments.quick else FULL_PARTS
+        if not arguments.quick and environment.torch == FAKE_CUDA_RELEASE:
+            parts = {**parts, "fake CUDA": FAKE_CUDA}
         for line in run_parts(environment, parts):
             lines.append(line)
             has_failed |= line.first_failure is not None

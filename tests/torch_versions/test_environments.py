@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.torch_versions.environments import RELEASES, Environment, newest_torch
-from tests.torch_versions.run import breakages, run_parts
+from tests.torch_versions.run import FAKE_CUDA_RELEASE, breakages, run_parts
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -29,7 +29,7 @@ def test_the_makefile_tests_the_oldest_and_the_newest_torch_and_each_python_that
     pythons = re.findall(r"^PYTHONS \?= (.*)", makefile, re.MULTILINE)[0].split()
     (pinned,) = re.findall(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     oldest, *_, newest = RELEASES
-    assert torch == [oldest, newest]
+    assert torch == [oldest, FAKE_CUDA_RELEASE, newest]
     assert pinned in RELEASES
     promised = {name.rpartition(" ")[2] for name in PROJECT["classifiers"] if " 3." in name}
     assert {version.partition("/")[2] for version in pythons} == promised - {"3.11"}

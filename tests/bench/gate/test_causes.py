@@ -275,9 +275,9 @@ def test_without_a_good_run_that_is_said(history: History) -> None:
     one = _judged(history)
     day = "2024-10-22"
     assert (one.good_run, one.bad_run) == (None, "run0018-ddp")
-    assert one.cause == f"unknown: no run of the series before {day} is in the history"
+    assert one.cause == f"unknown: the history has no run of the series before {day}"
     (cause,) = _explained(history)
-    assert cause.missing[0] == f"what changed: no run of the series before {day} is in the history"
+    assert cause.missing[0] == f"what changed: the history has no run of the series before {day}"
     assert cause.commands == ("observatory diagnose run0018-ddp",)
 
 

@@ -177,7 +177,7 @@ def test_a_node_of_a_cluster_whose_variable_is_a_mistake_is_named_before_anythin
         ),
         environment={"CUDA_VISIBLE_DEVICES": "0,7"},
     )
-    words = r'CUDA_VISIBLE_DEVICES is "0,7", and "7" is no GPU here \(they are 0 to 1\), .*; correct it'
+    words = r'CUDA_VISIBLE_DEVICES is "0,7", and "7" is not a GPU here \(GPUs are 0 to 1\), .*; correct it'
     with pytest.raises(Misuse, match=words) as error:
         check_torch(replace(ON_GPUS, ranks=1), machine)
     assert str(error.value).startswith(f"{machine.hostname}: ")

@@ -256,7 +256,7 @@ def test_a_gpu_whose_device_file_is_withheld_leaves_the_others_known() -> None:
 
 def test_gpus_that_are_all_withheld_are_absent_with_nvmls_reason() -> None:
     found = read_gpus(RecordedNvml(names=("A",), forbidden=frozenset({0})), {})
-    assert (found.gpus, found.absent["gpus"]) == ((), "NVML: Insufficient Permissions")
+    assert (found.gpus, found.absent["gpus"]) == ((), "NVML: GPU 0 does not answer (Insufficient Permissions)")
 
 
 IN_STEP = {"SLURMD_NODENAME": "node2", "SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2,3", "SLURM_JOB_GPUS": "0,1,2,3"}

@@ -350,7 +350,7 @@ def test_a_run_meant_for_another_store_is_left_to_it(tmp_path: Path, history: Hi
 
 def test_a_run_in_progress_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
     run = begin(DDP, make_machine(), tmp_path)
-    with pytest.raises(Misuse, match="is still running"):
+    with pytest.raises(Misuse, match="is still active"):
         load(run.folder)
     run.close()
 

@@ -195,7 +195,7 @@ def test_what_no_machine_can_run_is_refused_with_table_and_key(
         ),
         (
             "[case.ddp]\nranks = 2\nbaseline = 'single'\nscaling = 'strong'\nbatch = 16\n[case.single]\nranks = 1",
-            "[case.ddp] scaling of ddp is strong; with batch 16 and 8 of single it is weak: change the one",
+            "[case.ddp] scaling of ddp is strong; with batch 16 and 8 of single it is weak: change one",
         ),
     ],
 )

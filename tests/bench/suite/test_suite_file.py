@@ -263,7 +263,7 @@ def test_a_suite_with_another_setting_has_another_digest(folder: Path) -> None:
     [
         ("trials", '--set "trials" is not KEY=VALUE, for example defaults.trials=5 or case.ddp.ranks=[1,2]'),
         ("defaults.trials=", '--set "defaults.trials=" is not KEY=VALUE'),
-        ("trials.x=5", "--set trials.x names no key of a suite; use for example nightly, defaults.trials or"),
+        ("trials.x=5", "--set trials.x names no key of a suite; it may be such as nightly, defaults.trials or"),
         ("case.dpp.trials=5", '--set case.dpp.trials: {file} has no [case.dpp]; did you mean "ddp"?'),
         ("case.ddp=5", "--set case.ddp is a whole table; name one of its keys, for example case.ddp.trials"),
         ("case.ddp.name.x=5", "unknown key 'case.ddp.name'"),

@@ -317,7 +317,7 @@ def test_a_run_on_which_a_process_works_ends_the_suite_and_is_gone_on_with_later
     end = night.resume(plan)
     os.close(lock)
     assert (end.outcome, end.is_interrupted) == ("interrupted", False)
-    assert f"{folder} is still running" in str(end.failure)
+    assert f"{folder} is still active" in str(end.failure)
     before = len(night.orders)
     assert night.resume(plan).outcome == "done"
     assert night.orders[before:] == [("ddp", 1), ("ddp", 2)]
