@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { GPUS = 8, MOST_BLOCKS = 1 << 16, COPIED = 1 << 20 };
 
@@ -142,6 +143,8 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *of, int device) {
     memset(of, 0, sizeof *of);
     strcpy(of->name, "NVIDIA H100 80GB HBM3");
+    int process = getpid(); /* A process is a node: ranks that are alone in one do not share a GPU. */
+    memcpy(of->uuid.bytes, &process, sizeof process);
     of->uuid.bytes[15] = (char)device;
     of->totalGlobalMem = total_bytes();
     of->sharedMemPerBlock = 49152, of->sharedMemPerBlockOptin = 232448, of->sharedMemPerMultiprocessor = 233472;
