@@ -417,11 +417,20 @@ def test_a_run_of_today_has_the_files_of_an_old_one(name: str, runs: Path, sqlit
 
 
 _ADDED = {
-    "case.json": {"/purpose/member", "/resumed", "/case/nodes"},
-    "summary.json": {"/purpose/member", "/case/nodes", "/step_spreads", "/hosts", "/in_turn_with", "/drill"},
+    "case.json": {"/purpose/member", "/resumed", "/case/nodes", "/case/bind"},
+    "summary.json": {
+        "/purpose/member",
+        "/case/nodes",
+        "/case/bind",
+        "/step_spreads",
+        "/hosts",
+        "/in_turn_with",
+        "/drill",
+    },
     "machine.json": {"/nodes_here", "/container_image", "/cpu_limit_cores", "/memory_limit_bytes"},
+    "opened": {"cpus"},
 }
-"""Fields that later versions have added to files."""
+"""Fields that later versions have added to files, and to the first record of a rank's log."""
 _OF_THE_MACHINE = ("/absent", "/environment", "/gpus", "/links", "/hosts", "/step_spreads")
 
 
@@ -438,7 +447,10 @@ def _forms(folder: Path, added: dict[str, set[str]] | None = None) -> dict[str, 
             found[name] = _fields(json.loads(path.read_text())) | (added or {}).get(name, set())
         elif path.suffix == ".jsonl" and is_whole:
             records = [json.loads(line) for line in path.read_text().splitlines()]
-            kinds = {(record["type"], record.get("mark"), *record) for record in records}
+            kinds = {
+                (record["type"], record.get("mark"), *sorted(record.keys() | (added or {}).get(record["type"], set())))
+                for record in records
+            }
             found[name] = sorted(kinds - {kind for kind in kinds if kind[0] in ("changed", "note")}, key=str)
         elif path.suffix == ".npz":
             with zipfile.ZipFile(path) as packed:
