@@ -338,7 +338,7 @@ _MAY_HAVE_WRAPPED = "its counter wraps every 4 GiB, and the link may carry more 
 class FieldBatch:
     """The fields of one GPU, asked for together. Fields that it does not support are asked for once.
 
-    Where several fields are of one series, the first that answers is its only source from then on.
+    If several fields give one series, the first that answers becomes its only source.
     """
 
     def __init__(
