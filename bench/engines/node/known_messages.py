@@ -41,8 +41,8 @@ class KnownMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def text(self, facts: Mapping[str, Callable[[], str]]) -> str:
         """Return the explanation in one line, with the node's facts."""
-        found = [facts[name]() for name in self.facts if name in facts]
-        return "; ".join([f"{self.means}: {self.cause}", self.next, *filter(None, found)])
+        of_node = [facts[name]() for name in self.facts if name in facts]
+        return "; ".join([f"{self.means}: {self.cause}", self.next, *filter(None, of_node)])
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -80,7 +80,7 @@ def _read(
     names = [name for folder_names in folders.values() for name in folder_names]
     if not (missing := unmatched(value, names)):
         return Reading(value=value)
-    there = "; ".join(f"/{folder} has {', '.join(found) or 'none'}" for folder, found in folders.items())
+    there = "; ".join(f"/{folder} has {', '.join(devices) or 'none'}" for folder, devices in folders.items())
     return Reading(value=value, needed=f"a device for {', '.join(missing)} ({there})", is_enough=False)
 
 

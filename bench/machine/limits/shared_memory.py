@@ -32,10 +32,10 @@ class SharedMemory:
 def find(root: Path = Path("/")) -> SharedMemory | None:
     """Return the size of /dev/shm; None where it is missing."""
     try:
-        found = os.statvfs(root / "dev/shm")
+        status = os.statvfs(root / "dev/shm")
     except OSError:
         return None
-    return SharedMemory(size_bytes=found.f_blocks * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize)
+    return SharedMemory(size_bytes=status.f_blocks * status.f_frsize, free_bytes=status.f_bavail * status.f_frsize)
 
 
 def nccl_bytes(demand: Demand) -> int:
