@@ -135,7 +135,7 @@ def test_real_ranks_are_measured_kept_and_told_as_a_curve(
     assert rows[place + 2][3].replace(".", "").isdigit()
     (explicit_baseline,) = [row for row in rows if row[:3] == ["strong", "scaling", "efficiency"] and "%" in row]
     assert rows[place + 2][3] in explicit_baseline
-    assert [line.split(" begins")[0] for line in said.err.splitlines() if " begins " in line] == [
+    assert [line.split(" begins")[0] for line in said.err.splitlines() if " begins, " in line] == [
         "ddp on 1: trial 1 of 1",
         "ddp on 2: trial 1 of 1",
     ]
