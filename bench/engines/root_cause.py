@@ -9,11 +9,11 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 
 import msgspec
 
 from bench.rank.messages import FailureCause, TrialEnded
+from collectors.rank.rank_list import listed
 from collectors.rank.reached import Reached
 from collectors.sample_log import Ended
 
@@ -133,8 +133,11 @@ def joint_cause(parts: Iterable[TrialEnded], folder: str, limit_s: float) -> Fai
 
     See `root_cause`. The nodes' clocks decide which of two ranks ended first.
     """
-    ends = (msgspec.json.decode(end, type=RankEnd) for part in parts for end in part.ends)
-    return root_cause(tuple(sorted(ends, key=lambda end: end.rank)), folder, limit_s)
+    nodes = [tuple(msgspec.json.decode(end, type=RankEnd) for end in part.ends) for part in parts]
+    for ends in nodes:
+        if (cause := _lost_forkserver(ends, is_only_node=len(nodes) == 1)) is not None:
+            return cause
+    return root_cause(tuple(sorted((end for ends in nodes for end in ends), key=lambda end: end.rank)), folder, limit_s)
 
 
 def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> FailureCause | None:
@@ -147,10 +150,8 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Failur
     """
     if all(end.is_good for end in ends):
         return None
-    if all(end.exit_code == LOST_FORKSERVER and end.result is None for end in ends):
-        return FailureCause(
-            kind="agent", rank=None, step=None, text="the forkserver, from which all ranks are forked, is gone"
-        )
+    if (cause := _lost_forkserver(ends, is_only_node=True)) is not None:
+        return cause
     by_time = sorted((end for end in ends if not end.is_good), key=lambda end: end.ended_ns)
     for end in by_time:
         if end.full_disk is not None:
@@ -178,6 +179,15 @@ def root_cause(ends: tuple[RankEnd, ...], folder: str, limit_s: float) -> Failur
         return _hung(hung, ranks=len(ends), folder=folder, limit_s=limit_s)
     first = by_time[0]
     return _cause("error", first, f"rank {first.rank} was the first to lose its peers, and no rank shows why", folder)
+
+
+def _lost_forkserver(ends: Sequence[RankEnd], *, is_only_node: bool) -> FailureCause | None:
+    """Return the cause of a trial that lost the forkserver of a node with these ranks; None if it did not."""
+    if not ends or any(end.exit_code != LOST_FORKSERVER or end.result is not None for end in ends):
+        return None
+    whose = "all ranks" if is_only_node else f"ranks {listed(end.rank for end in ends)}"
+    text = f"the forkserver, from which {whose} are forked, is gone"
+    return FailureCause(kind="agent", rank=None, step=None, text=text)
 
 
 def _hung(hung: list[RankEnd], *, ranks: int, folder: str, limit_s: float) -> FailureCause:
@@ -232,25 +242,31 @@ def _behind(hung: list[RankEnd]) -> tuple[list[RankEnd], str]:
         ("its device has not completed what others have", lambda reached: reached.completed),
     )
     for lack, mark in marks:
-        waited_for = {end.rank for end, peer in permutations(hung, 2) if _is_before(end, peer, mark)}
-        waiting = {peer.rank for end, peer in permutations(hung, 2) if _is_before(end, peer, mark)}
-        if behind := [end for end in hung if end.rank in waited_for - waiting]:
+        if behind := _least_far(hung, mark):
             return behind, lack
     return [], ""
 
 
-def _is_before(end: RankEnd, peer: RankEnd, mark: Callable[[Reached], int | None]) -> bool:
-    """Return whether a rank lacks something that its peer has, in any sequence that both take part in."""
-    reached_by_end, reached_by_peer = end.reached or {}, peer.reached or {}
-    pairs = (
-        (mark(reached_by_end[key]), mark(reached_by_peer[key]))
-        for key in reached_by_end.keys() & reached_by_peer.keys()
-    )
-    return any(end_mark is not None and peer_mark is not None and end_mark < peer_mark for end_mark, peer_mark in pairs)
+def _least_far(hung: list[RankEnd], mark: Callable[[Reached], int | None]) -> list[RankEnd]:
+    """Return the ranks that lack what another rank has in some sequence, and that are ahead of no rank in any."""
+    marks_of_key: dict[str, list[int]] = {}
+    marks_of_rank = []
+    for end in hung:
+        marks = {key: at for key, reached in (end.reached or {}).items() if (at := mark(reached)) is not None}
+        marks_of_rank.append(marks)
+        for key, at in marks.items():
+            marks_of_key.setdefault(key, []).append(at)
+    ranges = {key: (min(marks), max(marks)) for key, marks in marks_of_key.items()}
+    return [
+        end
+        for end, marks in zip(hung, marks_of_rank, strict=True)
+        if any(at < ranges[key][1] for key, at in marks.items())
+        and all(at == ranges[key][0] for key, at in marks.items())
+    ]
 
 
 def _numbers(ends: list[RankEnd], ranks: int) -> str:
-    return "all ranks hung" if len(ends) == ranks else f"ranks {', '.join(str(end.rank) for end in ends)} hung"
+    return "all ranks hung" if len(ends) == ranks else f"ranks {listed(end.rank for end in ends)} hung"
 
 
 def _stacks(folder: str) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from collectors.rank.rank_list import listed
 from collectors.traces.cross_rank.clock_sync import Alignment, align
 from collectors.traces.cross_rank.collective_times import CollectiveTime, count_impossible, time_of
 from collectors.traces.cross_rank.matching import ROOTED, Matching, match
-from collectors.traces.cross_rank.process_groups import listed
 from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline
 

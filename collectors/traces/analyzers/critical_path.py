@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from collectors.rank.rank_list import listed
 from collectors.traces.cross_rank.clock_sync import Alignment, align, on_one_clock
 from collectors.traces.cross_rank.matching import ROOTED, Matching, match
-from collectors.traces.cross_rank.process_groups import listed
 from collectors.traces.dependency_graph.graph import DEPENDENCIES, PATH_KINDS, Dependency, Graph, PathKind, replay
 from collectors.traces.dependency_graph.rank_graph import (
     JoinedGraph,

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from collectors.rank.rank_list import listed
 from collectors.traces.cross_rank.collective_order import median_ns
 from collectors.traces.cross_rank.matching import ROOTED, Matching, Unmatched, match
-from collectors.traces.cross_rank.process_groups import listed
 from collectors.traces.intervals import Times
 from collectors.traces.table import Table, table_of
 from collectors.traces.timeline import Timeline

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -340,12 +339,3 @@ def _notes(group: ProcessGroup, shifts: Mapping[int, Shift]) -> Iterator[str]:
         )
         ties = f"; {shift.ties} other places fit as well" if shift.ties else ""
         yield f"{begins}, as their order fits best{shared}{ties}"
-
-
-def listed(ranks: Iterable[int]) -> str:
-    """Return ranks in words: "0 to 6, 9" for 0, 1, ... 6 and 9; there may be thousands."""
-    words = []
-    for _, run in groupby(enumerate(sorted(ranks)), lambda numbered: numbered[1] - numbered[0]):
-        numbers = [str(rank) for _, rank in run]
-        words += numbers if len(numbers) < 3 else [f"{numbers[0]} to {numbers[-1]}"]
-    return ", ".join(words)

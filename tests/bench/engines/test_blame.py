@@ -1,13 +1,15 @@
 """The rank that is blamed is the one whose own doing ended the trial."""
 
+import random
 from collections import Counter
 from collections.abc import Mapping
+from itertools import permutations
 from typing import Any
 
 import msgspec
 import pytest
 
-from bench.engines.root_cause import RankEnd, encoded, joint_cause, root_cause
+from bench.engines.root_cause import RankEnd, _behind, encoded, joint_cause, root_cause
 from bench.rank.messages import FailureCause, TrialEnded
 from collectors.rank.flight_recorder import reached
 from collectors.rank.reached import Reached
@@ -19,6 +21,11 @@ FOLDER = "/runs/r"
 
 def _root_cause(ends: tuple[RankEnd, ...], folder: str) -> FailureCause | None:
     return root_cause(ends, folder, limit_s=60)
+
+
+def _joint_cause(*nodes: tuple[RankEnd, ...]) -> FailureCause | None:
+    parts = [TrialEnded(run="r", trial=0, outcome="failed", ends=encoded(ends)) for ends in nodes]
+    return joint_cause(parts, FOLDER, 60.0)
 
 
 def _end(
@@ -209,6 +216,76 @@ def test_a_lost_forkserver_is_no_ranks_doing() -> None:
     cause = _root_cause((_end(0, code=255, has_result=False), _end(1, code=255, has_result=False)), FOLDER)
     assert cause is not None
     assert (cause.kind, cause.rank) == ("agent", None)
+
+
+def test_a_forkserver_lost_on_one_of_several_nodes_is_no_ranks_doing() -> None:
+    lost = tuple(_end(rank, code=255, has_result=False, at_s=2.0) for rank in (2, 3))
+    cause = _joint_cause((_lost_peer(0), _lost_peer(1, at_s=1.0)), lost)
+    assert cause is not None
+    assert (cause.kind, cause.rank) == ("agent", None)
+    assert cause.text == "the forkserver, from which ranks 2, 3 are forked, is gone"
+
+
+def test_one_rank_of_a_node_that_leaves_with_255_is_blamed_itself() -> None:
+    left = (_end(2, code=255, has_result=False), _lost_peer(3, at_s=2.0))
+    cause = _joint_cause((_lost_peer(0, at_s=2.0), _lost_peer(1, at_s=2.0)), left)
+    assert cause is not None
+    assert (cause.kind, cause.rank) == ("left", 2)
+
+
+def _by_pairs(marks: list[dict[str, int | None]]) -> list[int]:
+    """Return the ranks that another waits for and that wait for none, by comparing each pair."""
+
+    def is_before(first: int, second: int) -> bool:
+        pairs = ((marks[first][key], marks[second][key]) for key in marks[first].keys() & marks[second].keys())
+        return any(one is not None and other is not None and one < other for one, other in pairs)
+
+    pairs = list(permutations(range(len(marks)), 2))
+    waited_for = {first for first, second in pairs if is_before(first, second)}
+    return sorted(waited_for - {second for first, second in pairs if is_before(first, second)})
+
+
+def test_who_is_behind_is_as_by_comparing_each_pair() -> None:
+    generator = random.Random(0)
+    for _ in range(500):
+        marks = [
+            {key: generator.choice((None, 0, 1, 2)) for key in generator.sample("ABC", generator.randint(1, 3))}
+            for _ in range(generator.randint(2, 6))
+        ]
+        hung = [
+            _hung(rank, reached={key: Reached(issued=5, started=None, completed=at) for key, at in of_rank.items()})
+            for rank, of_rank in enumerate(marks)
+        ]
+        behind, _ = _behind(hung)
+        assert [end.rank for end in behind] == _by_pairs(marks)
+
+
+class _CountedMarks(dict[str, Reached]):
+    """What a rank has reached; counts how often it is read."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        _CountedMarks.reads += len(self)
+        return super().items()
+
+    def keys(self) -> Any:
+        _CountedMarks.reads += len(self)
+        return super().keys()
+
+    def __getitem__(self, key: str) -> Reached:
+        _CountedMarks.reads += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("ranks", [64, 4096])
+def test_work_to_blame_hung_ranks_is_linear_in_their_number(ranks: int) -> None:
+    _CountedMarks.reads = 0
+    hung = tuple(_hung(rank, reached=_CountedMarks(_on_gloo(8 - (rank == ranks - 1), 8))) for rank in range(ranks))
+    cause = _root_cause(hung, FOLDER)
+    assert cause is not None
+    assert cause.rank == ranks - 1
+    assert 0 < _CountedMarks.reads <= 16 * ranks
 
 
 def test_an_error_of_nccls_own_is_no_echo() -> None:
