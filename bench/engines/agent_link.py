@@ -6,13 +6,12 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from bench.engines.wire.channel import Channel, Heartbeat
 from bench.engines.wire.frames import SignedWire, Stream
-from bench.engines.wire.run_files import FileReceiver
+from bench.engines.wire.run_files import FileReceiver, LogSizes
 from bench.errors import InfrastructureFailed, say
 from bench.machine.machine import Machine
 from bench.machine.node_now import NodeNow
@@ -84,7 +83,7 @@ class NodeCheck:
 class AgentLink:
     """The connection to an agent, which does one thing at a time: it runs a trial or sends files.
 
-    stream, opening: see `Channel`. runs: the runner's folder of runs.
+    stream, opening: see `Channel`. log_sizes: of the runner's folder of runs, shared by the engine's links.
     name: of the agent, in messages. process: its process ID, if known.
     silent_s: how long the agent may leave an order unanswered beyond a trial's limit.
     kill: ends the agent's process at once, if the engine can. how_it_ended: describes the end of a process that hung
@@ -97,7 +96,7 @@ class AgentLink:
         stream: Stream,
         opening: Callable[[Stream], SignedWire],
         *,
-        runs: Path,
+        log_sizes: LogSizes,
         name: str,
         process: int | None = None,
         silent_s: float = SILENT_S,
@@ -112,7 +111,7 @@ class AgentLink:
         self._name, self._silent_s = name, silent_s
         self._process_name = name if process is None else f"{name} (process {process})"
         self._kill, self._how_it_ended, self._tell = kill, how_it_ended, tell
-        self._stream, self._files = stream, FileReceiver(runs)
+        self._stream, self._files = stream, FileReceiver(log_sizes)
         self._answers: queue.SimpleQueue[FromAgent | None] = queue.SimpleQueue()
         self._channel: Channel[FromAgent] = Channel(
             stream,

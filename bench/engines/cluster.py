@@ -6,7 +6,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,10 +19,12 @@ import msgspec
 from bench.engines.agent_link import SILENT_S, AgentLink, NodeCheck, StartLimit
 from bench.engines.trial_parts import Parts, ReadyNode, joined, spread
 from bench.engines.wire.frames import new_key, write_key
+from bench.engines.wire.run_files import LogSizes
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed, Misuse, say
+from bench.machine.limits.process_limits import require_files
 from bench.machine.machine import Machine
-from bench.machine.machine_diff import differences_of_nodes
+from bench.machine.machine_diff import MachineDifference, differences_of_nodes
 from bench.machine.placement import PLACEMENT, NodePlace, read_placement, write_placement
 from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
 from collectors.files import replace_file
@@ -112,7 +114,13 @@ class NodeRequest:
 
 
 PLACES_TOLD = 8
-"""The number of nodes that a note lists with their ranks."""
+"""The number of nodes that a note lists."""
+COLLECTED_AT_ONCE = 32
+"""How many nodes send a run's files at the same time: each has a file open here."""
+FILES = 128
+"""Files that a runner opens beside those for its nodes, an estimate: its history, its listeners, what it imports."""
+FILES_PER_NODE = 2
+"""The connection to a node, and a log that what it sends is appended to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +188,7 @@ class ClusterEngine:
         start_limit: StartLimit | None = None,
     ) -> None:
         self.name = placement.name
-        self._placement, self.runs = placement, runs
+        self._placement, self.runs, self._log_sizes = placement, runs, LogSizes(runs)
         self._silent_s = silent_s
         self._start_limit = start_limit or StartLimit()
         self._first_s = None if entrance is None else entrance.within_s
@@ -190,6 +198,7 @@ class ClusterEngine:
         self._watched: set[str] = set()
         self._used: dict[str, int] = {}  # By run: the number of nodes that have files of it.
         self._dropped = frozenset(dropped)
+        require_files(FILES + FILES_PER_NODE * len(placement.nodes), f"a runner of {len(placement.nodes)} nodes")
         with ExitStack() as stack:
             key = new_key() if entrance is None else entrance.key
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
@@ -313,7 +322,7 @@ class ClusterEngine:
             self._links[number] = AgentLink(
                 wire.stream,
                 lambda _: wire,
-                runs=self.runs,
+                log_sizes=self._log_sizes,
                 name=f"the agent of {self._placement.nodes[number]}",
                 silent_s=self._silent_s,
                 start_limit=self._start_limit,
@@ -372,16 +381,15 @@ class ClusterEngine:
         """Have the nodes send the files of a run; return notes.
 
         The first note lists the nodes of the ranks. Others name each file that did not arrive completely and stays on
-        its node, and each node whose machine differs from the first node's.
+        its node, and the nodes whose machines differ from most others.
         """
         taking = self._nodes[: self._used.pop(run, 0)]
         self._watched.discard(run)
         if not taking:
             return ()
-        with ThreadPoolExecutor(len(taking)) as pool:
+        with ThreadPoolExecutor(min(len(taking), COLLECTED_AT_ONCE)) as pool:
             lines = [line for lines in pool.map(lambda node: _collect(node, run), taking) for line in lines]
-        unlike = [line for node in taking[1:] if (line := _difference(taking[0], node)) is not None]
-        return (*_where(self.runs / run), *lines, *unlike)
+        return (*_where(self.runs / run), *lines, *_unlike_others(taking))
 
     def stop(self) -> None:
         """End the agents and their ranks; a second call does nothing."""
@@ -421,13 +429,19 @@ def _span(place: NodePlace) -> str:
     return str(last) if place.ranks == 1 else f"{place.first_rank}-{last}"
 
 
-def _difference(first: ReadyNode, node: ReadyNode) -> str | None:
-    """Return the differences from the first node's machine that may change a measurement; None without any."""
-    differences = differences_of_nodes(first.ready.machine, node.ready.machine)
-    words = "; ".join(
-        f"{difference.field} is {difference.now} instead of {difference.before}" for difference in differences
-    )
-    return f"{node.name} differs from {first.name}: {words}" if differences else None
+def _unlike_others(nodes: Sequence[ReadyNode]) -> Iterator[str]:
+    """Yield a line for all nodes that differ from most others in the same way, if that may change a measurement."""
+    alike: dict[tuple[MachineDifference, ...], list[ReadyNode]] = {}
+    for node in nodes:
+        alike.setdefault(differences_of_nodes(nodes[0].ready.machine, node.ready.machine), []).append(node)
+    most = max(alike.values(), key=len)
+    for others in alike.values():
+        if others is not most:
+            differences = differences_of_nodes(most[0].ready.machine, others[0].ready.machine)
+            words = "; ".join(f"{each.field} is {each.now} instead of {each.before}" for each in differences)
+            names = ", ".join(node.name for node in others[:PLACES_TOLD])
+            more = f" and {len(others) - PLACES_TOLD} more" if len(others) > PLACES_TOLD else ""
+            yield f"{names}{more} differ{'s' * (len(others) == 1)} from {most[0].name}: {words}"
 
 
 def _collect(node: ReadyNode, run: str) -> list[str]:

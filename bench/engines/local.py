@@ -23,6 +23,7 @@ from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, NodeRequest
 from bench.engines.environment import LOOPBACK
 from bench.engines.root_cause import is_chatter
 from bench.engines.wire.frames import PipeStream, key_line, meet, new_key
+from bench.engines.wire.run_files import LogSizes
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
@@ -101,7 +102,7 @@ class LocalEngine:
         self._link = AgentLink(
             PipeStream(self._agent.stdout, self._agent.stdin),
             partial(meet, key=key, side="runner"),
-            runs=runs,
+            log_sizes=LogSizes(runs),
             name="the agent of this machine",
             process=self._agent.pid,
             silent_s=silent_s,

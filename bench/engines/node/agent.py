@@ -46,7 +46,7 @@ from bench.engines.wire.frames import (
     receive_key,
 )
 from bench.engines.wire.run_files import FileSender
-from bench.engines.wire.tcp import CONNECT_S, Unreached, address_of, connect
+from bench.engines.wire.tcp import CONNECT_S, Unreached, address_of, join_runner
 from bench.errors import InfrastructureFailed, say
 from bench.machine.limits.demand import demand_of
 from bench.machine.limits.registry import too_small
@@ -126,9 +126,10 @@ def main() -> int:
     try:
         standard = _take_over_streams()
         key = receive_key(standard) if arguments.key_file is None else read_key(arguments.key_file)
-        stream: Stream = standard
+        wire = None
         if arguments.connect is not None:
-            stream = connect(*arguments.connect, within_s=arguments.within)
+            wire = join_runner(*arguments.connect, key, node=arguments.node, within_s=arguments.within)
+        stream: Stream = standard if wire is None else wire.stream
         host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
         if (why := exposed_by(Path(get_temp_dir()))) is not None:  # It contains the socket that starts ranks.
             raise InfrastructureFailed(
@@ -141,9 +142,13 @@ def main() -> int:
         return UNREACHED if isinstance(error, Unreached) else 1
     temporary_folder = None if arguments.runs is not None else tempfile.mkdtemp(prefix="observatory-node-")
     runs = Path(temporary_folder) if temporary_folder is not None else arguments.runs.absolute()
-    agent = Agent(
-        stream, key, node=arguments.node, sent_from=runs if arguments.sends_files else None, on_met=limit.cancel
-    )
+
+    def opening(stream: Stream) -> SignedWire:
+        met = meet(stream, key, "agent", node=arguments.node) if wire is None else wire
+        limit.cancel()
+        return met
+
+    agent = Agent(stream, opening, sent_from=runs if arguments.sends_files else None)
     for text in notices:
         agent.notice(text)
     forkserver.set_forkserver_preload(["bench.engines.node.forkserver_preload"])
@@ -185,11 +190,9 @@ class Agent:
     def __init__(
         self,
         stream: Stream,
-        key: bytes,
+        opening: Callable[[Stream], SignedWire],
         *,
-        node: int,
         sent_from: Path | None = None,
-        on_met: Callable[[], None] = lambda: None,
     ) -> None:
         self._orders: queue.SimpleQueue[TrialOrder | OpenStore | _StateRequest | None] = queue.SimpleQueue()
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -199,11 +202,6 @@ class Agent:
         self._is_ready = self._has_failed = False
         self._told_limits: set[str] = set()
         self.is_leaving = False
-
-        def opening(stream: Stream) -> SignedWire:
-            wire = meet(stream, key, "agent", node=node)
-            on_met()
-            return wire
 
         self._channel: Channel[ToAgent] = Channel(
             stream,

@@ -8,7 +8,8 @@ The limits: two cores at a load of 40 wake a thread within a second, so a health
 three in a row are late. Silence is seen after 8 s at the latest (`SILENT_S` and two ticks), which leaves a side 2 s to
 end its ranks within 10 s of the other's death. Silence is counted in the watching thread's own ticks, and one that
 comes late counts as two at most: a machine that is too busy to count ends no healthy pair, and a process that was
-stopped itself, or slept with its laptop, first reads what has come.
+stopped itself, or slept with its laptop, first reads what has come. Bytes that
+wait to be read are no silence.
 """
 
 from __future__ import annotations
@@ -196,12 +197,18 @@ class Channel(Generic[Message]):
         while not told_to_stop.wait(self._tick_s):
             if self._has_ended.is_set():
                 return
-            if self._is_handling:  # What has come since is not read yet.
+            if self._is_handling or self._has_unread():  # A busy machine reads late what came in time.
                 silence.heard()
             if silence.tick():
                 self.is_silent = True
                 self._end(f"no message for {silence.limit_s:g} s")
                 return
+
+    def _has_unread(self) -> bool:
+        try:
+            return self._stream.has_unread()
+        except (OSError, ValueError):  # The stream is closed.
+            return False
 
     def _end(self, reason: str) -> None:
         with self._lock:

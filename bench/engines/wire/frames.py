@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import select
 import socket
 import stat
 import struct
@@ -67,16 +68,24 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 class Stream(Protocol):
     """Bytes to and from the other side: a pipe, the standard streams of a step, an actor's, or a TCP connection.
 
-    read: returns what there is, at most that many bytes; none at the end of the stream.
+    read: returns what there is, at most that many bytes; none at the end of the stream. has_unread: whether read would
+    return at once.
     write: returns when all is written. hang_up: closes the way out. abort: also ends a call that waits, if it can.
     close: frees what is open, when nobody reads or writes any more.
     """
 
     def read(self, most: int) -> bytes: ...
+    def has_unread(self) -> bool: ...
     def write(self, data: bytes) -> None: ...
     def hang_up(self) -> None: ...
     def abort(self) -> None: ...
     def close(self) -> None: ...
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class PipeStream:
@@ -87,6 +96,9 @@ class PipeStream:
 
     def read(self, most: int) -> bytes:
         return self._reading.read(most)
+
+    def has_unread(self) -> bool:
+        return _is_readable(self._reading.fileno())
 
     def write(self, data: bytes) -> None:
         remaining = memoryview(data)
@@ -120,6 +132,9 @@ class SocketStream:
 
     def read(self, most: int) -> bytes:
         return self._socket.recv(most)
+
+    def has_unread(self) -> bool:
+        return _is_readable(self._socket.fileno())
 
     def write(self, data: bytes) -> None:
         self._socket.sendall(data)

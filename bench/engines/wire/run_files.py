@@ -8,7 +8,7 @@ import queue
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,6 +196,24 @@ class _Draft:
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
 
+class LogSizes:
+    """Sizes of runs' logs before agents append to them. The agents of an engine share it: each run is listed once."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+        self._sizes: dict[str, dict[str, int]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, run: str) -> Mapping[str, int]:
+        """Return the size of each log of the run when this was first called for it."""
+        with self._lock:
+            if run not in self._sizes:
+                self._sizes[run] = {
+                    name: path.lstat().st_size for name, path in _files(self.runs / run) if name.endswith(_APPENDED)
+                }
+            return self._sizes[run]
+
+
 class FileReceiver:
     """Keeps the files that one agent sends, beneath the runner's folder of runs.
 
@@ -203,18 +221,16 @@ class FileReceiver:
     it first expected the run.
     """
 
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
-        self._bases: dict[str, dict[str, int]] = {}  # By expected run and name: the size of a log before.
+    def __init__(self, log_sizes: LogSizes) -> None:
+        self._log_sizes, self._runs = log_sizes, log_sizes.runs
+        self._bases: dict[str, Mapping[str, int]] = {}  # By expected run and name: the size of a log before.
         self._drafts: dict[tuple[str, str], _Draft] = {}
         self._problems: dict[str, list[str]] = {}
 
     def expect(self, run: str) -> None:
         """Accept files of this run from now on."""
         if run not in self._bases:
-            self._bases[run] = {
-                name: path.lstat().st_size for name, path in _files(self._runs / run) if name.endswith(_APPENDED)
-            }
+            self._bases[run] = self._log_sizes.of(run)
 
     def take(self, message: FilePiece | FileSent | FilesSent) -> None:
         """Keep what an agent sent. What cannot be kept becomes a problem of the run.

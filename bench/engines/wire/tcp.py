@@ -21,6 +21,8 @@ MEET_S = 10.0
 """How long a connection may take to prove that it has the key."""
 MOST_UNKNOWN = 8
 """How many connections may be proving it at once, beside one for each agent that is expected."""
+MOST_TOLD = 20
+"""How many refusals are logged, each in a line; the others are counted."""
 
 
 def address_of(text: str, least_port: int = 1) -> tuple[str, int]:
@@ -60,6 +62,29 @@ def connect(host: str, port: int, *, within_s: float = CONNECT_S) -> SocketStrea
             return SocketStream(connected)
 
 
+def join_runner(host: str, port: int, key: bytes, *, node: int, within_s: float = CONNECT_S) -> SignedWire:
+    """Connect to the runner and meet it; where it hangs up before that, as when too many connect at once, try again.
+
+    Raises:
+        Unreached: it has not answered in time.
+        Refused: it has another key or version.
+        StreamEnded, OSError: it has hung up each time.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        stream = connect(host, port, within_s=max(0.0, deadline_s - time.monotonic()))
+        try:
+            return meet(stream, key, "agent", node=node)
+        except (StreamEnded, OSError):
+            stream.close()
+            if time.monotonic() + AGAIN_S >= deadline_s:
+                raise
+            time.sleep(AGAIN_S)
+        except Refused:
+            stream.close()
+            raise
+
+
 def listen(host: str, port: int, *, expected: int) -> socket.socket:
     """Return a socket that listens for so many agents; at a free port, where it is 0.
 
@@ -75,6 +100,7 @@ def listen(host: str, port: int, *, expected: int) -> socket.socket:
 class AgentListener:
     """Listens for agents until it is closed. Whoever does not prove in time to have the key is refused and logged.
 
+    Where too many connections are proving it, the oldest is refused: an agent proves it at once, and tries again.
     host: the address to listen at. expected: how many agents will connect. log: is told of each refusal, in one line,
     from any thread. lent: a socket that listens already, and goes on to when this is closed: who connects meanwhile
     waits for the next listener.
@@ -102,7 +128,9 @@ class AgentListener:
             self._socket = lent.dup()
             self._socket.settimeout(AGAIN_S)  # To be shut down would end the lent one, too.
         self._key, self._meet_s, self._log = key, meet_s, log
-        self._free = threading.Semaphore(expected + MOST_UNKNOWN)
+        self._most_unknown = expected + MOST_UNKNOWN
+        self._unknown: dict[str, SocketStream] = {}  # By address, oldest first.
+        self._refusals = 0
         self._met: queue.SimpleQueue[SignedWire] = queue.SimpleQueue()
         self._nodes: set[int] = set()
         self._lock = threading.Lock()
@@ -129,6 +157,8 @@ class AgentListener:
                 self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread.
         self._thread.join()
         self._socket.close()
+        if self._refusals > MOST_TOLD:
+            self._log(f"refused {self._refusals - MOST_TOLD} more connections")
         with suppress(queue.Empty):
             while True:
                 self._met.get_nowait().stream.close()
@@ -145,33 +175,48 @@ class AgentListener:
                 time.sleep(AGAIN_S)  # Too many files are open, for instance: agents try again, too.
                 continue
             where = f"{address[0]}:{address[1]}"
-            if not self._free.acquire(blocking=False):
-                connected.close()
-                self._log(
-                    f"refused the connection from {where}: too many connections have not yet proved that they have the"
-                    " key"
-                )
-                continue
-            threading.Thread(target=self._meet, args=(connected, where), name=f"meeting {where}", daemon=True).start()
+            stream = SocketStream(connected)
+            with self._lock:
+                if len(self._unknown) >= self._most_unknown:
+                    oldest = next(iter(self._unknown))
+                    self._unknown.pop(oldest).abort()
+                    self._refuse(oldest, "too many connections have not yet proved that they have the key")
+                self._unknown[where] = stream
+            threading.Thread(target=self._meet, args=(stream, where), name=f"meeting {where}", daemon=True).start()
 
-    def _meet(self, connected: socket.socket, where: str) -> None:
-        stream = SocketStream(connected)
-        limit = threading.Timer(self._meet_s, stream.abort)  # However slowly its bytes come.
+    def _send_away(self, stream: SocketStream, where: str) -> None:
+        with self._lock:
+            if self._unknown.get(where) is stream:
+                stream.abort()
+
+    def _refuse(self, where: str, why: object) -> None:
+        self._refusals += 1
+        if self._refusals <= MOST_TOLD:
+            self._log(f"refused the connection from {where}: {why}")
+
+    def _meet(self, stream: SocketStream, where: str) -> None:
+        limit = threading.Timer(self._meet_s, self._send_away, (stream, where))  # However slowly its bytes come.
         limit.start()
         try:
             wire = meet(stream, self._key, "runner")
-            self._take(wire)
+            self._take(wire, where)
         except (Refused, StreamEnded, OSError) as error:
-            self._log(f"refused the connection from {where}: {error}")
+            with self._lock:
+                if self._unknown.get(where) is stream:  # Otherwise it was refused already.
+                    self._refuse(where, error)
             stream.close()
         finally:
             limit.cancel()
-            self._free.release()
+            with self._lock:
+                if self._unknown.get(where) is stream:
+                    del self._unknown[where]
 
-    def _take(self, wire: SignedWire) -> None:
+    def _take(self, wire: SignedWire, where: str) -> None:
         assert wire.peer is not None, "the sides have met"
         with self._lock:
             if self._is_closed or wire.peer.node in self._nodes:
                 raise Refused(f"node {wire.peer.node} already has an agent")
+            if self._unknown.pop(where, None) is None:
+                raise Refused("it took too long")
             self._nodes.add(wire.peer.node)
         self._met.put(wire)

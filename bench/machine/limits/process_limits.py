@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from bench.errors import InfrastructureFailed
 from bench.machine.container import own_groups
 from bench.machine.limits.demand import Demand, Reading, size_words
 from bench.machine.preflight import PROCESS_BYTES, left_in_groups
@@ -39,6 +40,23 @@ def locked_memory(_demand: Demand, _environment: Environment, root: Path) -> Rea
 def open_files(demand: Demand, _environment: Environment, _root: Path) -> Reading:
     """Compare RLIMIT_NOFILE with the connections of a rank."""
     return _counted(resource.RLIMIT_NOFILE, FILES + FILES_PER_PEER * demand.world, "a rank")
+
+
+def require_files(needed: int, whose: str) -> None:
+    """Raise this process's limit of open files (RLIMIT_NOFILE) to the hard limit where it is below what is needed.
+
+    Raises:
+        InfrastructureFailed: the hard limit is lower than that.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InfrastructureFailed(
+            f"{whose} needs {needed} open files, and the hard limit is {hard}; raise it (`ulimit -Hn`, or LimitNOFILE"
+            " of the service), or use fewer nodes"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
 def processes(demand: Demand, _environment: Environment, root: Path) -> Reading:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +14,16 @@ import psutil
 import pytest
 
 from bench.case import Case
-from bench.engines.agent_link import StartLimit
-from bench.engines.cluster import ClusterEngine, Meeting, NodeRequest
+from bench.engines.agent_link import AgentLink, StartLimit
+from bench.engines.cluster import ClusterEngine, Meeting, NodeRequest, _unlike_others
 from bench.engines.local import LocalAllocation, LocalNodes
-from bench.engines.trial_parts import spread
+from bench.engines.trial_parts import ReadyNode, spread
 from bench.errors import InfrastructureFailed, Misuse
+from bench.machine.machine import Machine
 from bench.rank.fault_injection import Fault
-from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
+from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
 from bench.results.trials import read_trials
-from tests.bench.made.examples import small_case
+from tests.bench.made.examples import make_machine, small_case
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -203,6 +206,38 @@ def test_each_further_node_has_a_file_on_its_machine_and_a_line_on_what_differs(
         f"node 1 differs from node 0: torch is 2.0 instead of {mine.torch_version}; CPU is old instead of {mine.cpu}",
     )
     assert json.loads((engine.runs / "unlike/machine1.json").read_bytes())["torch_version"] == "2.0"
+
+
+def _ready(number: int, machine: Machine) -> ReadyNode:
+    link: AgentLink = None  # type: ignore[assignment]  # None is read.
+    return ReadyNode(number=number, name=f"node {number}", link=link, ready=Ready(machine=machine))
+
+
+def test_nodes_unlike_the_majority_are_named_once_though_the_first_is_of_them() -> None:
+    usual, old = replace(make_machine(), cpu="usual"), replace(make_machine(), cpu="old")
+    nodes = [_ready(number, old if number in (0, 2) else usual) for number in range(100)]
+    assert list(_unlike_others(nodes)) == ["node 0, node 2 differ from node 1: CPU is old instead of usual"]
+    nodes = [_ready(number, old if 50 <= number < 62 else usual) for number in range(100)]
+    (line,) = _unlike_others(nodes)
+    assert line.startswith(
+        "node 50, node 51, node 52, node 53, node 54, node 55, node 56, node 57 and 4 more differ from"
+    )
+
+
+def test_more_nodes_than_the_limit_of_files_allows_are_refused(tmp_path: Path) -> None:
+    script = f"""
+import resource, sys
+from pathlib import Path
+from bench.engines.cluster import ClusterEngine
+from bench.engines.local import LocalNodes
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+ClusterEngine(LocalNodes(600), Path({str(tmp_path)!r}))
+"""
+    ended = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=200)
+    assert ended.stderr.splitlines()[-1] == (
+        "bench.errors.InfrastructureFailed: a runner of 600 nodes needs 1328 open files, and the hard limit is 256;"
+        " raise it (`ulimit -Hn`, or LimitNOFILE of the service), or use fewer nodes"
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from bench.case import Case
 from bench.engines.agent_link import AgentLink
 from bench.engines.root_cause import joint_cause
 from bench.engines.wire.frames import new_key, write_key
+from bench.engines.wire.run_files import LogSizes
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed
 from bench.rank.fault_injection import Fault
@@ -73,7 +74,11 @@ def _remote(folder: Path, *arguments: str) -> Iterator[Remote]:
             wire = listener.accept(WITHIN_S)
             assert wire is not None, (folder / "agent.err").read_text()
             link = AgentLink(
-                wire.stream, lambda _: wire, runs=folder / "runner", name="the agent of node 0", kill=agent.kill
+                wire.stream,
+                lambda _: wire,
+                log_sizes=LogSizes(folder / "runner"),
+                name="the agent of node 0",
+                kill=agent.kill,
             )
             yield Remote(agent=agent, link=link, folder=folder)
             link.hang_up(WITHIN_S)
@@ -233,13 +238,14 @@ from bench.engines.agent_link import AgentLink
 from bench.engines.root_cause import joint_cause
 from bench.engines.wire.tcp import AgentListener
 from bench.engines.wire.frames import new_key, write_key
+from bench.engines.wire.run_files import LogSizes
 key = new_key()
 write_key(folder / "key", key)
 listener = AgentListener("127.0.0.1", key)
 words = ["--connect", f"127.0.0.1:{{listener.port}}", "--key-file", str(folder / "key"), "--runs", str(folder)]
 agent = subprocess.Popen([sys.executable, "-P", "-m", "bench.engines.node.agent", *words])
 wire = listener.accept(100)
-run(AgentLink(wire.stream, lambda _: wire, runs=folder, name="the agent"))
+run(AgentLink(wire.stream, lambda _: wire, log_sizes=LogSizes(folder), name="the agent"))
 """
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 from bench.engines.agent_link import AgentLink
 from bench.engines.wire.frames import new_key, write_key
+from bench.engines.wire.run_files import LogSizes
 from bench.engines.wire.tcp import AgentListener
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
@@ -40,7 +41,9 @@ class BoxedEngine(Listener):
             wire = listener.accept(WITHIN_S)
         assert wire is not None, "no agent came"
         assert wire.peer is not None, "the sides have met"
-        self.link = AgentLink(wire.stream, lambda _: wire, runs=folder, name=f"the agent of node {wire.peer.node}")
+        self.link = AgentLink(
+            wire.stream, lambda _: wire, log_sizes=LogSizes(folder), name=f"the agent of node {wire.peer.node}"
+        )
         self.is_measuring = False
 
     def __enter__(self) -> BoxedEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -140,6 +141,42 @@ def test_a_side_that_neither_beats_nor_hangs_up_is_given_up(streams: tuple[Socke
         _channel(streams[1], "runner", Received(), beat_s=3600.0),
     ):
         assert agent.reason() == "no message for 0.2 s"
+
+
+class SlowReader(SocketStream):
+    """A stream whose bytes are read only when that is allowed, once the sides have met."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected)
+        self.may_read, self.polled = threading.Event(), threading.Semaphore(0)
+        self.may_read.set()
+
+    def read(self, most: int) -> bytes:
+        data = super().read(most)
+        self.may_read.wait(WITHIN_S)
+        return data
+
+    def has_unread(self) -> bool:
+        self.polled.release()
+        return super().has_unread()
+
+
+def test_bytes_that_wait_to_be_read_are_no_silence(streams: tuple[SocketStream, SocketStream]) -> None:
+    ours, theirs = socket.socketpair()
+    runner = Received()
+    with ours, theirs, _channel(SocketStream(theirs), "agent", Received(), beat_s=3600.0) as agent:
+        slow = SlowReader(ours)
+        with _channel(slow, "runner", runner, silent_s=0.05):
+            agent.send(AgentFailed(text="first"))
+            assert runner.message() == AgentFailed(text="first")
+            slow.may_read.clear()
+            for text in ("second", "third"):
+                agent.send(AgentFailed(text=text))
+            for _ in range(100):  # Looks of the watching thread, of which ten of 0.01 s would be the end.
+                assert slow.polled.acquire(timeout=WITHIN_S)
+            assert runner.reasons.empty()
+            slow.may_read.set()
+            assert [runner.message(), runner.message()] == [AgentFailed(text="second"), AgentFailed(text="third")]
 
 
 def test_who_does_not_read_keeps_nobody_from_ending(streams: tuple[SocketStream, SocketStream]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from bench.engines.wire.frames import Refused
-from bench.engines.wire.run_files import PIECE_BYTES, FileReceiver, FileSender
+from bench.engines.wire.run_files import PIECE_BYTES, FileReceiver, FileSender, LogSizes
 from bench.errors import InfrastructureFailed
 from bench.rank.messages import FilePiece, FileSent, FilesSent, FromAgent, SendFiles, TrialOrder, WatchFiles
 from bench.store import run_dir
@@ -32,7 +33,7 @@ class Node:
         self.runs, self.runner_runs = folder / "node", folder / "runner"
         self.folder, self.kept = self.runs / RUN, self.runner_runs / RUN
         self.kept.mkdir(parents=True)
-        self.receiver = FileReceiver(self.runner_runs)
+        self.receiver = FileReceiver(LogSizes(self.runner_runs))
         self.sent: queue.SimpleQueue[FilePiece | FileSent | FilesSent] = queue.SimpleQueue()
         self.sender = FileSender(self.runs, self._send, look_s=0.01)
 
@@ -233,3 +234,27 @@ def test_a_file_of_a_run_that_was_not_ordered_is_refused(node: Node) -> None:
 def test_a_name_that_no_rank_writes_is_refused(name: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=r"regex .* - at `\$\.name`"):
         msgspec.json.decode(msgspec.json.encode(_piece(name=name)), type=FromAgent)
+
+
+def test_agents_of_an_engine_list_the_folder_of_a_resumed_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / RUN).mkdir()
+    (tmp_path / RUN / "rank0.jsonl").write_bytes(b"before\n")
+    listed = Counter[Path]()
+    iterdir = Path.iterdir
+
+    def counted(folder: Path) -> Iterator[Path]:
+        listed[folder] += 1
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", counted)
+    log_sizes = LogSizes(tmp_path)
+    receivers = [FileReceiver(log_sizes) for _ in range(8)]
+    for rank, receiver in enumerate(receivers):
+        receiver.expect(RUN)
+        piece = FilePiece(run=RUN, name=f"rank{rank}.jsonl", start=0, data=zlib.compress(b"after\n"), is_tail=True)
+        receiver.take(piece)
+    assert listed == {tmp_path / RUN: 1}
+    assert (tmp_path / RUN / "rank0.jsonl").read_bytes() == b"before\nafter\n"
+    assert (tmp_path / RUN / "rank7.jsonl").read_bytes() == b"after\n"

@@ -7,12 +7,22 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
 from bench.engines.wire.frames import SignedWire, StreamEnded, meet, new_key
-from bench.engines.wire.tcp import MOST_UNKNOWN, AgentListener, Unreached, address_of, connect, listen
+from bench.engines.wire.tcp import (
+    MOST_TOLD,
+    MOST_UNKNOWN,
+    AgentListener,
+    Unreached,
+    address_of,
+    connect,
+    join_runner,
+    listen,
+)
 from bench.errors import InfrastructureFailed
 
 KEY = new_key()
@@ -82,16 +92,49 @@ def test_who_says_nothing_is_sent_away(log: Log) -> None:
         assert log.line().startswith("refused the connection from 127.0.0.1:")
 
 
-def test_more_strangers_than_allowed_are_sent_away_at_once(listener: AgentListener, log: Log) -> None:
+def test_an_agent_is_met_though_silent_strangers_have_taken_all_places(listener: AgentListener, log: Log) -> None:
     address = ("127.0.0.1", listener.port)
-    strangers = [socket.create_connection(address, timeout=WITHIN_S) for _ in range(MOST_UNKNOWN + 1)]
-    try:
-        with socket.create_connection(address, timeout=WITHIN_S) as one_more:
-            assert one_more.recv(1) == b""
+    with ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(address, timeout=WITHIN_S)) for _ in range(MOST_UNKNOWN + 1)
+        ]
+        with _agent(listener):
+            _next(listener).stream.close()
+            assert strangers[0].recv(1) == b""  # The oldest.
             assert log.line().endswith(": too many connections have not yet proved that they have the key")
-    finally:
-        for stranger in strangers:
-            stranger.close()
+
+
+def test_refusals_of_many_strangers_take_a_bounded_number_of_lines(log: Log) -> None:
+    with closing(AgentListener("127.0.0.1", KEY, log=log.put)) as listener:
+        for _ in range(MOST_TOLD + 5):
+            with socket.create_connection(("127.0.0.1", listener.port), timeout=WITHIN_S) as stranger:
+                stranger.sendall(b"x" * 100)
+                stranger.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):
+                    while stranger.recv(1):
+                        pass
+        with _agent(listener):
+            _next(listener).stream.close()
+    lines = [log.line() for _ in range(log.qsize())]
+    assert len(lines) == MOST_TOLD + 1
+    assert lines[-1] == "refused 5 more connections"
+
+
+def test_an_agent_tries_again_when_the_runner_hangs_up_before_they_have_met(log: Log) -> None:
+    with listen("127.0.0.1", 0, expected=1) as lent, ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join_runner, "127.0.0.1", lent.getsockname()[1], KEY, node=3, within_s=WITHIN_S)
+        lent.accept()[0].close()
+        with closing(AgentListener("127.0.0.1", KEY, log=log.put, lent=lent)) as listener:
+            ours, theirs = _next(listener), joining.result(WITHIN_S)
+            assert ours.peer is not None
+            assert ours.peer.node == 3
+            for wire in (ours, theirs):
+                wire.stream.close()
+
+
+def test_an_agent_that_is_never_met_gives_up_at_its_own_limit(listener: AgentListener) -> None:
+    with pytest.raises((StreamEnded, OSError)):
+        join_runner("127.0.0.1", listener.port, new_key(), node=0, within_s=0.1)
 
 
 def test_an_agent_waits_for_a_runner_that_is_still_starting() -> None:

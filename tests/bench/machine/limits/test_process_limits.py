@@ -143,3 +143,24 @@ def test_limits_of_this_process_are_those_of_the_kernel() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     expected = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
     assert verdicts["open files (nofile)"].value.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "needed", "ends_at"),
+    [(256, 4096, 1000, "4096"), (256, 4096, 200, "256"), (4096, 4096, 4096, "4096"), (256, 900, 1000, None)],
+)
+def test_the_limit_of_open_files_is_raised_where_it_is_needed(
+    soft: int, hard: int, needed: int, ends_at: str | None
+) -> None:
+    code = (
+        "import resource\n"
+        "from bench.machine.limits.process_limits import require_files\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        f"require_files({needed}, 'a runner')\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    if ends_at is None:
+        assert "a runner needs 1000 open files, and the hard limit is 900; raise it" in ended.stderr
+    else:
+        assert ended.stdout.strip() == ends_at
