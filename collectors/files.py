@@ -195,6 +195,19 @@ def drafted(path: Path, *, mode: int | None = None, is_any_folder: bool = False)
         os.close(folder)
 
 
+def sync_folder(folder: Path) -> None:
+    """Put the names of a folder's new files on the disk, as closing a file after a sync does for its content alone.
+
+    Raises:
+        OSError: it cannot be opened or synced.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def write_named(path: Path, content: bytes, *, mode: int | None = None) -> None:
     """Write a file that a person named: replaced in one piece, or written into if it is a device such as /dev/stdout.
 

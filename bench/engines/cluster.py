@@ -27,7 +27,7 @@ from bench.machine.machine import Machine
 from bench.machine.machine_diff import MachineDifference, differences_of_nodes
 from bench.machine.placement import PLACEMENT, NodePlace, read_placement, write_placement
 from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
-from collectors.files import replace_file
+from collectors.files import replace_file, sync_folder
 
 
 class ImplausibleAnswers:
@@ -389,7 +389,13 @@ class ClusterEngine:
             return ()
         with ThreadPoolExecutor(min(len(taking), COLLECTED_AT_ONCE)) as pool:
             lines = [line for lines in pool.map(lambda node: _collect(node, run), taking) for line in lines]
-        return (*_where(self.runs / run), *lines, *_unlike_others(taking))
+        folder = self.runs / run
+        try:
+            for received in (folder, *folder.glob("trial*/")):
+                sync_folder(received)
+        except OSError as error:
+            lines.append(f"{received} cannot be synced to the disk: {error.strerror}")
+        return (*_where(folder), *lines, *_unlike_others(taking))
 
     def stop(self) -> None:
         """End the agents and their ranks; a second call does nothing."""

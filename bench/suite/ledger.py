@@ -22,7 +22,7 @@ from bench.rank.messages import FailureCause, TrialOutcome
 from bench.store.files import read_small
 from bench.store.suite_record import FAILED, CaseOutcome
 from bench.suite.file import SuiteCase
-from collectors.files import holder_of, open_to_append, schema_version_of, try_lock
+from collectors.files import holder_of, open_to_append, schema_version_of, sync_folder, try_lock
 
 SCHEMA_VERSION = 2
 LEDGER = "ledger.jsonl"
@@ -336,7 +336,7 @@ class LedgerWriter:
             self._bytes = contents.whole_bytes
             if os.fstat(self._fd).st_size > self._bytes:
                 os.ftruncate(self._fd, self._bytes)
-            _sync_folder(folder)
+            sync_folder(folder)
         except OSError as error:
             os.close(self._fd)
             raise self._unwritable(error) from None
@@ -381,15 +381,6 @@ class LedgerWriter:
             f"{self.path} cannot be written: {error.strerror}; make room, then `observatory suite run --resume`"
             " continues"
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a new file's name on the disk, too."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def is_written(folder: Path) -> bool:

@@ -24,6 +24,7 @@ from bench.rank.fault_injection import Fault
 from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
 from bench.results.trials import read_trials
 from tests.bench.made.examples import make_machine, small_case
+from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -74,12 +75,16 @@ def _run(engine: ClusterEngine, run: str, case: Case, fault: Fault | None = None
     return engine.run(TrialOrder(run=run, trial=0, case=case, limit_s=60.0, fault=fault), see), steps
 
 
-def test_the_files_of_all_nodes_come_together(engine: ClusterEngine) -> None:
+def test_the_files_of_all_nodes_come_together(engine: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk(monkeypatch)
     case = small_case(ranks=4, steps=4, nodes=2)
     ended, steps = _run(engine, "four", case)
     assert ended == TrialEnded(run="four", trial=0, outcome="done")
     assert steps == sorted(set(steps))
     assert engine.collect("four") == ("ranks were 0-1 on node 0, 2-3 on node 1",)
+    assert not disk.unsynced
+    logs = sorted((engine.runs / "four").glob("rank*.jsonl"))
+    assert [disk.after_power_loss(log) for log in logs] == [log.read_bytes() for log in logs]
     placement = json.loads((engine.runs / "four/placement.json").read_bytes())
     assert [(node["name"], node["first_rank"], node["ranks"]) for node in placement["nodes"]] == [
         ("node 0", 0, 2),

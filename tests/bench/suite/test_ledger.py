@@ -26,6 +26,7 @@ from bench.suite.ledger import (
     is_written,
     read_ledger,
 )
+from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk
 
 NAMES = ("ddp", "fsdp", "single")
 BEGUN = Begun(suite="smoke", suite_run="20261123-010203-smoke-abc123", digest="d" * 64, time_ns=1)
@@ -64,6 +65,15 @@ def write(folder: Path, *records: Record) -> None:
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     write(tmp_path, *RECORDS)
+    assert read_ledger(tmp_path / LEDGER).records == RECORDS
+
+
+def test_a_record_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk(monkeypatch)
+    with LedgerWriter(tmp_path) as ledger:
+        for record in RECORDS:
+            ledger.write(record)
+            assert disk.after_power_loss(tmp_path / LEDGER) == (tmp_path / LEDGER).read_bytes()
     assert read_ledger(tmp_path / LEDGER).records == RECORDS
 
 
