@@ -128,7 +128,8 @@ def main() -> int:
         key = receive_key(standard) if arguments.key_file is None else read_key(arguments.key_file)
         wire = None
         if arguments.connect is not None:
-            wire = join_runner(*arguments.connect, key, node=arguments.node, within_s=arguments.within)
+            runner, port = arguments.connect
+            wire = join_runner(runner, port, key, node=arguments.node, within_s=arguments.within)
         stream: Stream = standard if wire is None else wire.stream
         host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
         if (why := exposed_by(Path(get_temp_dir()))) is not None:  # It contains the socket that starts ranks.

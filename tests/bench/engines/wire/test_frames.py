@@ -48,6 +48,10 @@ class RecordedStream:
         self.read_bytes += len(piece)
         return piece
 
+    def has_unread(self) -> bool:
+        """Whether bytes are left."""
+        return bool(self._coming)
+
     def write(self, data: bytes) -> None:
         """Keep them."""
         self.gone += data
