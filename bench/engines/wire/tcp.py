@@ -77,7 +77,7 @@ class AgentListener:
 
     host: the address to listen at. expected: how many agents will connect. log: is told of each refusal, in one line,
     from any thread. lent: a socket that listens already, and goes on to when this is closed: who connects meanwhile
-    waits for the next listener.
+    waits for the next listener. protocol: see `meet`.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class AgentListener:
         meet_s: float = MEET_S,
         log: Callable[[str], None] = say,
         lent: socket.socket | None = None,
+        protocol: int | None = None,
     ) -> None:
         """Listen at a free port, or at that of the lent socket.
 
@@ -101,7 +102,7 @@ class AgentListener:
         else:
             self._socket = lent.dup()
             self._socket.settimeout(AGAIN_S)  # To be shut down would end the lent one, too.
-        self._key, self._meet_s, self._log = key, meet_s, log
+        self._key, self._meet_s, self._log, self._protocol = key, meet_s, log, protocol
         self._free = threading.Semaphore(expected + MOST_UNKNOWN)
         self._met: queue.SimpleQueue[SignedWire] = queue.SimpleQueue()
         self._nodes: set[int] = set()
@@ -159,7 +160,7 @@ class AgentListener:
         limit = threading.Timer(self._meet_s, stream.abort)  # However slowly its bytes come.
         limit.start()
         try:
-            wire = meet(stream, self._key, "runner")
+            wire = meet(stream, self._key, "runner", protocol=self._protocol)
             self._take(wire)
         except (Refused, StreamEnded, OSError) as error:
             self._log(f"refused the connection from {where}: {error}")
