@@ -17,6 +17,7 @@ import msgspec
 from sqlalchemy import ColumnElement, select
 
 from bench.errors import Misuse
+from bench.gate.cause.attribution import Attribution, attribution_words
 from bench.gate.cause.changes import Change, Reading, changes_between
 from bench.gate.cause.likely import LIKELY, Likely, cut, likely
 from bench.gate.cause.standout import Standout, find_standout
@@ -111,8 +112,9 @@ def with_causes(
                 if what not in blames:
                     blames[what] = _blame(history, verdict)
                 blame = blames[what]
+            attribution, line = _attributed(verdict, state.attribution, blame.cause)
             verdict = msgspec.structs.replace(
-                verdict, good_run=blame.good_run, bad_run=blame.bad_run, cause=blame.cause
+                verdict, good_run=blame.good_run, bad_run=blame.bad_run, cause=line, attribution=attribution
             )
         elif state.open is None and state.detector.alert is None:
             blame = None
@@ -120,6 +122,14 @@ def with_causes(
         states[verdict.key] = replace(states[verdict.key], state=msgspec.structs.replace(state, blame=state_blame))
         new_verdicts.append(verdict)
     return new_verdicts, states
+
+
+def _attributed(verdict: Verdict, pairs: Attribution | None, cause: str) -> tuple[Attribution | None, str]:
+    """Return the attribution of the change, and its cause with it; pairs from before the change say nothing of it."""
+    _, low_ns, _ = _onset(verdict)
+    if pairs is None or pairs.night_ns < low_ns:
+        return None, cause
+    return pairs, cut(f"{attribution_words(pairs)}; {cause}")
 
 
 def _blame(history: History, verdict: Verdict) -> Blame:

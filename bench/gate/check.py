@@ -109,6 +109,24 @@ def check_suite(
     )
 
 
+def standing_of(history: History, suite: str | None) -> list[Verdict]:
+    """Return what the gate said last of each figure, of a suite or of all; judge nothing.
+
+    Raises:
+        Misuse: the suite has no run in the history.
+    """
+    suites = suites_in(history)
+    chosen = suites if suite is None else (require_suite(suite, suites),)
+    judged = judged_suites(history)
+    return [
+        verdict
+        for name in chosen
+        for verdict in standing_verdicts(
+            history, name, judged[name].suite_run if name in judged else None, load_states(history, name)
+        )
+    ]
+
+
 def _of_the_future(records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
     """Yield suite runs that began in the future, by a wrong clock."""
     for record in records:

@@ -16,6 +16,7 @@ import msgspec
 
 from bench.gate.detector.detector import JudgedNight, confirm_by_rerun, creep, judge, level
 from bench.gate.detector.night import Night
+from bench.gate.detector.paired import page_by_pairs
 from bench.gate.detector.settings import SETTINGS
 from bench.gate.detector.state import SeriesAlert, SeriesState
 from bench.gate.gated import GatedValue
@@ -82,6 +83,8 @@ class Figure:
             judged = confirm_by_rerun(judged.state, tuple(reruns))
         else:
             reruns = []
+        if self._is_shown_by_pairs(state) and judged.verdict not in ("page", "recovered"):
+            judged = page_by_pairs(judged, self._worse)
         outcome, opened = self._outcome(judged, state.open, nights)
         reason, change = _dated(judged, dict(nights)), self._change(judged, outcome, opened, dict(nights))
         # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
@@ -138,6 +141,7 @@ class Figure:
             accepted_legs=state.accepted_legs,
             open=opened,
             is_worse=outcome in BAD,
+            attribution=state.attribution,
         )
         last_ns = started_ns if known is None else max(started_ns, known.last_ns)
         return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, state=after)
@@ -152,6 +156,11 @@ class Figure:
     def _worse(self) -> int:
         """The sign of a change for the worse."""
         return 1 if self.value.metric.better == "lower" else -1
+
+    def _is_shown_by_pairs(self, state: GateState) -> bool:
+        """Whether runs of both source trees on this night show that the code has a part in a change for the worse."""
+        pairs = state.attribution
+        return pairs is not None and pairs.suite_run == self.suite_run and pairs.is_code and state.open is None
 
     def _has_worse_alert(self, judged: JudgedNight) -> bool:
         """Whether reruns of this night, or of one of the last, show a change for the worse that is not confirmed."""

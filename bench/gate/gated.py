@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from bench.gate.detector.night import TrialSample
 from bench.results.estimate import of_metric
 from bench.store.summary import Summary
@@ -90,6 +92,14 @@ def gated_values(summary: Summary) -> Iterator[GatedValue]:
                 yield GatedValue(metric=metric, labels=estimate.labels, value=estimate.median, trials=trials)
         if metric is RUN_SCALING_EFFICIENCY:
             yield from _efficiencies(summary)
+
+
+def log_trials(summary: Summary, metric: str, labels: str) -> list[float]:
+    """Return the trials of one figure, of the logarithm; none where the run lacks it. labels: as JSON, sorted."""
+    for value in gated_values(summary):
+        if value.metric.name == metric and msgspec.json.encode(value.labels, order="sorted").decode() == labels:
+            return [trial.log_median for trial in value.trials]
+    return []
 
 
 def _efficiencies(summary: Summary) -> Iterator[GatedValue]:

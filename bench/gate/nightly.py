@@ -85,19 +85,26 @@ def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, b
     The detector suspects them, also those that are worse already. Of each, whether its scaling efficiency is suspected:
     then its baseline is to be measured again, too. Nothing is kept: the verdict is made when the reruns are there.
     """
-    known = load_states(history, suite)
     least: dict[str, float] = {}
     is_efficiency: dict[str, bool] = {}
+    for verdict, _ in judge_without_keeping(history, suite, suite_run):
+        if verdict.is_suspected and verdict.p_value is not None:
+            case = verdict.key.case
+            least[case] = min(verdict.p_value, least.get(case, 1.0))
+            is_efficiency[case] = is_efficiency.get(case, False) or verdict.is_efficiency
+    return {case: is_efficiency[case] for case in sorted(least, key=lambda case: least[case])}
+
+
+def judge_without_keeping(history: History, suite: str, suite_run: str) -> list[tuple[Verdict, KnownSeries]]:
+    """Return the verdicts of a suite run as they would be now, each with what would be known of its series."""
+    known = load_states(history, suite)
+    tonight: list[tuple[Verdict, KnownSeries]] = []
     for night in _unjudged(history, suite, known.values(), (), None):
         verdicts, after = judge_night(suite, night, known, {})
         known |= after
         if night.suite_run == suite_run:
-            for verdict in verdicts:
-                if verdict.is_suspected and verdict.p_value is not None:
-                    case = verdict.key.case
-                    least[case] = min(verdict.p_value, least.get(case, 1.0))
-                    is_efficiency[case] = is_efficiency.get(case, False) or verdict.is_efficiency
-    return {case: is_efficiency[case] for case in sorted(least, key=lambda case: least[case])}
+            tonight += [(verdict, after[verdict.key]) for verdict in verdicts]
+    return tonight
 
 
 # The nights that are not judged yet

@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select
 
 from bench.errors import InfrastructureFailed
+from bench.gate.cause.attribution import Attribution
 from bench.gate.detector.state import SCHEMA_VERSION as DETECTOR_VERSION
 from bench.gate.detector.state import SeriesState
 from bench.store.history import History
@@ -106,6 +107,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     blame: of the change that is open; None without one, and where an older version wrote the state.
     is_worse: whether its last verdict is one of `BAD`, and nobody has accepted that since; None where an older version
     wrote the state.
+    attribution: what the last pairs of source trees said of the series.
     """
 
     detector: SeriesState
@@ -115,6 +117,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     open: OpenChange | None = None
     blame: Blame | None = None
     is_worse: bool | None = None
+    attribution: Attribution | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -156,6 +159,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     good_run, bad_run: the runs of the same series on the last night before the change and on its first night, of what
     is worse; good_run is None where the history has none. cause: the likely cause with its evidence, in a line; None
     where it was not looked for.
+    attribution: whether the change is of the code or of the environment, as far as runs of both source trees tell.
     strategy, shape, ranks, hosts, commit: what alerts are grouped by.
     """
 
@@ -188,6 +192,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     good_run: str | None = None
     bad_run: str | None = None
     cause: str | None = None
+    attribution: Attribution | None = None
     strategy: str
     shape: str
     ranks: int
