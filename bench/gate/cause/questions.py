@@ -99,13 +99,11 @@ def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) ->
     worse = 1 if GATED_BY_NAME[verdict.key.metric].better == "lower" else -1
     times = dict(state.nights)
     if verdict.outcome in BAD and verdict.change_ratio is not None and verdict.since_ns is not None:
+        # It is told to people, however likely the nights make it.
         probability, change = 1.0, math.log(verdict.change_ratio)
         numbers = {time_ns: number for number, time_ns in state.nights}
         low_ns = verdict.since_ns if verdict.since_low_ns is None else verdict.since_low_ns
         onset = numbers.get(low_ns, low_ns // DAY_NS)
-        likely = likely_change(state.detector, worse)
-        if verdict.outcome == "regression" and likely is not None:
-            probability = likely.probability
     else:
         likely = likely_change(state.detector, worse)
         if likely is None:

@@ -14,6 +14,7 @@ from bench.session.checkouts import PACKAGES, SOURCE
 _STEP = "            self._update()\n"
 """The end of a training step, in the trainer that all strategies share but two."""
 TRAINER = Path("workloads", "core", "trainer.py")
+REGISTRY = Path("workloads", "registry.py")
 
 
 def git(folder: Path, *words: str) -> str:
@@ -54,14 +55,9 @@ def plant(
     for number in range(count):
         sleep_s = sleeps_s.get(number, sleep_s)
         planted = f"{_STEP}            __import__('time').sleep({sleep_s!r})\n" if sleep_s else _STEP
-        beginning = "import no_such_module\n" if number in broken else ""
-        trainer.write_text(beginning + original.replace(_STEP, planted) + f"# {number}\n")
-        if number in broken:
-            (folder / "workloads" / "registry.py").write_text(
-                "import no_such_module\n" + (SOURCE / "workloads" / "registry.py").read_text()
-            )
-        else:
-            shutil.copy(SOURCE / "workloads" / "registry.py", folder / "workloads" / "registry.py")
+        trainer.write_text(f"{original.replace(_STEP, planted)}# {number}\n")
+        registry = (SOURCE / REGISTRY).read_text()
+        (folder / REGISTRY).write_text(f"{registry}import no_such_module\n" if number in broken else registry)
         git(folder, "add", "--all")
         git(folder, "commit", "--quiet", f"--message=commit {number}")
         commits.append(git(folder, "rev-parse", "HEAD"))

@@ -3,7 +3,8 @@
     .venv/bin/python -m tests.benchmarks.gate.planted_commits --share 0.2 --histories 10
 
 Each history has some commits of this program, one of which makes each step of `single` slower by the share; the walk is
-the command's own, on real ranks. Prints a line for each history, and how many were right, unsure and wrong.
+the command's own, on real ranks. On a busy machine `--base-ms` makes all commits sleep, so that others disturb a
+smaller part of a step. Prints a line for each history, and how many were right, unsure and wrong.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> int:
     parser.add_argument("--commits", type=int, default=6, help="that may have made the change")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--base-ms", type=float, default=0.0, help="that a step of every commit sleeps")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
@@ -50,17 +52,21 @@ def main() -> int:
             work="walks",
         ) as session:
             (folder / "runs").mkdir()
-            case = make_case("single", 1, trials=arguments.pairs, steps=arguments.steps, warm_up=3, trace_steps=0)
+            case = make_case("single", 1, trials=arguments.pairs, steps=arguments.steps, warm_up=1, trace_steps=0)
             order = CaseOrder(case=case, title="single", settings=TrialSettings(limit_s=LIMIT_S))
             with session.measure([order]) as measured:
                 (summary,) = session.keep(measured).summaries
-            step_s = median(next(each for each in summary.estimates if each.metric == RUN_STEP_SECONDS.name).trials)
+            base_s = arguments.base_ms / 1000
+            step_s = base_s + median(
+                next(each for each in summary.estimates if each.metric == RUN_STEP_SECONDS.name).trials
+            )
             session.stop_engine()
             print(f"a step takes {1000 * step_s:.1f} ms, and {arguments.share:.0%} of it is planted", flush=True)
             key = SeriesKey(suite="made", case="single", series="", metric=RUN_STEP_SECONDS.name)
             for number in range(arguments.histories):
                 planted_at = chance.randrange(1, arguments.commits + 1)
-                made = plant(folder / f"history{number}", arguments.commits + 1, {planted_at: arguments.share * step_s})
+                sleeps_s = {0: base_s, planted_at: base_s + arguments.share * step_s}
+                made = plant(folder / f"history{number}", arguments.commits + 1, sleeps_s)
                 good, bad = made.commits[0], made.commits[-1]
                 commits = (good, *commits_between(made.folder, good, bad))
                 by_pairs = CommitPairs(
