@@ -3,14 +3,15 @@
     .venv/bin/python -m tests.benchmarks.gate.paired_series --judge FOLDER --seeds 40 41 42 43
 
 Each shift is drawn to be of the code or of the environment. A likely change is measured by eight pairs of both trees
-on its night, as `suite run` does it; each trial of a pair is charged with a fresh part of the night's effect, more than
-pairs on the same nodes have. Prints the score with and without pairs, with 95 % intervals over series, and how often
-each kind of change is told as which.
+on its night, as `suite run` does it: both trials of a pair share the night's effect and the placement, and have a
+trial's own noise each. Prints the score with and without pairs, with 95 % intervals over series, and how often each
+kind of change is told as which.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from collections import Counter
@@ -49,9 +50,9 @@ class Paired:
     pair_trials: int = 0
 
 
-def judged(series: Mapping[str, Any], *, has_pairs: bool) -> Paired:
-    """Judge a series night by night."""
-    chance = random.Random(series["name"])
+def judged(series: Mapping[str, Any], profile: Mapping[str, float], *, has_pairs: bool) -> Paired:
+    """Judge a series night by night. profile: the generator's noise."""
+    chance, night_chance = random.Random(series["name"]), random.Random(f"{series['name']} pairs")
     shifts = [event for event in series["events"] if event["type"] == "shift"]
     # What comes back was of the same kind: a revert, or a repaired machine.
     kinds = ["code" if chance.random() < 0.5 else "environment"] * len(shifts)
@@ -78,7 +79,8 @@ def judged(series: Mapping[str, Any], *, has_pairs: bool) -> Paired:
                 for event, kind in zip(shifts, kinds, strict=True)
                 if kind == "code" and onset_low <= event["onset"] <= position
             )
-            good, present = (_log_medians(night["rerun"](SETTINGS.pairs)) for _ in range(2))
+            present = [trial.log_median for trial in trials_of(*night["rerun"](SETTINGS.pairs))]
+            good = [value + _pair_noise(profile, night_chance) for value in present]
             before = [each.log_value for each in found.state.nights if each.number < onset_low]
             outcome, _, _ = attribute([value - of_code for value in good], present, before, suspected)
             told[direction] = outcome
@@ -115,8 +117,14 @@ def _question(found: JudgedNight, asked_until: Mapping[int, int]) -> tuple[int, 
     return direction, onset_low, change
 
 
-def _log_medians(fresh: tuple[Sequence[float], Sequence[int], Sequence[object]]) -> list[float]:
-    return [trial.log_median for trial in trials_of(*fresh)]
+def _pair_noise(profile: Mapping[str, float], chance: random.Random) -> float:
+    """Return how far one trial of a pair is from the other, by the generator's noise of a trial.
+
+    The median of 30 steps with 4 degrees of freedom has 0.172 of a step's deviation; one trial in fifty is a bad one.
+    """
+    sd = math.hypot(profile["sb"], 0.172 * profile["sw"])
+    bad = [chance.uniform(0.04, 0.2) if chance.random() < 0.02 else 0.0 for _ in range(2)]
+    return chance.gauss(0.0, math.sqrt(2) * sd) + bad[0] - bad[1]
 
 
 # The score.
@@ -155,8 +163,8 @@ def main() -> int:
         for series in evenly(synth.suite(seed0=seed), arguments.series):
             # Fresh trials are drawn in order, so that each way of judging needs a series of its own.
             again = synth.make(series["profile"], series["kind"], series["mag"], int(series["name"].rsplit("/", 1)[1]))
-            with_pairs.append(judged(series, has_pairs=True))
-            without.append(judged(again, has_pairs=False))
+            with_pairs.append(judged(series, synth.PROFILES[series["profile"]], has_pairs=True))
+            without.append(judged(again, synth.PROFILES[series["profile"]], has_pairs=False))
         print(f"seed {seed}: {len(with_pairs)} series", file=sys.stderr, flush=True)
     for name, results in (("without pairs", without), ("with pairs", with_pairs)):
         found = score(core, results, "pages")
