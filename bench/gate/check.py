@@ -18,7 +18,6 @@ from bench.gate.verdicts import (
     BAD,
     KnownSeries,
     SeriesKey,
-    ShownOutcome,
     Verdict,
     load_states,
     load_verdicts,
@@ -26,6 +25,7 @@ from bench.gate.verdicts import (
 from bench.store.history import History
 from bench.store.suite_record import SuiteRecord
 from bench.suite.form.document import shipped_suites
+from collectors.metrics.gate import ShownOutcome
 from collectors.settings_file import near_name
 
 MOST_RUNS = 1_000_000

@@ -27,11 +27,11 @@ from bench.gate.verdicts import (
     GateState,
     KnownSeries,
     OpenChange,
-    Outcome,
     SeriesKey,
     Verdict,
 )
 from bench.store.summary import Summary
+from collectors.metrics.gate import Outcome
 from workloads.cost_models.shape import Shape
 
 DAY_NS = 86_400 * 10**9

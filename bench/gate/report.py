@@ -19,36 +19,18 @@ from bench.gate.gated import NAMES, figure_words
 from bench.gate.groups import Group
 from bench.gate.missing import day_of
 from bench.gate.regimes import SeriesRegimes
-from bench.gate.verdicts import BAD, SeriesKey, ShownOutcome, Verdict
+from bench.gate.verdicts import BAD, SeriesKey, Verdict
 from bench.report.format import grouped, shortened
 from bench.report.table import Block, Table, print_page
+from collectors.metrics.gate import OUTCOMES, ShownOutcome, outcomes_of
 
 SCHEMA_VERSION = 1
-WORDS: dict[ShownOutcome, str] = {
-    "insufficient_data": "insufficient data",
-    "same": "same",
-    "no_change_shown": "no change shown",
-    "suspicion": "suspicion",
-    "regression": "regression",
-    "confirmed": "confirmed worse",
-    "creep": "crept",
-    "improvement": "improvement",
-    "recovered": "recovered",
-    "faster_baseline": "faster baseline",
-    "accepted": "accepted",
-    "late": "left out",
-}
-ORDER: tuple[ShownOutcome, ...] = (
-    *("confirmed", "regression", "creep", "suspicion", "improvement", "recovered", "faster_baseline"),
-    *("accepted", "late", "insufficient_data", "same", "no_change_shown"),
-)
+WORDS = {outcome.name: outcome.words for outcome in OUTCOMES}
+ORDER = tuple(WORDS)
 STYLES: dict[ShownOutcome, str] = {
-    "confirmed": "red",
-    "regression": "red",
-    "creep": "red",
-    "suspicion": "yellow",
-    "improvement": "green",
-    "recovered": "green",
+    **dict.fromkeys(outcomes_of("confirmed", "found", "crept"), "red"),
+    **dict.fromkeys(outcomes_of("watch"), "yellow"),
+    **dict.fromkeys(outcomes_of("better"), "green"),
 }
 QUIET: frozenset[ShownOutcome] = frozenset({"same", "no_change_shown", "insufficient_data"})
 """What is left out where only changes are shown."""

@@ -4,44 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select
 
 from bench.errors import InfrastructureFailed
+from bench.gate.detector.placements import PlacementOffset
 from bench.gate.detector.state import SCHEMA_VERSION as DETECTOR_VERSION
 from bench.gate.detector.state import SeriesState
+from bench.gate.gated import placement_of
 from bench.store.history import History
 from bench.store.schema import ACCEPTED_LEVELS, GATE_STATES, GATE_VERDICTS
+from collectors.metrics.gate import Outcome, ShownOutcome, outcomes_of
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 
-Outcome = Literal[
-    "insufficient_data",
-    "same",
-    "suspicion",
-    "regression",
-    "confirmed",
-    "creep",
-    "improvement",
-    "recovered",
-    "faster_baseline",
-    "accepted",
-    "late",
-]
-"""As verdicts are kept. same: no change was shown; `Verdict.is_equivalent` says whether there is none. suspicion: a
-change that reruns did not show, or that was not rerun. regression: for the worse, by reruns of the same night.
-confirmed: for the worse, and later nights agree. creep: for the worse against the level that a person accepted.
-improvement: for the better, by reruns or later nights. recovered: an alert of an earlier night has closed itself.
-faster_baseline: an efficiency that fell since its baseline got faster. accepted: it was worse, until a person accepted
-the level; or it is worse within the case's own margin. late: the run began more than a day before a night that is
-judged already, and is left out."""
-ShownOutcome = Outcome | Literal["no_change_shown"]
-"""As verdicts are shown: `same` only where the night shows that there is no change."""
-BAD: frozenset[Outcome] = frozenset({"regression", "confirmed", "creep"})
+BAD: frozenset[ShownOutcome] = frozenset(outcomes_of("confirmed", "found", "crept"))
+"""Outcomes of figures that are worse; see `collectors.metrics.gate.OUTCOMES` for each."""
 MARGIN = 0.02
 """Largest change that does not matter, as `observatory compare --margin` has it by default."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: the outcomes lasting and redefined; hosts of a placement in the order of their names."""
 _STATE_KEY = ("suite", "suite_case", "series", "metric", "labels")
 # An arbitrary number; no other program may lock the same one in the same database.
 _ADVISORY_LOCK = 7_206_114_509
@@ -240,10 +223,25 @@ def load_states(history: History, suite: str) -> dict[SeriesKey, KnownSeries]:
             key=key,
             last_run=row.last_run,
             last_ns=row.last_ns,
-            state=_decode(row.state_json, GateState, key),
+            state=_upgraded(_decode(row.state_json, GateState, key)),
             revision=row.revision,
         )
     return states
+
+
+def _upgraded(state: GateState) -> GateState:
+    """Return the state as this version keeps it: version 1 named a placement by its hosts in the order of the ranks."""
+    if state.schema_version >= SCHEMA_VERSION:
+        return state
+    placements: dict[str, PlacementOffset] = {}
+    for name, offset in state.detector.placements.items():
+        as_set = placement_of(name.split())
+        if (other := placements.get(as_set)) is not None:
+            # The series' first placement is known exactly; of two others the one seen last, which has learned longest.
+            offset = min(offset, other, key=lambda each: (each.variance > 0, -each.last_number))
+        placements[as_set] = offset
+    detector = msgspec.structs.replace(state.detector, placements=placements)
+    return msgspec.structs.replace(state, detector=detector, schema_version=SCHEMA_VERSION)
 
 
 class Raced(Exception):
