@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.gate.detector.night import TrialSample
@@ -78,6 +78,11 @@ def figure_words(metric: str, labels: Mapping[str, str]) -> str:
     return " ".join([NAMES.get(metric, metric), *words])
 
 
+def placement_of(hosts: Iterable[str]) -> str:
+    """Return the name of the placement on these hosts, whatever their order."""
+    return " ".join(sorted(set(hosts)))
+
+
 def gated_values(summary: Summary) -> Iterator[GatedValue]:
     """Yield the figures of a run that the gate judges, main ones first.
 
@@ -109,7 +114,7 @@ def _efficiencies(summary: Summary) -> Iterator[GatedValue]:
 def _samples(summary: Summary, metric: Metric, values: Sequence[float]) -> tuple[TrialSample, ...]:
     """Return the trials as the detector takes them. What has no steps has no spread of them either."""
     spreads = summary.step_spreads if metric.name in _OF_STEPS else ()
-    placement = " ".join(summary.hosts)
+    placement = placement_of(summary.hosts)
     return tuple(
         TrialSample(
             log_median=math.log(value),
