@@ -24,7 +24,7 @@ _LONGEST_VALUE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likely:
-    """line: of at most `LONGEST` letters, and how this program's tree differs. change: the one that is named as likely; None where none is."""
+    """line: of at most `LONGEST` letters, and how this program's tree differs. change: that is named as likely, if any."""
 
     line: str
     change: Change | None
