@@ -1,0 +1,320 @@
+"""What a series shows when looked back upon: a level that stands, a mixture that has shifted, or a slow creep.
+
+The nightly rule weighs changes of the last two weeks; what it lets pass becomes noise. Here all kept nights of the
+present regime are parted in two at the best place, by ranks, with a limit that holds over the nights of years.
+`begun_again` lets the regime begin at what was found, so that each is reported once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import replace as with_fields
+from numpy.typing import NDArray
+
+from bench.gate.detector.hypotheses import begin
+from bench.gate.detector.level_filter import NightValue
+from bench.gate.detector.night import CLIP_SDS, RESOLUTION, learn
+from bench.gate.detector.rank_scan import (
+    Split,
+    Values,
+    best_share_split,
+    best_split,
+    inflation,
+    neighbour_inflation,
+    ranks,
+    two_kinds,
+    unequal_score,
+)
+from bench.gate.detector.settings import SETTINGS, DetectorSettings
+from bench.gate.detector.state import KeptNight, SeriesState
+
+StandingKind = Literal["level", "mixture", "creep"]
+FEWEST_NIGHTS = 8
+"""Nights on each side: what lasts a week is a disturbance yet, and ranks of fewer cannot reach the limit."""
+LIMIT = 4.0
+"""Score from which a change is reported: once in 15,000 for a single place, and places and nights are many."""
+_GATE = 4.0
+"""Score without any allowance below which nothing else is computed; allowances only lower it."""
+_KINDS_APART = 4.0
+"""Deviations by which two kinds of nights must differ. Two halves of one normal kind differ by 2.7."""
+_KIND_NIGHTS = 5
+_MINORITY_NIGHTS = 3
+"""A kind that a part has fewer nights of is no kind of it, but a few disturbed nights."""
+_UNSEEN = 9.0
+"""How many times the usual variance a night on an unknown placement has at least."""
+RANGE = 0.95
+RANGE_SDS = 1.96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A share of nights with its 95 % interval."""
+
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A change that stands.
+
+    onset: the first night after it, with its 95 % range. direction: +1 where the metric rose, -1 where it fell.
+    log_change: of the mean of the logarithm, with its 95 % interval; of a creep, from before it to the newest nights.
+    nights: measured since the onset. before, after: of a mixture, the share of high nights. log_gap: of a mixture, how
+    far its two kinds of nights are apart.
+    """
+
+    kind: StandingKind
+    onset: int
+    onset_low: int
+    onset_high: int
+    direction: int
+    log_change: float
+    log_change_low: float
+    log_change_high: float
+    nights: int
+    before: Share | None = None
+    after: Share | None = None
+    log_gap: float | None = None
+
+    @property
+    def reason(self) -> str:
+        """What stands, in words; `{night}` in them stands for the onset, which only the caller can date."""
+        percent = 100 * math.expm1(self.log_change)
+        if self.before is not None and self.after is not None and self.log_gap is not None:
+            what = "higher" if self.direction > 0 else "lower"
+            share, before = self.after, self.before
+            gap = 100 * math.expm1(self.log_gap)
+            if self.direction < 0:
+                share, before = _others(share), _others(before)
+                gap = 100 * -math.expm1(-self.log_gap)
+            kind = "every second night" if share.low < 0.5 < share.high else f"{100 * share.share:.0f} % of nights"
+            verb = "is" if kind.startswith("every") else "are"
+            return (
+                f"{kind} {verb} {gap:.3g} % {what} since {{night}}: {_percents(share)} of nights, {_percents(before)} "
+                "before"
+            )
+        if self.kind == "creep":
+            each = 100 * math.expm1(self.log_change / self.nights)
+            return f"it has crept by {percent:+.1f} % since {{night}}, {each:+.2g} % a night"
+        return f"looking back, {self.nights} nights since {{night}} are on another level, {percent:+.1f} %"
+
+
+def _others(share: Share) -> Share:
+    return Share(share=1 - share.share, low=1 - share.high, high=1 - share.low)
+
+
+def _percents(share: Share) -> str:
+    return f"{100 * share.share:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+
+
+def look_back(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Standing | None:
+    """Return the change that stands in the kept nights of the present regime, None where there is none."""
+    nights = _comparable(state)
+    if len(nights) < 2 * FEWEST_NIGHTS:
+        return None
+    values = np.array([night.log_value for night in nights])
+    mixture = _mixture(nights, values, settings)
+    return _level(nights, values, settings) if mixture is None else mixture
+
+
+def begun_again(state: SeriesState, standing: Standing, settings: DetectorSettings = SETTINGS) -> SeriesState:
+    """Return the state whose present regime begins with what was found, without an open alert.
+
+    A creep has no level: its regime begins with the newest nights, and what creeps further is a creep of its own.
+    """
+    onset = standing.onset
+    if standing.kind == "creep":
+        onset = state.nights[-FEWEST_NIGHTS].number
+    old = [night.log_value for night in _comparable(state) if night.number < standing.onset]
+    own = [night for night in state.nights if night.number >= onset]
+    # How nights differed before a mixture says nothing of how they differ in it.
+    kept = len(own) if standing.kind == "mixture" else len(state.nights)
+    nights = state.nights[-max(kept, settings.fewest_nights) :]
+    noise = learn([[night.log_value for night in own]], float(np.median([night.variance for night in own])), settings)
+    values = [NightValue(night.number, night.log_value, night.variance) for night in own]
+    unchanged, candidates = begin(values, noise, settings)
+    before = (float(np.mean(old)), noise.long_run_variance / len(old))
+    return with_fields(
+        state,
+        nights=nights,
+        regime_starts=(*state.regime_starts, onset),
+        unchanged=unchanged,
+        candidates=candidates,
+        past_levels=(before, *state.past_levels)[:3],
+        alert=None,
+        suspected=None,
+    )
+
+
+def _comparable(state: SeriesState) -> list[KeptNight]:
+    """Return the nights of the present regime, less those on placements whose offset was not known yet."""
+    nights = [night for night in state.nights if night.number >= state.regime_starts[-1]] if state.regime_starts else []
+    if not nights:
+        return []
+    variances = sorted(night.variance for night in nights)
+    limit = _UNSEEN * max(variances[len(variances) // 2], RESOLUTION**2)
+    return [night for night in nights if night.variance <= limit]
+
+
+def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) -> Standing | None:
+    ranked = ranks(values)
+    split = best_split(ranked, FEWEST_NIGHTS)
+    if split is None or abs(split.score) < _GATE:
+        return None
+    place = split.place
+    score = unequal_score(values, ranked, place)
+    if abs(score) < LIMIT:
+        return None
+    cut = [_cut(part) for part in (values[:place], values[place:])]
+    whole = np.concatenate(cut)
+    ramp = _ramp(whole)
+    # What is left of the nights by the likelier shape shows how they are correlated.
+    inflated = inflation(cut if ramp is None else [whole - ramp.fitted], settings)
+    if abs(score) < LIMIT * math.sqrt(inflated):
+        return None
+    before, after = float(cut[0].mean()), float(cut[1].mean())
+    newest = float(cut[1][-FEWEST_NIGHTS:].mean())
+    change = after - before
+    direction = 1 if change > 0 else -1
+    if abs(change) < settings.smallest_change or (newest - before) * direction < abs(change) / 2:
+        return None
+    variances = [max(float(part.var(ddof=1)), RESOLUTION**2) * inflated for part in cut]
+    half_width = RANGE_SDS * math.sqrt(variances[0] / len(cut[0]) + variances[1] / len(cut[1]))
+    weights = _onset_weights(whole, (variances[0] * place + variances[1] * (len(whole) - place)) / len(whole))
+    kind: StandingKind = "level"
+    onset, low, high = _onset(weights, place)
+    if ramp is not None:
+        kind, onset, change = "creep", ramp.start, float(ramp.fitted[-1] - ramp.fitted[0])
+        low, high = min(low, onset), max(high, onset)
+        half_width *= math.sqrt(len(cut[1]) / FEWEST_NIGHTS)
+    return Standing(
+        kind=kind,
+        onset=nights[onset].number,
+        onset_low=nights[low].number,
+        onset_high=nights[high].number,
+        direction=direction,
+        log_change=change,
+        log_change_low=change - half_width,
+        log_change_high=change + half_width,
+        nights=len(nights) - onset,
+    )
+
+
+def _mixture(nights: list[KeptNight], values: Values, settings: DetectorSettings) -> Standing | None:
+    kinds = two_kinds(values, _KIND_NIGHTS)
+    if kinds is None or kinds[1] < _KINDS_APART:
+        return None
+    is_high: NDArray[np.bool_] = values > kinds[0]
+    split = best_share_split(is_high, FEWEST_NIGHTS)
+    if split is None or abs(split.score) < _GATE:
+        return None
+    place, whole = split.place, is_high.astype(np.float64)
+    inflated = neighbour_inflation(whole, place)
+    if abs(split.score) < LIMIT * math.sqrt(inflated) or not _has_minority(is_high, split):
+        return None
+    before = _share(is_high[:place], inflated)
+    after = _share(is_high[place:], inflated)
+    newest = float(is_high[-FEWEST_NIGHTS:].mean())
+    direction = 1 if split.score > 0 else -1
+    if (newest - before.share) * direction < abs(after.share - before.share) / 2:
+        return None
+    gap = float(np.median(values[is_high]) - np.median(values[~is_high]))
+    change = gap * (after.share - before.share)
+    if abs(change) < settings.smallest_change:
+        return None
+    half_width = gap * math.hypot((after.high - after.low) / 2, (before.high - before.low) / 2)
+    weights = _onset_weights(whole, max(float(whole[:place].var()), float(whole[place:].var())) * inflated)
+    onset, low, high = _onset(weights, place)
+    return Standing(
+        kind="mixture",
+        onset=nights[onset].number,
+        onset_low=nights[low].number,
+        onset_high=nights[high].number,
+        direction=direction,
+        log_change=change,
+        log_change_low=change - half_width,
+        log_change_high=change + half_width,
+        nights=len(nights) - onset,
+        before=before,
+        after=after,
+        log_gap=gap,
+    )
+
+
+def _has_minority(is_high: NDArray[np.bool_], split: Split) -> bool:
+    """Return whether a part has nights of both kinds; else the kinds are two levels, one after the other."""
+    parts = (is_high[: split.place], is_high[split.place :])
+    return any(
+        min(int(part.sum()), len(part) - int(part.sum())) >= max(_MINORITY_NIGHTS, len(part) / 20) for part in parts
+    )
+
+
+def _share(is_high: NDArray[np.bool_], inflated: float) -> Share:
+    """Return the share of high nights; so many correlated nights count as fewer (Wilson's interval)."""
+    count = len(is_high) / inflated
+    share = float(is_high.mean())
+    square = RANGE_SDS**2
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    half_width = RANGE_SDS * math.sqrt(share * (1 - share) / count + square / (4 * count**2)) / (1 + square / count)
+    return Share(share=share, low=max(0.0, middle - half_width), high=min(1.0, middle + half_width))
+
+
+def _cut(part: Values) -> Values:
+    """Return the values, those far from their median cut to where ordinary nights end."""
+    middle, outer = np.quantile(part, 0.5), np.quantile(np.abs(part - np.quantile(part, 0.5)), [0.5, 0.8])
+    limit = CLIP_SDS * max(1.4826 * float(outer[0]), 0.7803 * float(outer[1]), RESOLUTION)
+    return np.clip(part, middle - limit, middle + limit)
+
+
+def _onset_weights(values: Values, variance: float) -> Values:
+    """Return the likelihood of each place as the onset, from index 1 on, its largest 1."""
+    count = len(values)
+    before = np.arange(1, count)
+    sums = np.cumsum(values - values.mean())[:-1]
+    explained = sums**2 * count / (before * (count - before))
+    return np.asarray(np.exp((explained - explained.max()) / (2 * max(variance, RESOLUTION**2))))
+
+
+def _onset(weights: Values, place: int) -> tuple[int, int, int]:
+    """Return the likeliest onset with its 95 % range."""
+    passed = np.cumsum(weights) / weights.sum()
+    tail = (1 - RANGE) / 2
+    onset = 1 + int(weights.argmax())
+    low = 1 + int(np.searchsorted(passed, tail))
+    high = min(1 + int(np.searchsorted(passed, 1 - tail)), len(weights))
+    return onset, min(low, onset), max(high, onset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ramp:
+    """A level that climbs from `start` on until now. fitted: the values that it gives."""
+
+    start: int
+    fitted: Values
+
+
+def _ramp(values: Values) -> _Ramp | None:
+    """Return the ramp that fits best, if it fits better than any one step."""
+    count = len(values)
+    nights = np.arange(count)
+    off = values - values.mean()
+    sums = np.cumsum(off)[:-1]
+    before = np.arange(1, count)
+    step = float((sums**2 * count / (before * (count - before))).max())
+    # A ramp from each place on: (places, nights), centred, so that one product gives what each explains.
+    starts = np.arange(0, count - FEWEST_NIGHTS)
+    ramps = np.maximum(nights[None, :] - starts[:, None], 0.0)
+    ramps -= ramps.mean(axis=1, keepdims=True)
+    products = ramps @ off
+    slopes = products / (ramps**2).sum(axis=1)
+    explained = slopes * products
+    best = int(explained.argmax())
+    if float(explained[best]) <= step:
+        return None
+    return _Ramp(start=int(starts[best]), fitted=float(values.mean()) + slopes[best] * ramps[best])
