@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from statistics import median
 
 import msgspec
 
@@ -66,13 +67,13 @@ def accept(
     levels: list[AcceptedLevel] = []
     after: list[KnownSeries] = []
     for figure in chosen:
-        present = level(figure.state.detector)
+        present = _present(figure.state)
         if present is None:
             continue
         levels.append(
             AcceptedLevel(
                 key=figure.key,
-                level=math.exp(present.log_level),
+                level=math.exp(present[0]),
                 run=figure.last_run,
                 who=who,
                 because=because,
@@ -80,11 +81,23 @@ def accept(
             )
         )
         pinned = _closed(figure)
-        state = msgspec.structs.replace(pinned.state, accepted_legs=_legs_at_level(figure.state))
+        state = msgspec.structs.replace(
+            pinned.state, accepted_legs=_legs_at_level(figure.state), accepted_half_width=present[1]
+        )
         after.append(replace(pinned, state=state))
     if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
     return levels, [*after, *closed]
+
+
+def _present(state: GateState) -> tuple[float, float] | None:
+    """Return the logarithm of the present level, with what an accepted one of few nights is known to."""
+    present = level(state.detector)
+    if present is not None:
+        return present.log_level, 0.0
+    if state.open is None:  # A new series that is no worse than the one before it: it has no level yet.
+        return None
+    return median(night.log_value for night in state.detector.nights), state.open.own_half_width
 
 
 def _legs_at_level(state: GateState) -> tuple[float, float] | None:

@@ -19,7 +19,8 @@ from sqlalchemy import ColumnElement, select
 from bench.errors import Misuse
 from bench.gate.cause.changes import Change, Reading, changes_between
 from bench.gate.cause.commits import tree_words
-from bench.gate.cause.likely import LIKELY, Likely, cut, likely
+from bench.gate.cause.definition import definition_words
+from bench.gate.cause.likely import LIKELY, Likely, cut, likely, redefinition
 from bench.gate.cause.standout import Standout, find_standout
 from bench.gate.cause.where import StepChange, TraceChange, step_change, trace_change
 from bench.gate.groups import Group
@@ -29,7 +30,7 @@ from bench.machine.machine import Machine
 from bench.store.history import History
 from bench.store.run_dir import found_again, other_machines
 from bench.store.schema import GATE_VERDICTS, RUNS
-from bench.store.summary import Summary
+from bench.store.summary import Summary, series_of
 from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
 
 NIGHTS_COUNTED = 30
@@ -272,6 +273,9 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
             missing.append(f"machines of {summary.run} but the first: its folder has no machine<k>.json")
         readings.append(replace(reading, nodes=nodes))
     changes = changes_between(readings[0], readings[1], past)
+    tree = tree_words(readings[0], readings[1])
+    is_redefined = series_of(good.case, good.hardware) != series_of(bad.case, bad.hardware)
+    is_time = is_time and (good.case.model, good.case.ranks) == (bad.case.model, bad.case.ranks)
     time = step_change(*_with_further_runs(history, verdict.key, good, bad)) if is_time else None
     if isinstance(time, str):
         missing.append(f"where the time went: {time}")
@@ -280,7 +284,9 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
         bad=bad,
         changes=changes,
         time=time,
-        likely=likely(changes, time, onset_ns, tree_words(readings[0], readings[1])),
+        likely=redefinition(definition_words(good, bad), changes, time, tree)
+        if is_redefined
+        else likely(changes, time, onset_ns, tree),
         missing=tuple(missing),
     )
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 
+from bench.gate.cause.definition import FindBefore, hold
 from bench.gate.detector.detector import JudgedNight, confirm_by_rerun, creep, judge, level
 from bench.gate.detector.night import Night
 from bench.gate.detector.settings import SETTINGS
 from bench.gate.detector.state import SeriesAlert, SeriesState
 from bench.gate.gated import GatedValue
-from bench.gate.missing import day_of
+from bench.gate.missing import NIGHTS_SEEN, day_of
 from bench.gate.verdicts import (
     BAD,
     MARGIN,
@@ -51,13 +52,14 @@ _OUTCOMES: dict[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of one run. again: the same figure of the night's reruns."""
+    """One figure of one run. again: the same figure of the night's reruns. find_before: see `series_before`."""
 
     key: SeriesKey
     value: GatedValue
     summary: Summary
     suite_run: str
     again: Sequence[GatedValue]
+    find_before: FindBefore
 
     def judge(self, known: KnownSeries | None, accepted: AcceptedLevel | None) -> tuple[Verdict, KnownSeries]:
         """Return the verdict, and what is known of the series afterwards."""
@@ -82,14 +84,22 @@ class Figure:
             judged = confirm_by_rerun(judged.state, tuple(reruns))
         else:
             reruns = []
-        outcome, opened = self._outcome(judged, state.open, nights)
-        reason, change = _dated(judged, dict(nights)), self._change(judged, outcome, opened, dict(nights))
+        reason = _dated(judged, dict(nights))
+        if judged.state.unchanged is None:  # The series has no level of its own yet.
+            outcome, opened, change = self._first_nights(judged, state.open, nights, is_accepted=accepted is not None)
+            reason = change.pop("reason", reason)
+        else:
+            outcome, opened = self._outcome(judged, state.open, nights)
+            change = self._change(judged, outcome, opened, dict(nights))
         # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
         is_lost = judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged)
         if is_lost:
             reason = f"an improvement is lost: {reason}"
         if outcome == "confirmed" and opened is not None and self._has_worse_alert(judged):
             reason = f"{reason}; on top of what is worse since {day_of(opened.since_ns)}"
+        if outcome == "confirmed" and opened is not None and opened.definition is not None and opened == state.open:
+            outcome, reason = "redefined", _since_definition(opened.definition)
+            change["definition"] = opened.definition
         if legs and outcome in ("regression", "confirmed", "improvement"):
             own_ratio, baseline_ratio = _legs_changed(legs, nights, change["since_ns"])
             change |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
@@ -98,6 +108,11 @@ class Figure:
                 reason = "the baseline got faster, and the run did not get slower by as much"
         if accepted is not None and outcome in ("same", "suspicion", "insufficient_data"):
             crept = creep(judged.state, math.log(accepted.level))
+            # A level that was accepted after few nights is known no better than they tell.
+            if crept is not None and abs(crept.log_change) <= math.hypot(
+                (crept.high - crept.low) / 2, state.accepted_half_width
+            ):
+                crept = None
             if crept is not None and crept.has_crept and crept.log_change * self._worse > 0:
                 outcome, reason = "creep", f"against the level that {accepted.who} accepted: {accepted.because}"
                 change = {
@@ -128,7 +143,7 @@ class Figure:
             visible_ratio=None if judged.visible_log is None else math.expm1(judged.visible_log),
             is_equivalent=_is_equivalent(judged, self._margin or MARGIN),
             reruns=len(reruns),
-            is_new=judged.is_new or is_lost,
+            is_new=judged.is_new or is_lost or (outcome == "redefined" and state.open is None),
             **change,
         )
         after = GateState(
@@ -136,11 +151,54 @@ class Figure:
             nights=nights,
             legs=legs,
             accepted_legs=state.accepted_legs,
+            accepted_half_width=state.accepted_half_width,
             open=opened,
             is_worse=outcome in BAD,
         )
         last_ns = started_ns if known is None else max(started_ns, known.last_ns)
         return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, state=after)
+
+    def _first_nights(
+        self, judged: JudgedNight, opened: OpenChange | None, nights: Sequence[tuple[int, int]], *, is_accepted: bool
+    ) -> tuple[Outcome, OpenChange | None, dict[str, Any]]:
+        """Return the outcome of a new series' first nights, the change that is open, and fields of the verdict.
+
+        They are held against the last level of the series before, if the definition of the case changed.
+        """
+        first_ns = nights[0][1]
+        before = None if is_accepted else self.find_before(self.key, self.summary, first_ns)
+        held = None
+        if before is not None and len(nights) >= before.nights:
+            held = hold(before.series.state.detector, judged.state)
+        if before is None or held is None:
+            return "insufficient_data", None, {}
+        fields: dict[str, Any] = {
+            "change_ratio": math.exp(held.log_change),
+            "low": math.exp(held.log_change - held.change_half_width),
+            "high": math.exp(held.log_change + held.change_half_width),
+            "since_ns": first_ns,
+            "definition": before.words,
+        }
+        is_change = held.p_value <= SETTINGS.alert_p and abs(held.log_change) >= SMALLEST_CHANGE
+        since = _since_definition(before.words)
+        if is_change and held.log_change * self._worse > 0:
+            now = OpenChange(
+                log_level=held.log_level,
+                half_width=held.half_width,
+                since_ns=first_ns,
+                since_low_ns=None,
+                since_high_ns=None,
+                definition=before.words,
+                against=before.series.key.series,
+                own_half_width=held.own_half_width,
+            )
+            runs = {"good_run": before.series.last_run, "bad_run": self.summary.run}
+            return "redefined", now, {**fields, **runs, "reason": since}
+        if opened is not None:
+            return "recovered", None, {**fields, "reason": f"no longer worse {since}"}
+        if is_change and len(nights) <= NIGHTS_SEEN:
+            return "improvement", None, {**fields, "reason": since}
+        return "insufficient_data", None, {**fields, "reason": f"{judged.reason}; nothing is worse {since}"}
 
     @property
     def _margin(self) -> float | None:
@@ -248,6 +306,10 @@ class Figure:
         )
 
 
+def _since_definition(words: str) -> str:
+    return f"since the case definition changed ({words})"
+
+
 def _dated(judged: JudgedNight, times: Mapping[int, int]) -> str:
     """Return the detector's reason with the day of the night that it names; times: of nights by their numbers."""
     night = judged.reason_night
@@ -325,6 +387,7 @@ def _further(opened: OpenChange, alert: SeriesAlert, times: Mapping[int, int]) -
         since_low_ns=times.get(alert.onset_low),
         since_high_ns=times.get(alert.onset_high),
         first_ns=opened.since_ns if opened.first_ns is None else opened.first_ns,
+        definition=None,
     )
 
 

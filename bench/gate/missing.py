@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from bench.errors import Misuse, plural
+from bench.gate.cause.definition import definition_words
 from bench.gate.verdicts import KnownSeries
 from bench.store.history import History
 from bench.store.suite_record import FAILED, SuiteRecord
@@ -195,7 +196,7 @@ def _figures(
                 kind="new_series",
                 suite=night.suite,
                 what=name,
-                reason=f"it is judged from the start: {_difference(history, last, run)}",
+                reason=f"it is judged from the start: its definition changed ({_difference(history, last, run)})",
             )
 
 
@@ -204,9 +205,5 @@ def _difference(history: History, last: KnownSeries, run: Summary) -> str:
     try:
         before = history.find(last.last_run)
     except Misuse:
-        return f"run {last.last_run}, the last of the nights before, is no longer in the history"
-    if before.hardware != run.hardware:
-        return f"it ran on {run.hardware}, before on {before.hardware}"
-    if before.case.version != run.case.version:
-        return f"the definition of {run.case.strategy} has version {run.case.version}, before {before.case.version}"
-    return "the suite now declares it differently"
+        return f"how is unknown: run {last.last_run}, the last of the nights before, is no longer in the history"
+    return definition_words(before, run)

@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import or_, select
 
 from bench.errors import InfrastructureFailed
+from bench.gate.cause.definition import FindBefore, series_before
 from bench.gate.causes import with_causes
 from bench.gate.figure import DAY_NS, Figure
 from bench.gate.gated import GatedValue, gated_values
@@ -64,7 +65,7 @@ def judge_nights(
         accepted = load_accepted(history, suite)
         try:
             for night in _unjudged(history, suite, known.values(), unfinished, now_ns):
-                verdicts, after = judge_night(suite, night, known, accepted)
+                verdicts, after = judge_night(suite, night, known, accepted, series_before(history, known))
                 verdicts, after = with_causes(history, known, verdicts, after)
                 save_night(history, known, after.values(), verdicts)
                 known |= {key: replace(series, revision=_revision(known, key) + 1) for key, series in after.items()}
@@ -89,7 +90,7 @@ def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, b
     least: dict[str, float] = {}
     is_efficiency: dict[str, bool] = {}
     for night in _unjudged(history, suite, known.values(), (), None):
-        verdicts, after = judge_night(suite, night, known, {})
+        verdicts, after = judge_night(suite, night, known, {}, series_before(history, known))
         known |= after
         if night.suite_run == suite_run:
             for verdict in verdicts:
@@ -140,11 +141,16 @@ def _unjudged(
 
 
 def judge_night(
-    suite: str, night: SuiteNight, known: Mapping[SeriesKey, KnownSeries], accepted: Mapping[SeriesKey, AcceptedLevel]
+    suite: str,
+    night: SuiteNight,
+    known: Mapping[SeriesKey, KnownSeries],
+    accepted: Mapping[SeriesKey, AcceptedLevel],
+    find_before: FindBefore,
 ) -> tuple[list[Verdict], dict[SeriesKey, KnownSeries]]:
     """Judge the runs of a night; return the verdicts, and what is known of their series afterwards.
 
-    accepted: levels that people have accepted, against which slow creep is judged.
+    accepted: levels that people have accepted, against which slow creep is judged. find_before: finds the series whose
+    last level a new one is held against.
     """
     verdicts: list[Verdict] = []
     after: dict[SeriesKey, KnownSeries] = {}
@@ -160,7 +166,7 @@ def judge_night(
                     metric=value.metric.name,
                     labels=labels_of(value.labels),
                 )
-                figure = Figure(key, value, summary, night.suite_run, _again(reruns, summary, value))
+                figure = Figure(key, value, summary, night.suite_run, _again(reruns, summary, value), find_before)
                 verdict, state = figure.judge(after.get(key) or known.get(key), accepted.get(key))
                 verdicts.append(verdict)
                 after[key] = state

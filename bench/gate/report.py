@@ -96,6 +96,8 @@ def onset_words(since_ns: int, low_ns: int | None, high_ns: int | None) -> str:
 def reason_of(verdict: Verdict) -> str:
     """Return what there is to say of a figure beside its row; of one that was reported before, since when it may be."""
     words = [verdict.reason]
+    if verdict.definition is not None and verdict.outcome in ("redefined", "improvement"):
+        words = [f"{change_words(verdict)} {verdict.reason}"]
     if verdict.outcome == "confirmed" and not verdict.is_new and verdict.since_ns is not None:
         words = [f"it began {since_words(verdict)}"]
         words += [verdict.reason] if verdict.reason.startswith("not measured") else []

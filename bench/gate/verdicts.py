@@ -62,6 +62,8 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     log_level, half_width: the level before it, of the logarithm, with half of its 95 % interval. since_ns: Unix time of
     the first night of the change; since_low_ns, since_high_ns: its 95 % interval, as far as the nights are known.
     first_ns: where since_ns is that of a further change for the worse, when the first one began.
+    definition: where the series began worse than the one before it: what changed in the definition of the case.
+    against: the series before. own_half_width: half of the 95 % interval of the present level, on logarithms.
     """
 
     log_level: float
@@ -70,6 +72,9 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     since_low_ns: int | None
     since_high_ns: int | None
     first_ns: int | None = None
+    definition: str | None = None
+    against: str | None = None
+    own_half_width: float = 0.0
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +91,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     detector: the detector's own state. nights: number and Unix time of the last nights, oldest first.
     legs: of an efficiency: of the same nights, the run's and the baseline's tokens per second and rank.
     accepted_legs: of an efficiency with an accepted level: its legs at that level, to tell which of them crept.
+    accepted_half_width: of an accepted level that few nights told: half of its 95 % interval, on logarithms.
     blame: of the change that is open; None without one, and where an older version wrote the state.
     is_worse: whether its last verdict is one of `BAD`, and nobody has accepted that since; None where an older version
     wrote the state.
@@ -95,6 +101,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     nights: tuple[tuple[int, int], ...] = ()
     legs: tuple[tuple[float, float], ...] = ()
     accepted_legs: tuple[float, float] | None = None
+    accepted_half_width: float = 0.0
     open: OpenChange | None = None
     blame: Blame | None = None
     is_worse: bool | None = None
@@ -132,6 +139,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     p_value: of the night against the nights before. is_suspected: by it the night is unlikely, and reruns would tell
     more, whatever the outcome. visible_ratio: the least change, up or down, by which it would have been unlikely; None
     where an older version judged. is_equivalent: the 95 % interval of the night's change lies within the margin.
+    definition: where a new series is held against the one before it: what changed in the definition of the case.
     margin: that of the case, where its suite file gives it one; else it is `MARGIN`. reruns: trials of reruns that it
     is judged by, too.
     is_new: not said on an earlier night. reason: in words.
@@ -163,6 +171,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_suspected: bool = False
     visible_ratio: float | None = None
     is_equivalent: bool = False
+    definition: str | None = None
     margin: float | None = None
     reruns: int = 0
     is_new: bool = False

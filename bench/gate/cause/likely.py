@@ -24,7 +24,7 @@ _LONGEST_VALUE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likely:
-    """line: of at most `LONGEST` letters, and how this program's tree differs. change: that is named as likely, if any."""
+    """line: at most `LONGEST` letters, and the commits. change: the one that is named as likely; None without one."""
 
     line: str
     change: Change | None
@@ -59,6 +59,13 @@ def likely(
         kind = "rare changes" if len(rare) == len(topics) else "changes that are or may be rare"
         why = f"{len(topics)} {kind} at once, none is blamed"
     return Likely(line=with_tree("; ".join([*([] if where is None else [where]), why]), tree), change=None)
+
+
+def redefinition(words: str, changes: Sequence[Change], time: StepChange | str | None, tree: str | None) -> Likely:
+    """Return the likely cause where the definition of the case changed. words: what changed in it."""
+    others = topics_of(change for change in changes if change.may_be_rare)
+    first = f"{words} and {_count(len(others))} more at once, none is blamed" if others else f"{LIKELY}{words}"
+    return Likely(line=with_tree("; ".join([first, *([] if time is None else [time_words(time)])]), tree), change=None)
 
 
 def with_tree(line: str, tree: str | None) -> str:
