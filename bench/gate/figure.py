@@ -42,6 +42,8 @@ LEG_NIGHTS = SETTINGS.creep_nights
 """Most nights that the legs of an efficiency are taken from, as creep is."""
 SMALLEST_CHANGE = SETTINGS.smallest_change
 """What may be left of a confirmed change that counts as recovered, of the logarithm."""
+LASTING_NIGHTS = 7
+"""Nights after which a regression that is neither confirmed nor gone has a verdict of its own."""
 _OUTCOMES: dict[str, Outcome] = {
     "insufficient data": "insufficient_data",
     "no change": "same",
@@ -100,7 +102,9 @@ class Figure:
         if outcome == "confirmed" and opened is not None and opened.definition is not None and opened == state.open:
             outcome, reason = "redefined", _since_definition(opened.definition)
             change["definition"] = opened.definition
-        if legs and outcome in ("regression", "confirmed", "improvement"):
+        if outcome == "lasting":
+            reason = f"{reason}; it is open for {LASTING_NIGHTS} nights or more, and can be accepted if they agree"
+        if legs and outcome in ("regression", "lasting", "confirmed", "improvement"):
             own_ratio, baseline_ratio = _legs_changed(legs, nights, change["since_ns"])
             change |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
             if outcome != "improvement" and _is_of_the_baseline(own_ratio, baseline_ratio):
@@ -235,8 +239,9 @@ class Figure:
         if opened is not None:
             is_page = judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2
             return ("recovered", None) if is_page and self._is_back(judged, opened) else ("confirmed", opened)
-        if self._has_worse_alert(judged):
-            return "regression", None
+        if self._has_worse_alert(judged) and alert is not None:
+            has_lasted = sum(number >= alert.raised for number, _ in nights) >= LASTING_NIGHTS
+            return "lasting" if has_lasted else "regression", None
         if judged.verdict in ("alert", "page"):
             return "improvement", None
         return _OUTCOMES[judged.verdict], None
