@@ -90,7 +90,7 @@ def check_suite(
         judge_nights(history, suite, now_ns=now_ns + CLOCK_NS, unfinished=unfinished)
         night = next((record for record in past if record.id not in unfinished), None)
     else:
-        judged = judged_suites(history).get(suite)
+        judged = judged_suites(history, now_ns + CLOCK_NS).get(suite)
         night = next((record for record in past if judged is not None and record.id == judged.suite_run), None)
     known = load_states(history, suite)
     verdicts = standing_verdicts(history, suite, None if night is None else night.id, known)
@@ -101,7 +101,7 @@ def check_suite(
         verdicts=tuple(verdicts),
         earlier=tuple(verdict for verdict in earlier if night is None or verdict.suite_run != night.id),
         missing=(
-            *_of_the_future(records, now_ns),
+            *_of_the_future(history, records, now_ns),
             *_late(load_verdicts(history, suite, outcome="late"), known, past),
             *(missing_in(history, past, known.values(), now_ns=now_ns) if past else ()),
         ),
@@ -109,12 +109,15 @@ def check_suite(
     )
 
 
-def _of_the_future(records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
-    """Yield suite runs that began in the future, by a wrong clock."""
+def _of_the_future(history: History, records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
+    """Yield suite runs that began in the future, by a wrong clock, which may have been judged by it."""
     for record in records:
         if record.started_ns > now_ns + CLOCK_NS:
             when = f"on {day_of(record.started_ns)}, by the clock of its runner"
-            reason = f"{record.id} began in the future, {when}; it is not judged"
+            judged = "it is not judged"
+            if load_verdicts(history, record.suite, suite_run=record.id):
+                judged = "it was judged by that clock, and the nights after it are judged"
+            reason = f"{record.id} began in the future, {when}; {judged}"
             yield Missing(kind="clock", suite=record.suite, what=record.suite, reason=reason)
 
 

@@ -90,17 +90,31 @@ def gated_values(summary: Summary) -> Iterator[GatedValue]:
     """
     for metric in GATED:
         for estimate in of_metric(summary.estimates, metric):
-            if all(value > 0 for value in estimate.trials):
+            if _has_logarithms(estimate.trials):
                 trials = _samples(summary, metric, estimate.trials)
                 yield GatedValue(metric=metric, labels=estimate.labels, value=estimate.median, trials=trials)
         if metric is RUN_SCALING_EFFICIENCY:
             yield from _efficiencies(summary)
 
 
+def without_logarithms(summary: Summary) -> Iterator[tuple[Metric, dict[str, str]]]:
+    """Yield the figures of a run that cannot be judged because a trial is not positive, by metric and labels."""
+    for metric in GATED:
+        for estimate in of_metric(summary.estimates, metric):
+            if not _has_logarithms(estimate.trials):
+                yield metric, estimate.labels
+
+
+def _has_logarithms(values: Iterable[float]) -> bool:
+    return all(0 < value < math.inf for value in values)
+
+
 def _efficiencies(summary: Summary) -> Iterator[GatedValue]:
     """Yield each efficiency: a trial's own rate over the baseline's median rate."""
     for rate in of_metric(summary.estimates, RUN_TOKENS_PER_SECOND_PER_DEVICE):
         for efficiency in summary.scaling:
+            if not _has_logarithms((*rate.trials, efficiency.ratio.value)):
+                continue
             baseline = rate.median / efficiency.ratio.value
             yield GatedValue(
                 metric=RUN_SCALING_EFFICIENCY,

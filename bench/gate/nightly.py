@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-from sqlalchemy import or_, select
+from sqlalchemy import func, or_, select
 
 from bench.errors import InfrastructureFailed
 from bench.gate.cause.definition import FindBefore, series_before
@@ -61,7 +61,7 @@ def judge_nights(
     """
     all_verdicts: list[Verdict] = []
     for _ in range(RACES):
-        known = load_states(history, suite)
+        known = _states(history, suite, now_ns)
         accepted = load_accepted(history, suite)
         try:
             for night in _unjudged(history, suite, known.values(), unfinished, now_ns):
@@ -76,6 +76,19 @@ def judge_nights(
     raise InfrastructureFailed(f"suite {suite} is being judged by other processes; try again")
 
 
+def _states(history: History, suite: str, now_ns: int | None) -> dict[SeriesKey, KnownSeries]:
+    """Return what is known of each series as of its last night until now.
+
+    A night in the future was judged by a clock that was wrong, and must not keep the nights after it from being judged.
+    """
+    known = load_states(history, suite)
+    for key, series in known.items():
+        if now_ns is not None and series.last_ns > now_ns:
+            last_ns = max((time_ns for _, time_ns in series.state.nights if time_ns <= now_ns), default=0)
+            known[key] = replace(series, last_ns=last_ns)
+    return known
+
+
 def _revision(known: Mapping[SeriesKey, KnownSeries], key: SeriesKey) -> int:
     return known[key].revision if key in known else 0
 
@@ -86,7 +99,9 @@ def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, b
     The detector suspects them, also those that are worse already. Of each, whether its scaling efficiency is suspected:
     then its baseline is to be measured again, too. Nothing is kept: the verdict is made when the reruns are there.
     """
-    known = load_states(history, suite)
+    with history.transaction() as connection:
+        tonight_ns = connection.scalar(select(func.max(RUNS.c.started_ns)).where(RUNS.c.suite_run == suite_run))
+    known = _states(history, suite, tonight_ns)
     least: dict[str, float] = {}
     is_efficiency: dict[str, bool] = {}
     for night in _unjudged(history, suite, known.values(), (), None):

@@ -163,6 +163,12 @@ def check_lines(check: SuiteCheck) -> list[str]:
     lines += [_group_words(group, *group.shared) for group in check.groups if group.shared is not None]
     insufficient = Counter(each.reason for each in check.verdicts if each.outcome == "insufficient_data")
     lines += [f"insufficient data for {plural(count, 'figure')}: {reason}" for reason, count in insufficient.items()]
+    single = [verdict for verdict in check.verdicts if len(verdict.trial_values) == 1 and verdict.outcome != "late"]
+    if single:
+        cases = ", ".join(sorted({verdict.key.case for verdict in single}))
+        lines.append(
+            f"{plural(len(single), 'figure')} with one trial only ({cases}): a broken trial would not be noticed"
+        )
     lines += [f"{missing.kind.replace('_', ' ')}: {missing.what}: {missing.reason}" for missing in check.missing]
     return lines
 

@@ -47,11 +47,12 @@ class Judged:
     accepted: int
 
 
-def judged_suites(history: History) -> dict[str, Judged]:
-    """Return the suites that have verdicts."""
+def judged_suites(history: History, now_ns: int) -> dict[str, Judged]:
+    """Return the suites that have verdicts. now_ns: nights after it were judged by a wrong clock, and do not count."""
     verdicts, states, levels = GATE_VERDICTS.c, GATE_STATES.c, ACCEPTED_LEVELS.c
     newest = (
         select(verdicts.suite, func.max(verdicts.started_ns).label("started_ns"), func.count().label("judged"))
+        .where(verdicts.started_ns <= now_ns)
         .group_by(verdicts.suite)
         .subquery()
     )
