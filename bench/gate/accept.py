@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import msgspec
 
@@ -81,7 +80,7 @@ def accept(
         )
         pinned = _closed(figure)
         state = msgspec.structs.replace(pinned.state, accepted_legs=_legs_at_level(figure.state))
-        after.append(replace(pinned, state=state))
+        after.append(pinned.with_state(state))
     if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
     return levels, [*after, *closed]
@@ -94,6 +93,6 @@ def _legs_at_level(state: GateState) -> tuple[float, float] | None:
 
 def _closed(known: KnownSeries) -> KnownSeries:
     """Return the series without anything open, and without its cause."""
-    detector = msgspec.structs.replace(known.state.detector, alert=None)
-    state = msgspec.structs.replace(known.state, detector=detector, open=None, blame=None, is_worse=False)
-    return replace(known, state=state)
+    state = known.state
+    detector = msgspec.structs.replace(state.detector, alert=None)
+    return known.with_state(msgspec.structs.replace(state, detector=detector, open=None, blame=None, is_worse=False))

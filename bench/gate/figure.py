@@ -30,6 +30,7 @@ from bench.gate.verdicts import (
     Outcome,
     SeriesKey,
     Verdict,
+    packed,
 )
 from bench.store.summary import Summary
 from workloads.cost_models.shape import Shape
@@ -62,13 +63,13 @@ class Figure:
     def judge(self, known: KnownSeries | None, accepted: AcceptedLevel | None) -> tuple[Verdict, KnownSeries]:
         """Return the verdict, and what is known of the series afterwards."""
         started_ns = self.summary.started_ns
+        state = GateState(detector=SeriesState()) if known is None else known.state
         if known is not None and started_ns < known.last_ns - DAY_NS:
             reason = (
                 "it began before a night that is already judged: a clock was set back, or the run reached"
                 " the history late"
             )
-            return self._verdict("late", reason, number=known.state.nights[-1][0]), known
-        state = GateState(detector=SeriesState()) if known is None else known.state
+            return self._verdict("late", reason, number=state.nights[-1][0]), known
         # Two runs of a day are two nights. Whichever is read first is the earlier one.
         number = started_ns // DAY_NS
         if state.nights:
@@ -140,7 +141,7 @@ class Figure:
             is_worse=outcome in BAD,
         )
         last_ns = started_ns if known is None else max(started_ns, known.last_ns)
-        return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, state=after)
+        return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, packed=packed(after))
 
     @property
     def _margin(self) -> float | None:
