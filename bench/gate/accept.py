@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from statistics import median
 
 import msgspec
@@ -86,7 +85,7 @@ def accept(
         state = msgspec.structs.replace(
             pinned.state, accepted_legs=_legs_at_level(figure.state), accepted_half_width=present[1]
         )
-        after.append(replace(pinned, state=state))
+        after.append(pinned.with_state(state))
     if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
     return levels, [*after, *closed]
@@ -98,7 +97,8 @@ def _settled(known: KnownSeries) -> KnownSeries:
     Raises:
         Misuse: they are too few, or disagree.
     """
-    state = known.state.detector
+    of_gate = known.state
+    state = of_gate.detector
     alert, unchanged = state.alert, state.unchanged
     if alert is None or unchanged is None:
         return known
@@ -132,7 +132,7 @@ def _settled(known: KnownSeries) -> KnownSeries:
         regime_starts=(*state.regime_starts, alert.onset),
         past_levels=((unchanged.level, unchanged.level_variance), *state.past_levels)[:PAST_LEVELS],
     )
-    return replace(known, state=msgspec.structs.replace(known.state, detector=detector))
+    return known.with_state(msgspec.structs.replace(of_gate, detector=detector))
 
 
 def _present(state: GateState) -> tuple[float, float] | None:
@@ -152,6 +152,6 @@ def _legs_at_level(state: GateState) -> tuple[float, float] | None:
 
 def _closed(known: KnownSeries) -> KnownSeries:
     """Return the series without anything open, and without its cause."""
-    detector = msgspec.structs.replace(known.state.detector, alert=None)
-    state = msgspec.structs.replace(known.state, detector=detector, open=None, blame=None, is_worse=False)
-    return replace(known, state=state)
+    state = known.state
+    detector = msgspec.structs.replace(state.detector, alert=None)
+    return known.with_state(msgspec.structs.replace(state, detector=detector, open=None, blame=None, is_worse=False))

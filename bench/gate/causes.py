@@ -104,7 +104,8 @@ def with_causes(
     for verdict in verdicts:
         state = states[verdict.key].state
         blame = state.blame
-        if blame is None and verdict.key in known:
+        is_well = verdict.outcome not in BAD and state.open is None and state.detector.alert is None
+        if blame is None and not is_well and verdict.key in known:
             blame = known[verdict.key].state.blame
         # On top of an open change, whose cause stays until later nights confirm this one.
         is_further = verdict.outcome in BAD and state.open is not None and verdict.since_ns != state.open.since_ns
@@ -118,10 +119,11 @@ def with_causes(
             verdict = msgspec.structs.replace(
                 verdict, good_run=blame.good_run, bad_run=blame.bad_run, cause=blame.cause
             )
-        elif state.open is None and state.detector.alert is None:
+        elif is_well:
             blame = None
         state_blame = of_open if is_further else blame
-        states[verdict.key] = replace(states[verdict.key], state=msgspec.structs.replace(state, blame=state_blame))
+        if state_blame != state.blame:
+            states[verdict.key] = states[verdict.key].with_state(msgspec.structs.replace(state, blame=state_blame))
         new_verdicts.append(verdict)
     return new_verdicts, states
 

@@ -30,6 +30,7 @@ from bench.gate.verdicts import (
     OpenChange,
     SeriesKey,
     Verdict,
+    packed,
 )
 from bench.store.summary import Summary
 from collectors.metrics.gate import Outcome
@@ -66,13 +67,13 @@ class Figure:
     def judge(self, known: KnownSeries | None, accepted: AcceptedLevel | None) -> tuple[Verdict, KnownSeries]:
         """Return the verdict, and what is known of the series afterwards."""
         started_ns = self.summary.started_ns
+        state = GateState(detector=SeriesState()) if known is None else known.state
         if known is not None and started_ns < known.last_ns - DAY_NS:
             reason = (
                 "it began before a night that is already judged: a clock was set back, or the run reached"
                 " the history late"
             )
-            return self._verdict("late", reason, number=known.state.nights[-1][0]), known
-        state = GateState(detector=SeriesState()) if known is None else known.state
+            return self._verdict("late", reason, number=state.nights[-1][0]), known
         # Two runs of a day are two nights. Whichever is read first is the earlier one.
         number = started_ns // DAY_NS
         if state.nights:
@@ -160,7 +161,7 @@ class Figure:
             is_worse=outcome in BAD,
         )
         last_ns = started_ns if known is None else max(started_ns, known.last_ns)
-        return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, state=after)
+        return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, packed=packed(after))
 
     def _first_nights(
         self, judged: JudgedNight, opened: OpenChange | None, nights: Sequence[tuple[int, int]], *, is_accepted: bool

@@ -226,5 +226,6 @@ def _held_back(verdicts: Sequence[Verdict]) -> frozenset[tuple[SeriesKey, str]]:
 
 
 def _without_alert(known: KnownSeries) -> KnownSeries:
-    detector = msgspec.structs.replace(known.state.detector, alert=None)
-    return replace(known, state=msgspec.structs.replace(known.state, detector=detector, is_worse=False))
+    state = known.state
+    detector = msgspec.structs.replace(state.detector, alert=None)
+    return known.with_state(msgspec.structs.replace(state, detector=detector, is_worse=False))

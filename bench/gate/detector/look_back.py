@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from bench.gate.detector.hypotheses import begin
 from bench.gate.detector.level_filter import NightValue
 from bench.gate.detector.night import CLIP_SDS, RESOLUTION, learn
+from bench.gate.detector.night import _robust_sd as robust_sd
 from bench.gate.detector.rank_scan import (
     Split,
     Values,
@@ -35,15 +36,23 @@ from bench.gate.detector.state import KeptNight, SeriesState
 StandingKind = Literal["level", "mixture", "creep"]
 FEWEST_NIGHTS = 8
 """Nights on each side: what lasts a week is a disturbance yet, and ranks of fewer cannot reach the limit."""
-LIMIT = 4.0
-"""Score from which a change is reported: once in 15,000 for a single place, and places and nights are many."""
-_GATE = 4.0
-"""Score without any allowance below which nothing else is computed; allowances only lower it."""
-_KINDS_APART = 4.0
+LIMIT = 4.3
+"""Score from which a level or a creep is reported. Once in 60,000 for a single place; places and nights are many, and
+the allowance for correlation is itself known from few nights."""
+SHARE_LIMIT = 4.8
+"""The same of a share, whose border between both kinds is chosen, too."""
+_APART = 0.9
+"""Share of the largest score that a split's may have: of 95 % of pairs, the night after is the larger one."""
+_FAR = 10.0
+"""Deviations of its error from which a change is reported where ranks are too few to show it: those of eight nights are
+known to a quarter, and Student's t lies beyond once in 50,000."""
+_KINDS_APART = 5.0
 """Deviations by which two kinds of nights must differ. Two halves of one normal kind differ by 2.7."""
 _KIND_NIGHTS = 5
 _MINORITY_NIGHTS = 3
 """A kind that a part has fewer nights of is no kind of it, but a few disturbed nights."""
+_WIDER = 2.0
+"""Times that nights of one kind may differ more in one part: five of them double it by chance once in ten."""
 _UNSEEN = 9.0
 """How many times the usual variance a night on an unknown placement has at least."""
 RANGE = 0.95
@@ -65,8 +74,8 @@ class Standing:
 
     onset: the first night after it, with its 95 % range. direction: +1 where the metric rose, -1 where it fell.
     log_change: of the mean of the logarithm, with its 95 % interval; of a creep, from before it to the newest nights.
-    nights: measured since the onset. before, after: of a mixture, the share of high nights. log_gap: of a mixture, how
-    far its two kinds of nights are apart.
+    nights: measured since the onset. score: in standard deviations, allowances for correlation made.
+    before, after: of a mixture, the share of high nights. log_gap: of a mixture, how far its two kinds are apart.
     """
 
     kind: StandingKind
@@ -78,6 +87,7 @@ class Standing:
     log_change_low: float
     log_change_high: float
     nights: int
+    score: float
     before: Share | None = None
     after: Share | None = None
     log_gap: float | None = None
@@ -165,34 +175,45 @@ def _comparable(state: SeriesState) -> list[KeptNight]:
 def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) -> Standing | None:
     ranked = ranks(values)
     split = best_split(ranked, FEWEST_NIGHTS)
-    if split is None or abs(split.score) < _GATE:
+    if split is None:
         return None
     place = split.place
+    # Ranks of few nights cannot reach the limit, however far apart they are; what hardly overlaps may do with less.
+    is_apart = abs(split.score) > _APART * math.sqrt(3 * place * (len(values) - place) / (len(values) + 1))
+    if abs(split.score) < LIMIT and not is_apart:  # Allowances only lower it.
+        return None
     score = unequal_score(values, ranked, place)
-    if abs(score) < LIMIT:
+    if abs(score) < LIMIT and not is_apart:
         return None
-    cut = [_cut(part) for part in (values[:place], values[place:])]
-    whole = np.concatenate(cut)
+    whole = np.concatenate([cut_to_ordinary(part) for part in (values[:place], values[place:])])
     ramp = _ramp(whole)
+    if ramp is None and not is_apart and abs(score) < LIMIT * math.sqrt(neighbour_inflation(ranked, place)):
+        return None
+    # Ranks leave the place open by a night or two, values less so; nights on the wrong side would look correlated.
+    place = min(max(int(_explained(whole).argmax()) + 1, FEWEST_NIGHTS), len(whole) - FEWEST_NIGHTS)
+    before, after = whole[:place], whole[place:]
+    fitted = np.repeat([before.mean(), after.mean()], [len(before), len(after)]) if ramp is None else ramp.fitted
+    left = (whole - fitted)[:place], (whole - fitted)[place:]
     # What is left of the nights by the likelier shape shows how they are correlated.
-    inflated = inflation(cut if ramp is None else [whole - ramp.fitted], settings)
-    if abs(score) < LIMIT * math.sqrt(inflated):
+    error = float(np.median([night.variance for night in nights]))
+    inflated = inflation(left if ramp is None else [whole - fitted], error, settings)
+    variances = [max(float(part @ part) / (len(part) - 1), RESOLUTION**2) * inflated for part in left]
+    deviation = math.sqrt(variances[0] / len(before) + variances[1] / len(after))
+    change = float(after.mean() - before.mean())
+    score /= math.sqrt(inflated)
+    if abs(score) < LIMIT and abs(change) < _FAR * deviation:
         return None
-    before, after = float(cut[0].mean()), float(cut[1].mean())
-    newest = float(cut[1][-FEWEST_NIGHTS:].mean())
-    change = after - before
     direction = 1 if change > 0 else -1
-    if abs(change) < settings.smallest_change or (newest - before) * direction < abs(change) / 2:
+    newest = float(after[-FEWEST_NIGHTS:].mean() - before.mean())
+    if abs(change) < settings.smallest_change or newest * direction < abs(change) / 2:
         return None
-    variances = [max(float(part.var(ddof=1)), RESOLUTION**2) * inflated for part in cut]
-    half_width = RANGE_SDS * math.sqrt(variances[0] / len(cut[0]) + variances[1] / len(cut[1]))
-    weights = _onset_weights(whole, (variances[0] * place + variances[1] * (len(whole) - place)) / len(whole))
+    weights = _onset_weights(whole, float(np.dot(variances, [len(before), len(after)])) / len(whole))
     kind: StandingKind = "level"
     onset, low, high = _onset(weights, place)
     if ramp is not None:
-        kind, onset, change = "creep", ramp.start, float(ramp.fitted[-1] - ramp.fitted[0])
+        kind, onset, change = "creep", ramp.start, float(fitted[-1] - fitted[0])
         low, high = min(low, onset), max(high, onset)
-        half_width *= math.sqrt(len(cut[1]) / FEWEST_NIGHTS)
+    half_width = RANGE_SDS * deviation
     return Standing(
         kind=kind,
         onset=nights[onset].number,
@@ -203,6 +224,7 @@ def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) 
         log_change_low=change - half_width,
         log_change_high=change + half_width,
         nights=len(nights) - onset,
+        score=score,
     )
 
 
@@ -212,11 +234,12 @@ def _mixture(nights: list[KeptNight], values: Values, settings: DetectorSettings
         return None
     is_high: NDArray[np.bool_] = values > kinds[0]
     split = best_share_split(is_high, FEWEST_NIGHTS)
-    if split is None or abs(split.score) < _GATE:
+    if split is None or abs(split.score) < SHARE_LIMIT:
         return None
     place, whole = split.place, is_high.astype(np.float64)
     inflated = neighbour_inflation(whole, place)
-    if abs(split.score) < LIMIT * math.sqrt(inflated) or not _has_minority(is_high, split):
+    score = split.score / math.sqrt(inflated)
+    if abs(score) < SHARE_LIMIT or not _has_minority(is_high, split) or _is_wider(values, is_high, place):
         return None
     before = _share(is_high[:place], inflated)
     after = _share(is_high[place:], inflated)
@@ -241,6 +264,7 @@ def _mixture(nights: list[KeptNight], values: Values, settings: DetectorSettings
         log_change_low=change - half_width,
         log_change_high=change + half_width,
         nights=len(nights) - onset,
+        score=score,
         before=before,
         after=after,
         log_gap=gap,
@@ -255,6 +279,19 @@ def _has_minority(is_high: NDArray[np.bool_], split: Split) -> bool:
     )
 
 
+def _is_wider(values: Values, is_high: NDArray[np.bool_], place: int) -> bool:
+    """Return whether nights of one kind differ more in one part: then noise has changed, and not the shares."""
+    for chosen in (is_high, ~is_high):
+        parts = [
+            part[is_kind] for part, is_kind in ((values[:place], chosen[:place]), (values[place:], chosen[place:]))
+        ]
+        if min(len(part) for part in parts) >= _KIND_NIGHTS:
+            low, high = sorted(max(float(part.std()), RESOLUTION) for part in parts)
+            if high > _WIDER * low:
+                return True
+    return False
+
+
 def _share(is_high: NDArray[np.bool_], inflated: float) -> Share:
     """Return the share of high nights; so many correlated nights count as fewer (Wilson's interval)."""
     count = len(is_high) / inflated
@@ -265,19 +302,24 @@ def _share(is_high: NDArray[np.bool_], inflated: float) -> Share:
     return Share(share=share, low=max(0.0, middle - half_width), high=min(1.0, middle + half_width))
 
 
-def _cut(part: Values) -> Values:
+def cut_to_ordinary(part: Values) -> Values:
     """Return the values, those far from their median cut to where ordinary nights end."""
-    middle, outer = np.quantile(part, 0.5), np.quantile(np.abs(part - np.quantile(part, 0.5)), [0.5, 0.8])
-    limit = CLIP_SDS * max(1.4826 * float(outer[0]), 0.7803 * float(outer[1]), RESOLUTION)
+    middle = float(np.median(part))
+    limit = CLIP_SDS * robust_sd(part - middle)
     return np.clip(part, middle - limit, middle + limit)
+
+
+def _explained(values: Values) -> Values:
+    """Return the squares that a step explains at each place, from index 1 on."""
+    count = len(values)
+    before = np.arange(1, count)
+    sums = np.cumsum(values - values.mean())[:-1]
+    return np.asarray(sums**2 * count / (before * (count - before)))
 
 
 def _onset_weights(values: Values, variance: float) -> Values:
     """Return the likelihood of each place as the onset, from index 1 on, its largest 1."""
-    count = len(values)
-    before = np.arange(1, count)
-    sums = np.cumsum(values - values.mean())[:-1]
-    explained = sums**2 * count / (before * (count - before))
+    explained = _explained(values)
     return np.asarray(np.exp((explained - explained.max()) / (2 * max(variance, RESOLUTION**2))))
 
 
@@ -304,9 +346,7 @@ def _ramp(values: Values) -> _Ramp | None:
     count = len(values)
     nights = np.arange(count)
     off = values - values.mean()
-    sums = np.cumsum(off)[:-1]
-    before = np.arange(1, count)
-    step = float((sums**2 * count / (before * (count - before))).max())
+    step = float(_explained(values).max())
     # A ramp from each place on: (places, nights), centred, so that one product gives what each explains.
     starts = np.arange(0, count - FEWEST_NIGHTS)
     ramps = np.maximum(nights[None, :] - starts[:, None], 0.0)

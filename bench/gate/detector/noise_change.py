@@ -1,6 +1,6 @@
-"""Whether a series' noise has changed: since which night its neighbours differ more or less, and by which factor.
+"""Whether a series' noise has changed: since which night its nights differ more or less, and by which factor.
 
-Two scales are compared: how much one night differs from the next, before and after each place. Levels and slow
+Two scales are compared: how far nights lie from those around them, before and after each place. Levels and slow
 wandering do not enter. It decides nothing; it dates what the nightly rule already allows for.
 """
 
@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from bench.gate.detector.night import RESOLUTION
 from bench.gate.detector.rank_scan import best_split, neighbour_inflation, ranks
@@ -19,6 +20,9 @@ from bench.gate.detector.state import SeriesState
 FEWEST_NIGHTS = 12
 """On each side: the deviation of fewer is known to no better than a fifth."""
 LIMIT = 3.5
+"""Score from which a change is reported: it pages nobody, so once in some thousand nights may be false."""
+_HALF_WIDTH = 7
+"""Nights on each side whose median is the level around a night: a week."""
 SMALLEST_FACTOR = 1.5
 """Nobody acts on less, and the nightly rule follows it by itself."""
 RANGE_SDS = 1.96
@@ -26,7 +30,7 @@ RANGE_SDS = 1.96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseChange:
-    """Since `onset` neighbouring nights differ `factor` times as much, with its 95 % interval. nights: since then."""
+    """Since `onset` nights differ `factor` times as much, with its 95 % interval. nights: since then."""
 
     onset: int
     factor: float
@@ -49,33 +53,28 @@ def noise_change(
     reported: onset of a change that was reported; only nights from it on are compared, so that it is reported once.
     """
     nights = [night for night in state.nights if reported is None or night.number >= reported]
-    if len(nights) < 2 * FEWEST_NIGHTS + 1:
+    if len(nights) < 2 * FEWEST_NIGHTS:
         return None
-    starts = set(state.regime_starts)
     values = np.array([night.log_value for night in nights])
-    # The difference across the beginning of a regime is the change of its level.
-    is_within = np.array([night.number not in starts for night in nights[1:]])
-    differences = np.abs(np.diff(values))[is_within]
-    ranked = ranks(differences)
+    around = sliding_window_view(np.pad(values, _HALF_WIDTH, mode="reflect"), 2 * _HALF_WIDTH + 1)
+    deviations = np.abs(values - np.median(around, axis=1))
+    ranked = ranks(deviations)
     split = best_split(ranked, FEWEST_NIGHTS)
     if split is None or abs(split.score) < LIMIT:
         return None
     if abs(split.score) < LIMIT * math.sqrt(neighbour_inflation(ranked, split.place)):
         return None
-    logs = np.log(np.maximum(differences, RESOLUTION))
+    logs = np.log(np.maximum(deviations, RESOLUTION))
     before, after = logs[: split.place], logs[split.place :]
     log_factor = float(after.mean() - before.mean())
-    # Neighbouring differences share a night: a third more variance of their mean than of as many independent ones.
-    variance = 4 / 3 * (float(before.var(ddof=1)) / len(before) + float(after.var(ddof=1)) / len(after))
+    variance = float(before.var(ddof=1)) / len(before) + float(after.var(ddof=1)) / len(after)
     if abs(log_factor) < math.log(SMALLEST_FACTOR):
         return None
     half_width = RANGE_SDS * math.sqrt(variance)
-    seconds = [night.number for night, is_in in zip(nights[1:], is_within, strict=True) if is_in]
-    onset = seconds[split.place]
     return NoiseChange(
-        onset=onset,
+        onset=nights[split.place].number,
         factor=math.exp(log_factor),
         low=math.exp(log_factor - half_width),
         high=math.exp(log_factor + half_width),
-        nights=sum(night.number >= onset for night in nights),
+        nights=len(nights) - split.place,
     )

@@ -93,10 +93,15 @@ def _log_likelihood(high: NDArray[np.int64], count: NDArray[np.int64]) -> Values
     return np.asarray(logs)
 
 
-def inflation(parts: Sequence[Values], settings: DetectorSettings) -> float:
-    """Return the variance of a mean of many of these nights, over that of as many independent ones; at least 1."""
-    noise = learn([part.tolist() for part in parts], 0.0, settings)
-    return max(1.0, noise.long_run_variance / noise.night_variance)
+def inflation(parts: Sequence[Values], error_variance: float, settings: DetectorSettings) -> float:
+    """Return the variance of a mean of many of these nights, over that of as many independent ones; at least 1.
+
+    error_variance: what of a night's is its trials', which no two nights share.
+    """
+    if all(float(np.ptp(part)) == 0 for part in parts):
+        return 1.0
+    noise = learn([part.tolist() for part in parts], error_variance, settings)
+    return max(1.0, noise.long_run_variance / (noise.night_variance + error_variance))
 
 
 def neighbour_inflation(values: Values, place: int) -> float:

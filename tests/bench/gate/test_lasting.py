@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -89,7 +88,7 @@ def test_an_alert_of_seven_nights_is_lasting_and_worse(history: History) -> None
         assert alert is not None
         alert = msgspec.structs.replace(alert, raised=alert.raised - 5)
         detector = msgspec.structs.replace(series.state.detector, alert=alert)
-        raised_earlier.append(replace(series, state=msgspec.structs.replace(series.state, detector=detector)))
+        raised_earlier.append(series.with_state(msgspec.structs.replace(series.state, detector=detector)))
     save_night(history, known, raised_earlier, [])
     (verdict,) = _steps(judge_nights(history, "nightly"))
     assert verdict.outcome == "lasting"
@@ -107,6 +106,6 @@ def test_nights_that_do_not_agree_cannot_be_accepted(history: History) -> None:
         # Two more nights since the alert: one as before, one as bad.
         more = (msgspec.structs.replace(last, number=last.number + 1, log_value=before[-1].log_value), last)
         detector = msgspec.structs.replace(series.state.detector, nights=(*before, last, *more))
-        changed.append(replace(series, state=msgspec.structs.replace(series.state, detector=detector)))
+        changed.append(series.with_state(msgspec.structs.replace(series.state, detector=detector)))
     with pytest.raises(Misuse, match=r"has no level yet: its last 3 nights differ by .* accept it when 3 nights agree"):
         accept(changed, case="ddp", metric=None, who="ada", because="agreed", now_ns=1)

@@ -1,0 +1,166 @@
+"""What a series shows when looked back upon, against series whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from msgspec.structs import replace as with_fields
+from numpy.typing import NDArray
+
+from bench.gate.detector.detector import judge, level
+from bench.gate.detector.look_back import Standing, begun_again, look_back
+from bench.gate.detector.state import SeriesState
+from tests.bench.gate.detector.kept_nights import kept
+from tests.bench.gate.detector.made_nights import Noise, made
+
+SEEDS = range(10)
+
+
+def drawn(seed: int, levels: NDArray[np.float64], sd: float = 0.01) -> NDArray[np.float64]:
+    return levels + np.random.default_rng(seed).normal(0, sd, len(levels))
+
+
+def shares(seed: int, *parts: tuple[int, float], gap: float = 0.26) -> NDArray[np.float64]:
+    """Return levels of two kinds of nights: in each part so many nights, with this share of slow ones."""
+    generator = np.random.default_rng([seed, 1])
+    return np.concatenate([gap * (generator.random(nights) < share) for nights, share in parts])
+
+
+def found_in(levels: list[NDArray[np.float64]]) -> list[Standing]:
+    return [found for values in levels if (found := look_back(kept(values))) is not None]
+
+
+def test_a_level_twice_as_slow_in_noise_of_thirty_percent_is_found_with_its_date_and_size() -> None:
+    levels = np.repeat([0.0, math.log(2)], [30, 30])
+    found = found_in([drawn(seed, levels, 0.3) for seed in SEEDS])
+    assert len(found) >= 8
+    assert {one.kind for one in found} == {"level"}
+    assert sum(one.onset_low <= 30 <= one.onset_high for one in found) >= len(found) - 1
+    assert sum(one.log_change_low < math.log(2) < one.log_change_high for one in found) >= len(found) - 1
+
+
+def test_a_mixture_that_shifts_is_told_with_the_share_of_its_slow_nights() -> None:
+    found = found_in([drawn(seed, shares(seed, (50, 0.1), (40, 0.9))) for seed in SEEDS])
+    assert len(found) == len(SEEDS)
+    assert {one.kind for one in found} == {"mixture"}
+    for one in found:
+        assert one.before is not None
+        assert one.after is not None
+        assert one.log_gap == pytest.approx(0.26, abs=0.02)
+        assert one.direction == 1
+        assert abs(one.onset - 50) <= 5
+    assert sum(one.before.low <= 0.1 <= one.before.high for one in found if one.before) >= 8
+    assert sum(one.after.low <= 0.9 <= one.after.high for one in found if one.after) >= 8
+
+
+def test_every_second_night_is_told_so() -> None:
+    levels = np.concatenate([np.zeros(50), 0.26 * (np.arange(24) % 2)])
+    found = look_back(kept(drawn(1, levels)))
+    assert found is not None
+    assert found.reason.startswith("every second night is 29")
+    assert "% higher since {night}" in found.reason
+    assert found.onset in (50, 51)
+
+
+def test_a_mixture_for_the_better_is_told_by_its_fast_nights() -> None:
+    found = look_back(kept(drawn(0, shares(0, (40, 1.0), (30, 0.3)))))
+    assert found is not None
+    assert found.direction == -1
+    assert "% of nights are 2" in found.reason
+    assert "% lower since {night}" in found.reason
+
+
+def test_a_slow_climb_is_a_creep_from_where_it_began() -> None:
+    levels = np.concatenate([np.zeros(40), 0.003 * np.arange(1, 15)])
+    found = look_back(kept(drawn(0, levels, 0.0002)))
+    assert found is not None
+    assert found.kind == "creep"
+    assert abs(found.onset - 40) <= 1
+    assert found.log_change == pytest.approx(0.042, abs=0.002)
+
+
+def test_a_level_that_came_and_went_does_not_stand() -> None:
+    levels = np.repeat([0.0, 0.1, 0.0], [40, 12, 10])
+    assert found_in([drawn(seed, levels) for seed in SEEDS]) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda g: g.normal(0, 0.005, 160),
+        lambda g: 0.005 * g.standard_t(3, 160),
+        lambda g: 0.01 * g.exponential(1, 160),
+        lambda g: 0.005 * g.normal(0, 1, 160) * np.where(np.arange(160) < 90, 1, 3),
+        lambda g: g.normal(0, 0.005, 160) + 0.01 * (np.arange(160) % 7 > 4),
+        lambda g: np.round(g.normal(0, 0.6, 160)) * 0.01,
+        lambda g: g.normal(0, 0.005, 160) + 0.04 * (g.random(160) < 0.2),
+        lambda g: np.convolve(g.normal(0, 0.005, 200), 0.6 ** np.arange(20))[20:180],
+    ],
+    ids=["normal", "heavy tails", "skew", "growing noise", "weekly", "rounded", "two modes", "correlated"],
+)
+def test_noise_without_a_change_stands_for_none(values: Callable[[np.random.Generator], NDArray[np.float64]]) -> None:
+    # Every fourth night: neighbouring nights look back at nearly the same.
+    found = []
+    for seed in range(6):
+        series = values(np.random.default_rng(seed))
+        for newest in range(20, len(series), 4):
+            found += [seed] if look_back(kept(series[:newest])) is not None else []
+    assert found == []
+
+
+def test_what_is_found_is_told_once() -> None:
+    noise = Noise(night_sd=0.01, trial_sd=0.005)
+    nights = made([0.0] * 40 + [0.26 * (number % 2) for number in range(50)], noise, seed=1)
+    state: SeriesState | None = None
+    told = []
+    for night in nights:
+        state = judge(state, night).state
+        if (found := look_back(state)) is not None:
+            told.append(found)
+            state = begun_again(state, found)
+    assert [one.kind for one in told] == ["mixture"]
+    assert state is not None
+    assert state.regime_starts[-1] == told[0].onset
+    now = level(state)
+    assert now is not None
+    assert now.low < 0.13 < now.high
+
+
+def test_a_creep_that_goes_on_is_told_again_from_its_new_level() -> None:
+    values = np.concatenate([np.zeros(40), 0.003 * np.arange(1, 60)])
+    nights = made(values.tolist(), Noise(night_sd=0.0002, trial_sd=0.0002))
+    state = kept(values[:54], 1e-8)
+    state = judge(state, nights[54]).state
+    found = look_back(state)
+    assert found is not None
+    again = begun_again(state, found)
+    assert again.regime_starts[-1] == nights[54].number - 7
+    assert look_back(again) is None
+
+
+def test_nights_on_an_unknown_placement_are_no_level() -> None:
+    state = kept(drawn(0, np.repeat([0.0, 0.03], [40, 12]), 0.004), 1e-6)
+    unknown = tuple(with_fields(night, variance=1e-3) if night.number >= 40 else night for night in state.nights)
+    assert look_back(state) is not None
+    assert look_back(SeriesState(nights=unknown, regime_starts=(0,))) is None
+
+
+@pytest.mark.parametrize("values", [[0.0] * 60, [], [1.0], [0.0] * 15 + [5.0]], ids=["constant", "none", "one", "few"])
+def test_series_that_say_nothing_stand_for_nothing(values: list[float]) -> None:
+    assert look_back(kept(values) if values else SeriesState()) is None
+
+
+def test_a_constant_metric_that_steps_is_a_level_whatever_its_numbers() -> None:
+    values = [0.0] * 30 + [0.02] * 20
+    found = look_back(kept(values))
+    assert found is not None
+    assert (found.kind, found.onset, found.onset_low, found.onset_high) == ("level", 30, 30, 30)
+    nights = kept(values).nights
+    # A gap of years: its numbers are far apart, its nights are neighbours.
+    nights = (*nights[:30], *(with_fields(night, number=night.number + 9000) for night in nights[30:]))
+    later = look_back(SeriesState(nights=nights, regime_starts=(0,)))
+    assert later is not None
+    assert later.onset == 9030
