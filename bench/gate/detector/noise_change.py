@@ -2,6 +2,8 @@
 
 Two scales are compared: how far nights lie from those around them, before and after each place. Levels and slow
 wandering do not enter. It decides nothing; it dates what the nightly rule already allows for.
+
+Source: Klotz 1962 (a rank test of scale).
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from bench.gate.detector.night import RESOLUTION
+from bench.gate.detector.night import CLIP_SDS, RESOLUTION
+from bench.gate.detector.night import _robust_sd as robust_sd
 from bench.gate.detector.rank_scan import best_split, neighbour_inflation, ranks
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState
 
 FEWEST_NIGHTS = 12
 """On each side: the deviation of fewer is known to no better than a fifth."""
-LIMIT = 3.5
+LIMIT = 4.0
 """Score from which a change is reported: it pages nobody, so once in some thousand nights may be false."""
 _HALF_WIDTH = 7
 """Nights on each side whose median is the level around a night: a week."""
@@ -52,22 +55,29 @@ def noise_change(
 
     reported: onset of a change that was reported; only nights from it on are compared, so that it is reported once.
     """
+    from scipy.special import ndtri  # Imported here: what only reads states needs no scipy.
+
     nights = [night for night in state.nights if reported is None or night.number >= reported]
     if len(nights) < 2 * FEWEST_NIGHTS:
         return None
     values = np.array([night.log_value for night in nights])
     around = sliding_window_view(np.pad(values, _HALF_WIDTH, mode="reflect"), 2 * _HALF_WIDTH + 1)
     deviations = np.abs(values - np.median(around, axis=1))
-    ranked = ranks(deviations)
-    split = best_split(ranked, FEWEST_NIGHTS)
+    # Klotz's scores: as exact for normal noise as a ratio of variances, and as indifferent to its shape as ranks.
+    scores = ndtri(0.5 + (ranks(deviations) + 0.5) / (2 * len(nights))) ** 2
+    split = best_split(scores, FEWEST_NIGHTS)
     if split is None or abs(split.score) < LIMIT:
         return None
-    if abs(split.score) < LIMIT * math.sqrt(neighbour_inflation(ranked, split.place)):
+    if abs(split.score) < LIMIT * math.sqrt(neighbour_inflation(scores, split.place)):
         return None
-    logs = np.log(np.maximum(deviations, RESOLUTION))
-    before, after = logs[: split.place], logs[split.place :]
-    log_factor = float(after.mean() - before.mean())
-    variance = float(before.var(ddof=1)) / len(before) + float(after.var(ddof=1)) / len(after)
+    parts = deviations[: split.place], deviations[split.place :]
+    # Nights far off are cut where ordinary ones end, so that a few spikes are not taken for noise.
+    before, after = (np.minimum(part, CLIP_SDS * robust_sd(part)) for part in parts)
+    log_factor = math.log(max(float(after.mean()), RESOLUTION) / max(float(before.mean()), RESOLUTION))
+    # Of the logarithm of a mean, in the first order.
+    variance = sum(
+        float(part.var(ddof=1)) / len(part) / max(float(part.mean()), RESOLUTION) ** 2 for part in (before, after)
+    )
     if abs(log_factor) < math.log(SMALLEST_FACTOR):
         return None
     half_width = RANGE_SDS * math.sqrt(variance)
