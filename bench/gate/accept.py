@@ -9,12 +9,13 @@ from statistics import median
 import msgspec
 
 from bench.errors import Misuse
+from bench.gate.cause.legs import middle_legs
 from bench.gate.detector.detector import PAST_LEVELS, level
 from bench.gate.detector.hypotheses import begin
 from bench.gate.detector.level_filter import NightValue
 from bench.gate.detector.night import learn
 from bench.gate.detector.settings import SETTINGS
-from bench.gate.figure import DAY_NS, middle_legs
+from bench.gate.figure import DAY_NS
 from bench.gate.verdicts import AcceptedLevel, GateState, KnownSeries, SeriesKey
 
 AGREEING_NIGHTS = 3

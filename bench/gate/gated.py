@@ -23,6 +23,7 @@ from collectors.metrics.results import (
     RUN_STEP_SECONDS,
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
 )
+from workloads.cost_models.shape import Shape
 
 GATED: tuple[Metric, ...] = (
     RUN_STEP_SECONDS,
@@ -76,6 +77,11 @@ def figure_words(metric: str, labels: Mapping[str, str]) -> str:
     names = labels if known is None else known.labels
     words = [labels[name] for name in names if labels[name] != "beside"]  # The usual baseline of an efficiency.
     return " ".join([NAMES.get(metric, metric), *words])
+
+
+def shape_words(shape: Shape) -> str:
+    """Return a model's shape in a few words, without the batch, which differs with the ranks."""
+    return f"{shape.layers} x {shape.width}, sequence {shape.sequence}"
 
 
 def placement_of(hosts: Iterable[str]) -> str:

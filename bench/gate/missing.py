@@ -64,6 +64,12 @@ def day_of(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(time_ns / 1e9, tz=UTC):%Y-%m-%d}"
 
 
+def with_day(reason: str, number: int, times: Mapping[int, int]) -> str:
+    """Return the reason with the day of a night in place of `{night}`. times: of nights by their numbers."""
+    # Of a night that is no longer known the number itself counts days since 1970.
+    return reason.replace("{night}", day_of(times.get(number, number * 86_400 * 10**9)))
+
+
 def is_going_on(record: SuiteRecord, now_ns: int) -> bool:
     """Whether the suite run goes on, as far as its record tells."""
     return record.outcome == "running" and now_ns - record.progress_ns < STALLED_NS

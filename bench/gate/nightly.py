@@ -181,8 +181,9 @@ def judge_night(
                     metric=value.metric.name,
                     labels=labels_of(value.labels),
                 )
-                figure = Figure(key, value, summary, night.suite_run, _again(reruns, summary, value), find_before)
-                verdict, state = figure.judge(after.get(key) or known.get(key), accepted.get(key))
+                again = _again(reruns, summary, value)
+                figure = Figure(key, value, summary, night.suite_run, again, find_before, accepted.get(key))
+                verdict, state = figure.judge(after.get(key) or known.get(key))
                 verdicts.append(verdict)
                 after[key] = state
     held = _held_back(verdicts)

@@ -25,7 +25,7 @@ BAD: frozenset[ShownOutcome] = frozenset(outcomes_of("confirmed", "found", "crep
 MARGIN = 0.02
 """Largest change that does not matter, as `observatory compare --margin` has it by default."""
 SCHEMA_VERSION = 2
-"""2: the outcomes lasting and redefined; hosts of a placement in the order of their names."""
+"""2: the outcomes lasting, redefined, standing and mixture; hosts of a placement in the order of their names."""
 PORTION = 500
 """Rows of the history that are held as text at a time. All states of 20,000 series are 250 MB of it."""
 _STATE_KEY = ("suite", "suite_case", "series", "metric", "labels")
@@ -65,6 +65,8 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     log_level, half_width: the level before it, of the logarithm, with half of its 95 % interval. since_ns: Unix time of
     the first night of the change; since_low_ns, since_high_ns: its 95 % interval, as far as the nights are known.
     first_ns: where since_ns is that of a further change for the worse, when the first one began.
+    newest_ns: of a ramp, Unix time of the first night of its newest step. log_change: of the first step.
+    outcome: of nights while it is open. reason: of them, in words, where the change itself does not say enough.
     definition: where the series began worse than the one before it: what changed in the definition of the case.
     against: the series before. own_half_width: half of the 95 % interval of the present level, on logarithms.
     """
@@ -75,9 +77,17 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     since_low_ns: int | None
     since_high_ns: int | None
     first_ns: int | None = None
+    newest_ns: int | None = None
+    log_change: float | None = None
+    outcome: Outcome = "confirmed"
+    reason: str | None = None
     definition: str | None = None
     against: str | None = None
     own_half_width: float = 0.0
+
+    def is_within(self, log_change: float) -> bool:
+        """Whether a further step is no larger than the first one was."""
+        return self.log_change is not None and abs(log_change) <= 2 * abs(self.log_change)
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +105,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     legs: of an efficiency: of the same nights, the run's and the baseline's tokens per second and rank.
     accepted_legs: of an efficiency with an accepted level: its legs at that level, to tell which of them crept.
     accepted_half_width: of an accepted level that few nights told: half of its 95 % interval, on logarithms.
+    noise_onset: number of the night since which the noise was last said to be another.
     blame: of the change that is open; None without one, and where an older version wrote the state.
     is_worse: whether its last verdict is one of `BAD`, and nobody has accepted that since; None where an older version
     wrote the state.
@@ -105,6 +116,7 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     legs: tuple[tuple[float, float], ...] = ()
     accepted_legs: tuple[float, float] | None = None
     accepted_half_width: float = 0.0
+    noise_onset: int | None = None
     open: OpenChange | None = None
     blame: Blame | None = None
     is_worse: bool | None = None
@@ -161,7 +173,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     p_value: of the night against the nights before. is_suspected: by it the night is unlikely, and reruns would tell
     more, whatever the outcome. visible_ratio: the least change, up or down, by which it would have been unlikely; None
     where an older version judged. is_equivalent: the 95 % interval of the night's change lies within the margin.
-    definition: where a new series is held against the one before it: what changed in the definition of the case.
+    noise: since when its nights differ more, said once. definition: where a new series is held against the one before
+    it: what changed in the definition of the case.
     margin: that of the case, where its suite file gives it one; else it is `MARGIN`. reruns: trials of reruns that it
     is judged by, too.
     is_new: not said on an earlier night. reason: in words.
@@ -193,6 +206,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_suspected: bool = False
     visible_ratio: float | None = None
     is_equivalent: bool = False
+    noise: str | None = None
     definition: str | None = None
     margin: float | None = None
     reruns: int = 0

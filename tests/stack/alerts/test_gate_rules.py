@@ -115,6 +115,8 @@ def test_each_verdict_that_is_worse_has_its_alert_and_no_other_has(tmp_path: Pat
         "regression": "RegressionFound",
         "lasting": "RegressionFound",
         "redefined": "RegressionFound",
+        "standing": "RegressionConfirmed",
+        "mixture": "RegressionConfirmed",
         "confirmed": "RegressionConfirmed",
         "recovered": None,
         "creep": "LevelCrept",
