@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,3 +165,22 @@ def test_a_constant_metric_that_steps_is_a_level_whatever_its_numbers() -> None:
     later = look_back(SeriesState(nights=nights, regime_starts=(0,)))
     assert later is not None
     assert later.onset == 9030
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_gap_of_years_is_no_change_and_hides_none(trials: int) -> None:
+    noise = Noise(night_sd=0.005, trial_sd=0.004)
+    before = made([0.0] * 40, noise, trials=trials)
+    after = made([0.0] * 30 + [0.06] * 12, noise, seed=1, trials=trials)
+    state: SeriesState | None = None
+    told = []
+    for night in [*before, *(replace(night, number=night.number + 9000) for night in after)]:
+        judged = judge(state, night)
+        state = judged.state
+        found = look_back(state)
+        if judged.verdict == "page" and judged.alert is not None:
+            told.append(judged.alert.onset)
+        if found is not None:
+            told.append(found.onset)
+            state = begun_again(state, found)
+    assert told == [9030]
