@@ -41,11 +41,11 @@ LIMIT = 4.3
 the allowance for correlation is itself known from few nights."""
 SHARE_LIMIT = 4.8
 """The same of a share, whose border between both kinds is chosen, too."""
-_APART = 0.9
-"""Share of the largest score that a split's may have: of 95 % of pairs, the night after is the larger one."""
-_FAR = 10.0
-"""Deviations of its error from which a change is reported where ranks are too few to show it: those of eight nights are
-known to a quarter, and Student's t lies beyond once in 50,000."""
+_APART = 0.85
+"""Share of the largest score that a split's may have: in 93 % of pairs the night after is the larger one."""
+_FAR_P = 2e-5
+"""The p-value of the means' difference, by Student's t with the fewer nights' freedom, from which a change is reported
+where nights are too few for ranks to show it."""
 _KINDS_APART = 5.0
 """Deviations by which two kinds of nights must differ. Two halves of one normal kind differ by 2.7."""
 _KIND_NIGHTS = 5
@@ -173,6 +173,8 @@ def _comparable(state: SeriesState) -> list[KeptNight]:
 
 
 def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) -> Standing | None:
+    from scipy.special import stdtr  # Imported here: what only reads states needs no scipy.
+
     ranked = ranks(values)
     split = best_split(ranked, FEWEST_NIGHTS)
     if split is None:
@@ -201,7 +203,8 @@ def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) 
     deviation = math.sqrt(variances[0] / len(before) + variances[1] / len(after))
     change = float(after.mean() - before.mean())
     score /= math.sqrt(inflated)
-    if abs(score) < LIMIT and abs(change) < _FAR * deviation:
+    far = 2 * float(stdtr(min(len(before), len(after)) - 1, -abs(change) / deviation))
+    if abs(score) < LIMIT and far > _FAR_P:
         return None
     direction = 1 if change > 0 else -1
     newest = float(after[-FEWEST_NIGHTS:].mean() - before.mean())

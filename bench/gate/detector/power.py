@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.gate.detector.detector import _noise as learned_noise
-from bench.gate.detector.night import SeriesNoise
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState
 
@@ -51,45 +50,65 @@ class Visible:
         return f"{smallest}; {_percent(self.asked)} after about {self.nights} nights"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightNoise:
+    """Variances of a night: of its effect, which the next one shares by `correlation`, and of its trials' error."""
+
+    night_variance: float
+    error_variance: float
+    correlation: float = 0.0
+
+
 def visible(state: SeriesState, asked: float = ASKED_CHANGE, settings: DetectorSettings = SETTINGS) -> Visible | None:
     """Return what a series can show, None before its first verdict."""
     if state.unchanged is None:
         return None
-    noise = learned_noise(state, settings)
-    error = median(night.variance for night in state.nights)
+    learned = learned_noise(state, settings)
+    noise = NightNoise(
+        night_variance=learned.night_variance,
+        error_variance=median(night.variance for night in state.nights),
+        correlation=learned.correlation,
+    )
     history = sum(night.number >= state.regime_starts[-1] for night in state.nights)
     return Visible(
         history=history,
-        smallest=math.expm1(smallest_change(noise, error, history, settings)),
+        smallest=math.expm1(smallest_change(noise, history, settings=settings)),
         asked=asked,
-        nights=nights_needed(noise, error, math.log1p(asked), settings),
+        nights=history_needed(noise, math.log1p(asked), settings),
     )
 
 
 def smallest_change(
-    noise: SeriesNoise, error_variance: float, nights: int, settings: DetectorSettings = SETTINGS
+    noise: NightNoise, history: int, within: int = WITHIN_NIGHTS, settings: DetectorSettings = SETTINGS
 ) -> float:
-    """Return the smallest change, on logarithms, that so many nights before it let the next ones confirm."""
-    before = min(nights, settings.memory_nights)
-    variance = variance_of_mean(noise, error_variance, before)
-    variance += variance_of_mean(noise, error_variance, WITHIN_NIGHTS)
+    """Return the smallest change, on logarithms, that is confirmed within so many nights after a history."""
+    before = max(1, min(history, settings.memory_nights))
+    variance = _variance_of_mean(noise, before) + _variance_of_mean(noise, within)
     return max(_SCORE * (1 + _SHORT_NIGHTS / before) * math.sqrt(variance), settings.smallest_change)
 
 
-def nights_needed(
-    noise: SeriesNoise, error_variance: float, change: float, settings: DetectorSettings = SETTINGS
-) -> int | None:
-    """Return after how many nights a change, on logarithms, is confirmed; None where no history is long enough."""
+def history_needed(noise: NightNoise, change: float, settings: DetectorSettings = SETTINGS) -> int | None:
+    """Return after how many nights of history a change, on logarithms, would be confirmed; None where after none."""
     for nights in range(settings.fewest_nights, settings.memory_nights + 1):
-        if smallest_change(noise, error_variance, nights, settings) <= change:
+        if smallest_change(noise, nights, settings=settings) <= change:
             return nights
     return None
 
 
-def variance_of_mean(noise: SeriesNoise, error_variance: float, count: int) -> float:
+def confirmed_after(
+    noise: NightNoise, change: float, history: int, settings: DetectorSettings = SETTINGS
+) -> int | None:
+    """Return on which night of a change, on logarithms, it is confirmed; None where that takes longer than weighed."""
+    for nights in range(settings.hold_nights + 1, WITHIN_NIGHTS + 1):
+        if smallest_change(noise, history, nights, settings) <= change:
+            return nights
+    return None
+
+
+def _variance_of_mean(noise: NightNoise, count: int) -> float:
     """Return the variance of the mean of neighbouring nights, each pair of which shares correlation^distance."""
     pairs = sum((count - lag) * noise.correlation**lag for lag in range(1, count))
-    return (noise.night_variance * (1 + 2 * pairs / count) + error_variance) / count
+    return (noise.night_variance * (1 + 2 * pairs / count) + noise.error_variance) / count
 
 
 def _percent(ratio: float) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -113,32 +115,35 @@ def test_noise_without_a_change_stands_for_none(values: Callable[[np.random.Gene
 
 def test_what_is_found_is_told_once() -> None:
     noise = Noise(night_sd=0.01, trial_sd=0.005)
-    nights = made([0.0] * 40 + [0.26 * (number % 2) for number in range(50)], noise, seed=1)
-    state: SeriesState | None = None
-    told = []
-    for night in nights:
-        state = judge(state, night).state
-        if (found := look_back(state)) is not None:
-            told.append(found)
-            state = begun_again(state, found)
-    assert [one.kind for one in told] == ["mixture"]
-    assert state is not None
-    assert state.regime_starts[-1] == told[0].onset
+    nights = made([0.0] * 40 + [0.26 * (number % 2) for number in range(60)], noise, seed=1)
+    state = kept(median(trial.log_median for trial in night.trials) for night in nights[:60])
+    found = look_back(state)
+    assert found is not None
+    assert found.kind == "mixture"
+    state = begun_again(state, found)
+    assert state.regime_starts[-1] == found.onset
     now = level(state)
     assert now is not None
     assert now.low < 0.13 < now.high
+    for night in nights[60:]:
+        judged = judge(state, night)
+        assert judged.verdict in ("no change", "suspicion", "insufficient data")
+        state = judged.state
+        assert look_back(state) is None
 
 
 def test_a_creep_that_goes_on_is_told_again_from_its_new_level() -> None:
     values = np.concatenate([np.zeros(40), 0.003 * np.arange(1, 60)])
-    nights = made(values.tolist(), Noise(night_sd=0.0002, trial_sd=0.0002))
     state = kept(values[:54], 1e-8)
-    state = judge(state, nights[54]).state
     found = look_back(state)
     assert found is not None
+    assert found.kind == "creep"
     again = begun_again(state, found)
-    assert again.regime_starts[-1] == nights[54].number - 7
+    assert again.regime_starts[-1] == state.nights[-8].number
     assert look_back(again) is None
+    later = look_back(with_fields(kept(values[:75], 1e-8), regime_starts=again.regime_starts))
+    assert later is not None
+    assert later.direction == 1
 
 
 def test_nights_on_an_unknown_placement_are_no_level() -> None:
@@ -164,3 +169,22 @@ def test_a_constant_metric_that_steps_is_a_level_whatever_its_numbers() -> None:
     later = look_back(SeriesState(nights=nights, regime_starts=(0,)))
     assert later is not None
     assert later.onset == 9030
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_gap_of_years_is_no_change_and_hides_none(trials: int) -> None:
+    noise = Noise(night_sd=0.005, trial_sd=0.004)
+    before = made([0.0] * 40, noise, trials=trials)
+    after = made([0.0] * 30 + [0.06] * 12, noise, seed=1, trials=trials)
+    state: SeriesState | None = None
+    told = []
+    for night in [*before, *(replace(night, number=night.number + 9000) for night in after)]:
+        judged = judge(state, night)
+        state = judged.state
+        found = look_back(state)
+        if judged.verdict == "page" and judged.alert is not None:
+            told.append(judged.alert.onset)
+        if found is not None:
+            told.append(found.onset)
+            state = begun_again(state, found)
+    assert told == [9030]
