@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from bench.errors import Misuse
+from bench.gate.cause.hosts import SickCase, find_sick_hosts
 from bench.gate.causes import Cause
+from bench.gate.detector.power import Visible, visible
 from bench.gate.groups import Group, group_alerts
 from bench.gate.missing import NIGHTS_SEEN, Missing, day_of, is_going_on, may_be_resumed, missing_in
 from bench.gate.nightly import judge_nights
@@ -41,8 +43,8 @@ class SuiteCheck:
     """What the gate says of a suite. night: its newest run that has ended; None where none has.
 
     verdicts: of that night, and those that are still open of figures that it did not measure. earlier: those of nights
-    that were asked for besides, oldest first. causes: of what is worse; regimes: of figures with more than one; where
-    they were asked for.
+    that were asked for besides, oldest first. visible: what the figures of the night can show. sick: hosts whose nights
+    are worse. causes: of what is worse; regimes: of figures with more than one; where they were asked for.
     """
 
     suite: str
@@ -51,6 +53,8 @@ class SuiteCheck:
     earlier: tuple[Verdict, ...]
     missing: tuple[Missing, ...]
     groups: tuple[Group, ...]
+    visible: Mapping[SeriesKey, Visible] = field(default_factory=dict)
+    sick: tuple[SickCase, ...] = ()
     causes: tuple[Cause, ...] = ()
     regimes: tuple[SeriesRegimes, ...] = ()
 
@@ -106,7 +110,15 @@ def check_suite(
             *(missing_in(history, past, known.values(), now_ns=now_ns) if past else ()),
         ),
         groups=group_alerts(verdicts),
+        visible=_visible(verdicts, known),
+        sick=find_sick_hosts(history, suite, verdicts, known),
     )
+
+
+def _visible(verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries]) -> dict[SeriesKey, Visible]:
+    """Return what each figure can show with its history, as far as it has a level."""
+    shown = {verdict.key: visible(known[verdict.key].state.detector) for verdict in verdicts if verdict.key in known}
+    return {key: power for key, power in shown.items() if power is not None}
 
 
 def _of_the_future(history: History, records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:

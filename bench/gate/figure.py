@@ -251,7 +251,7 @@ class Figure:
         if abs(crept.log_change) <= math.hypot((crept.high - crept.low) / 2, state.accepted_half_width):
             return finding
         reason = f"against the level that {accepted.who} accepted: {accepted.because}"
-        if finding.outcome in BAD:
+        if finding.outcome in BAD and finding.outcome != "creep":
             percent = 100 * math.expm1(crept.log_change)
             return replace(finding, reason=f"{finding.reason}; {percent:+.1f} % {reason}")
         change = {**_sized(crept.log_change, crept.low, crept.high), "since_ns": accepted.accepted_ns}

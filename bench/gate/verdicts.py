@@ -366,9 +366,10 @@ def load_verdicts(
     suite_run: str | None = None,
     run: str | None = None,
     outcome: Outcome | None = None,
+    key: SeriesKey | None = None,
     since_ns: int = 0,
 ) -> list[Verdict]:
-    """Return verdicts of the suite, oldest night first: of one suite run, of one run, of one outcome, since a time."""
+    """Return verdicts of the suite, oldest night first: of a suite run, a run, an outcome, a series, since a time."""
     query = select(GATE_VERDICTS.c.verdict_json, GATE_VERDICTS.c.run).where(
         GATE_VERDICTS.c.suite == suite, GATE_VERDICTS.c.started_ns >= since_ns
     )
@@ -376,6 +377,8 @@ def load_verdicts(
         query = query.where(GATE_VERDICTS.c.suite_run == suite_run)
     if run is not None:
         query = query.where(GATE_VERDICTS.c.run == run)
+    if key is not None:
+        query = query.where(*(GATE_VERDICTS.c[name] == value for name, value in key.row.items()))
     if outcome is not None:
         query = query.where(GATE_VERDICTS.c.outcome == outcome)
     with history.transaction() as connection:

@@ -18,7 +18,6 @@ from bench.errors import Misuse, printable
 from bench.gate.detector.detector import RANGE_SDS, level
 from bench.gate.detector.night import CLIP_SDS, learn
 from bench.gate.detector.placements import PlacementOffset, prior_variance
-from bench.gate.detector.power import variance_of_mean
 from bench.gate.detector.settings import SETTINGS
 from bench.gate.detector.state import SeriesState
 from bench.gate.verdicts import KnownSeries, SeriesKey
@@ -148,7 +147,10 @@ def hold(before: SeriesState, now: SeriesState) -> Held | None:
     values = [night.log_value for night in now.nights]
     middle, limit = median(values), CLIP_SDS * math.sqrt(noise.night_variance + error)
     mean = sum(min(max(value, middle - limit), middle + limit) for value in values) / len(values)
-    own_variance = variance_of_mean(noise, error, len(values))
+    # Variance of a mean of correlated nights: each pair `lag` apart shares correlation^lag of the night variance.
+    count = len(values)
+    pairs = sum((count - lag) * noise.correlation**lag for lag in range(1, count))
+    own_variance = (noise.night_variance * (1 + 2 * pairs / count) + error) / count
     deviation = math.sqrt(own_variance + level_variance)
     freedom = max(noise.nights - 1, 3)
     quantile = float(stdtrit(freedom, 0.975))

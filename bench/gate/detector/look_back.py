@@ -141,7 +141,10 @@ def begun_again(state: SeriesState, standing: Standing, settings: DetectorSettin
     onset = standing.onset
     if standing.kind == "creep":
         onset = state.nights[-FEWEST_NIGHTS].number
-    old = [night.log_value for night in _comparable(state) if night.number < standing.onset]
+    of_regime = _comparable(state)
+    # A creep may have begun with the regime, whose first nights are then the level before it.
+    old = [night.log_value for night in of_regime if night.number < standing.onset]
+    old = old or [night.log_value for night in of_regime[:FEWEST_NIGHTS]]
     own = [night for night in state.nights if night.number >= onset]
     # How nights differed before a mixture says nothing of how they differ in it.
     kept = len(own) if standing.kind == "mixture" else len(state.nights)
