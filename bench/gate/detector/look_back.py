@@ -36,16 +36,18 @@ from bench.gate.detector.state import KeptNight, SeriesState
 StandingKind = Literal["level", "mixture", "creep"]
 FEWEST_NIGHTS = 8
 """Nights on each side: what lasts a week is a disturbance yet, and ranks of fewer cannot reach the limit."""
-LIMIT = 4.3
-"""Score from which a level or a creep is reported. Once in 60,000 for a single place; places and nights are many, and
+LIMIT = 4.5
+"""Score from which a level or a creep is reported. Once in 150,000 for a single place; places and nights are many, and
 the allowance for correlation is itself known from few nights."""
-SHARE_LIMIT = 4.8
+SHARE_LIMIT = 5.0
 """The same of a share, whose border between both kinds is chosen, too."""
 _APART = 0.85
 """Share of the largest score that a split's may have: in 93 % of pairs the night after is the larger one."""
 _FAR_P = 2e-5
-"""The p-value of the means' difference, by Student's t with the fewer nights' freedom, from which a change is reported
-where nights are too few for ranks to show it."""
+"""The p-value of the means' difference from which a change is reported where nights are too few for ranks. By Student's
+t with the freedom of the fewer nights; correlated nights count as fewer."""
+_FAR_NIGHTS = 12
+"""Nights on each side that it needs: two modes of which one stays for a week are no level."""
 _KINDS_APART = 5.0
 """Deviations by which two kinds of nights must differ. Two halves of one normal kind differ by 2.7."""
 _KIND_NIGHTS = 5
@@ -184,7 +186,8 @@ def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) 
         return None
     place = split.place
     # Ranks of few nights cannot reach the limit, however far apart they are; what hardly overlaps may do with less.
-    is_apart = abs(split.score) > _APART * math.sqrt(3 * place * (len(values) - place) / (len(values) + 1))
+    few, count = min(place, len(values) - place), len(values)
+    is_apart = few >= _FAR_NIGHTS and abs(split.score) > _APART * math.sqrt(3 * few * (count - few) / (count + 1))
     if abs(split.score) < LIMIT and not is_apart:  # Allowances only lower it.
         return None
     score = unequal_score(values, ranked, place)
@@ -194,8 +197,9 @@ def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) 
     ramp = _ramp(whole)
     if ramp is None and not is_apart and abs(score) < LIMIT * math.sqrt(neighbour_inflation(ranked, place)):
         return None
-    # Ranks leave the place open by a night or two, values less so; nights on the wrong side would look correlated.
-    place = min(max(int(_explained(whole).argmax()) + 1, FEWEST_NIGHTS), len(whole) - FEWEST_NIGHTS)
+    if ramp is None:
+        # Ranks leave the place open by a night or two, values less so; nights on the wrong side would look correlated.
+        place = min(max(int(_explained(whole).argmax()) + 1, FEWEST_NIGHTS), count - FEWEST_NIGHTS)
     before, after = whole[:place], whole[place:]
     fitted = np.repeat([before.mean(), after.mean()], [len(before), len(after)]) if ramp is None else ramp.fitted
     left = (whole - fitted)[:place], (whole - fitted)[place:]
@@ -206,8 +210,9 @@ def _level(nights: list[KeptNight], values: Values, settings: DetectorSettings) 
     deviation = math.sqrt(variances[0] / len(before) + variances[1] / len(after))
     change = float(after.mean() - before.mean())
     score /= math.sqrt(inflated)
-    far = 2 * float(stdtr(min(len(before), len(after)) - 1, -abs(change) / deviation))
-    if abs(score) < LIMIT and far > _FAR_P:
+    freedom = max(1.0, min(len(before), len(after)) / inflated - 1)
+    far = 2 * float(stdtr(freedom, -abs(change) / deviation))
+    if abs(score) < LIMIT and not (is_apart and far < _FAR_P):
         return None
     direction = 1 if change > 0 else -1
     newest = float(after[-FEWEST_NIGHTS:].mean() - before.mean())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.gate.detector.night import learn
+from bench.gate.detector.night import RESOLUTION, learn
 from bench.gate.detector.settings import DetectorSettings
 
 Values = NDArray[np.float64]
@@ -98,8 +98,8 @@ def inflation(parts: Sequence[Values], error_variance: float, settings: Detector
 
     error_variance: what of a night's is its trials', which no two nights share.
     """
-    if all(float(np.ptp(part)) == 0 for part in parts):
-        return 1.0
+    if all(float(part.std()) < RESOLUTION for part in parts):
+        return 1.0  # What they differ by is no more than their last digit.
     noise = learn([part.tolist() for part in parts], error_variance, settings)
     return max(1.0, noise.long_run_variance / (noise.night_variance + error_variance))
 
