@@ -198,7 +198,7 @@ def _git_bytes(source: Path, *words: str) -> bytes:
 
 # Whether a checkout's ranks can measure a case that this program orders.
 
-_FACTS = ("-P", "-m", "bench.rank.tree_facts")
+_FACTS = ("-P", "-m", "bench.engines.node.tree_facts")
 _BEFORE_CONTRACT = """
 import json, sys
 import bench
@@ -214,11 +214,11 @@ print(json.dumps({
     "options": {option.name: option.default for option in specs[0].options} if specs else {},
 }))
 """
-"""The question to trees that lack `bench.rank.tree_facts`: commits of the past, which do not change any more."""
+"""The question to trees that lack `bench.engines.node.tree_facts`: commits of the past, which do not change any more."""
 
 
 class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree's description of itself, see `bench.rank.tree_facts`; contract 0: a tree from before there was one."""
+    """A tree's description of itself, see `bench.engines.node.tree_facts`; contract 0: a tree from before there was one."""
 
     contract: int
     folder: str
@@ -272,7 +272,7 @@ def check_checkout(checkout: Checkout, case: Case) -> CheckedTree:
 
 
 def _ask(checkout: Checkout, case: Case) -> TreeFacts:
-    has_contract = (checkout.folder / "bench" / "rank" / "tree_facts.py").is_file()
+    has_contract = (checkout.folder / "bench" / "engines" / "node" / "tree_facts.py").is_file()
     question = _FACTS if has_contract else ("-P", "-c", _BEFORE_CONTRACT)
     try:
         process = subprocess.run(

@@ -15,9 +15,9 @@ from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.planted_trees import PlantedTrees, git, plant
 from tests.bench.made.real_nights import RealNights
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SLEEP_S = 0.4
+SLEEP_S = 0.2
 """Far more than a step takes on a busy machine."""
 
 

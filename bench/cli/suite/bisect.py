@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,7 @@ def bisect(
 
     with History(store_url, writable=False) as history:
         verdict = worse_figure(
-            standing_of(history, suite), case_name, lambda key: metric is None or is_named(key, metric)
+            standing_of(history, suite, time.time_ns()), case_name, lambda key: metric is None or is_named(key, metric)
         )
         run = history.find(verdict.run)
         first = good or _commit(history, verdict.good_run, "last good run", "--good")

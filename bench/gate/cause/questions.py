@@ -94,7 +94,7 @@ def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) ->
     None where it is too improbable, or pairs were measured for it already.
     """
     state = series.state
-    if verdict.is_efficiency or verdict.outcome in ("late", "creep", "accepted"):
+    if verdict.is_efficiency or verdict.outcome in ("late", "creep", "redefined", "accepted"):
         return None
     worse = 1 if GATED_BY_NAME[verdict.key.metric].better == "lower" else -1
     times = dict(state.nights)
@@ -156,7 +156,7 @@ def keep_attributions(history: History, suite: str, attributions: Mapping[Series
     for _ in range(RACES):
         known = load_states(history, suite)
         after = [
-            replace(known[key], state=msgspec.structs.replace(known[key].state, attribution=attribution))
+            known[key].with_state(msgspec.structs.replace(known[key].state, attribution=attribution))
             for key, attribution in attributions.items()
             if key in known
         ]

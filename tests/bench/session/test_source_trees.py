@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from bench.engines.local import environment_of
+from bench.engines.node.tree_facts import CONTRACT
 from bench.engines.node.tree_folder import LOCK, PREFIX, sweep, unpacked
 from bench.engines.wire.frames import PROTOCOL, SPOKEN
 from bench.errors import InfrastructureFailed, Misuse
-from bench.rank.tree_facts import CONTRACT
 from bench.session.checkouts import (
     SOURCE,
     archive_of,
@@ -70,7 +70,7 @@ def repository(tmp_path: Path) -> Path:
 
 def test_a_tree_describes_itself_in_a_line_whose_keys_never_change() -> None:
     process = subprocess.run(
-        [sys.executable, "-P", "-m", "bench.rank.tree_facts", "ddp", "cpu"],
+        [sys.executable, "-P", "-m", "bench.engines.node.tree_facts", "ddp", "cpu"],
         env=environment_of(SOURCE),
         capture_output=True,
         text=True,
@@ -106,7 +106,7 @@ def test_an_option_that_a_tree_lacks_is_not_ordered_of_it(repository: Path) -> N
     commit = commit_or_skip(BEFORE_PROTOCOL_5)
     case = make_case()
     with check_out(commit) as checkout:
-        facts = checkout.folder / "bench" / "rank" / "tree_facts.py"
+        facts = checkout.folder / "bench" / "engines" / "node" / "tree_facts.py"
         facts.write_text(
             "import json, bench\n"
             f"options = {dict(list(case.options.items())[1:])!r}\n"
