@@ -214,11 +214,11 @@ print(json.dumps({
     "options": {option.name: option.default for option in specs[0].options} if specs else {},
 }))
 """
-"""The question to trees that lack `bench.engines.node.tree_facts`: commits of the past, which do not change any more."""
+"""The question to trees that lack `bench.engines.node.tree_facts`: commits of the past, which no longer change."""
 
 
 class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree's description of itself, see `bench.engines.node.tree_facts`; contract 0: a tree from before there was one."""
+    """A tree's description of itself, see `bench.engines.node.tree_facts`; contract 0: from before there was one."""
 
     contract: int
     folder: str

@@ -1,8 +1,8 @@
 """What a source tree says of itself to another version of this program: one line of JSON, whose form is frozen.
 
-Started as `python -P -m bench.engines.node.tree_facts STRATEGY DEVICE` with the tree first on Python's path. The name of this
-module, its two arguments and the keys of contract 1 never change: a later contract adds keys and raises the number, and
-a reader ignores keys that it does not know.
+Started as `python -P -m bench.engines.node.tree_facts STRATEGY DEVICE` with the tree first on Python's path. The name
+of this module, its two arguments and the keys of contract 1 never change: a later contract adds keys and raises the
+number, and a reader ignores keys that it does not know.
 """
 
 from __future__ import annotations
