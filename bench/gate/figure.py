@@ -42,6 +42,8 @@ NIGHTS_KEPT = 60
 """Nights whose times a state keeps, to date the beginning of a change."""
 SMALLEST_CHANGE = SETTINGS.smallest_change
 """What may be left of a confirmed change that counts as recovered, of the logarithm."""
+NOISE_NIGHTS = 7
+"""How often a series is asked whether its noise has changed: what takes weeks to show can wait for one."""
 RAMP_NIGHTS = 7
 """Nights from the onset of a change to a further one that belongs to the same ramp."""
 _STANDING: dict[str, Outcome] = {"level": "standing", "mixture": "mixture", "creep": "creep"}
@@ -110,7 +112,8 @@ class Figure:
         finding = self._with_legs(finding, legs, nights, state)
         finding = self._against_accepted(finding, detector, state, legs, nights)
         finding = self._within_margin(finding)
-        noise = noise_change(detector, reported=state.noise_onset)
+        is_new_week = bool(state.nights) and number // NOISE_NIGHTS != state.nights[-1][0] // NOISE_NIGHTS
+        noise = noise_change(detector, reported=state.noise_onset) if is_new_week else None
         verdict = self._verdict(
             finding.outcome,
             finding.reason,
@@ -188,11 +191,9 @@ class Figure:
                 finding = _Finding(outcome="recovered", reason=reason, opened=None, change=change, is_new=False)
             return finding, detector
         if opened is None:
-            half_width = (standing.log_change_high - standing.log_change_low) / 2
-            before = detector.past_levels[0][0]
             opened = OpenChange(
-                log_level=before,
-                half_width=half_width,
+                log_level=detector.past_levels[0][0],
+                half_width=(standing.log_change_high - standing.log_change_low) / 2,
                 since_ns=since_ns,
                 since_low_ns=low_ns,
                 since_high_ns=high_ns,
@@ -287,9 +288,8 @@ class Figure:
         held = None
         if before is not None and len(nights) >= before.nights:
             held = hold(before.series.state.detector, judged.state)
-        reason = judged.reason
         if before is None or held is None:
-            return _Finding(outcome="insufficient_data", reason=reason, opened=None, change={"since_ns": None})
+            return _Finding(outcome="insufficient_data", reason=judged.reason, opened=None, change={"since_ns": None})
         fields = _sized(
             held.log_change, held.log_change - held.change_half_width, held.log_change + held.change_half_width
         )
@@ -318,7 +318,7 @@ class Figure:
         if is_change and len(nights) <= NIGHTS_SEEN:
             is_new = len(nights) == before.nights
             return _Finding(outcome="improvement", reason=since, opened=None, change=fields, is_new=is_new)
-        reason = f"{reason}; nothing is worse {since}"
+        reason = f"{judged.reason}; nothing is worse {since}"
         return _Finding(outcome="insufficient_data", reason=reason, opened=None, change=fields)
 
     @property
