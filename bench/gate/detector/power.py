@@ -22,7 +22,7 @@ _SCORE = 4.7
 _SHORT_NIGHTS = 1.5
 """How much more a short history needs, in nights: its noise is less well known, and taken for more."""
 ASKED_CHANGE = 0.03
-"""The change whose nights are told beside the smallest one."""
+"""The change whose nights are reported along with the smallest one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
