@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from bench.errors import Misuse
@@ -43,8 +43,8 @@ class SuiteCheck:
     """What the gate says of a suite. night: its newest run that has ended; None where none has.
 
     verdicts: of that night, and those that are still open of figures that it did not measure. earlier: those of nights
-    that were asked for besides, oldest first. visible: what the figures of the night can show. sick: hosts whose nights
-    are worse. causes: of what is worse; regimes: of figures with more than one; where they were asked for.
+    that were asked for besides, oldest first. sick: hosts whose nights are worse. visible: what the
+    figures can show; causes: of what is worse; regimes: of figures with more than one; where they were asked for.
     """
 
     suite: str
@@ -110,7 +110,6 @@ def check_suite(
             *(missing_in(history, past, known.values(), now_ns=now_ns) if past else ()),
         ),
         groups=group_alerts(verdicts),
-        visible=_visible(verdicts, known),
         sick=find_sick_hosts(history, suite, verdicts, known),
     )
 
@@ -133,10 +132,11 @@ def standing_of(history: History, suite: str | None, now_ns: int) -> list[Verdic
     ]
 
 
-def _visible(verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries]) -> dict[SeriesKey, Visible]:
-    """Return what each figure can show with its history, as far as it has a level."""
-    shown = {verdict.key: visible(known[verdict.key].state.detector) for verdict in verdicts if verdict.key in known}
-    return {key: power for key, power in shown.items() if power is not None}
+def with_visible(history: History, check: SuiteCheck) -> SuiteCheck:
+    """Return the check with what each figure can show with its history, as far as it has a level."""
+    known = load_states(history, check.suite)
+    shown = {each.key: visible(known[each.key].state.detector) for each in check.verdicts if each.key in known}
+    return replace(check, visible={key: power for key, power in shown.items() if power is not None})
 
 
 def _of_the_future(history: History, records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:

@@ -43,6 +43,8 @@ NIGHTS_KEPT = 60
 """Nights whose times a state keeps, to date the beginning of a change."""
 SMALLEST_CHANGE = SETTINGS.smallest_change
 """What may be left of a confirmed change that counts as recovered, of the logarithm."""
+NOISE_NIGHTS = 7
+"""How often a series is asked whether its noise has changed: what takes weeks to show can wait for one."""
 RAMP_NIGHTS = 7
 """Nights from the onset of a change to a further one that belongs to the same ramp."""
 _STANDING: dict[str, Outcome] = {"level": "standing", "mixture": "mixture", "creep": "creep"}
@@ -95,25 +97,22 @@ class Figure:
             )
             return self._verdict("late", reason, number=state.nights[-1][0]), known
         # Two runs of a day are two nights. Whichever is read first is the earlier one.
-        number = started_ns // DAY_NS
-        if state.nights:
-            number = max(number, state.nights[-1][0] + 1)
+        number = max(started_ns // DAY_NS, state.nights[-1][0] + 1 if state.nights else 0)
         nights = (*state.nights, (number, started_ns))[-NIGHTS_KEPT:]
         own = self.value.legs
         legs = () if own is None else (*state.legs, (own.own, own.baseline))[-NIGHTS_KEPT:]
         judged = judge(state.detector, Night(number=number, trials=self.value.trials))
-        reruns = [trial for rerun in self.again for trial in rerun.trials]
-        if judged.verdict == "suspicion" and reruns:
+        reruns = [trial for rerun in self.again for trial in rerun.trials] if judged.verdict == "suspicion" else []
+        if reruns:
             judged = confirm_by_rerun(judged.state, tuple(reruns))
-        else:
-            reruns = []
-        if self._is_shown_by_pairs(state) and judged.verdict not in ("page", "recovered"):
+        if state.open is None and state.attribution is not None and state.attribution.is_code_on(self.suite_run):
             judged = page_by_pairs(judged, self._worse)
         finding, detector = self._found(judged, state, nights)
         finding = self._with_legs(finding, legs, nights, state)
         finding = self._against_accepted(finding, detector, state, legs, nights)
         finding = self._within_margin(finding)
-        noise = noise_change(detector, reported=state.noise_onset)
+        is_new_week = bool(state.nights) and number // NOISE_NIGHTS != state.nights[-1][0] // NOISE_NIGHTS
+        noise = noise_change(detector, reported=state.noise_onset) if is_new_week else None
         verdict = self._verdict(
             finding.outcome,
             finding.reason,
@@ -192,11 +191,9 @@ class Figure:
                 finding = _Finding(outcome="recovered", reason=reason, opened=None, change=change, is_new=False)
             return finding, detector
         if opened is None:
-            half_width = (standing.log_change_high - standing.log_change_low) / 2
-            before = detector.past_levels[0][0]
             opened = OpenChange(
-                log_level=before,
-                half_width=half_width,
+                log_level=detector.past_levels[0][0],
+                half_width=(standing.log_change_high - standing.log_change_low) / 2,
                 since_ns=since_ns,
                 since_low_ns=low_ns,
                 since_high_ns=high_ns,
@@ -291,9 +288,8 @@ class Figure:
         held = None
         if before is not None and len(nights) >= before.nights:
             held = hold(before.series.state.detector, judged.state)
-        reason = judged.reason
         if before is None or held is None:
-            return _Finding(outcome="insufficient_data", reason=reason, opened=None, change={"since_ns": None})
+            return _Finding(outcome="insufficient_data", reason=judged.reason, opened=None, change={"since_ns": None})
         fields = _sized(
             held.log_change, held.log_change - held.change_half_width, held.log_change + held.change_half_width
         )
@@ -322,7 +318,7 @@ class Figure:
         if is_change and len(nights) <= NIGHTS_SEEN:
             is_new = len(nights) == before.nights
             return _Finding(outcome="improvement", reason=since, opened=None, change=fields, is_new=is_new)
-        reason = f"{reason}; nothing is worse {since}"
+        reason = f"{judged.reason}; nothing is worse {since}"
         return _Finding(outcome="insufficient_data", reason=reason, opened=None, change=fields)
 
     @property
@@ -335,11 +331,6 @@ class Figure:
     def _worse(self) -> int:
         """The sign of a change for the worse."""
         return 1 if self.value.metric.better == "lower" else -1
-
-    def _is_shown_by_pairs(self, state: GateState) -> bool:
-        """Whether runs of both source trees on this night show that the code has a part in a change for the worse."""
-        pairs = state.attribution
-        return pairs is not None and pairs.suite_run == self.suite_run and pairs.is_code and state.open is None
 
     def _has_worse_alert(self, judged: JudgedNight) -> bool:
         """Whether reruns of this night, or of one of the last, show a change for the worse that is not confirmed."""

@@ -68,10 +68,9 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     environment: MeasuredChange | None = None
     reason: str | None = None
 
-    @property
-    def is_code(self) -> bool:
-        """Whether the code has a part in the change."""
-        return self.outcome in ("code", "both")
+    def is_code_on(self, suite_run: str) -> bool:
+        """Whether pairs of this night show that the code has a part in the change."""
+        return self.suite_run == suite_run and self.outcome in ("code", "both")
 
 
 def attribute(

@@ -57,6 +57,7 @@ _WIDER = 2.0
 """Times that nights of one kind may differ more in one part: five of them double it by chance once in ten."""
 _UNSEEN = 9.0
 """How many times the usual variance a night on an unknown placement has at least."""
+_ABOUT_HALF = 0.1
 RANGE = 0.95
 RANGE_SDS = 1.96
 
@@ -74,7 +75,7 @@ class Share:
 class Standing:
     """A change that stands.
 
-    onset: the first night after it, with its 95 % range. direction: +1 where the metric rose, -1 where it fell.
+    onset: the first night of it, with its 95 % range. direction: +1 where the metric rose, -1 where it fell.
     log_change: of the mean of the logarithm, with its 95 % interval; of a creep, from before it to the newest nights.
     nights: measured since the onset. score: in standard deviations, allowances for correlation made.
     before, after: of a mixture, the share of high nights. log_gap: of a mixture, how far its two kinds are apart.
@@ -105,12 +106,11 @@ class Standing:
             if self.direction < 0:
                 share, before = _others(share), _others(before)
                 gap = 100 * -math.expm1(-self.log_gap)
-            kind = "every second night" if share.low < 0.5 < share.high else f"{100 * share.share:.0f} % of nights"
-            verb = "is" if kind.startswith("every") else "are"
-            return (
-                f"{kind} {verb} {gap:.3g} % {what} since {{night}}: {_percents(share)} of nights, {_percents(before)} "
-                "before"
-            )
+            nights = f"{100 * share.share:.0f} % of nights are"
+            if abs(share.share - 0.5) < _ABOUT_HALF:
+                nights = "about every second night is"
+            shares = f"{_percents(share)} of nights, {_percents(before)} before"
+            return f"{nights} {gap:.3g} % {what} since {{night}}: {shares}"
         if self.kind == "creep":
             each = 100 * math.expm1(self.log_change / self.nights)
             return f"it has crept by {percent:+.1f} % since {{night}}, {each:+.2g} % a night"

@@ -51,11 +51,12 @@ def likely_change(state: SeriesState, direction: int, settings: DetectorSettings
 def page_by_pairs(judged: JudgedNight, direction: int, settings: DetectorSettings = SETTINGS) -> JudgedNight:
     """Return the night as a page of its likeliest change, which pairs of both trees have shown to be of the code.
 
-    The change begins a regime, as if later nights had confirmed it. Without a candidate the night stays as it is.
+    The change begins a regime, as if later nights had confirmed it. Without a candidate, or as a page already, the
+    night stays as it is.
     """
     state = judged.state
     changes = _changes(state, direction, settings)
-    if not changes:
+    if not changes or judged.verdict in ("page", "recovered"):
         return judged
     best = max(changes, key=lambda change: change[0])[1]
     low, high = _onsets(changes)

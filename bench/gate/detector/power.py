@@ -19,10 +19,10 @@ WITHIN_NIGHTS = SETTINGS.window_nights
 """Nights in which a change is to be confirmed: as long as the nightly rule weighs an onset."""
 _SCORE = 4.7
 """Deviations of the mean of the new nights less that of the old ones that are confirmed in four of five cases."""
-_SHORT_NIGHTS = 6.0
+_SHORT_NIGHTS = 1.5
 """How much more a short history needs, in nights: its noise is less well known, and taken for more."""
 ASKED_CHANGE = 0.03
-"""The change whose nights are told beside the smallest one."""
+"""The change whose nights are reported along with the smallest one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def test_each_figure_says_what_its_history_can_show(
         assert can_show["history_nights"] == (40 if verdict["case"] == "fsdp" else 10)
     first_ns = time.time_ns() - 11 * DAY_NS - DAY_NS // 12
     with History(_url(tmp_path)) as history:
-        fill(FakeNights(history, first_ns=first_ns, sd_ratio=0.006), 12)
+        fill(FakeNights(history, first_ns=first_ns, sd_ratio=0.004), 12)
     run(["check", "--format", "markdown", "--store", _url(tmp_path)])
     noisy = capsys.readouterr().out
     assert re.search(r"with 12 nights, changes of [\d.]+ % or more are detectable; 3 % after about \d+ nights", noisy)

@@ -14,8 +14,8 @@ def drawn(seed: int, sds: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.random.default_rng(seed).normal(0, 1, len(sds)) * sds
 
 
-def first_told(series: NDArray[np.float64]) -> NoiseChange | None:
-    """Return the change that is told first, as nights come in."""
+def first_reported(series: NDArray[np.float64]) -> NoiseChange | None:
+    """Return the change that is reported first, as nights come in."""
     states = (kept(series[:newest]) for newest in range(70, len(series), 3))
     return next((found for state in states if (found := noise_change(state)) is not None), None)
 
@@ -24,7 +24,7 @@ GROWN = np.repeat([0.005, 0.015], [60, 60])
 
 
 def test_noise_that_has_grown_threefold_is_dated_and_measured() -> None:
-    seen = [found for seed in range(20) if (found := first_told(drawn(seed, GROWN))) is not None]
+    seen = [found for seed in range(20) if (found := first_reported(drawn(seed, GROWN))) is not None]
     assert len(seen) >= 18
     assert sum(found.low <= 3 <= found.high for found in seen) >= 16
     assert sum(abs(found.onset - 60) <= 10 for found in seen) >= 16
@@ -32,19 +32,19 @@ def test_noise_that_has_grown_threefold_is_dated_and_measured() -> None:
 
 
 def test_noise_that_has_shrunk_is_less_than_one() -> None:
-    seen = [found for seed in range(20) if (found := first_told(drawn(seed, GROWN[::-1]))) is not None]
+    seen = [found for seed in range(20) if (found := first_reported(drawn(seed, GROWN[::-1]))) is not None]
     assert len(seen) >= 14
     assert sum(found.low < 1 / 3 < found.high for found in seen) >= 12
     assert "decreased" in seen[0].reason
 
 
-def test_a_change_is_told_once() -> None:
-    told: list[NoiseChange] = []
+def test_a_change_is_reported_once() -> None:
+    reported: list[NoiseChange] = []
     series = drawn(3, np.repeat([0.005, 0.015], [60, 80]))
     for newest in range(30, len(series), 2):
-        found = noise_change(kept(series[:newest]), reported=told[-1].onset if told else None)
-        told += [] if found is None else [found]
-    assert len(told) == 1
+        found = noise_change(kept(series[:newest]), reported=reported[-1].onset if reported else None)
+        reported += [] if found is None else [found]
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize("change", [0.05, 0.7])

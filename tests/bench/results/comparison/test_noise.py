@@ -169,7 +169,7 @@ def test_where_one_night_is_too_few_the_nights_are_told_after_which_the_gate_con
     assert isinstance(found, Absent)
     assert found.reason == (
         "nights differ by 1.0 %, so no number of trials shows 3 % in one night; after 50 nights of history the gate"
-        " confirms it within 6 nights"
+        " confirms it within 5 nights"
     )
 
 
