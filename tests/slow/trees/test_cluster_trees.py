@@ -17,10 +17,10 @@ from bench.engines.node.tree_folder import PREFIX
 from bench.session.checkouts import SOURCE
 from tests.bench.made.planted_trees import PlantedTrees, plant
 from tests.slow.clusters.nights import Night, defaults, wait, words_of
-from tests.slow.trees.pair_of_commits import PAIRS
 from tests.slow.clusters.ray_cluster import RayNight, run_ray
 from tests.slow.clusters.slurm import run_slurm
 from tests.slow.clusters.slurm_nights import SlurmNight
+from tests.slow.trees.pair_of_commits import PAIRS
 
 NODES = 2
 SLEEP_S = 0.3
