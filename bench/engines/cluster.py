@@ -17,10 +17,12 @@ from typing import Literal, Protocol
 import msgspec
 
 from bench.engines.agent_link import SILENT_S, AgentLink, NodeCheck, StartLimit
+from bench.engines.node.tree_folder import digest_of
 from bench.engines.trial_parts import Parts, ReadyNode, joined, spread
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.run_files import LogSizes
 from bench.engines.wire.tcp import AgentListener
+from bench.engines.wire.trees import RankTree, TreeServer
 from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.limits.process_limits import require_files
 from bench.machine.machine import Machine
@@ -80,15 +82,32 @@ STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where agents meet their runner. key_file: holds this engine's key; only the user can read it."""
+    """Where agents meet their runner.
+
+    key_file: holds this engine's key; only the user can read it. trees: for each source tree that a node's agents run
+    from, `SHA256:PORT:PORT`: its hash, where it is sent, and where its agent connects; without any, agents run from
+    this program's.
+    """
 
     host: str
     port: int
     key_file: Path
+    trees: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """The module that is started as a node's agent."""
+        return "bench.engines.node.tree_agents" if self.trees else "bench.engines.node.agent"
+
+    @property
+    def address_words(self) -> list[str]:
+        """The arguments of its command line that say where the runner is."""
+        trees = [word for tree in self.trees for word in ("--tree", tree)]
+        return [*trees, "--connect", f"{self.host}:{self.port}"]
 
     def words(self, node: int) -> list[str]:
-        """Return the arguments for the command line of a node's agent."""
-        return ["--connect", f"{self.host}:{self.port}", "--key-file", str(self.key_file), "--node", str(node)]
+        """Return all of its arguments, where the nodes share this machine's files."""
+        return [*self.address_words, "--key-file", str(self.key_file), "--node", str(node)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +194,8 @@ class ClusterEngine:
     runs: the runner's folder of runs, to which the nodes send their files.
     silent_s: see `AgentLink`. entrance: for agents that connect on their own; otherwise key and port are new.
     dropped: names of nodes to leave out, whose agents are not awaited. start_limit: of its allocation.
+    tree: the source tree that agents and ranks run from, which each node is sent; None: this program's. key: shared
+    with other engines of the same agents.
     """
 
     def __init__(
@@ -182,6 +203,8 @@ class ClusterEngine:
         placement: AgentPlacement,
         runs: Path,
         *,
+        tree: RankTree | None = None,
+        key: bytes | None = None,
         silent_s: float = SILENT_S,
         entrance: Entrance | None = None,
         dropped: Iterable[str] = (),
@@ -200,15 +223,26 @@ class ClusterEngine:
         self._dropped = frozenset(dropped)
         require_files(FILES + FILES_PER_NODE * len(placement.nodes), f"a runner of {len(placement.nodes)} nodes")
         with ExitStack() as stack:
-            key = new_key() if entrance is None else entrance.key
+            key = key or (new_key() if entrance is None else entrance.key)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
             write_key(folder / "key", key)
             lent = None if entrance is None else entrance.listening
-            self._listener = AgentListener(placement.address, key, expected=len(placement.nodes), lent=lent)
+            protocol = None if tree is None else tree.protocol
+            self._listener = AgentListener(
+                placement.address, key, expected=len(placement.nodes), lent=lent, protocol=protocol
+            )
             stack.callback(self._listener.close)
+            trees: tuple[str, ...] = ()
+            if tree is not None:
+                assert tree.archive is not None, "a tree for nodes is sent as an archive"
+                server = TreeServer(placement.address, key, tree.archive, len(placement.nodes))
+                stack.callback(server.close)
+                trees = (f"{digest_of(tree.archive)}:{server.port}:{self._listener.port}",)
             stack.callback(placement.stop)
             self._begun_s = self._come_s = time.monotonic()  # The latter: when the last agent connected.
-            placement.start(Meeting(host=placement.address, port=self._listener.port, key_file=folder / "key"))
+            placement.start(
+                Meeting(host=placement.address, port=self._listener.port, key_file=folder / "key", trees=trees)
+            )
             self._stack = stack.pop_all()
 
     def __enter__(self) -> ClusterEngine:
@@ -235,10 +269,7 @@ class ClusterEngine:
             InfrastructureFailed: as `machine`.
         """
         if not self._nodes:
-            # A failure may belong to an agent that is left out.
-            missing, reason = self._gather(LATE_S if self._dropped else 0.0)
-            if missing:
-                raise InfrastructureFailed(f"the agent of {', '.join(missing)} has not connected: {reason}")
+            self.meet_agents()
             names = self._placement.nodes
             for number, link in self._links.items():
                 if number not in self._ready and names[number] not in self._dropped:
@@ -249,6 +280,17 @@ class ClusterEngine:
             )
             self.drop(self._dropped)
         return self._nodes
+
+    def meet_agents(self) -> None:
+        """Wait until all agents have connected; from then on they hear from this runner while they load torch.
+
+        Raises:
+            InfrastructureFailed: an agent does not connect.
+        """
+        # A failure may belong to an agent that is left out.
+        missing, reason = self._gather(LATE_S if self._dropped else 0.0)
+        if missing:
+            raise InfrastructureFailed(f"the agent of {', '.join(missing)} has not connected: {reason}")
 
     def drop_missing(self) -> dict[str, str]:
         """Wait for all agents, then leave out the nodes whose agents do not connect or start; return reasons by name.

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -22,8 +22,10 @@ from bench.engines.agent_link import SILENT_S, AgentLink, StartLimit
 from bench.engines.cluster import STOP_S, ClusterEngine, Meeting, NodeRequest
 from bench.engines.environment import LOOPBACK
 from bench.engines.root_cause import is_chatter
+from bench.engines.trees import engines_of_trees
 from bench.engines.wire.frames import PipeStream, key_line, meet, new_key
 from bench.engines.wire.run_files import LogSizes
+from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
@@ -73,12 +75,12 @@ class LocalEngine:
         runs: Path,
         *,
         silent_s: float = SILENT_S,
-        source: Path | None = None,
+        tree: RankTree | None = None,
         start_limit: StartLimit | None = None,
     ) -> None:
         """runs: the folder of runs. silent_s, start_limit: see `AgentLink`.
 
-        source: the source tree that the agent and its ranks run from; by default this program's.
+        tree: the source tree that the agent and its ranks run from; by default this program's.
 
         Raises:
             InfrastructureFailed: this machine cannot reach itself.
@@ -90,7 +92,7 @@ class LocalEngine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=None if source is None else environment_of(source),
+            env=None if tree is None else environment_of(tree.folder),
             bufsize=0,
             start_new_session=True,  # Ctrl-C reaches only the runner, which then ends the agent in order.
         )
@@ -101,7 +103,7 @@ class LocalEngine:
             self._agent.stdin.write(key_line(key))
         self._link = AgentLink(
             PipeStream(self._agent.stdout, self._agent.stdin),
-            partial(meet, key=key, side="runner"),
+            partial(meet, key=key, side="runner", protocol=None if tree is None else tree.protocol),
             log_sizes=LogSizes(runs),
             name="the agent of this machine",
             process=self._agent.pid,
@@ -170,7 +172,7 @@ class LocalNodes:
             with Path(self._folder.name, f"agent{node}.err").open("wb") as errors:
                 self._agents.append(
                     subprocess.Popen(
-                        [sys.executable, "-P", "-m", "bench.engines.node.agent", *words],
+                        [sys.executable, "-P", "-m", meeting.module, *words],
                         stdin=subprocess.DEVNULL,
                         stdout=errors,
                         stderr=errors,
@@ -223,3 +225,17 @@ class LocalAllocation:
         if self._nodes == 1:
             return LocalEngine(runs, start_limit=self._start_limit)
         return ClusterEngine(LocalNodes(self._nodes), runs, dropped=dropped, start_limit=self._start_limit)
+
+    def open_trees(
+        self, runs: Path, trees: Sequence[RankTree], dropped: Collection[str] = ()
+    ) -> tuple[LocalEngine | ClusterEngine, ...]:
+        """See `Allocation`."""
+        if self._nodes > 1:
+            placement = LocalNodes(self._nodes)
+            return engines_of_trees(placement, runs, trees, dropped=dropped, start_limit=self._start_limit)
+        with ExitStack() as stack:
+            engines = tuple(
+                stack.enter_context(LocalEngine(runs, tree=tree, start_limit=self._start_limit)) for tree in trees
+            )
+            stack.pop_all()
+            return engines

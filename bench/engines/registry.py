@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -15,6 +15,7 @@ from bench.engines.ray.engine import RayAllocation
 from bench.engines.ray.engine import read_capacity as read_capacity_of_ray
 from bench.engines.slurm.allocation import SlurmAllocation
 from bench.engines.slurm.allocation import read_capacity as read_capacity_of_slurm
+from bench.engines.wire.trees import RankTree
 from bench.machine.machine import Machine
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 
@@ -42,7 +43,8 @@ class Allocation(Protocol):
     """The nodes on which engines are opened, one after another. Use it in a `with`: at its end it is released.
 
     open: opens an engine with the folder of runs, without the nodes of these names; raises InfrastructureFailed if
-    the other nodes are no longer available.
+    the other nodes are no longer available. open_trees: opens one for each source tree, in their order, all on the same
+    nodes; agents and ranks of each run from its tree.
     """
 
     def __enter__(self) -> Allocation: ...
@@ -50,6 +52,7 @@ class Allocation(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def open(self, runs: Path, dropped: Collection[str] = ()) -> Engine: ...
+    def open_trees(self, runs: Path, trees: Sequence[RankTree], dropped: Collection[str] = ()) -> Sequence[Engine]: ...
 
 
 ENGINES: dict[str, Callable[[NodeRequest], Allocation]] = {

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from bench.case import Case, known_options
 from bench.engines.local import environment_of
-from bench.engines.wire.frames import PROTOCOL
+from bench.engines.node.tree_folder import unpacked
+from bench.engines.wire.frames import SPOKEN
+from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed, Misuse
 
 SOURCE = Path(__file__).parents[2]
 """The source tree that this program runs from."""
+PACKAGES = ("bench", "collectors", "dashboards", "workloads")
+"""What of a tree is run."""
+BUILT_FROM = "bench/machine/built_from.json"
+"""Where a package without a git tree has the commit that it was built from, as hatch_build.py writes it."""
 DESCRIBE_S = 120.0
 """How long a checkout may take to describe itself; it does not load torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkout:
-    """A source tree. folder: its path. name: as the user gave it. commit: its hash, if the user named a commit."""
+    """A source tree.
+
+    folder: its path. name: as the user gave it. commit: its hash, if the user named a commit; then archive is the tree
+    as nodes are sent it.
+    """
 
     folder: Path
     name: str
     commit: str | None = None
+    archive: bytes | None = None
 
     @property
     def title(self) -> str:
@@ -40,7 +55,7 @@ class Checkout:
 
 @contextmanager
 def check_out(text: str, source: Path = SOURCE) -> Iterator[Checkout]:
-    """Yield the source tree that the user names; a commit is checked out to a folder that is removed afterwards.
+    """Yield the source tree that the user names; a commit is unpacked to a folder that is removed afterwards.
 
     text: a folder with the packages, or a commit in the repository of `source`.
 
@@ -56,51 +71,135 @@ def check_out(text: str, source: Path = SOURCE) -> Iterator[Checkout]:
             )
         yield Checkout(folder=folder.resolve(), name=text)
         return
-    commit = _commit(text, source)
-    with tempfile.TemporaryDirectory(prefix="observatory-checkout-") as place:
-        tree = Path(place) / "tree"
-        _git(source, "worktree", "add", "--detach", "--force", str(tree), commit)
-        try:
-            yield Checkout(folder=tree, name=text, commit=commit)
-        finally:
-            with suppress(InfrastructureFailed):  # The folder is removed anyway; git forgets it at its next prune.
-                _git(source, "worktree", "remove", "--force", str(tree))
-
-
-def _commit(text: str, source: Path) -> str:
-    """Return the full hash of a commit.
-
-    Raises:
-        Misuse: the repository has no such commit, or there is no repository.
-    """
     if not (source / ".git").exists():
         raise Misuse(f'"{text}" is not a folder, and this program does not run from a git tree; name a folder')
     try:
-        return _git(source, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}")
+        commit = git(source, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}")
     except InfrastructureFailed:
         raise Misuse(
             f'"{text}" is neither a folder nor a commit of this source tree; `git log` there lists its commits'
         ) from None
+    archive = archive_of(source, commit)
+    with unpacked(archive) as tree:
+        yield Checkout(folder=tree, name=text, commit=commit, archive=archive)
 
 
-def _git(source: Path, *words: str) -> str:
-    try:
-        process = subprocess.run(
-            ["git", "-C", str(source), *words], check=True, capture_output=True, text=True, timeout=DESCRIBE_S
+# Commits of a repository.
+
+
+def find_repository(
+    named: Path | None,
+    source: Path = SOURCE,
+    recorded_by_pip: Callable[[], Path | None] = lambda: recorded_repository(),
+) -> Path:
+    """Return the repository that has this program's commits.
+
+    named: by the user. Without one: `source`, which this program runs from, if it is a git tree, or the folder that pip
+    recorded beside the installed package.
+
+    Raises:
+        Misuse: there is none.
+    """
+    if named is not None:
+        if not named.is_dir() or not _is_repository(named):
+            raise Misuse(f"--repository {named} is no git repository; name the folder of a clone of this program")
+        return named
+    if (source / ".git").exists():
+        return source
+    recorded = recorded_by_pip()
+    if recorded is None or not _is_repository(recorded):
+        was = "pip recorded no source folder" if recorded is None else f"{recorded}, which pip recorded, is none now"
+        raise Misuse(
+            f"this program is installed without a git repository ({was}); name a clone of it with --repository"
         )
+    return recorded
+
+
+def recorded_repository() -> Path | None:
+    """Return the folder that the package was installed from, as pip records it (PEP 610); None if it was none."""
+    try:
+        text = metadata.distribution("parallel-observatory").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
+    try:
+        parts = urlsplit(json.loads(text or "{}").get("url", ""))
+    except (ValueError, AttributeError):
+        return None
+    return Path(unquote(parts.path)) if parts.scheme == "file" and Path(unquote(parts.path)).is_dir() else None
+
+
+def _is_repository(folder: Path) -> bool:
+    try:
+        return bool(git(folder, "rev-parse", "--git-dir"))
+    except InfrastructureFailed:
+        return False
+
+
+def require_commit(repository: Path, commit: str) -> str:
+    """Return the full hash of a commit that the history names.
+
+    Raises:
+        Misuse: the repository lacks it.
+    """
+    try:
+        return git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
+    except InfrastructureFailed:
+        pass
+    if git(repository, "rev-parse", "--is-shallow-repository") == "true":
+        reason = "is a shallow clone; `git fetch --unshallow` there gets it if it still exists"
+    else:
+        reason = "lacks it: it was force-pushed away, or never pushed; fetch it there, or name another --repository"
+    raise Misuse(f"commit {commit[:12]} is gone: {repository} {reason}")
+
+
+def archive_of(repository: Path, commit: str) -> bytes:
+    """Return the packages of a commit as a compressed tar archive, with the commit recorded as in an installed package.
+
+    The same commit always gives the same bytes.
+
+    Raises:
+        InfrastructureFailed: git cannot read the commit, or it has no such packages.
+    """
+    has = git(repository, "ls-tree", "--name-only", commit).splitlines()
+    packages = [name for name in PACKAGES if name in has]
+    if "bench" not in packages:
+        raise InfrastructureFailed(f"commit {commit[:12]} of {repository} is no tree of this program: it has no bench/")
+    tar = io.BytesIO(_git_bytes(repository, "archive", "--format=tar", commit, "--", *packages))
+    with tarfile.open(fileobj=tar, mode="a") as archive:
+        record = json.dumps({"commit": commit, "is_dirty": False}).encode()
+        about = tarfile.TarInfo(BUILT_FROM)
+        about.size = len(record)
+        archive.addfile(about, io.BytesIO(record))
+    return gzip.compress(tar.getvalue(), compresslevel=1, mtime=0)
+
+
+def git(source: Path, *words: str) -> str:
+    """Return what a git command prints.
+
+    Raises:
+        InfrastructureFailed: it fails.
+    """
+    return _git_bytes(source, *words).decode(errors="replace").strip()
+
+
+def _git_bytes(source: Path, *words: str) -> bytes:
+    # Whoever names a repository runs its code anyway, so that another user's repository is no danger.
+    command = ["git", "-c", f"safe.directory={source.resolve()}", "--no-optional-locks", "-C", str(source), *words]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, timeout=DESCRIBE_S).stdout
     except subprocess.CalledProcessError as error:
-        error_lines = error.stderr.strip().splitlines()
+        error_lines = error.stderr.decode(errors="replace").strip().splitlines()
         raise InfrastructureFailed(
             f"git {words[0]} failed: {error_lines[-1] if error_lines else f'code {error.returncode}'}"
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InfrastructureFailed(f"git {words[0]} failed: {error}") from None
-    return process.stdout.strip()
 
 
 # Whether a checkout's ranks can measure a case that this program orders.
 
-_QUESTION = """
+_FACTS = ("-P", "-m", "bench.engines.node.tree_facts")
+_BEFORE_CONTRACT = """
 import json, sys
 import bench
 from bench.engines.wire.frames import PROTOCOL
@@ -108,57 +207,76 @@ from workloads.registry import SPECS
 strategy, device = sys.argv[1:]
 specs = [spec for spec in SPECS if spec.name == strategy]
 print(json.dumps({
+    "contract": 0,
     "folder": str(bench.__path__[0]),
     "protocol": PROTOCOL,
     "version": specs[0].version_on(device) if specs else None,
     "options": {option.name: option.default for option in specs[0].options} if specs else {},
 }))
 """
+"""The question to trees that lack `bench.engines.node.tree_facts`: commits of the past, which no longer change."""
 
 
-class _CheckoutFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkout's description of itself. version: of the strategy's definition; None if it lacks the strategy."""
+class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree's description of itself, see `bench.engines.node.tree_facts`; contract 0: from before there was one."""
 
+    contract: int
     folder: str
     protocol: int
     version: int | None
     options: dict[str, bool | int | float | str]
 
 
-def check_checkout(checkout: Checkout, case: Case) -> None:
-    """Refuse a checkout whose ranks would not measure what this program means by the case.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedTree:
+    """A checkout that can measure a case. case: as it is ordered of the tree, without options that it lacks."""
+
+    tree: RankTree
+    case: Case
+
+
+def check_checkout(checkout: Checkout, case: Case) -> CheckedTree:
+    """Return the tree that measures the case; refuse one whose ranks would not measure what this program means by it.
 
     Raises:
-        Misuse: the checkout cannot be run, speaks another protocol, or lacks the strategy, its definition or an option.
+        Misuse: the checkout cannot be run, speaks a protocol that we do not, or lacks the strategy, its definition or
+            an option.
     """
-    answer = _ask(checkout, case)
-    if Path(answer.folder).resolve().parent != checkout.folder:
-        raise Misuse(f"{checkout.title}: Python imports bench from {answer.folder} instead of {checkout.folder}")
-    if answer.protocol != PROTOCOL:
+    facts = _ask(checkout, case)
+    if Path(facts.folder).resolve().parent != checkout.folder.resolve():
+        raise Misuse(f"{checkout.title}: Python imports bench from {facts.folder} instead of {checkout.folder}")
+    if facts.protocol not in SPOKEN:
+        spoken = " and ".join(map(str, sorted(SPOKEN)))
         raise Misuse(
-            f"{checkout.title} speaks protocol {answer.protocol} between runner and agent, this program {PROTOCOL};"
-            " run `observatory compare` from a tree between the two, or compare two runs of the history"
+            f"{checkout.title} speaks protocol {facts.protocol} between runner and agent, this program {spoken};"
+            " measure from a tree between the two, or compare two runs of the history"
         )
-    if answer.version is None:
+    if facts.version is None:
         raise Misuse(f"{checkout.title} has no strategy {case.strategy}")
-    if answer.version != case.version:
+    if facts.version != case.version:
         raise Misuse(
-            f"{checkout.title} has version {answer.version} of the definition of {case.strategy}, this program has"
+            f"{checkout.title} has version {facts.version} of the definition of {case.strategy}, this program has"
             f" version {case.version}: different versions cannot be compared"
         )
-    unknown = sorted(answer.options.keys() - case.options.keys())
+    unknown = sorted(facts.options.keys() - case.options.keys())
     if unknown:
         raise Misuse(f"{checkout.title}: its {case.strategy} has an option {unknown[0]} that this program lacks")
     usual = {option.name: option.default for option in known_options(case.strategy)}
-    lacking = [name for name in case.options.keys() - answer.options.keys() if case.options[name] != usual[name]]
-    if lacking:
-        raise Misuse(f"{checkout.title}: its {case.strategy} has no option {min(lacking)}; leave it at its default")
+    lacking = case.options.keys() - facts.options.keys()
+    changed = [name for name in lacking if case.options[name] != usual[name]]
+    if changed:
+        raise Misuse(f"{checkout.title}: its {case.strategy} has no option {min(changed)}; leave it at its default")
+    options = {name: value for name, value in case.options.items() if name not in lacking}
+    tree = RankTree(folder=checkout.folder, protocol=facts.protocol, archive=checkout.archive, commit=checkout.commit)
+    return CheckedTree(tree=tree, case=replace(case, options=options))
 
 
-def _ask(checkout: Checkout, case: Case) -> _CheckoutFacts:
+def _ask(checkout: Checkout, case: Case) -> TreeFacts:
+    has_contract = (checkout.folder / "bench" / "engines" / "node" / "tree_facts.py").is_file()
+    question = _FACTS if has_contract else ("-P", "-c", _BEFORE_CONTRACT)
     try:
         process = subprocess.run(
-            [sys.executable, "-P", "-c", _QUESTION, case.strategy, case.device],
+            [sys.executable, *question, case.strategy, case.device],
             env=environment_of(checkout.folder),
             capture_output=True,
             text=True,
@@ -169,7 +287,7 @@ def _ask(checkout: Checkout, case: Case) -> _CheckoutFacts:
             raise Misuse(
                 f"{checkout.title} cannot be run: {error_lines[-1] if error_lines else f'code {process.returncode}'}"
             )
-        return msgspec.convert(json.loads(process.stdout), _CheckoutFacts)
+        return msgspec.convert(json.loads(process.stdout), TreeFacts)
     except (subprocess.TimeoutExpired, ValueError) as error:
         if isinstance(error, Misuse):
             raise

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.engines.cluster import NodeRequest
 from bench.engines.registry import ENGINES, Allocation, Engine
+from bench.engines.wire.trees import RankTree
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, INTERRUPTED, InfrastructureFailed, interrupt_in_order
 from bench.machine.device_checks import check_torch
 from bench.machine.machine import Machine
@@ -70,6 +71,25 @@ class Session:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.stop()
+
+    @contextmanager
+    def open_trees(self, trees: Sequence[RankTree]) -> Iterator[tuple[CasePlace, ...]]:
+        """Yield a place for each source tree, all on the session's nodes; its own engine ends first.
+
+        Raises:
+            InfrastructureFailed: as `engine` and `Engine.machine`, or the engine runs no other source trees.
+        """
+        self.stop_engine()
+        engines = self.allocation.open_trees(self.runs, trees, self.dropped)
+        try:
+            yield tuple(
+                # Trees of older versions do not know which commit they were unpacked from.
+                CasePlace(engine=engine, machine=replace(engine.machine(), commit=tree.commit, is_dirty=False))
+                for engine, tree in zip(engines, trees, strict=True)
+            )
+        finally:
+            for engine in engines:
+                engine.stop()
 
     def measure(
         self,

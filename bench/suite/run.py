@@ -96,7 +96,8 @@ class SuiteRunner(Listener):
     """Measures the chosen cases of a plan. The ledger, which is open, is the only state that outlives the process.
 
     budget_s: for the whole, from the beginning of the run. suspects: names what is measured again at the end; None:
-    nothing is. clock_s: monotonic.
+    nothing is. pairs: measures pairs of source trees after that; called with the runner and the seconds left, returns
+    whether a person interrupted it; None: nobody does. clock_s: monotonic.
     """
 
     plan: SuitePlan
@@ -105,6 +106,7 @@ class SuiteRunner(Listener):
     display: Display
     budget_s: float | None = None
     suspects: Suspects | None = None
+    pairs: Callable[[SuiteRunner, float | None], bool] | None = None
     clock_s: Callable[[], float] = time.monotonic
     _is_interrupted: bool = False
     _reruns: RerunsEnd = field(default_factory=RerunsEnd)
@@ -130,6 +132,8 @@ class SuiteRunner(Listener):
                     break
             if self.suspects is not None and not self._is_interrupted:
                 self._rerun(self.suspects, begun_s)
+            if self.pairs is not None and not self._is_interrupted:
+                self._is_interrupted |= self.pairs(self, self._left_s(begun_s))
         except KeyboardInterrupt:
             self._is_interrupted = True
         except InfrastructureFailed as error:
@@ -147,8 +151,8 @@ class SuiteRunner(Listener):
             plan=self.plan,
             ledger=self.ledger,
             session=self.session,
-            order_of=lambda planned: self._order(_Waiting(planned, None)),
-            watch=self._save_now_and_then,
+            order_of=self.order_again,
+            watch=self.save_now_and_then,
         )
         self._reruns = reruns.run(suspects, self._left_s(begun_s))
         self._is_interrupted |= self._reruns.is_interrupted
@@ -269,6 +273,10 @@ class SuiteRunner(Listener):
             self.session.stop_engine()
         return ended
 
+    def order_again(self, planned: PlannedCase) -> CaseOrder:
+        """Return the order of a new run of a case, as the suite has it."""
+        return self._order(_Waiting(planned, None))
+
     def _order(self, waiting: _Waiting) -> CaseOrder:
         planned, suite = waiting.planned, self.plan.suite
         assert planned.case is not None, "a case without refusal is resolved"
@@ -302,7 +310,7 @@ class SuiteRunner(Listener):
         self.display.steps(self._case_of(order)[1].planned, trial, steps)
         if steps != self._steps:  # As long as steps end, the suite is not stalled.
             self._steps = steps
-            self._save_now_and_then()
+            self.save_now_and_then()
 
     def trial_ended(self, order: CaseOrder, run: run_dir.Run, ended: TrialEnded) -> None:
         """Write how the trial ended."""
@@ -327,7 +335,7 @@ class SuiteRunner(Listener):
             self._ledger_failure = error
             raise
         self.display.trial_ended(waiting.planned, ended)
-        self._save_now_and_then()
+        self.save_now_and_then()
 
     def _case_of(self, order: CaseOrder) -> tuple[str, _Waiting]:
         """Return the name of the order's case in the suite, and the case as it waits."""
@@ -401,7 +409,8 @@ class SuiteRunner(Listener):
         self.ledger.write(_case_ended(planned, judgement, None if summary is None else summary.run))
         self.display.case_ended(planned, judgement, summary)
 
-    def _save_now_and_then(self) -> None:
+    def save_now_and_then(self) -> None:
+        """Store the record of the suite run, if the last time was a while ago."""
         if self.clock_s() - self._saved_s >= SAVED_S:
             self._save()
 

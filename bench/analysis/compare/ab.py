@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.case import LONGEST_NOTE, Case, Purpose, known_options
 from bench.engines.local import LocalEngine
+from bench.engines.wire.trees import RankTree
 from bench.errors import Misuse
 from bench.machine.gpus import read_memory
 from bench.session.case_args import CaseArgs, NodeResources, case_of_args, check_room, read_node
@@ -102,18 +103,22 @@ def check_choices(args: CaseArgs, side: str) -> CaseArgs:
 
 @dataclass(slots=True)
 class PlannedSide:
-    """One side, checked. letter: A or B. words: what is its own, for people."""
+    """One side, checked. letter: A or B. words: what is its own, for people. tree: of its ranks; None: this program's.
+
+    checkout: what the user named, of which the tree is.
+    """
 
     letter: str
     case: Case
     words: str
     checkout: Checkout | None = None
+    tree: RankTree | None = None
     crowds: list[str] = field(default_factory=list)
 
     @property
     def source(self) -> Path | None:
-        """The source tree of its ranks; None for this program's."""
-        return None if self.checkout is None else self.checkout.folder
+        """The folder of its ranks' source tree; None for this program's."""
+        return None if self.tree is None else self.tree.folder
 
     @property
     def title(self) -> str:
@@ -184,7 +189,8 @@ def checked_out(sides: Sequence[PlannedSide], requests: Sequence[SideRequest]) -
         for side, request in zip(sides, requests, strict=True):
             if request.checkout is not None:
                 side.checkout = stack.enter_context(check_out(request.checkout))
-                check_checkout(side.checkout, side.case)
+                checked = check_checkout(side.checkout, side.case)
+                side.tree, side.case = checked.tree, checked.case
         trees = [None if side.checkout is None else side.checkout.commit or side.source for side in sides]
         if len(set(trees)) == 1 and sides[0].case == sides[1].case:
             raise Misuse(f"--checkout-a and --checkout-b are the same tree, {trees[0]}; name two")
@@ -208,7 +214,7 @@ def measure_sides(
         places: dict[Path | None, CasePlace | None] = {None: None}
         for side in sides:
             if side.source not in places:
-                engine = stack.enter_context(LocalEngine(session.runs, source=side.source))
+                engine = stack.enter_context(LocalEngine(session.runs, tree=side.tree))
                 places[side.source] = CasePlace(engine=engine, machine=engine.machine())
         orders = [
             ad_hoc_order(side.title, side.case, f"compare --ab: {side.title}", limit_s, places[side.source])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from bench.cli.options import OfferingGroup
+from bench.cli.suite.bisect import bisect
 from bench.cli.suite.plan import plan, schema
 from bench.cli.suite.render import render
 from bench.cli.suite.run import run
@@ -22,5 +23,5 @@ def command() -> None:
     """
 
 
-for subcommand in (plan, schema, render, run, show, scaling):
+for subcommand in (plan, schema, render, run, show, scaling, bisect):
     command.add_command(subcommand)

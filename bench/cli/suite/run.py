@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from bench.cli.completion import complete_suite
-from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedText, engine_options
+from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedPath, NamedText, engine_options
 from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, read_plan
 from bench.errors import InfrastructureFailed, Misuse, say
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bench.suite.choice import Choice
     from bench.suite.ledger import LedgerWriter
     from bench.suite.results import SuiteResult
-    from bench.suite.run import SuiteEnd
+    from bench.suite.run import SuiteEnd, SuiteRunner
 
 NEWEST = "the newest"
 """In place of an id: --resume without one."""
@@ -62,6 +62,13 @@ NEWEST = "the newest"
     help="At the end, measure suspected changes again and judge the night.  [default: for nightly suites]",
 )
 @click.option(
+    "--repository",
+    type=NamedPath(),
+    metavar="FOLDER",
+    help="Git repository with this program's commits, for pairs of source trees.  [default: where it was installed"
+    " from]",
+)
+@click.option(
     "--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port of this suite's /metrics."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors and the final result.")
@@ -85,6 +92,7 @@ def run(
     has_preflight: bool | None,
     is_dropping: bool,
     has_gate: bool | None,
+    repository: Path | None,
     port: int,
     quiet: bool,
     verbose: bool,
@@ -109,6 +117,7 @@ def run(
     from bench.report.table import print_page
     from bench.serve.server import serving
     from bench.session.case_args import read_node
+    from bench.session.checkouts import find_repository
     from bench.session.session import open_session
     from bench.store.history import check_store
     from bench.store.run_dir import check_place
@@ -132,6 +141,8 @@ def run(
         raise Misuse("--drop-bad leaves out what the check finds; leave --no-preflight out")
     if is_checked and engine_name == "local" and nodes == 1:
         raise Misuse("a single machine has no peers to compare it with; leave --preflight and --drop-bad out")
+    if repository is not None:
+        find_repository(repository)
     node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
     if is_dry:
         check_store(store_url)
@@ -213,7 +224,10 @@ def run(
             for line, names in crowds.items():
                 progress.tell(f"{', '.join(names)}: {line}")
             suspects = suspected_cases if is_gated else None
-            end = SuiteRunner(plan, ledger, session, progress, budget_s=budget_s, suspects=suspects).run(choice)
+            pairs = partial(_pair_trees, repository=repository) if is_gated else None
+            end = SuiteRunner(plan, ledger, session, progress, budget_s=budget_s, suspects=suspects, pairs=pairs).run(
+                choice
+            )
         result, not_judged = read_result(folder), None
         print_suite(result, format_name)
         if is_gated and not end.is_interrupted:
@@ -230,6 +244,21 @@ def run(
     for line in _next_moves(words, result, len(choose(plan, end.state, tags=only).cases)):
         progress.tell(line)
     return exit_code(end, result, is_store_gone=session.store.failure is not None, is_judged=not_judged is None)
+
+
+def _pair_trees(runner: SuiteRunner, left_s: float | None, *, repository: Path | None) -> bool:
+    """Measure pairs of source trees for what the gate finds likely; return whether a person interrupted it."""
+    from bench.suite.tree_pairs import TreePairs
+
+    return TreePairs(
+        suite=runner.plan.suite.name,
+        suite_run=runner.ledger.folder.name,
+        cases={planned.suite_case.name: planned for planned in runner.plan.cases if planned.refusal is None},
+        session=runner.session,
+        order_of=runner.order_again,
+        watch=runner.save_now_and_then,
+        repository=repository,
+    ).run(left_s)
 
 
 def _judged(suite: str, store: PatientStore) -> tuple[list[str], str | None]:
@@ -259,7 +288,7 @@ def places_given(runs_folder: Path, store_url: str | None) -> list[str]:
 
     context = click.get_current_context()
     places = {"runs_folder": ("--runs", str(runs_folder)), "store_url": ("--store", redact(store_url or ""))}
-    for name in ("engine_name", "nodes", "ranks_per_node", "engine_file"):
+    for name in ("engine_name", "nodes", "ranks_per_node", "engine_file", "repository"):
         option = "engine" if name == "engine_name" else name.replace("_", "-")
         places[name] = (f"--{option}", str(context.params[name]))
     return [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +20,7 @@ from bench.engines.local import LocalNodes
 from bench.engines.settings_file import read_settings
 from bench.engines.wire.frames import Refused, read_key
 from bench.engines.wire.tcp import listen
+from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed, Misuse
 
 INDEX = "JOB_COMPLETION_INDEX"
@@ -74,6 +75,16 @@ class PodAllocation:
         self._first_s = None  # The pods exist; from now on only their agents reconnect.
         placement = PodPlacement(self._settings, self._request.nodes)
         return ClusterEngine(placement, runs, entrance=entrance, dropped=dropped, start_limit=self._start_limit)
+
+    def open_trees(
+        self, runs: Path, trees: Sequence[RankTree], dropped: Collection[str] = ()
+    ) -> tuple[ClusterEngine, ...]:
+        """Refuse: a pod's agent is started from its image.
+
+        Raises:
+            InfrastructureFailed: always.
+        """
+        raise InfrastructureFailed("the engine kubernetes runs no other source tree; use local, slurm or ray")
 
 
 class PodPlacement:

@@ -48,7 +48,9 @@ from bench.engines.ray.orders import (
     plausible,
 )
 from bench.engines.settings_file import Environment, Interpreter, exporter_words, read_settings, setup_lines
+from bench.engines.trees import engines_of_trees
 from bench.engines.wire.frames import new_key, write_key
+from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed, Misuse, plural
 
 CONNECT_S = 60.0
@@ -154,6 +156,13 @@ class RayAllocation:
         """
         return ClusterEngine(RayPlacement(self, self.names()), runs, dropped=dropped, start_limit=self._start_limit)
 
+    def open_trees(
+        self, runs: Path, trees: Sequence[RankTree], dropped: Collection[str] = ()
+    ) -> tuple[ClusterEngine, ...]:
+        """See `Allocation`; on the reserved nodes."""
+        placement = RayPlacement(self, self.names())
+        return engines_of_trees(placement, runs, trees, dropped=dropped, start_limit=self._start_limit)
+
     @property
     def driver(self) -> RayDriver:
         """The connection to the cluster."""
@@ -249,8 +258,8 @@ class RayPlacement:
 
     def start(self, meeting: Meeting) -> None:
         settings = self._settings
-        agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
-        agent += self._exporter
+        agent = [settings.python, "-P", "-m", meeting.module, *meeting.address_words]
+        agent += self._exporter if not meeting.trees else []  # The port may be another agent's.
         agent = [settings.python, "-c", LIFELINE, *agent]
         lines = [*setup_lines(settings.setup), f'exec {shlex.join(agent)} --send-files "$@"']
         passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}

@@ -40,6 +40,8 @@ from bench.engines.slurm.nodes import (
     host_names,
     step_gpus,
 )
+from bench.engines.trees import engines_of_trees
+from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed, Misuse, plural
 
 COMPLETING_S = 30.0
@@ -163,6 +165,16 @@ class SlurmAllocation:
         Raises:
             InfrastructureFailed: the job has ended or is about to, or too few of its nodes are up.
         """
+        placement = self._placement(dropped)
+        return ClusterEngine(placement, runs, start_limit=self._start_limit)
+
+    def open_trees(
+        self, runs: Path, trees: Sequence[RankTree], dropped: Collection[str] = ()
+    ) -> tuple[ClusterEngine, ...]:
+        """See `Allocation`; on the nodes of the other engines."""
+        return engines_of_trees(self._placement(dropped), runs, trees, start_limit=self._start_limit)
+
+    def _placement(self, dropped: Collection[str]) -> SlurmPlacement:
         if (reason := self.why_ended()) is not None:
             raise InfrastructureFailed(reason)
         if (left_s := self.left_s()) < SPARE_S + LEAST_S:  # Each case that is left would fail for it.
@@ -170,7 +182,7 @@ class SlurmAllocation:
                 f"job {self.job} ends in {max(0.0, left_s):.0f} s, too soon for a trial; continue in another job with"
                 " --resume"
             )
-        return ClusterEngine(SlurmPlacement(self, self.nodes(dropped)), runs, start_limit=self._start_limit)
+        return SlurmPlacement(self, self.nodes(dropped))
 
     def nodes(self, dropped: Collection[str] = ()) -> tuple[str, ...]:
         """Return the names of the nodes that are used, in Slurm's order; of a larger job, those that are up.
@@ -328,8 +340,8 @@ class SlurmPlacement:
 
     def start(self, meeting: Meeting) -> None:
         settings, count = self._allocation.settings, len(self.nodes)
-        agent = [settings.python, "-P", "-m", "bench.engines.node.agent", "--connect", f"{meeting.host}:{meeting.port}"]
-        agent += self._allocation.exporter
+        agent = [settings.python, "-P", "-m", meeting.module, *meeting.address_words]
+        agent += self._allocation.exporter if not meeting.trees else []  # The port may be another agent's.
         lines = [*setup_lines(settings.setup), f'exec {shlex.join(agent)} --send-files --node "$SLURM_NODEID"']
         words = [
             *("srun", f"--jobid={self._allocation.job}", f"--nodes={count}", f"--ntasks={count}"),

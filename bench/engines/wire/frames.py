@@ -25,6 +25,9 @@ import msgspec
 
 PROTOCOL = 5
 """Raise it with each change of the frames or of a message: sides that differ refuse each other."""
+SPOKEN = frozenset({4, PROTOCOL})
+"""Protocols in which this runner can order trials of the agent of another source tree. After a raise, older ones stay
+as long as their agents understand our orders and we understand their answers."""
 WireSide = Literal["runner", "agent"]
 KEY_BYTES = NONCE_BYTES = 32
 HELLO_BYTES = 4096
@@ -301,11 +304,20 @@ def program_version() -> str:
         return "source tree"
 
 
-def meet(stream: Stream, key: bytes, side: WireSide, *, node: int = 0, program: str | None = None) -> SignedWire:
+def meet(
+    stream: Stream,
+    key: bytes,
+    side: WireSide,
+    *,
+    node: int = 0,
+    program: str | None = None,
+    protocol: int | None = None,
+) -> SignedWire:
     """Exchange hellos over a new stream; return the wire when the other side has proved that it has the key.
 
     The agent speaks first, wherever the stream comes from. Its hello could be an old one, so it is trusted only when a
     frame has come that is signed with both sides' nonces.
+    protocol: the one of `SPOKEN` that the agent of another source tree speaks; None: this program's own.
 
     Raises:
         Refused: the other side has no key or another one, or is of another version.
@@ -313,7 +325,10 @@ def meet(stream: Stream, key: bytes, side: WireSide, *, node: int = 0, program: 
     """
     wire = SignedWire(stream, key, side)
     hello = Hello(
-        protocol=PROTOCOL, program=program or program_version(), nonce=secrets.token_bytes(NONCE_BYTES), node=node
+        protocol=protocol or PROTOCOL,
+        program=program or program_version(),
+        nonce=secrets.token_bytes(NONCE_BYTES),
+        node=node,
     )
     if side == "agent":
         wire.send(msgspec.json.encode(hello))

@@ -103,7 +103,7 @@ class AgentListener:
     Where too many connections are proving it, the oldest is refused: an agent proves it at once, and tries again.
     host: the address to listen at. expected: how many agents will connect. log: is told of each refusal, in one line,
     from any thread. lent: a socket that listens already, and goes on to when this is closed: who connects meanwhile
-    waits for the next listener.
+    waits for the next listener. protocol: see `meet`.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class AgentListener:
         meet_s: float = MEET_S,
         log: Callable[[str], None] = say,
         lent: socket.socket | None = None,
+        protocol: int | None = None,
     ) -> None:
         """Listen at a free port, or at that of the lent socket.
 
@@ -127,7 +128,7 @@ class AgentListener:
         else:
             self._socket = lent.dup()
             self._socket.settimeout(AGAIN_S)  # To be shut down would end the lent one, too.
-        self._key, self._meet_s, self._log = key, meet_s, log
+        self._key, self._meet_s, self._log, self._protocol = key, meet_s, log, protocol
         self._most_unknown = expected + MOST_UNKNOWN
         self._unknown: dict[str, SocketStream] = {}  # By address, oldest first.
         self._refusals = 0
@@ -198,7 +199,7 @@ class AgentListener:
         limit = threading.Timer(self._meet_s, self._send_away, (stream, where))  # However slowly its bytes come.
         limit.start()
         try:
-            wire = meet(stream, self._key, "runner")
+            wire = meet(stream, self._key, "runner", protocol=self._protocol)
             self._take(wire, where)
         except (Refused, StreamEnded, OSError) as error:
             with self._lock:

@@ -37,7 +37,7 @@ RANGE_SDS = 1.96
 """Half the width of a 95 % interval."""
 _BUSIEST = 4.0
 """How many times wider than usual a night's trials are believed to scatter at most, however much its steps do."""
-_PAST_LEVELS = 3
+PAST_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +261,7 @@ def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> 
             unchanged=unchanged_since(best),
             candidates=(),
             regime_starts=(*state.regime_starts, best.onset),
-            past_levels=((best.level_before, best.variance_before), *state.past_levels)[:_PAST_LEVELS],
+            past_levels=((best.level_before, best.variance_before), *state.past_levels)[:PAST_LEVELS],
             alert=None,
         )
         if is_return:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.case import Case
 from bench.engines.registry import Engine
+from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import FailureCause
@@ -125,10 +126,13 @@ class RecordedDisplay(Display):
 
 
 class FakeAllocation:
-    """Nodes on which the engines are opened that a test wants."""
+    """Nodes on which the engines are opened that a test wants. open_tree: opens the one of a source tree."""
 
-    def __init__(self, open_engine: Callable[[], Engine]) -> None:
+    def __init__(
+        self, open_engine: Callable[[], Engine], open_tree: Callable[[RankTree], Engine] | None = None
+    ) -> None:
         self._open_engine = open_engine
+        self._open_tree = open_tree
 
     def __enter__(self) -> FakeAllocation:
         return self
@@ -140,13 +144,18 @@ class FakeAllocation:
         """The next engine."""
         return self._open_engine()
 
+    def open_trees(self, runs: Path, trees: Sequence[RankTree], dropped: Collection[str] = ()) -> tuple[Engine, ...]:
+        """The engine of each tree."""
+        assert self._open_tree is not None, "the test has trees"
+        return tuple(self._open_tree(tree) for tree in trees)
+
 
 @dataclass
 class FakeNight:
     """A folder of runs, a store, and engines, the next of which breaks as the first of `breaks` says.
 
     orders: the trials that each engine was told to run. clock_s: moves by `trial_s` with each trial. machine: the one
-    that engines report.
+    that engines report. pairs, open_tree: of source trees, see `SuiteRunner` and `FakeAllocation`.
     """
 
     folder: Path
@@ -156,6 +165,8 @@ class FakeNight:
     trial_s: float = 0.0
     machine: Machine = field(default_factory=make_machine)
     suspects: Suspects | None = None
+    pairs: Callable[[SuiteRunner, float | None], bool] | None = None
+    open_tree: Callable[[RankTree], Engine] | None = None
 
     @property
     def runs(self) -> Path:
@@ -200,6 +211,7 @@ class FakeNight:
                 budget_s=budget_s,
                 clock_s=lambda: len(self.orders) * self.trial_s,
                 suspects=self.suspects,
+                pairs=self.pairs,
             ).run(chosen)
 
     @contextmanager
@@ -208,7 +220,7 @@ class FakeNight:
         with History(self.url) as history:
             clock, tell = FakeClock(), self.display.tell
             store = PatientStore(history, runs=self.runs, url=self.url, tell=tell, clock_s=clock, sleep=clock.sleep)
-            allocation = FakeAllocation(open_engine or self.open_engine)
+            allocation = FakeAllocation(open_engine or self.open_engine, self.open_tree)
             yield Session(runs=self.runs, store_url=self.url, store=store, allocation=allocation, tell=tell)
 
     def stored(self) -> Sequence[Summary]:

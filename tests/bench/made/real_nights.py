@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -51,9 +52,10 @@ batch = 4
 
 @dataclass(frozen=True)
 class RealNights:
-    """A suite file with its runs and its history, in a folder."""
+    """A suite file with its runs and its history, in a folder. variables: of its commands, beside the present ones."""
 
     folder: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -67,7 +69,10 @@ class RealNights:
     def call(self, *words: str, within: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Call `observatory` in a process of its own. within: a command that runs it, such as `nice`."""
         command = [*within, *self.command(*words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=self.folder, check=False)
+        environment = {**os.environ, **self.variables}
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=600, cwd=self.folder, check=False, env=environment
+        )
 
     def run_suite(self, *words: str, within: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Run the suite."""

@@ -1,0 +1,126 @@
+"""Pairs of commits for `observatory suite bisect`: which there are, how one is measured, how a walk is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.analysis.compare.bisect import Bisected, Unmeasurable
+from bench.errors import InfrastructureFailed, Misuse
+from bench.gate.cause.attribution import FEWEST_PAIRS, MeasuredChange, change_of_pairs, change_text
+from bench.gate.gated import log_trials
+from bench.gate.verdicts import BAD, SeriesKey, Verdict
+from bench.session.checkouts import PACKAGES, git
+from bench.session.measure import CaseOrder, Listener
+from bench.session.session import Session
+from bench.session.tree_pairs import measure_pair
+from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_STEP_SECONDS
+
+SCHEMA_VERSION = 1
+_FIRST = (RUN_STEP_SECONDS.name, RUN_MEAN_STEP_SECONDS.name)
+"""Figures that tell most of a case, if several got worse."""
+
+
+def worse_figure(verdicts: list[Verdict], case: str, is_wanted: Callable[[SeriesKey], bool]) -> Verdict:
+    """Return the verdict on the figure of a case that got worse, a time of the step before others.
+
+    Raises:
+        Misuse: none got worse, or only an efficiency did.
+    """
+    names = sorted({verdict.key.case for verdict in verdicts})
+    if case not in names:
+        raise Misuse(f'case "{case}" is in no suite of this history; it has {", ".join(names) or "none"}')
+    worse = [verdict for verdict in verdicts if verdict.key.case == case and verdict.outcome in BAD]
+    wanted = [verdict for verdict in worse if is_wanted(verdict.key) and not verdict.is_efficiency]
+    if not wanted:
+        what = "no figure of it" if not worse else "none of the figures that pairs of commits can measure"
+        raise Misuse(f'case "{case}": {what} is worse; `observatory check` shows what is')
+    return min(wanted, key=lambda verdict: verdict.key.metric not in _FIRST)
+
+
+def commits_between(repository: Path, good: str, bad: str) -> list[str]:
+    """Return the commits after the good one, up to the bad one, that change what is run; oldest first.
+
+    Of a merge, only the merge itself counts, as on the branch that nights run.
+
+    Raises:
+        Misuse: the good commit is no ancestor of the bad one.
+    """
+    try:
+        git(repository, "merge-base", "--is-ancestor", good, bad)
+    except InfrastructureFailed:
+        raise Misuse(
+            f"commit {good[:7]} is no ancestor of {bad[:7]}: the history was rewritten, or they are of two branches;"
+            " name others with --good and --bad"
+        ) from None
+    words = ("rev-list", "--first-parent", "--reverse", f"{good}..{bad}", "--", *PACKAGES)
+    return git(repository, *words).splitlines()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPairs:
+    """Measures pairs of commits on a session's nodes. order: of the case. key: of the figure."""
+
+    session: Session
+    order: CaseOrder
+    key: SeriesKey
+    repository: Path
+    pairs: int
+
+    def measure(self, before: str, after: str) -> MeasuredChange:
+        """Return the change from one commit to another.
+
+        Raises:
+            Unmeasurable: a tree cannot be run, or the case fails on it.
+            KeyboardInterrupt: a person interrupted it.
+            InfrastructureFailed: the engine or the store failed.
+        """
+        tell = self.session.tell
+        try:
+            both = measure_pair(
+                self.session,
+                self.order,
+                (before, after),
+                self.repository,
+                pairs=self.pairs,
+                note=f"bisect {self.key.case}",
+                listener=Listener(),
+            )
+        except Misuse as error:
+            tell(f"{after[:7]} is left out: {error}")
+            raise Unmeasurable(str(error)) from None
+        if both.is_interrupted:
+            raise KeyboardInterrupt
+        first, second = (log_trials(side, self.key.metric, self.key.labels) for side in (both.first, both.second))
+        change = change_of_pairs(first, second)
+        if change is None:
+            why = both.failure or f"fewer than {FEWEST_PAIRS} pairs are complete"
+            tell(f"{after[:7]} is left out: {why}")
+            raise Unmeasurable(why)
+        tell(f"{before[:7]} to {after[:7]}: {change_text(change)}")
+        return change
+
+
+def bisected_lines(found: Bisected, figure: str, repository: Path) -> list[str]:
+    """Return the result in lines, of which the first names the commit, or the environment, or says unsure."""
+    change = "" if found.change is None else f" {change_text(found.change)}"
+    if found.outcome == "commit" and found.commit is not None:
+        subject = git(repository, "show", "--no-patch", "--format=%h %s", found.commit)
+        lines = [f"{figure}: commit {subject}:{change}, {found.reason}"]
+    elif found.outcome == "environment":
+        lines = [f"{figure}: the environment and no commit: {found.reason}, code{change}"]
+    else:
+        lines = [f"{figure}: unsure: {found.reason}{',' if change else ''}{change}"]
+        if found.between:
+            first, last = found.between[0][:7], found.between[-1][:7]
+            lines.append(f"if it is a commit, it is {first if first == last else f'one of {first} to {last}'}")
+    return [*lines, *(f"{commit[:7]} cannot be run: {why}" for commit, why in found.skipped)]
+
+
+def bisected_document(found: Bisected, key: SeriesKey) -> dict[str, Any]:
+    """Return the result for JSON."""
+    return {"schema_version": SCHEMA_VERSION, **key.row, **msgspec.to_builtins(found)}

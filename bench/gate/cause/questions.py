@@ -1,0 +1,168 @@
+"""Which changes of a night are worth runs of both source trees, and keeping what these say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+from sqlalchemy import or_, select
+
+from bench.errors import InfrastructureFailed
+from bench.gate.cause.attribution import SETTINGS, Attribution, PairSettings
+from bench.gate.detector.paired import likely_change
+from bench.gate.figure import DAY_NS
+from bench.gate.gated import GATED_BY_NAME
+from bench.gate.missing import day_of
+from bench.gate.nightly import judge_without_keeping
+from bench.gate.verdicts import BAD, KnownSeries, Raced, SeriesKey, Verdict, load_states, save_night
+from bench.store.history import History
+from bench.store.schema import RUNS
+
+RACES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedFigure:
+    """A figure whose change is to be explained. suspected: the change. before: the nights before it. Logarithms."""
+
+    key: SeriesKey
+    suspected: float
+    before: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeQuestion:
+    """A case whose figures have changed: is it the code or the environment?
+
+    probability: of the likeliest change. good_commit: of the last run before the change. commit: of tonight's run.
+    refusal: why no pair can tell; None if pairs can. is_same_tree: both nights ran the same commit.
+    """
+
+    case: str
+    suite_run: str
+    night_ns: int
+    probability: float
+    figures: tuple[AskedFigure, ...]
+    good_commit: str | None = None
+    commit: str | None = None
+    refusal: str | None = None
+
+    @property
+    def is_same_tree(self) -> bool:
+        """Whether the code has not changed, so that nothing need be measured."""
+        return self.refusal is None and self.good_commit == self.commit
+
+
+def tree_questions(
+    history: History, suite: str, suite_run: str, settings: PairSettings = SETTINGS
+) -> list[TreeQuestion]:
+    """Return a question for each case of the suite run with a likely change for the worse, the likeliest first.
+
+    A change that pairs were measured for on an earlier night is not asked about again. An efficiency is left out: it
+    changes with the case's own rate or with its baseline's, which are figures of their own.
+    """
+    questions: dict[str, TreeQuestion] = {}
+    for verdict, series in judge_without_keeping(history, suite, suite_run):
+        suspicion = _suspicion(verdict, series, settings)
+        if suspicion is None:
+            continue
+        probability, figure, low_ns = suspicion
+        known = questions.get(verdict.key.case)
+        if known is None or probability > known.probability:
+            good_commit, commit, refusal = _trees(history, verdict, low_ns)
+            figures = (figure,) if known is None else (figure, *known.figures)
+            questions[verdict.key.case] = TreeQuestion(
+                case=verdict.key.case,
+                suite_run=suite_run,
+                night_ns=verdict.started_ns,
+                probability=probability,
+                figures=figures,
+                good_commit=good_commit,
+                commit=commit,
+                refusal=refusal,
+            )
+        else:
+            questions[verdict.key.case] = replace(known, figures=(*known.figures, figure))
+    return sorted(questions.values(), key=lambda question: -question.probability)
+
+
+def _suspicion(verdict: Verdict, series: KnownSeries, settings: PairSettings) -> tuple[float, AskedFigure, int] | None:
+    """Return the probability of a change for the worse, its figure, and the earliest night that it may have begun.
+
+    None where it is too improbable, or pairs were measured for it already.
+    """
+    state = series.state
+    if verdict.is_efficiency or verdict.outcome in ("late", "creep", "redefined", "accepted"):
+        return None
+    worse = 1 if GATED_BY_NAME[verdict.key.metric].better == "lower" else -1
+    times = dict(state.nights)
+    if verdict.outcome in BAD and verdict.change_ratio is not None and verdict.since_ns is not None:
+        # It is told to people, however likely the nights make it.
+        probability, change = 1.0, math.log(verdict.change_ratio)
+        numbers = {time_ns: number for number, time_ns in state.nights}
+        low_ns = verdict.since_ns if verdict.since_low_ns is None else verdict.since_low_ns
+        onset = numbers.get(low_ns, low_ns // DAY_NS)
+    else:
+        likely = likely_change(state.detector, worse)
+        if likely is None:
+            return None
+        probability, change, onset = likely.probability, likely.log_change, likely.onset_low
+        low_ns = times.get(onset, onset * DAY_NS)
+    if probability < settings.probability or change * worse <= 0:
+        return None
+    pairs = state.attribution
+    if pairs is not None and pairs.night_ns >= low_ns and (pairs.pairs or pairs.outcome != "unsure"):
+        return None
+    begun = max((start for start in state.detector.regime_starts if start < onset), default=0)
+    before = tuple(night.log_value for night in state.detector.nights if begun <= night.number < onset)
+    return probability, AskedFigure(key=verdict.key, suspected=change, before=before), low_ns
+
+
+def _trees(history: History, verdict: Verdict, low_ns: int) -> tuple[str | None, str | None, str | None]:
+    """Return the commits of the last good run and of tonight's, or why there are none."""
+    key = verdict.key
+    with history.transaction() as connection:
+        good = connection.execute(
+            select(RUNS.c.id, RUNS.c.started_ns)
+            .where(
+                *(RUNS.c.suite == key.suite, RUNS.c.suite_case == key.case, RUNS.c.series == key.series),
+                *(RUNS.c.outcome == "done", RUNS.c.started_ns < low_ns),
+                or_(RUNS.c.is_rerun.is_(None), RUNS.c.is_rerun == 0),
+            )
+            .order_by(RUNS.c.started_ns.desc(), RUNS.c.id.desc())
+            .limit(1)
+        ).first()
+    if good is None:
+        return None, None, f"the history has no run of the case before {day_of(low_ns)}"
+    commits = []
+    for name, run in (("the last good run", good.id), ("tonight's run", verdict.run)):
+        machine = history.machine(run)
+        if machine is None or machine.commit is None:
+            return None, None, f"{name}, {run}, has no commit"
+        if machine.is_dirty:
+            return None, None, f"{name}, {run}, ran from a tree with changes that are in no commit"
+        commits.append(machine.commit)
+    return commits[0], commits[1], None
+
+
+def keep_attributions(history: History, suite: str, attributions: Mapping[SeriesKey, Attribution]) -> None:
+    """Keep what pairs say of these series, for the judgement of their night.
+
+    Raises:
+        InfrastructureFailed: the store cannot be written, or other processes judge the suite again and again.
+    """
+    for _ in range(RACES):
+        known = load_states(history, suite)
+        after = [
+            known[key].with_state(msgspec.structs.replace(known[key].state, attribution=attribution))
+            for key, attribution in attributions.items()
+            if key in known
+        ]
+        try:
+            save_night(history, known, after, ())
+            return
+        except Raced:
+            continue
+    raise InfrastructureFailed(f"suite {suite} is being judged by other processes; the result of its pairs is not kept")

@@ -1,0 +1,112 @@
+"""What pairs of source trees have to do with a change: whether they are worth it, and a page by their result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from msgspec.structs import replace as with_fields
+
+from bench.gate.detector.detector import JudgedNight
+from bench.gate.detector.level_filter import Candidate, log_odds, unchanged_since
+from bench.gate.detector.settings import SETTINGS, DetectorSettings
+from bench.gate.detector.state import SeriesAlert, SeriesState
+
+RANGE = 0.95
+RANGE_SDS = 1.96
+PAST_LEVELS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LikelyChange:
+    """The change that a series' last nights suggest, in one direction. probability: of any in this direction.
+
+    onset: its likeliest first night; onset_low, onset_high: a 95 % range. log_change: of the likeliest.
+    """
+
+    probability: float
+    onset: int
+    onset_low: int
+    onset_high: int
+    log_change: float
+
+
+def likely_change(state: SeriesState, direction: int, settings: DetectorSettings = SETTINGS) -> LikelyChange | None:
+    """Return the likely change after the last night; None without a candidate in this direction."""
+    changes = _changes(state, direction, settings)
+    if not changes:
+        return None
+    best = max(changes, key=lambda change: change[0])[1]
+    low, high = _onsets(changes)
+    return LikelyChange(
+        probability=sum(probability for probability, _ in changes),
+        onset=best.onset,
+        onset_low=min(low, best.onset),
+        onset_high=max(high, best.onset),
+        log_change=best.change,
+    )
+
+
+def page_by_pairs(judged: JudgedNight, direction: int, settings: DetectorSettings = SETTINGS) -> JudgedNight:
+    """Return the night as a page of its likeliest change, which pairs of both trees have shown to be of the code.
+
+    The change begins a regime, as if later nights had confirmed it. Without a candidate, or as a page already, the
+    night stays as it is.
+    """
+    state = judged.state
+    changes = _changes(state, direction, settings)
+    if not changes or judged.verdict in ("page", "recovered"):
+        return judged
+    best = max(changes, key=lambda change: change[0])[1]
+    low, high = _onsets(changes)
+    half_width = RANGE_SDS * math.sqrt(best.change_variance)
+    alert = SeriesAlert(
+        onset=best.onset,
+        onset_low=min(low, best.onset),
+        onset_high=max(high, best.onset),
+        direction=direction,
+        log_change=best.change,
+        log_change_low=best.change - half_width,
+        log_change_high=best.change + half_width,
+        raised=best.number,
+        tier=2,
+    )
+    after = with_fields(
+        state,
+        unchanged=unchanged_since(best),
+        candidates=(),
+        regime_starts=(*state.regime_starts, best.onset),
+        past_levels=((best.level_before, best.variance_before), *state.past_levels)[:PAST_LEVELS],
+        alert=None,
+        suspected=None,
+    )
+    percent = 100 * math.expm1(best.change)
+    reason = f"the level has changed by {percent:+.1f} % since {{night}}, by runs of both trees on this night"
+    return replace(
+        judged, state=after, verdict="page", reason=reason, reason_night=best.onset, is_new=True, alert=alert
+    )
+
+
+def _changes(state: SeriesState, direction: int, settings: DetectorSettings) -> list[tuple[float, Candidate]]:
+    """Return the candidates of this direction by their onsets, each with its probability among all hypotheses."""
+    odds = [log_odds(candidate, state.past_levels, settings) for candidate in state.candidates]
+    # Odds are against no change, whose own are 1; the largest is taken out so that none overflows.
+    largest = max(0.0, *odds, 0.0)
+    total = sum(math.exp(change - largest) for change in odds) + math.exp(-largest)
+    return [
+        (math.exp(change - largest) / total, candidate)
+        for change, candidate in zip(odds, state.candidates, strict=True)
+        if candidate.change * direction > 0
+    ]
+
+
+def _onsets(changes: Sequence[tuple[float, Candidate]]) -> tuple[int, int]:
+    """Return the first and the last onset without those in either tail of the probability."""
+    total, passed = sum(probability for probability, _ in changes), 0.0
+    inside = []
+    for probability, candidate in changes:
+        passed += probability
+        if passed > (1 - RANGE) / 2 * total and passed - probability < (1 + RANGE) / 2 * total:
+            inside.append(candidate.onset)
+    return min(inside), max(inside)
