@@ -23,15 +23,15 @@ LOOK_FOR_STORES = """
 import socket, struct, sys
 lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}").readlines()[1:]]
 for port in {int(line[1].split(":")[1], 16) for line in lines if line[7] == sys.argv[1] and line[3] == "0A"}:
-    with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
-        try:
-            # VALIDATE with its magic number, then GETNUMKEYS (torch's TCPStoreBackend.hpp).
+    try:
+        # VALIDATE with its magic number, then GETNUMKEYS (torch's TCPStoreBackend.hpp).
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
             connection.sendall(struct.pack("=BIB", 0, 0x3C85F7CE, 7))
             keys = connection.recv(8)
-        except OSError:
-            continue
-        if len(keys) == 8:
-            print(port, *struct.unpack("=q", keys))
+    except OSError:  # It may have ended since it was listed.
+        continue
+    if len(keys) == 8:
+        print(port, *struct.unpack("=q", keys))
 """
 """Prints each port of a user where a store of torch answers, and how many keys it has."""
 
