@@ -387,6 +387,8 @@ def _peak(best: Numbers, inside: Numbers | None, most_ranks: int, reason: str | 
     if inside is None:
         if math.isinf(value):
             return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: kappa is 0")
+        if value > most_ranks:  # Beyond the points, a value alone would be taken for a prediction.
+            return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: where one lies is unsure: {reason}")
         return Bounded(value=value, reason=reason)
     peak_ranks = _peak_ranks(inside)
     low, high = min(float(peak_ranks.min()), value), max(float(peak_ranks.max()), value)
@@ -414,6 +416,8 @@ def _ceiling(
     if inside is None:
         if math.isinf(value):
             return Bounded(value=None, reason=f"no ceiling up to {most_ranks} ranks: {what} is 0")
+        if law == "usl" and float(_peak_ranks(best)) > most_ranks:
+            return Bounded(value=None, reason=f"no ceiling up to {most_ranks} ranks: {reason}")
         return Bounded(value=value, reason=reason)
     speed_ups = _most_speed_up(law, inside, base)
     low, high = min(float(speed_ups.min()), value), max(float(speed_ups.max()), value)
