@@ -268,7 +268,7 @@ def trials_to_settle(change: FigureChange, *, margin: float, level: float = LEVE
 
 def power_of_t(trials: int) -> float:
     """Return the power that t alone needs for 80 % with the guards of `two_sides`, by what these cost (measured)."""
-    return POWER + {2: 0.16, 3: 0.16, 4: 0.11}.get(trials, 0.05)
+    return POWER + {2: 0.16, 3: 0.16, 4: 0.11, 8: 0.09}.get(trials, 0.05)
 
 
 def least_trials(is_enough: Callable[[int], bool], least: int = 2) -> int | None:

@@ -35,7 +35,7 @@ from typing import Literal
 CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
 """Two-sided level of each test."""
-LEAST_RANKED_PAIRS = 9
+LEAST_RANKED_PAIRS = 8
 """With fewer pairs, signed ranks show a difference only where hardly a pair disagrees, which hides true ones."""
 _MOST_EXACT_PAIRS = 50
 """Up to here the distribution of signed ranks is exact, beyond it normal."""
