@@ -71,7 +71,7 @@ def laws(curves: int) -> Table:
     cells: list[tuple[Law, str, tuple[float, ...], int, int, int]] = [
         ("amdahl", "serial_fraction", (0.1,), points, trials, curves) for points in (3, 4, 6) for trials in (2, 3, 5)
     ]
-    cells += [("usl", "contention", (0.05, 0.002), points, 3, curves // 2) for points in (4, 6)]
+    cells.append(("usl", "contention", (0.05, 0.002), 4, 3, curves // 5))
     for law, parameter, truth, points, trials, count in cells:
         shown = []
         for between in deviations:
@@ -92,7 +92,7 @@ def shares_shown(a: Floats, b: Floats) -> tuple[float, float, float, float]:
 
     In pairs, what disturbs both sides has the deviation of the noisier one.
     """
-    drift = np.random.default_rng(a.shape[1]).normal(0.0, b.std(axis=1).mean(), a.shape)
+    drift = np.random.default_rng(1000 + a.shape[1]).normal(0.0, b.std(axis=1).mean(), a.shape)
     in_turn = a + drift, b + drift
     alone = (
         scipy.stats.ttest_ind(b, a, axis=1, equal_var=False).pvalue,
@@ -256,8 +256,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tables = {"laws": laws, "false": false, "power": power, "figures": figures, "link": link}
     parser.add_argument("--only", choices=tables, help="one of the tables; all by default")
-    parser.add_argument("--experiments", type=int, default=4000, help="of each cell (default: 4000)")
-    parser.add_argument("--curves", type=int, default=400, help="of each cell of `laws` (default: 400)")
+    parser.add_argument("--experiments", type=int, default=2500, help="of each cell, of `link` a tenth (default: 2500)")
+    parser.add_argument("--curves", type=int, default=300, help="of each cell of `laws` (default: 300)")
     words = parser.parse_args()
     for name, table in tables.items():
         if words.only in (None, name):
