@@ -11,17 +11,15 @@ than that: part(N) - f part(N0). docs/guides/scaling.md has each part's formula,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import fmean, median, variance
+from statistics import median
 from typing import Literal
 
 from bench.case import Case
 from bench.errors import Misuse
 from bench.results.estimate import (
-    CONFIDENCE,
     Estimate,
     EstimatedRatio,
     by_labels,
@@ -31,6 +29,7 @@ from bench.results.estimate import (
     ratio,
 )
 from bench.results.step_parts import PARTS, MeasuredStep, PartName, StepAccount, step_account
+from bench.results.two_sides import in_groups
 from collectors.metrics.results import (
     RUN_EXPECTED_EFFICIENCY,
     RUN_PHASE_SECONDS,
@@ -224,7 +223,7 @@ class LostPart:
     """One part of the loss; below 0 where the run has less of it than ideal scaling of the base would give.
 
     lost_s: of each step. lost_ratio: of the run's step; so are the ends.
-    low_s, high_s: 95 % interval by Welch's t on the trials' seconds, widened to hold `lost_s`; None without one.
+    low_s, high_s: 95 % interval of the trials' seconds as two groups, widened to hold `lost_s`; None without one.
     """
 
     name: PartName
@@ -302,27 +301,19 @@ def loss_of(run: MeasuredStep, base: MeasuredStep) -> Loss | str:
 def _part(name: PartName, run_s: Sequence[float], base_s: Sequence[float], lost_s: float, step_s: float) -> LostPart:
     """Return the difference of two parts with its interval."""
     low = high = None
-    if (interval := welch(run_s, base_s)) is not None:
+    if (interval := difference_interval(run_s, base_s)) is not None:
         low, high = min(interval[0], lost_s), max(interval[1], lost_s)
     return LostPart(name=name, lost_s=lost_s, low_s=low, high_s=high, step_s=step_s)
 
 
-def welch(run_values: Sequence[float], base_values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the difference of two means by Welch's t; None of a lone trial, or without noise."""
+def difference_interval(run_values: Sequence[float], base_values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the seconds of run minus base, as groups; None of a lone trial, or without noise."""
     if min(len(run_values), len(base_values)) < 2:
         return None
-    squares = [variance(side) / len(side) for side in (run_values, base_values)]
-    if sum(squares) <= 0:
+    if all(min(side) == max(side) for side in (run_values, base_values)):
         return None
-    from scipy.special import stdtrit
-
-    # Welch and Satterthwaite's degrees of freedom.
-    freedom = sum(squares) ** 2 / sum(
-        square**2 / (len(side) - 1) for square, side in zip(squares, (run_values, base_values), strict=True)
-    )
-    half_width = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(sum(squares))
-    middle = fmean(run_values) - fmean(base_values)
-    return middle - half_width, middle + half_width
+    difference = in_groups(base_values, run_values, slower=1)
+    return difference.low, difference.high
 
 
 _MUCH_LONGER = 0.1

@@ -11,17 +11,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, variance
 
+from bench.results.two_sides import CONFIDENCE, Slower, in_groups, ordered_ends
 from collectors.metrics.metric import Metric
+from collectors.metrics.registry import METRICS
 
-CONFIDENCE = 0.95
+_SLOWER: dict[str, Slower] = {
+    metric.name: 1 if metric.better == "lower" else -1 for metric in METRICS if metric.better is not None
+}
+"""By metric, which way the values of a slower run lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A metric over the trials of a run.
 
-    low, high: 95 % interval by Student's t on the logarithms, so of the geometric mean; widened to hold the median
-    where skew puts that outside. Both None where there is no interval: see `why_no_interval`.
+    low, high: 95 % interval by Student's t on the logarithms, widened to hold the median and, from 6 trials on, the
+    trials in order that hold it whatever their shape (`ordered_ends`). Both None where there is no interval: see
+    `why_no_interval`.
     trials: the value of each trial, in order. For a value fitted to all trials at once, the value of each trial's own
     fit.
     """
@@ -47,8 +53,9 @@ class Estimate:
 class EstimatedRatio:
     """The median of one estimate, divided by that of another.
 
-    low, high: 95 % interval by Welch's t on the logarithms, so that the two sides may differ in noise and in number of
-    trials; widened to hold the value. Both None where there is no interval: see `why_no_interval`.
+    low, high: 95 % interval of two groups of logarithms (`two_sides.in_groups`), so that the two sides may differ in
+    noise, shape and number of trials; widened to hold the value. Both None where there is no interval: see
+    `why_no_interval`.
     """
 
     value: float
@@ -96,7 +103,7 @@ def estimate(metric: Metric, trials: Sequence[float], **labels: str) -> Estimate
     low = high = None
     if _why_no_interval(trials) is None:
         logarithms = [math.log(value) for value in trials]
-        low, high = _hull(fmean(logarithms), _half_width(logarithms), middle)
+        low, high = _hull(fmean(logarithms), _half_width(logarithms), middle, *ordered_ends(trials))
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
 
 
@@ -144,7 +151,7 @@ def estimate_share(metric: Metric, trials: Sequence[float], **labels: str) -> Es
         ends = [(1 + math.tanh(end / 2)) / 2 for end in (centre - half_width, centre + half_width)]
     else:
         ends = [max(0.0, clipped.low), min(1.0, clipped.high)]
-    ends += [middle, *_gamma_ends(trials)]
+    ends += [middle, *_gamma_ends(trials), *ordered_ends(trials)]
     return replace(clipped, low=min(ends), high=max(ends))
 
 
@@ -170,7 +177,7 @@ def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **l
     """Return the estimate of a part of a sum, of either sign, with Student's t interval on the values themselves.
 
     middle: stands in for the median, so that parts computed from medians add up to them; the interval is widened to
-    hold it.
+    hold it, and the trials in order that hold the median.
 
     Raises:
         ValueError: there is no trial, a value is not finite, or a label is missing or unknown.
@@ -180,29 +187,24 @@ def estimate_part(metric: Metric, trials: Sequence[float], *, middle: float, **l
     low = high = None
     if _why_no_interval(trials) is None:
         half_width = _half_width(trials)
-        low, high = min(fmean(trials) - half_width, middle), max(fmean(trials) + half_width, middle)
+        ends = (fmean(trials) - half_width, fmean(trials) + half_width, middle, *ordered_ends(trials))
+        low, high = min(ends), max(ends)
     return Estimate(metric=metric.name, labels=labels, median=middle, low=low, high=high, trials=tuple(trials))
 
 
 def ratio(numerator: Estimate, denominator: Estimate) -> EstimatedRatio:
     """Return the numerator's median divided by the denominator's, with its interval.
 
-    Degrees of freedom by Welch and Satterthwaite. Where the trials of one side are equal, all noise is the other's;
-    where those of both sides are, there is no interval, for the reason that `estimate` gives.
+    Where the trials of one side are equal, all noise is the other's; where those of both sides are, there is no
+    interval, for the reason that `estimate` gives.
     """
     value = numerator.median / denominator.median
     low = high = None
     equal = all(min(side.trials) == max(side.trials) for side in (numerator, denominator))
     if not equal and min(len(numerator.trials), len(denominator.trials)) > 1:
-        above = [math.log(trial) for trial in numerator.trials]
-        below = [math.log(trial) for trial in denominator.trials]
-        # Squared standard error of each side's mean, then the degrees of freedom of their difference.
-        squares = [variance(side) / len(side) for side in (above, below)]
-        freedom = sum(squares) ** 2 / sum(
-            square**2 / (len(side) - 1) for square, side in zip(squares, (above, below), strict=True)
-        )
-        half_width = _t_quantile(freedom) * math.sqrt(sum(squares))
-        low, high = _hull(fmean(above) - fmean(below), half_width, value)
+        below, above = ([math.log(trial) for trial in side.trials] for side in (denominator, numerator))
+        difference = in_groups(below, above, slower=_SLOWER.get(numerator.metric, 0))
+        low, high = min(math.exp(difference.low), value), max(math.exp(difference.high), value)
     return EstimatedRatio(
         value=value,
         low=low,
@@ -248,9 +250,9 @@ def _why_no_interval(trials: Sequence[float]) -> str | None:
     return _EQUAL_TRIALS if min(trials) == max(trials) else None
 
 
-def _hull(centre: float, half_width: float, value: float) -> tuple[float, float]:
-    """Return the interval of logarithms, turned back and widened to hold a value."""
-    return min(math.exp(centre - half_width), value), max(math.exp(centre + half_width), value)
+def _hull(centre: float, half_width: float, *values: float) -> tuple[float, float]:
+    """Return the interval of logarithms, turned back and widened to hold these values."""
+    return min(math.exp(centre - half_width), *values), max(math.exp(centre + half_width), *values)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -27,6 +27,8 @@ CROWDED_RATIO = 0.5
 SHOWN_RATIO = 0.005
 """Share of the step below which a finding is left out."""
 ENOUGH_TRIALS = 5
+LEAST_STRAGGLER_TRIALS = 3
+"""With fewer, one rank of a few has most of the lateness by chance too often for a suspect to be the limit."""
 LONGEST_LINE = 100
 
 NAMES: dict[str, str] = {"exposed_communication": "exposed communication"}
@@ -58,6 +60,8 @@ def diagnose(observed: Observed) -> Diagnosis:
         for finding in sorted(findings, key=_size, reverse=True)
         if finding.share is None or finding.share.value >= SHOWN_RATIO or finding.kind == "compute"
     ]
+    if len(shown) > 1 and _may_be_chance(shown[0], observed):
+        shown[:2] = shown[1], shown[0]
     missing = tuple(dict.fromkeys(_missing(observed, account)))
     verdict = _verdict(observed, shown, account, missing)
     limit = verdict.limit
@@ -120,6 +124,11 @@ def _size(finding: CostFinding) -> float:
     return -1.0 if finding.share is None else finding.share.value
 
 
+def _may_be_chance(finding: CostFinding, observed: Observed) -> bool:
+    """Return whether this is a late rank that so few trials cannot tell from chance: listed, and never the limit."""
+    return finding.kind == "straggler" and finding.doubt is not None and observed.trials_done < LEAST_STRAGGLER_TRIALS
+
+
 # The verdict
 
 
@@ -133,9 +142,15 @@ def _verdict(
         return _LimitVerdict(
             limit=CostFinding(kind="unknown", share=None), reason=why, settles=run_command(observed.case)
         )
-    costs = [finding for finding in shown if finding.kind not in ("compute", "unknown") and finding.share is not None]
+    costs = sorted(
+        (finding for finding in shown if finding.kind not in ("compute", "unknown") and finding.share is not None),
+        key=_size,
+        reverse=True,
+    )
     unattributed = next((finding.share for finding in shown if finding.kind == "unknown"), None)
     if costs and costs[0].share is not None and round(costs[0].share.value, 3) >= LEAST_RATIO:
+        if _may_be_chance(costs[0], observed):
+            return _of_suspect(observed, costs[0], costs[0].share)
         return _of_cost(observed, costs, unattributed, is_traced=bool(account.traces))
     if not account.traces:
         return _LimitVerdict(
@@ -159,6 +174,19 @@ def _of_failed(observed: Observed) -> _LimitVerdict:
     doubts = () if is_said else ("only the last lines of the rank mention memory",)
     reason = "a rank ran out of memory" if is_said else "a rank may have run out of memory"
     return _LimitVerdict(limit=memory, reason=reason, doubts=doubts)
+
+
+def _of_suspect(observed: Observed, suspect: CostFinding, share: StepShare) -> _LimitVerdict:
+    """Return the verdict if the largest cost is a late rank that more trials may clear."""
+    assert suspect.doubt is not None
+    option = _TRIALS.search(suspect.doubt)
+    return _LimitVerdict(
+        limit=CostFinding(kind="unknown", share=None),
+        reason=f"a late rank may hold the others up, {100 * share.value:.0f} % of the step, but"
+        f" {plural(observed.trials_done, 'trial')} cannot tell that from chance",
+        doubts=(suspect.doubt,),
+        settles=run_command(observed.case, f"--trials {ENOUGH_TRIALS}" if option is None else option[0]),
+    )
 
 
 def _of_cost(

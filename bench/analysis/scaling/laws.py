@@ -6,15 +6,21 @@ X is the throughput on N ranks, X1 a scale that is fitted with the other paramet
     gustafson  X = X1 (N - s (N - 1))                            s: serial fraction of each rank's time; weak
     usl        X = X1 N / (1 + sigma (N - 1) + kappa N (N - 1))  sigma: contention, kappa: coherency; both
 
-Least squares on the logarithms, as noise of times is multiplicative. X1 is linear there, so that it is solved for.
+Least squares on the logarithms, as noise of times is multiplicative. X1 is linear there, so that it is solved for. Each
+point counts once, by the mean of its trials: its trials share the point's own conditions (placement, memory layout, a
+neighbour, what the law leaves out), so that more of them do not make the point lie nearer to the law.
 
-Intervals are by profile likelihood: the values at which the squared residuals, with all other parameters at their
-best, exceed the least by less than F's 95 % quantile allows. A parameter may lie on its bound, which the interval then
-holds. A bootstrap over trials would not do: of three trials it has two thirds of their variance, and on a bound it is
-inconsistent (Andrews 2000). Where the law misses the points by more than trials of a point differ, points count in
-place of trials.
+A point's mean lies off the law by the deviation between points and by that of its trials. How far points deviate is
+never tested and then left out, as a few points could not show it; nor do a few points tell it well. So it has a
+distribution: what the misses of the law and the spread of the trials allow, under a prior (`_BETWEEN_POINTS`).
 
-Sources: Amdahl 1967; Gustafson 1988; Gunther 1993, and Guerrilla Capacity Planning, 2007, chapter 4.
+Intervals are by profile likelihood: the values at which the squared misses, with all other parameters at their best,
+exceed the least by less than the square of the distance that holds 95 % under that distribution. A parameter may lie on
+its bound, which the interval then holds. A bootstrap over trials would not do: of three trials it has two thirds of
+their variance, and on a bound it is inconsistent (Andrews 2000).
+
+Sources: Amdahl 1967; Gustafson 1988; Gunther 1993, and Guerrilla Capacity Planning, 2007, chapter 4; Gelman 2006, Prior
+Distributions for Variance Parameters in Hierarchical Models (the half-Cauchy prior, for few groups).
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.results.efficiency import Scaling
-from bench.results.estimate import CONFIDENCE
+from bench.results.two_sides import CONFIDENCE
 
 Law = Literal["amdahl", "gustafson", "usl"]
 LAWS: dict[Scaling, tuple[Law, ...]] = {"strong": ("amdahl", "usl"), "weak": ("gustafson", "usl")}
@@ -40,7 +46,11 @@ PARAMETERS: dict[Law, tuple[str, ...]] = {
 }
 """Each from 0 to 1."""
 MOST_MISFIT_P_VALUE = 0.05
-"""Below it, the law is said to miss the points."""
+"""Below it, the law is said to miss the points; no interval depends on it."""
+_BETWEEN_POINTS = 0.03
+"""Scale of the half-Cauchy prior of the deviation between points, its median: the size at which the laws themselves
+fail on real curves, and several times the 1 % by which sessions of one machine differ. Its tail is heavy, so that
+points that lie further off the law count as measured."""
 
 Numbers: TypeAlias = NDArray[np.float64]
 
@@ -61,6 +71,13 @@ class Bounded:
     low: float | None = None
     high: float | None = None
     reason: str | None = None
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the interval is wider than the value, so that it hardly tells its size."""
+        if self.value is None or self.low is None or self.high is None:
+            return False
+        return self.high - self.low > self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,12 +191,12 @@ def _log_throughput(law: Law, parameters: Numbers, ranks: Numbers) -> Numbers:
 def _residuals(law: Law, data: _Data, parameters: Numbers) -> Numbers:
     """Return how far the points' means lie above the law, with the best X1."""
     above = data.means - _log_throughput(law, parameters, data.ranks)
-    return np.asarray(above - (above @ data.trials / data.trials.sum())[..., None])
+    return np.asarray(above - above.mean(axis=-1, keepdims=True))
 
 
 def _sum_squares(law: Law, data: _Data, parameters: Numbers) -> Numbers:
-    """Return the squared residuals of the points' means, each as often as it has trials, summed up."""
-    return np.asarray(_residuals(law, data, parameters) ** 2 @ data.trials)
+    """Return the squared residuals of the points' means, summed up."""
+    return np.asarray((_residuals(law, data, parameters) ** 2).sum(axis=-1))
 
 
 def _best(law: Law, data: _Data) -> Numbers:
@@ -189,12 +206,12 @@ def _best(law: Law, data: _Data) -> Numbers:
     count = len(PARAMETERS[law])
     most_ranks = float(data.ranks.max())
 
-    def weighted(parameters: Numbers) -> Numbers:
-        return np.asarray(np.sqrt(data.trials) * _residuals(law, data, parameters))
+    def misses(parameters: Numbers) -> Numbers:
+        return _residuals(law, data, parameters)
 
     optima = [
         least_squares(
-            weighted,
+            misses,
             [first, second / most_ranks][:count],
             bounds=([0.0] * count, [1.0] * count),
             x_scale=[1.0, 1 / most_ranks][:count],
@@ -228,37 +245,64 @@ class _Allowed:
 
 
 def _allowed(law: Law, data: _Data, best: Numbers) -> _Allowed:
-    from scipy.special import fdtrc, stdtrit
+    from scipy.special import fdtrc
 
     missed = float(_sum_squares(law, data, best))
     count, trials = data.ranks.size, int(data.trials.sum())
     needed = len(PARAMETERS[law]) + 1
-    notes = []
     # Degrees of freedom: of the law's misses, and of the trials around their points.
     of_misses, of_noise = count - needed, trials - count
-    total, freedom = missed + data.noise, of_misses + of_noise
-    if freedom == 0:
+    if of_misses == 0:
         return _Allowed(
             sum_squares=None,
-            reason=f"{count} points of one trial fit any law of {needed} parameters; measure more trials",
+            reason=f"{count} numbers of ranks meet any law of {needed} parameters, so nothing shows how far points lie"
+            " off it; measure one more",
         )
-    if total <= 1e-20 * trials:
+    if missed + data.noise <= 1e-20 * trials:
         return _Allowed(sum_squares=None, reason="equal trials have no interval: their noise is below the resolution")
-    if of_misses == 0:
-        notes.append(f"{count} numbers of ranks for {needed} parameters: they cannot show whether the law holds")
-    elif of_noise and data.noise > 0:
-        p_value = float(fdtrc(of_misses, of_noise, missed / of_misses / (data.noise / of_noise)))
+    notes = []
+    if of_noise and data.noise > 0:
+        # Of the misses of points, and of what their trials alone would make of them.
+        of_trials = data.noise / of_noise * float((1 / data.trials).mean())
+        p_value = float(fdtrc(of_misses, of_noise, missed / of_misses / of_trials))
         if p_value < MOST_MISFIT_P_VALUE:
-            notes.append(
-                f"the law misses the points by more than trials differ from each other (p {p_value:.2g}): its"
-                " intervals count points,"
-                " and not trials"
-            )
-            total, freedom = missed, of_misses
-    quantile = float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-    return _Allowed(sum_squares=missed + quantile**2 * total / freedom, notes=tuple(notes))
+            notes.append(f"the law misses the points by more than trials differ from each other (p {p_value:.2g})")
+    distance = _distance(missed, of_misses, data.noise, of_noise, float((1 / data.trials).mean()))
+    return _Allowed(sum_squares=missed + distance**2, notes=tuple(notes))
 
 
+def _distance(missed: float, of_misses: int, noise: float, of_noise: int, per_point: float) -> float:
+    """Return the distance from the law that holds 95 % of what a point's mean may have: t, over unknown deviations.
+
+    missed, of_misses: squared misses of the law and their degrees of freedom. noise, of_noise: of trials around their
+    points. per_point: the mean over points of 1 / trials.
+
+    With d the deviation between points and s that of trials, a mean has variance v = d^2 + s^2 per_point. Misses have
+    the density v^(-k/2) exp(-missed / 2v) for k degrees of freedom, and s^2 is noise over a chi-squared variable. The
+    distance is normal with variance v, over all d and s as weighed by these and d's prior.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import chdtri, ndtr, stdtrit
+
+    if not of_noise:  # Without repeated trials no deviation is known beforehand: Student's t of the misses alone.
+        return float(stdtrit(of_misses, (1 + CONFIDENCE) / 2)) * math.sqrt(missed / of_misses)
+    chances = (np.arange(_CHANCES) + 0.5) / _CHANCES
+    of_trials = noise / chdtri(of_noise, chances) * per_point  # Equally likely values of s^2 per_point.
+    between = np.geomspace(1e-5, 10.0, _DEVIATIONS)  # d, equally far apart on logarithms, so that a step is d wide.
+    variances = between[:, None] ** 2 + of_trials
+    weights = between[:, None] / (1 + (between[:, None] / _BETWEEN_POINTS) ** 2)
+    logarithms = np.log(weights) - of_misses / 2 * np.log(variances) - missed / 2 / variances
+    weights = np.exp(logarithms - logarithms.max())
+    weights /= weights.sum()
+    deviations = np.sqrt(variances)
+
+    def outside(distance: float) -> float:
+        return float((weights * 2 * ndtr(-distance / deviations)).sum()) - (1 - CONFIDENCE)
+
+    return float(brentq(outside, 0.0, 100 * float(deviations.max())))
+
+
+_CHANCES, _DEVIATIONS = 25, 120
 _SECTIONS = 101
 _HALVINGS = 44
 
@@ -343,6 +387,8 @@ def _peak(best: Numbers, inside: Numbers | None, most_ranks: int, reason: str | 
     if inside is None:
         if math.isinf(value):
             return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: kappa is 0")
+        if value > most_ranks:  # Beyond the points, a value alone would be taken for a prediction.
+            return Bounded(value=None, reason=f"no peak up to {most_ranks} ranks: where one lies is unsure: {reason}")
         return Bounded(value=value, reason=reason)
     peak_ranks = _peak_ranks(inside)
     low, high = min(float(peak_ranks.min()), value), max(float(peak_ranks.max()), value)
@@ -370,6 +416,8 @@ def _ceiling(
     if inside is None:
         if math.isinf(value):
             return Bounded(value=None, reason=f"no ceiling up to {most_ranks} ranks: {what} is 0")
+        if law == "usl" and float(_peak_ranks(best)) > most_ranks:
+            return Bounded(value=None, reason=f"no ceiling up to {most_ranks} ranks: {reason}")
         return Bounded(value=value, reason=reason)
     speed_ups = _most_speed_up(law, inside, base)
     low, high = min(float(speed_ups.min()), value), max(float(speed_ups.max()), value)

@@ -120,14 +120,18 @@ def _ceiling(fit: ScalingFit, curve: ScalingCurve) -> str:
 
 
 def _with_ends(bounded: Bounded | EstimatedRatio, *, is_percent: bool = False) -> str:
-    """Return the value with its interval: `4.20 % [3.90, 4.51]`."""
+    """Return the value with its interval: `4.20 % [3.90, 4.51]`; `unsure, at most 4.51 %` of one wider than it."""
     if bounded.value is None:
         return "-"
     size, sign = (0.01, " %") if is_percent else (1.0, "")
     text = f"{digits(bounded.value / size)}{sign}"
     if bounded.low is None or bounded.high is None:
         return text
-    return f"{text} [{digits(bounded.low / size)}, {digits(bounded.high / size)}]"
+    is_unsure = isinstance(bounded, Bounded) and bounded.is_unsure
+    if is_unsure and bounded.low == 0:
+        return f"unsure, at most {digits(bounded.high / size)}{sign}"
+    interval = f"{text} [{digits(bounded.low / size)}, {digits(bounded.high / size)}]"
+    return f"{interval} (unsure)" if is_unsure else interval
 
 
 def _losses(curve: ScalingCurve) -> list[tuple[CurvePoint, Loss]]:
@@ -179,6 +183,9 @@ def _notes(curve: ScalingCurve) -> list[str]:
             reasons = [bounded.reason for bounded in fit.parameters.values() if bounded.reason]
             lines += [f"{name}: intervals are absent: {reason}" for reason in reasons]
             lines += [f"{name}: {note}" for note in fit.notes]
+            bounds = [*fit.parameters.values(), fit.most_speed_up, fit.peak_ranks]
+            if any(bounded is not None and bounded.is_unsure for bounded in bounds):
+                lines.append("unsure: the interval is wider than the value; cases on more numbers of ranks narrow it")
     lines += [
         f"what {point.name} lost is absent: {point.loss}" for point in curve.points if isinstance(point.loss, str)
     ]

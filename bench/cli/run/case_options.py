@@ -48,6 +48,9 @@ def _dimensions(function: Any) -> Any:
     return function
 
 
+NO_BIND = click.option(
+    "--no-bind", "bind", flag_value=False, default=True, help="Do not bind ranks to the cores of their GPUs."
+)
 LIMIT = click.option(
     "--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take."
 )
@@ -68,9 +71,7 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
         click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]"),
         click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]"),
         named_option("threads", "CPU threads of a rank.", default=1),
-        click.option(
-            "--no-bind", "bind", flag_value=False, default=True, help="Do not bind ranks to the cores of their GPUs."
-        ),
+        NO_BIND,
         named_option("seed", "Seed for weights and data.", default=0),
         click.option(
             "--option",

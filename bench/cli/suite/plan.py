@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bench.cli.completion import complete_suite
 from bench.cli.options import FORMAT, STORE, Duration, NamedText, engine_options
+from bench.cli.run.case_options import NO_BIND
 from bench.errors import InfrastructureFailed, say
 
 if TYPE_CHECKING:
@@ -24,6 +26,18 @@ SETTINGS = click.option(
     metavar="KEY=VALUE",
     help="Value that replaces the file's, for example defaults.trials=5 or case.ddp.ranks=[1,2].",
 )
+
+
+def with_binding(function: Callable[..., Any]) -> Any:
+    """Add --no-bind to a command of a suite, which sets the default of its cases."""
+
+    @wraps(function)
+    def bound(*, bind: bool, settings: tuple[str, ...], **others: Any) -> Any:
+        return function(settings=settings if bind else (*settings, "defaults.bind=false"), **others)
+
+    return NO_BIND(bound)
+
+
 ONLY = click.option(
     "--only",
     multiple=True,
@@ -41,6 +55,7 @@ BUDGET = click.option("--budget", "budget_s", type=Duration(), help="Time for al
 @engine_options
 @STORE
 @FORMAT
+@with_binding
 def plan(
     suite_name: str,
     settings: tuple[str, ...],

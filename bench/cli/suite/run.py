@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_suite
 from bench.cli.options import FORMAT, RUNS, SHARING, STORE, NamedPath, NamedText, engine_options
-from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, read_plan
+from bench.cli.suite.plan import BUDGET, ONLY, SETTINGS, read_plan, with_binding
 from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ NEWEST = "the newest"
 @SHARING
 @STORE
 @FORMAT
+@with_binding
 def run(
     suite_name: str | None,
     settings: tuple[str, ...],

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.errors import InfrastructureFailed, Misuse, plural
-from bench.results.efficiency import loss_of, welch
+from bench.results.efficiency import difference_interval, loss_of
 from bench.results.estimate import Estimate, of_metric
 from bench.results.step_parts import MeasuredStep, PartName
 from bench.store.summary import Summary
@@ -23,7 +23,7 @@ MAIN_RATIO = 1 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartChange:
-    """The change of one part of the step, or of the step, with its 95 % interval by Welch's t over trials, if any."""
+    """The change of one part of the step, or of the step, with its 95 % interval over trials, if any."""
 
     name: str
     change_s: float
@@ -78,7 +78,7 @@ def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange |
         return loss
     before, now = (of_metric(side, results.RUN_MEAN_STEP_SECONDS)[0].trials for side in (theirs, ours))
     change_s = loss.step_s - loss.ideal_s
-    interval = welch(now, before)
+    interval = difference_interval(now, before)
     return StepChange(
         step=PartChange(
             name="step",

@@ -82,6 +82,10 @@ CASES = {
         err="device: cuda (3 GPUs; GPUs differ (2 x NVIDIA H100 80GB HBM3, 1 x NVIDIA GeForce RTX 4090), and with"
         " CUDA_DEVICE_ORDER=FASTEST_FIRST CUDA numbers the fastest first; unset it to number them as NVML does)",
     ),
+    "a suite": Case(scene=EIGHT, words="suite plan smoke --set defaults.device=cuda --format json"),
+    "a suite, unbound": Case(
+        scene=EIGHT, words="suite run smoke --set defaults.device=cuda --dry-run --no-bind --format json"
+    ),
     "mixed, in order": Case(
         scene=node_of(H100, H100, RTX),
         words="run ddp --batch 9 --dry-run",
@@ -192,3 +196,11 @@ def test_a_dry_run_says_what_the_node_has(name: str, answers: dict[str, list[Any
     assert out.startswith(case.out), out
     assert case.err in err
     assert len(err.splitlines()) <= 2
+
+
+def test_no_bind_leaves_the_cases_of_a_suite_unbound(answers: dict[str, list[Any]]) -> None:
+    for name, is_bound in (("a suite", True), ("a suite, unbound", False)):
+        cases = [case["resolved"] for case in json.loads(answers[name][1])["cases"]]
+        on_gpus = [case for case in cases if case is not None and case["device"] == "cuda"]
+        assert on_gpus
+        assert {case["bind"] for case in on_gpus} == {is_bound}

@@ -11,7 +11,9 @@ import pytest
 import scipy  # Whose statistics take a second to load, and do when they are first asked.
 
 from bench.results.estimate import Estimate, estimate, estimate_part, estimate_share, ratio, spread
+from bench.results.two_sides import in_groups
 from collectors.metrics.results import RUN_OVERLAP_RATIO, RUN_PEAK_MEMORY_BYTES, RUN_PHASE_SECONDS, RUN_STEP_SECONDS
+from tests.bench.results.comparison.experiments import slow_modes
 
 EXPERIMENTS = 2000
 
@@ -57,13 +59,22 @@ def test_an_interval_is_students_on_the_logarithms() -> None:
     assert found.median == 1.0
 
 
-def test_a_ratio_is_welchs_interval_on_the_logarithms() -> None:
+def test_a_ratio_is_the_difference_of_two_groups_of_logarithms() -> None:
     above, below = (2.1, 2.0, 2.6, 2.2), (1.0, 1.1, 0.7)
     found = ratio(_estimate(*above), _estimate(*below))
-    expected = scipy.stats.ttest_ind(np.log(above), np.log(below), equal_var=False).confidence_interval(0.95)
+    expected = in_groups(np.log(below).tolist(), np.log(above).tolist(), slower=1)
     assert (found.low, found.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
     assert found.value == median(above) / median(below)
     assert (found.numerator_trials, found.denominator_trials) == (4, 3)
+
+
+@pytest.mark.parametrize("trials", [10, 20])
+def test_the_interval_holds_the_median_where_three_of_ten_trials_are_slow(trials: int) -> None:
+    """Student's interval alone holds it in 74 and 53 % of experiments."""
+    logarithms = slow_modes(np.random.default_rng(23), 0.3, (EXPERIMENTS // 4, trials), 0.01)
+    found = [_estimate(*experiment) for experiment in np.exp(logarithms).tolist()]
+    truth = math.exp(0.01 * scipy.stats.norm.ppf(0.5 / 0.7))
+    assert sum(_holds(one.low, one.high, truth) for one in found) / len(found) >= 0.93
 
 
 def test_one_trial_has_no_interval() -> None:
@@ -95,8 +106,9 @@ def test_equal_trials_on_one_side_leave_the_noise_of_the_other() -> None:
     found = ratio(_estimate(2.0, 2.0), _estimate(1.0, 1.1, 1.05))
     other = _estimate(1.0, 1.1, 1.05)
     assert other.low is not None
-    assert other.high is not None
-    assert (found.low, found.high) == pytest.approx((2.0 / other.high, 2.0 / other.low))
+    assert found.low is not None
+    assert found.high == pytest.approx(2.0 / other.low)
+    assert found.low < 2.0 / 1.1  # Further out than by t: the noisier side may be slower than it was seen.
     assert found.why_no_interval is None
 
 
@@ -164,7 +176,7 @@ def test_93_of_100_intervals_hold_mean_and_median_of_shares_however_near_an_end(
     experiments = truth.rvs((EXPERIMENTS // 2, trials), random_state=np.random.default_rng(19))
     found = [estimate_share(RUN_OVERLAP_RATIO, experiment) for experiment in experiments.tolist()]
     for value in (float(truth.mean()), float(truth.median())):
-        assert 0.93 <= sum(_holds(one.low, one.high, value) for one in found) / len(found) <= 0.985
+        assert 0.93 <= sum(_holds(one.low, one.high, value) for one in found) / len(found) <= 0.995
 
 
 def test_the_interval_of_shares_does_not_care_which_side_is_called_nothing() -> None:

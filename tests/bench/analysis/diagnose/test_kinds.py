@@ -155,6 +155,30 @@ def test_a_rank_that_may_be_late_by_chance_is_only_likely_a_straggler() -> None:
     assert likely_limit(found).startswith("likely straggler 38 % of the step")
 
 
+@pytest.mark.parametrize("trials", [1, 2])
+def test_below_three_trials_a_late_rank_is_listed_and_not_the_limit(trials: int) -> None:
+    made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.002, waiting_s=0.038)
+    note = "straggler: likely rank 1, not certain: one trial; use --trials 7 or more"
+    run = observed_of(case_of(ranks=2), made, *held_up({0: 0.001, 1: 0.38}), trials=trials, notes=(note,), link=FAST)
+    found = diagnose(run)
+    assert (found.limit.kind, found.is_sure) == ("unknown", False)
+    assert [finding.kind for finding in found.findings][:2] == ["compute", "straggler"]
+    assert found.findings[1].doubt == "likely rank 1, not certain: one trial; use --trials 7 or more"
+    assert found.command.endswith("--trials 7")
+    words = "trial" if trials == 1 else "trials"
+    assert likely_limit(found).startswith("limit unknown: a late rank may hold the others up, 38 % of the step, but")
+    assert f"{trials} {words} cannot tell that from chance" in found.reason
+
+
+def test_below_three_trials_a_larger_cost_is_the_limit_and_the_late_rank_its_doubt() -> None:
+    made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.15 * 0.1, waiting_s=0.02)
+    run = observed_of(case_of(ranks=2), made, *held_up({0: 0.001, 1: 0.12}), trials=1, link=FAST)
+    found = diagnose(run)
+    assert found.limit.kind == "exposed_communication"
+    assert not found.is_sure
+    assert "it may be straggler, 12 % of the step" in found.reason
+
+
 def test_ranks_that_are_all_late_in_turn_are_imbalance() -> None:
     made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.002, waiting_s=0.038)
     late = held_up({0: 0.09, 1: 0.1, 2: 0.09, 3: 0.1})

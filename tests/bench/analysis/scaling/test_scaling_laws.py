@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,20 +30,18 @@ def _points(
     *,
     trials: int = 1,
     noise: float = 0.0,
+    between: float = 0.0,
     seed: int = 0,
     scale: float = 700.0,
 ) -> list[WorldSize]:
+    """A curve. noise: of trials around their point. between: of points around the law."""
     generator = np.random.default_rng(seed)
-    return [
-        WorldSize(
-            ranks=one,
-            throughputs=tuple(
-                scale * _throughput(law, parameters, one) * np.exp(generator.normal(0, noise, trials)).tolist()[trial]
-                for trial in range(trials)
-            ),
-        )
-        for one in ranks
-    ]
+    points = []
+    for one in ranks:
+        of_point = scale * _throughput(law, parameters, one) * math.exp(generator.normal(0, between))
+        of_trials = of_point * np.exp(generator.normal(0, noise, trials))
+        points.append(WorldSize(ranks=one, throughputs=tuple(of_trials.tolist())))
+    return points
 
 
 def _fitted(law: Law, points: Sequence[WorldSize], base_ranks: int | None = None) -> ScalingFit:
@@ -112,16 +111,23 @@ NOISE = 0.02
 
 
 @cache
-def _experiments(law: Law, parameters: tuple[float, ...], count: int) -> list[ScalingFit]:
-    ranks = (1, 2, 4, 8, 16) if law == "usl" else (1, 2, 4, 8)
+def _experiments(
+    law: Law, parameters: tuple[float, ...], count: int, *, most_ranks: int = 8, between: float = 0.0
+) -> list[ScalingFit]:
+    ranks = [one for one in (1, 2, 4, 8, 16) if one <= most_ranks]
     return [
-        _fitted(law, _points(law, parameters, ranks, trials=3, noise=NOISE, seed=1000 + seed)) for seed in range(count)
+        _fitted(
+            law,
+            _points(law, parameters, ranks, trials=3, noise=NOISE if not between else 0.01, between=between, seed=seed),
+        )
+        for seed in range(1000, 1000 + count)
     ]
 
 
-def _coverage(law: Law, parameters: tuple[float, ...], count: int) -> dict[str, float]:
+def _coverage(law: Law, parameters: tuple[float, ...], count: int, **curve: Any) -> dict[str, float]:
     return {
-        name: sum(_holds(found.parameters[name], truth) for found in _experiments(law, parameters, count)) / count
+        name: sum(_holds(found.parameters[name], truth) for found in _experiments(law, parameters, count, **curve))
+        / count
         for name, truth in zip(PARAMETERS[law], parameters, strict=True)
     }
 
@@ -129,18 +135,26 @@ def _coverage(law: Law, parameters: tuple[float, ...], count: int) -> dict[str, 
 @pytest.mark.parametrize(("law", "parameter"), [("amdahl", 0.05), ("gustafson", 0.1)])
 def test_an_interval_holds_the_truth_in_95_of_100_experiments(law: Law, parameter: float) -> None:
     # The standard deviation of a share of 100 experiments is 2.2 %.
-    assert 0.9 <= _coverage(law, (parameter,), 100)["serial_fraction"] < 1
+    assert _coverage(law, (parameter,), 100)["serial_fraction"] >= 0.93
+
+
+@pytest.mark.parametrize("between", [0.03, 0.05])
+def test_an_interval_of_three_points_holds_the_truth_where_they_differ_by_more_than_their_trials(
+    between: float,
+) -> None:
+    """A test of whether they do finds it in few such curves, and left out of the others it makes intervals of noise."""
+    assert _coverage("gustafson", (0.3,), 80, most_ranks=4, between=between)["serial_fraction"] >= 0.9
 
 
 def test_both_intervals_of_the_universal_law_hold_the_truth() -> None:
-    coverage = _coverage("usl", (0.05, 0.002), 50)
-    assert all(one >= 0.88 for one in coverage.values()), coverage
+    coverage = _coverage("usl", (0.05, 0.002), 30, most_ranks=16)
+    assert all(one >= 0.93 for one in coverage.values()), coverage
     peak = math.sqrt(0.95 / 0.002)
     held = [
         found.peak_ranks is not None and _holds(found.peak_ranks, peak)
-        for found in _experiments("usl", (0.05, 0.002), 50)
+        for found in _experiments("usl", (0.05, 0.002), 30, most_ranks=16)
     ]
-    assert 0.88 <= sum(held) / 50 < 1
+    assert sum(held) / 30 >= 0.93
 
 
 def test_an_interval_holds_a_truth_that_lies_on_the_bound() -> None:
@@ -149,16 +163,18 @@ def test_an_interval_holds_a_truth_that_lies_on_the_bound() -> None:
 
 
 def test_a_curve_without_coherency_has_no_peak_in_most_experiments() -> None:
-    found = _experiments("usl", (0.05, 0.0), 20)
+    found = _experiments("usl", (0.05, 0.0), 10, most_ranks=16)
     absent = [one.peak_ranks for one in found if one.peak_ranks is not None and one.peak_ranks.value is None]
-    assert len(absent) >= 18
+    assert len(absent) >= 9
     assert all(one.reason == "no peak up to 16 ranks: kappa's interval holds 0" for one in absent)
     assert all(one.low is not None and one.low > 16 for one in absent)
 
 
-def test_more_trials_make_intervals_narrower() -> None:
+def test_more_points_make_intervals_narrower() -> None:
+    """More trials hardly do: they say little about how far points lie off the law."""
     few, many = (
-        _fitted("amdahl", _points("amdahl", [0.05], [1, 2, 4, 8], trials=trials, noise=NOISE)) for trials in (2, 20)
+        _fitted("amdahl", _points("amdahl", [0.05], ranks, trials=3, noise=NOISE))
+        for ranks in ((1, 2, 4), (1, 2, 3, 4, 5, 6, 7, 8))
     )
 
     def width(found: ScalingFit) -> float:
@@ -179,11 +195,14 @@ def test_two_numbers_of_ranks_are_too_few_for_the_universal_law() -> None:
     assert found.reason == "3 numbers of ranks are needed for its 3 parameters, and there are 2"
 
 
-def test_one_trial_a_point_gives_no_interval_where_the_law_meets_any_points() -> None:
-    found = _fitted("amdahl", _points("amdahl", [0.1], [1, 4], noise=NOISE))
+@pytest.mark.parametrize("trials", [1, 3])
+def test_there_is_no_interval_where_the_law_meets_any_points(trials: int) -> None:
+    found = _fitted("amdahl", _points("amdahl", [0.1], [1, 4], trials=trials, noise=NOISE))
     one = found.parameters["serial_fraction"]
     assert (one.low, one.high) == (None, None)
-    assert one.reason == "2 points of one trial fit any law of 2 parameters; measure more trials"
+    assert one.reason == (
+        "2 numbers of ranks meet any law of 2 parameters, so nothing shows how far points lie off it; measure one more"
+    )
     assert found.most_speed_up.value is not None
     assert found.most_speed_up.low is None
 
@@ -194,7 +213,10 @@ def test_one_trial_a_point_gives_an_interval_where_the_law_may_miss_the_points()
 
 
 def test_equal_trials_have_no_interval() -> None:
-    found = _fitted("amdahl", [WorldSize(ranks=1, throughputs=(1.0, 1.0)), WorldSize(ranks=2, throughputs=(1.5, 1.5))])
+    points = [
+        WorldSize(ranks=ranks, throughputs=(throughput,) * 2) for ranks, throughput in ((1, 1.0), (2, 1.5), (4, 2.0))
+    ]
+    found = _fitted("amdahl", points)
     assert found.parameters["serial_fraction"].value == pytest.approx(1 / 3)
     assert "equal trials" in str(found.parameters["serial_fraction"].reason)
 
@@ -218,9 +240,20 @@ def test_a_law_that_misses_the_points_says_so_and_its_interval_is_wider() -> Non
     assert not _fitted("usl", points).notes
 
 
-def test_as_many_points_as_parameters_cannot_tell_whether_the_law_holds() -> None:
-    found = _fitted("usl", _points("usl", [0.1, 0.01], [1, 2, 4], trials=3, noise=NOISE))
-    assert found.notes == ("3 numbers of ranks for 3 parameters: they cannot show whether the law holds",)
+def test_equal_trials_of_points_off_the_law_have_the_interval_of_the_points() -> None:
+    points = [
+        WorldSize(ranks=ranks, throughputs=(throughput,) * 2) for ranks, throughput in ((1, 1.0), (2, 1.6), (4, 1.9))
+    ]
+    one = _fitted("amdahl", points).parameters["serial_fraction"]
+    assert one.low is not None
+    assert one.high is not None
+    assert one.high - one.low > 0.02
+
+
+def test_an_interval_wider_than_its_value_is_unsure() -> None:
+    assert Bounded(value=0.1, low=0.0, high=0.3).is_unsure
+    assert not Bounded(value=0.1, low=0.06, high=0.14).is_unsure
+    assert not Bounded(value=0.1, reason="one trial").is_unsure
 
 
 def test_the_unit_of_throughput_changes_nothing() -> None:

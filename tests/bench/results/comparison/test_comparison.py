@@ -10,6 +10,7 @@ import pytest
 import scipy  # Whose statistics take a second to load, and do when they are first asked.
 
 from bench.results.comparison import (
+    POWER,
     ChangeOutcome,
     FigureChange,
     JudgedChange,
@@ -19,11 +20,13 @@ from bench.results.comparison import (
     false_discovery,
     judge,
     power_of_equivalence,
+    power_of_t,
     power_of_test,
     smallest_shown,
     trials_to_settle,
 )
 from bench.results.estimate import Estimate, estimate, estimate_share
+from bench.results.two_sides import in_groups, in_pairs
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import (
     RUN_COMMUNICATION_SECONDS,
@@ -51,6 +54,10 @@ def _judged(
     return found
 
 
+def _logarithms(values: Sequence[float]) -> list[float]:
+    return [math.log(value) for value in values]
+
+
 def _times(random: np.random.Generator, count: int, deviation: float, median_s: float = 0.02) -> list[float]:
     return [float(value) for value in median_s * np.exp(random.normal(0.0, deviation, count))]
 
@@ -59,24 +66,29 @@ def _times(random: np.random.Generator, count: int, deviation: float, median_s: 
 
 
 @pytest.mark.parametrize("b", [(2.1, 2.0, 2.6, 2.2), (2.1, 2.0, 2.6), (2.1, 2.0, 2.6, 2.2, 2.3)])
-def test_two_groups_are_compared_by_welchs_test_on_the_logarithms(b: tuple[float, ...]) -> None:
+def test_two_groups_are_compared_on_the_logarithms(b: tuple[float, ...]) -> None:
     a = (1.0, 1.1, 0.7, 0.9)
-    found = _change(a, b)
-    expected = scipy.stats.ttest_ind(np.log(b), np.log(a), equal_var=False)
-    interval = expected.confidence_interval(0.95)
-    assert found.p_value == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
+    found, expected = _change(a, b), in_groups(_logarithms(a), _logarithms(b), slower=1)
+    assert found.p_value == expected.p_value
+    assert (found.low, found.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
     assert found.value == pytest.approx(np.median(b) / np.median(a))
 
 
-def test_trials_in_turn_are_compared_by_students_test_on_the_logarithms_of_their_ratios() -> None:
+def test_trials_in_turn_are_compared_in_pairs_on_the_logarithms() -> None:
     a, b = (1.0, 1.5, 0.7, 1.2), (1.12, 1.6, 0.8, 1.3)
-    found = _change(a, b, is_paired=True)
-    expected = scipy.stats.ttest_rel(np.log(b), np.log(a))
-    interval = expected.confidence_interval(0.95)
-    assert found.p_value == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
+    found, expected = _change(a, b, is_paired=True), in_pairs(_logarithms(a), _logarithms(b), slower=1)
+    assert found.p_value == expected.p_value
+    assert (found.low, found.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
     assert found.value == pytest.approx(math.exp(np.median(np.log(b) - np.log(a))))
+
+
+def test_of_rates_the_slower_side_is_the_one_with_less() -> None:
+    """B is noisier and has more tokens each second: slow trials that it has not shown could undo that."""
+    a, b = (1.0, 1.001, 0.999), (1.1, 1.22, 1.16)
+    times, rates = _change(a, b), _change(a, b, RUN_TOKENS_PER_SECOND)
+    assert times.p_value is not None
+    assert rates.p_value is not None
+    assert times.p_value < 0.05 < rates.p_value
 
 
 def test_pairs_show_what_a_drift_of_the_machine_hides_from_two_groups() -> None:
@@ -89,11 +101,11 @@ def test_pairs_show_what_a_drift_of_the_machine_hides_from_two_groups() -> None:
 def test_pairs_are_as_many_as_the_side_that_was_ended_early_has() -> None:
     found = _change((1.0, 1.5, 0.7), (1.1, 1.6), is_paired=True)
     assert found.trials == (2, 2)
-    assert found.p_value == pytest.approx(scipy.stats.ttest_rel(np.log((1.1, 1.6)), np.log((1.0, 1.5))).pvalue)
+    assert found.p_value == in_pairs(_logarithms((1.0, 1.5)), _logarithms((1.1, 1.6)), slower=1).p_value
 
 
 def test_shares_are_compared_by_their_difference() -> None:
-    a, b = (0.0, 0.1, 0.05), (0.5, 0.6, 0.55)
+    a, b = (0.0, 0.1, 0.05), (0.5, 0.6, 0.55)  # Equally noisy, so that this is Welch's test.
     sides = [estimate_share(RUN_OVERLAP_RATIO, side) for side in (a, b)]
     found = change(RUN_OVERLAP_RATIO, *sides, is_paired=False)
     interval = scipy.stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
@@ -196,7 +208,7 @@ def test_of_series_without_change_a_night_has_a_discovery_no_more_often_than_the
 
 
 def test_without_a_change_few_comparisons_of_many_figures_call_any_better_or_worse() -> None:
-    """By single tests, two of three comparisons of 20 figures would."""
+    """By single tests, half of the comparisons of 20 figures would."""
     random = np.random.default_rng(9)
     false = single = 0
     for _ in range(100):
@@ -204,7 +216,7 @@ def test_without_a_change_few_comparisons_of_many_figures_call_any_better_or_wor
         false += any(one.outcome in ("better", "worse") for one in judge(found, margin=1e-6))
         single += any(one.p_value is not None and one.p_value < 0.05 for one in found)
     assert false / 100 <= 0.09
-    assert single / 100 >= 0.5
+    assert single / 100 >= 0.35
 
 
 def test_the_other_figures_do_not_hide_a_change_of_a_main_one() -> None:
@@ -225,7 +237,7 @@ def test_the_other_figures_do_not_hide_a_change_of_a_main_one() -> None:
 # Power.
 
 
-@pytest.mark.parametrize(("trials", "effect"), [(3, 0.20), (5, 0.06), (10, 0.03)])
+@pytest.mark.parametrize(("trials", "effect"), [(3, 0.20), (5, 0.07), (10, 0.045)])
 def test_the_power_of_the_test_is_as_often_as_it_shows_a_change(trials: int, effect: float) -> None:
     random = np.random.default_rng(trials)
     deviation = 0.03
@@ -235,8 +247,8 @@ def test_the_power_of_the_test_is_as_often_as_it_shows_a_change(trials: int, eff
     ]
     found = [_change(a, b, is_paired=True) for a, b in pairs]
     shown = sum(one.p_value is not None and one.p_value < 0.05 for one in found) / EXPERIMENTS
-    expected = power_of_test(effect / (deviation * math.sqrt(2 / trials)), trials - 1)
-    assert shown == pytest.approx(expected, abs=0.04)
+    of_t = power_of_test(effect / (deviation * math.sqrt(2 / trials)), trials - 1)
+    assert of_t - (power_of_t(trials) - POWER) - 0.04 <= shown <= of_t
 
 
 def test_the_power_of_sameness_is_as_often_as_the_interval_is_within_the_margin() -> None:
@@ -254,7 +266,7 @@ def test_the_power_of_sameness_is_as_often_as_the_interval_is_within_the_margin(
 def test_the_smallest_change_shown_is_shown_with_80_percent_power() -> None:
     for trials in (2, 3, 5, 20, 200):
         distance = smallest_shown(trials, 0.03) / (0.03 * math.sqrt(2 / trials))
-        assert power_of_test(distance, trials - 1) == pytest.approx(0.8, abs=1e-3)
+        assert power_of_test(distance, trials - 1) == pytest.approx(power_of_t(trials), abs=1e-3)
     with pytest.raises(ValueError, match="use 2 or more"):
         smallest_shown(1, 0.03)
 
@@ -267,7 +279,7 @@ def test_as_many_trials_as_are_told_settle_a_change_as_large_as_measured() -> No
     powers = [
         power_of_test(math.log(one.value) / one.error(count), one.freedom(count)) for count in (needed - 1, needed)
     ]
-    assert powers[0] < 0.8 <= powers[1]
+    assert powers[0] < power_of_t(needed) <= powers[1]
 
 
 def test_where_the_measured_change_is_within_the_margin_as_many_are_told_as_show_sameness() -> None:
@@ -276,7 +288,7 @@ def test_where_the_measured_change_is_within_the_margin_as_many_are_told_as_show
     needed = trials_to_settle(one, margin=margin)
     assert needed is not None
     powers = [power_of_equivalence(margin / one.error(count), one.freedom(count)) for count in (needed - 1, needed)]
-    assert powers[0] < 0.8 <= powers[1]
+    assert powers[0] < power_of_t(needed) <= powers[1]
 
 
 def test_noise_beyond_any_number_of_trials_has_no_number() -> None:
