@@ -144,7 +144,7 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
             reason=reason,
             log_value=current.log_value,
         )
-    noise, growth = _noise(now, settings)
+    noise, growth = learned_noise(now, settings)
     hypotheses = before.hypotheses
     if hypotheses is None:
         values = [
@@ -174,7 +174,7 @@ def confirm_by_rerun(
         raise ValueError("there is no rerun to confirm the suspicion with; give its trials, or leave it a suspicion")
     error = _trial_error(state.nights[:-1], reruns)
     again = reduce_trials(reruns, state.placements, error, settings)
-    noise, growth = _noise(state, settings)
+    noise, growth = learned_noise(state, settings)
     first = suspected.value
     before = moved_mean(suspected.hypotheses, first.number, noise, settings)
     value, agree = with_reruns(
@@ -201,7 +201,7 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     """Return the mean of the newest nights, None before the first verdict."""
     if state.unchanged is None:
         return None
-    noise, _ = _noise(state, settings)
+    noise, _ = learned_noise(state, settings)
     newest = state.nights[-settings.creep_nights :]
     middle = median(night.log_value for night in newest)
     error = median(night.variance for night in newest)
@@ -392,7 +392,7 @@ def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]
     return tuple(start for start in before.regime_starts if start > oldest) or before.regime_starts[-1:] or (oldest,)
 
 
-def _noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise, Growth]:
+def learned_noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise, Growth]:
     """Learn the noise of the newest night, from nights that are settled; larger where it has grown since."""
     slow = _slow_noise(state, settings)
     growth = _growth(state, slow, settings)

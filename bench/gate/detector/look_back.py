@@ -15,10 +15,8 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
-from bench.gate.detector.hypotheses import begin
-from bench.gate.detector.level_filter import NightValue
-from bench.gate.detector.night import CLIP_SDS, RESOLUTION, learn
-from bench.gate.detector.night import _robust_sd as robust_sd
+from bench.gate.detector.level_filter import Filter
+from bench.gate.detector.night import CLIP_SDS, RESOLUTION, learn, robust_sd
 from bench.gate.detector.rank_scan import (
     Split,
     Values,
@@ -149,15 +147,16 @@ def begun_again(state: SeriesState, standing: Standing, settings: DetectorSettin
     kept = len(own) if standing.kind == "mixture" else len(state.nights)
     nights = state.nights[-max(kept, settings.fewest_nights) :]
     noise = learn([[night.log_value for night in own]], float(np.median([night.variance for night in own])), settings)
-    values = [NightValue(night.number, night.log_value, night.variance) for night in own]
-    unchanged, candidates = begin(values, noise, settings)
+    middle = float(np.mean(cut_to_ordinary(np.array([night.log_value for night in own]))))
     before = (float(np.mean(old)), noise.long_run_variance / len(old))
     return with_fields(
         state,
         nights=nights,
         regime_starts=(*state.regime_starts, onset),
-        unchanged=unchanged,
-        candidates=candidates,
+        # The next night makes its hypotheses from the nights of the regime.
+        unchanged=Filter(own[-1].number, middle, 0.0, noise.long_run_variance / len(own), 0.0, 0.0),
+        hypotheses=None,
+        likely_onset=None,
         past_levels=(before, *state.past_levels)[:3],
         alert=None,
         suspected=None,

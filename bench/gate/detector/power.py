@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from bench.gate.detector.detector import _noise as learned_noise
+from bench.gate.detector.detector import learned_noise
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState
 
@@ -63,7 +63,7 @@ def visible(state: SeriesState, asked: float = ASKED_CHANGE, settings: DetectorS
     """Return what a series can show, None before its first verdict."""
     if state.unchanged is None:
         return None
-    learned = learned_noise(state, settings)
+    learned, _ = learned_noise(state, settings)
     noise = NightNoise(
         night_variance=learned.night_variance,
         error_variance=median(night.variance for night in state.nights),
