@@ -41,7 +41,7 @@ RANGE_SDS = 1.96
 """Half the width of a 95 % interval."""
 _BUSIEST = 4.0
 """How many times wider than usual a night's trials are believed to scatter at most, however much its steps do."""
-_PAST_LEVELS = 3
+PAST_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
             for kept in before.nights
             if kept.number >= before.regime_starts[-1]
         ]
-        hypotheses = begin(values, noise, settings)
+        _, hypotheses = begin(values, noise, settings)
     value = NightValue(night.number, current.log_value, growth.trials**2 * current.variance)
     suspected = Suspected(value=value, hypotheses=hypotheses)
     return _weighed(now, suspected, night.trials, error, noise, growth, settings)
@@ -288,7 +288,7 @@ def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> 
             hypotheses=since(weighed.hypotheses, best),
             likely_onset=None,
             regime_starts=(*state.regime_starts, best.onset),
-            past_levels=((best.level_before, best.variance_before), *state.past_levels)[:_PAST_LEVELS],
+            past_levels=((best.level_before, best.variance_before), *state.past_levels)[:PAST_LEVELS],
             alert=None,
         )
         if is_return:
