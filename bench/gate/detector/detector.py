@@ -201,7 +201,7 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     """Return the mean of the newest nights, None before the first verdict."""
     if state.unchanged is None:
         return None
-    noise, _ = _noise(state, settings)
+    noise = learned_noise(state, settings)
     newest = state.nights[-settings.creep_nights :]
     middle = median(night.log_value for night in newest)
     error = median(night.variance for night in newest)
@@ -213,6 +213,11 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     pairs = sum((count - lag) * noise.correlation**lag for lag in range(1, count))
     variance = (noise.night_variance * (1 + 2 * pairs / count) + error) / count
     return NewestMean(log_value=sum(values) / count, variance=variance, freedom=_freedom(noise), nights=count)
+
+
+def learned_noise(state: SeriesState, settings: DetectorSettings = SETTINGS) -> SeriesNoise:
+    """Return the noise that the newest night was judged by."""
+    return _noise(state, settings)[0]
 
 
 def _weighed(

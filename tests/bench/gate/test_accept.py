@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
@@ -109,7 +107,7 @@ def _judged_efficiencies(history: History, numbers: range, *, is_kept: bool = Tr
             _accept(history, now_ns=FIRST_NS + 20 * DAY_NS + DAY_NS // 4)
             if not is_kept:
                 before = load_states(history, "nightly")
-                states = [replace(one, state=_as_before(one.state)) for one in before.values()]
+                states = [one.with_state(_as_before(one.state)) for one in before.values()]
                 save_night(history, before, states, [])
     return found
 

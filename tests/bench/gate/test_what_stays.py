@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
@@ -51,7 +49,7 @@ def test_what_an_older_version_kept_does_not_hide_it_either(history: History) ->
     nights = _with_a_regression(history)
     assert _check(history, 23).is_regression
     known = load_states(history, "nightly")
-    older = [replace(one, state=msgspec.structs.replace(one.state, is_worse=None)) for one in known.values()]
+    older = [one.with_state(msgspec.structs.replace(one.state, is_worse=None)) for one in known.values()]
     save_night(history, known, older, [])
     nights.add(24, {"fsdp": STEP_S})
     assert [one.outcome for one in _step(_check(history, 24))] == ["confirmed"]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 from sqlalchemy import text
 
 from bench.errors import InfrastructureFailed
 from bench.gate.accept import accept
 from bench.gate.nightly import judge_nights
-from bench.gate.verdicts import load_accepted, load_states, load_verdicts, save_accepted
+from bench.gate.verdicts import PORTION, load_accepted, load_states, load_verdicts, save_accepted
+from bench.results.estimate import estimate
 from bench.store.database import connect, parse_url
 from bench.store.history import History
 from bench.store.schema import MIGRATIONS, RUNS, upgrade
 from bench.store.summary import encode, series_of
+from collectors.metrics.probes import RUN_COLLECTIVE_BUS_BANDWIDTH
 from tests.bench.made.examples import make_summary
 from tests.bench.made.fake_nights import STEP_S, FakeNights, fill
 
@@ -38,6 +44,51 @@ def test_states_verdicts_and_accepted_levels_come_back(store_url: str) -> None:
         (first, *_) = judge_nights(history, "nightly")
         assert first.number == judged[-1].number + 1
         assert len(load_verdicts(history, "nightly", suite_run=f"night{NIGHTS:04}")) == len(states)
+
+
+KILLED = """
+import os, signal, sys
+from sqlalchemy import Engine, event
+from bench.gate.nightly import judge_nights
+from bench.store.history import History
+
+url, table, portion = sys.argv[1], sys.argv[2], int(sys.argv[3])
+written = []
+
+@event.listens_for(Engine, "after_cursor_execute")
+def count(connection, cursor, statement, *_):
+    if statement.startswith(f"INSERT INTO {table}"):
+        written.append(statement)
+        if len(written) == portion:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+with History(url) as history:
+    judge_nights(history, "nightly")
+"""
+
+
+@pytest.mark.parametrize(("table", "portion"), [("gate_states", 2), ("gate_verdicts", 1)])
+def test_a_night_whose_judge_is_killed_between_portions_is_not_judged_at_all(
+    store_url: str, table: str, portion: int
+) -> None:
+    sizes = [{"collective": "all_reduce", "algorithm": "ring", "size": str(size)} for size in range(PORTION // 2)]
+    with History(store_url) as history:
+        nights = FakeNights(history)
+        for night in range(2):
+            for case in ("ddp", "fsdp", "tp"):
+                estimates = tuple(estimate(RUN_COLLECTIVE_BUS_BANDWIDTH, [1.0, 1.1], **labels) for labels in sizes)
+                nights.add_run(night, case, nights.trials(STEP_S), estimates=estimates, scaling=())
+            if not night:
+                judge_nights(history, "nightly")
+        before = load_states(history, "nightly"), load_verdicts(history, "nightly")
+    assert len(before[0]) > PORTION
+    died = subprocess.run([sys.executable, "-c", KILLED, store_url, table, str(portion)], capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    with History(store_url) as history:
+        assert (load_states(history, "nightly"), load_verdicts(history, "nightly")) == before
+        judged = judge_nights(history, "nightly")
+        assert len(judged) == len(before[0]) == len(load_verdicts(history, "nightly", suite_run="night0001"))
+        assert {known.revision for known in load_states(history, "nightly").values()} == {2}
 
 
 def test_verdicts_outlive_the_run_that_they_are_of(store_url: str) -> None:
