@@ -41,7 +41,7 @@ RANGE_SDS = 1.96
 """Half the width of a 95 % interval."""
 _BUSIEST = 4.0
 """How many times wider than usual a night's trials are believed to scatter at most, however much its steps do."""
-_PAST_LEVELS = 3
+PAST_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
             reason=reason,
             log_value=current.log_value,
         )
-    noise, growth = learned_noise(now, settings)
+    noise, growth = _noise(now, settings)
     hypotheses = before.hypotheses
     if hypotheses is None:
         values = [
@@ -152,7 +152,7 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
             for kept in before.nights
             if kept.number >= before.regime_starts[-1]
         ]
-        hypotheses = begin(values, noise, settings)
+        _, hypotheses = begin(values, noise, settings)
     value = NightValue(night.number, current.log_value, growth.trials**2 * current.variance)
     suspected = Suspected(value=value, hypotheses=hypotheses)
     return _weighed(now, suspected, night.trials, error, noise, growth, settings)
@@ -174,7 +174,7 @@ def confirm_by_rerun(
         raise ValueError("there is no rerun to confirm the suspicion with; give its trials, or leave it a suspicion")
     error = _trial_error(state.nights[:-1], reruns)
     again = reduce_trials(reruns, state.placements, error, settings)
-    noise, growth = learned_noise(state, settings)
+    noise, growth = _noise(state, settings)
     first = suspected.value
     before = moved_mean(suspected.hypotheses, first.number, noise, settings)
     value, agree = with_reruns(
@@ -201,7 +201,7 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     """Return the mean of the newest nights, None before the first verdict."""
     if state.unchanged is None:
         return None
-    noise, _ = learned_noise(state, settings)
+    noise = learned_noise(state, settings)
     newest = state.nights[-settings.creep_nights :]
     middle = median(night.log_value for night in newest)
     error = median(night.variance for night in newest)
@@ -213,6 +213,11 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     pairs = sum((count - lag) * noise.correlation**lag for lag in range(1, count))
     variance = (noise.night_variance * (1 + 2 * pairs / count) + error) / count
     return NewestMean(log_value=sum(values) / count, variance=variance, freedom=_freedom(noise), nights=count)
+
+
+def learned_noise(state: SeriesState, settings: DetectorSettings = SETTINGS) -> SeriesNoise:
+    """Return the noise that the newest night was judged by."""
+    return _noise(state, settings)[0]
 
 
 def _weighed(
@@ -288,7 +293,7 @@ def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> 
             hypotheses=since(weighed.hypotheses, best),
             likely_onset=None,
             regime_starts=(*state.regime_starts, best.onset),
-            past_levels=((best.level_before, best.variance_before), *state.past_levels)[:_PAST_LEVELS],
+            past_levels=((best.level_before, best.variance_before), *state.past_levels)[:PAST_LEVELS],
             alert=None,
         )
         if is_return:
@@ -392,7 +397,7 @@ def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]
     return tuple(start for start in before.regime_starts if start > oldest) or before.regime_starts[-1:] or (oldest,)
 
 
-def learned_noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise, Growth]:
+def _noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise, Growth]:
     """Learn the noise of the newest night, from nights that are settled; larger where it has grown since."""
     slow = _slow_noise(state, settings)
     growth = _growth(state, slow, settings)

@@ -117,8 +117,8 @@ def weigh(
     )
 
 
-def begin(values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSettings) -> Hypotheses:
-    """Return the hypotheses that a series' first nights leave.
+def begin(values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSettings) -> tuple[Filter, Hypotheses]:
+    """Return what a regime's first nights say of its level, and the hypotheses that they leave.
 
     The level is first taken from the nights' median, three standard deviations wide: the median of few nights is nearer
     than that, and a first night that is an outlier is known as one.
@@ -132,7 +132,7 @@ def begin(values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSe
         # The first nights have no regime before them that they could have changed.
         if passed <= settings.hold_nights:
             hypotheses = _without_changes(hypotheses, 0)
-    return hypotheses
+    return _mean(hypotheses.array()[:, :, 0], hypotheses.number, noise), hypotheses
 
 
 def since(hypotheses: Hypotheses, change: Change) -> Hypotheses:

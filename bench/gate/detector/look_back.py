@@ -15,7 +15,8 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
-from bench.gate.detector.level_filter import Filter
+from bench.gate.detector.hypotheses import begin
+from bench.gate.detector.level_filter import NightValue
 from bench.gate.detector.night import CLIP_SDS, RESOLUTION, learn, robust_sd
 from bench.gate.detector.rank_scan import (
     Split,
@@ -141,21 +142,24 @@ def begun_again(state: SeriesState, standing: Standing, settings: DetectorSettin
     onset = standing.onset
     if standing.kind == "creep":
         onset = state.nights[-FEWEST_NIGHTS].number
-    old = [night.log_value for night in _comparable(state) if night.number < standing.onset]
+    of_regime = _comparable(state)
+    # A creep may have begun with the regime, whose first nights are then the level before it.
+    old = [night.log_value for night in of_regime if night.number < standing.onset]
+    old = old or [night.log_value for night in of_regime[:FEWEST_NIGHTS]]
     own = [night for night in state.nights if night.number >= onset]
     # How nights differed before a mixture says nothing of how they differ in it.
     kept = len(own) if standing.kind == "mixture" else len(state.nights)
     nights = state.nights[-max(kept, settings.fewest_nights) :]
     noise = learn([[night.log_value for night in own]], float(np.median([night.variance for night in own])), settings)
-    middle = float(np.mean(cut_to_ordinary(np.array([night.log_value for night in own]))))
+    values = [NightValue(night.number, night.log_value, night.variance) for night in own]
+    unchanged, hypotheses = begin(values, noise, settings)
     before = (float(np.mean(old)), noise.long_run_variance / len(old))
     return with_fields(
         state,
         nights=nights,
         regime_starts=(*state.regime_starts, onset),
-        # The next night makes its hypotheses from the nights of the regime.
-        unchanged=Filter(own[-1].number, middle, 0.0, noise.long_run_variance / len(own), 0.0, 0.0),
-        hypotheses=None,
+        unchanged=unchanged,
+        hypotheses=hypotheses,
         likely_onset=None,
         past_levels=(before, *state.past_levels)[:3],
         alert=None,

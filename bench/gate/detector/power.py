@@ -63,7 +63,7 @@ def visible(state: SeriesState, asked: float = ASKED_CHANGE, settings: DetectorS
     """Return what a series can show, None before its first verdict."""
     if state.unchanged is None:
         return None
-    learned, _ = learned_noise(state, settings)
+    learned = learned_noise(state, settings)
     noise = NightNoise(
         night_variance=learned.night_variance,
         error_variance=median(night.variance for night in state.nights),
