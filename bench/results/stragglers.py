@@ -22,13 +22,13 @@ from bench.results.timelines import read_files, window_path, windows_by_trial
 from collectors.metrics import results as results_metrics
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.results import RUN_STRAGGLER_RATIO
+from collectors.rank.rank_list import listed
 from collectors.traces.analyzers.collectives import Collectives, collectives
 from collectors.traces.analyzers.lateness import TracedLateness, traced_lateness
 from collectors.traces.analyzers.stragglers import NoStraggler, verdict
 from collectors.traces.cross_rank.clock_sync import Alignment
 from collectors.traces.cross_rank.collective_times import CollectiveTime
 from collectors.traces.cross_rank.matching import Matching
-from collectors.traces.cross_rank.process_groups import listed
 from collectors.traces.timeline import Timeline
 from workloads.cost_models.terms import Collective
 
