@@ -175,7 +175,7 @@ def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: D
     values = np.array(deviations)
     count = len(values)
     # Nights with a spike are cut to a size that an ordinary night may have.
-    sd = _robust_sd(values)
+    sd = robust_sd(values)
     outliers = int((np.abs(values) > CLIP_SDS * sd).sum())
     values.clip(-CLIP_SDS * sd, CLIP_SDS * sd, out=values)
     variance = max(float(values @ values) / max(1, count - len(regimes)), RESOLUTION**2)
@@ -226,7 +226,7 @@ def grown(noise: SeriesNoise, growth: Growth) -> SeriesNoise:
     )
 
 
-def _robust_sd(deviations: NDArray[np.float64]) -> float:
+def robust_sd(deviations: NDArray[np.float64]) -> float:
     """Return the deviation of ordinary nights, by the median of all and by their 80 % quantile, whichever is larger.
 
     The quantile is for values of which most are equal, as rounded ones are, and for those with two modes.
