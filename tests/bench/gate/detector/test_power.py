@@ -44,7 +44,8 @@ def seen(history: int, noise: Noise, seed: int, size: float) -> tuple[Visible, b
 @pytest.mark.parametrize("history", [12, 30, 60])
 def test_a_change_as_small_as_a_series_says_is_confirmed_in_four_of_five(history: int) -> None:
     found = [seen(history, Noise(night_sd=0.01, trial_sd=0.01), seed, 1.0) for seed in range(20)]
-    assert {said.history for said, _ in found} == {history}
+    # A false page in the history makes it shorter, and the series knows that.
+    assert sum(said.history == history for said, _ in found) >= 17
     # 16 expected of 20; fewer than 11 has a chance of 0.003.
     assert sum(is_paged for _, is_paged in found) >= 11
 
