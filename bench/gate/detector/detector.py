@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
-from bench.gate.detector.growth import Growth, growth_of
+from bench.gate.detector.growth import Growth, NoiseGrowth, growth_of, since_night
 from bench.gate.detector.hypotheses import Weighed, begin, moved_mean, since, weigh, with_reruns
 from bench.gate.detector.level_filter import Change, Filter, NightValue
 from bench.gate.detector.night import (
@@ -42,14 +42,6 @@ RANGE_SDS = 1.96
 _BUSIEST = 4.0
 """How many times wider than usual a night's trials are believed to scatter at most, however much its steps do."""
 PAST_LEVELS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseGrowth:
-    """Since which night the noise is larger, and how many times larger its deviation is."""
-
-    since: int
-    factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,16 +247,15 @@ def _weighed(
         p_value=_p_value(weighed.scores, noise),
         log_value=value.log_value,
         expected_log=mean,
-        noise_growth=_noise_growth(state, growth, settings),
+        noise_growth=since_night(growth, [night.number for night in state.nights[-settings.growth_nights :]]),
         half_width=_quantile(RANGE / 2 + 0.5, noise) * deviation,
         visible_log=_quantile(1 - settings.suspicion_p / 2, noise) * deviation,
     )
-    limit = _page_limit(noise, settings)
-    page = _page(judged, weighed, limit, settings)
+    page = _page(judged, weighed, settings)
     if page is not None:
         return page
     if state.alert is not None:
-        return _followed(judged, state.alert, weighed, limit, settings)
+        return _followed(judged, state.alert, weighed, settings)
     return _first_night(judged, suspected, weighed, reruns, settings)
 
 
@@ -275,15 +266,17 @@ def _likely_onset(weighed: Weighed, settings: DetectorSettings) -> int | None:
     return best.onset if is_likely else None
 
 
-def _page(judged: JudgedNight, weighed: Weighed, limit: float, settings: DetectorSettings) -> JudgedNight | None:
+def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> JudgedNight | None:
     """Return the page of a change that the nights after it confirm, with the regime that it began; None without one."""
     state = judged.state
     last_night = state.nights[-1 - settings.hold_nights].number
     for direction in (1, -1):
         changes = weighed.changes_to(direction, last_night)
-        if sum(change.probability for change in changes) < limit:
+        if not changes:
             continue
         best = max(changes, key=lambda change: change.probability)
+        if sum(change.probability for change in changes) < _page_limit(best.change, settings):
+            continue
         if abs(best.change) < settings.smallest_change:
             continue
         alert = _alert(changes, best, direction, state.nights[-1].number, tier=2)
@@ -307,11 +300,11 @@ def _page(judged: JudgedNight, weighed: Weighed, limit: float, settings: Detecto
     return None
 
 
-def _page_limit(noise: SeriesNoise, settings: DetectorSettings) -> float:
-    """Return the probability that a page needs, which grows with the correlation of the nights' values."""
-    low, high = settings.correlations_of_page
-    share = min(max((noise.value_correlation - low) / (high - low), 0.0), 1.0)
-    return settings.page_probability + share * (settings.page_probability_correlated - settings.page_probability)
+def _page_limit(change: float, settings: DetectorSettings) -> float:
+    """Return the probability that the page of a change of this size, on logarithms, needs."""
+    odds = settings.page_probability / (1 - settings.page_probability)
+    odds *= min(1.0, settings.page_change / max(abs(change), settings.smallest_change))
+    return max(odds / (1 + odds), settings.page_probability_least)
 
 
 def _is_return(state: SeriesState, change: Change, settings: DetectorSettings) -> bool:
@@ -324,9 +317,7 @@ def _is_return(state: SeriesState, change: Change, settings: DetectorSettings) -
     )
 
 
-def _followed(
-    judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, limit: float, settings: DetectorSettings
-) -> JudgedNight:
+def _followed(judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, settings: DetectorSettings) -> JudgedNight:
     """Return the verdict on a night after an alert: it stays, or closes itself."""
     changes = weighed.changes_to(alert.direction, weighed.before.number)
     probability = sum(change.probability for change in changes)
@@ -335,7 +326,7 @@ def _followed(
         now = with_fields(judged.state, alert=None)
         return replace(judged, state=now, verdict="recovered", reason=reason, reason_night=alert.onset, alert=alert)
     reason = f"the change of {{night}} has probability {probability:.2f}, and is confirmed at "
-    reason += f"{limit:.2f}"
+    reason += f"{_page_limit(alert.log_change, settings):.2f}"
     return replace(judged, verdict="alert", reason=reason, reason_night=alert.onset, alert=alert)
 
 
@@ -425,14 +416,6 @@ def _slow_noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
     edges = (settled[0].number, *starts, math.inf)
     regimes = [[night.log_value for night in settled if start <= night.number < end] for start, end in pairwise(edges)]
     return learn([values for values in regimes if values], median(night.variance for night in settled), settings)
-
-
-def _noise_growth(state: SeriesState, growth: Growth, settings: DetectorSettings) -> NoiseGrowth | None:
-    """Return how the noise has grown, where that is beyond doubt."""
-    if growth.probability < RANGE:
-        return None
-    nights = state.nights[-settings.growth_nights :]
-    return NoiseGrowth(since=nights[growth.since].number, factor=growth.factor)
 
 
 def _growth(state: SeriesState, slow: SeriesNoise, settings: DetectorSettings) -> Growth:

@@ -39,6 +39,15 @@ class Growth:
     factor: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseGrowth:
+    """Since which night the noise is larger, and how many times larger its deviation is."""
+
+    since: int
+    factor: float
+
+
+BEYOND_DOUBT = 0.95
 NO_GROWTH = Growth(nights=1.0, trials=1.0, probability=0.0, since=0, factor=1.0)
 
 
@@ -77,6 +86,13 @@ def growth_of(
         since=int(place[1]),
         factor=float(_FACTORS[place[2]]),
     )
+
+
+def since_night(growth: Growth, numbers: Sequence[int]) -> NoiseGrowth | None:
+    """Return how the noise has grown where that is beyond doubt; numbers: of the nights that were looked at."""
+    if growth.probability < BEYOND_DOUBT:
+        return None
+    return NoiseGrowth(since=numbers[growth.since], factor=growth.factor)
 
 
 def _gain(differences: NDArray[np.float64]) -> NDArray[np.float64]:

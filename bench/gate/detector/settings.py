@@ -69,12 +69,11 @@ class DetectorSettings:
 
     # Tier 2. Two more nights, so that a disturbance of two nights has ended.
     hold_nights: int = 2
-    # The probability of a page: rather true than false where nights are nearly independent. A correlation is known
-    # roughly, and one that is taken for too low makes wandering a change: so more and more is asked for, from where
-    # chance begins to look correlated to where half of a night is there on the next.
-    page_probability: float = 0.6
-    page_probability_correlated: float = 0.95
-    correlations_of_page: tuple[float, float] = (0.2, 0.5)
+    # The probability of a page: nine to one for a small change. To miss a change costs in proportion to its size, so
+    # the odds that are asked for fall with it beyond 2 %, down to a page that is rather true than false.
+    page_probability: float = 0.9
+    page_probability_least: float = 0.6
+    page_change: float = 0.02
 
     # Creep. Ten nights show half a night's deviation; asked each night, so with the limit of an alert.
     creep_nights: int = 10
