@@ -28,7 +28,8 @@ Alerts = list[dict[str, int]]
 class JudgedSeries:
     """A series' alerts by rule, its labelled events, and how many trials were run beside the nightly ones.
 
-    values, reruns: the median of all samples of each night and of its fresh trials, for rules that see only these.
+    values, reruns: the median of all samples of each night and of its fresh trials, for rules that see only these;
+    reruns are None where there were none.
     """
 
     name: str
@@ -39,7 +40,7 @@ class JudgedSeries:
     extra_trials: int
     alerts: dict[str, Alerts]
     values: list[float]
-    reruns: list[float]
+    reruns: list[float] | None
 
 
 def load(folder: Path) -> tuple[ModuleType, ModuleType]:
