@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from collectors.metrics.gate import PATTERNS
 from dashboards.expressions import BadExpression, check, definitions
 from dashboards.panels import UID_PREFIX, BadPanel, Json, defaults, draw, merged, read, targets_of
 from dashboards.thresholds import Thresholds
@@ -90,7 +91,9 @@ def placeholders(thresholds: Thresholds) -> dict[str, Any]:
     live, efficiency = thresholds.live, thresholds.efficiency
     level = min(entry.ratio for entry in thresholds.accepted_efficiency)
     critical = level * (1 - efficiency.critical_drop_ratio)
-    return values | {
+    return {
+        **values,
+        **PATTERNS,
         "live.slower_ratio": 1 / live.speed_ratio - 1,
         "live.still_seconds": 60 * live.still_minutes,
         "suites.late_periods": 1 + thresholds.suites.late_ratio,

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from collectors.metrics.gate import PATTERNS
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS, SHOWN
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
@@ -159,7 +160,7 @@ def as_yaml(documents: Sequence[Mapping[str, Any]], *, is_stream: bool = False) 
 
 def _values(thresholds: Thresholds) -> dict[str, str]:
     """Return what stands for each placeholder: `gpus.braked_ratio` and, of ratios, `gpus.braked_percent`."""
-    values = {}
+    values = dict(PATTERNS)
     for table in ("gate", "efficiency", "suites", "agents", "gpus", "links_of_gpus", "infiniband", "host", "live"):
         for key, value in msgspec.structs.asdict(getattr(thresholds, table)).items():
             name = f"{table}.{key}"

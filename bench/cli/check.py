@@ -67,7 +67,7 @@ def command(
       observatory check --suite nightly
     """
     from bench.errors import FINE
-    from bench.gate.check import MOST_RUNS, check_suite, night_ns, require_suite
+    from bench.gate.check import MOST_RUNS, check_suite, night_ns, require_suite, with_visible
     from bench.report.table import to_reader
     from bench.store.history import History, NoStoreYet
 
@@ -121,6 +121,8 @@ def command(
             checks = [
                 _explained(history, check, runs_folder, is_whole=is_whole, has_traces=has_traces) for check in checks
             ]
+        if format_name in ("table", "json", "markdown"):
+            checks = [with_visible(history, check) for check in checks]
         if has_details and format_name in ("table", "json"):
             checks = [_with_regimes(history, check) for check in checks]
     with to_reader():

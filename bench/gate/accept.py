@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from statistics import median
 
 import msgspec
 
 from bench.errors import Misuse
-from bench.gate.detector.detector import level
-from bench.gate.figure import DAY_NS, middle_legs
+from bench.gate.cause.legs import middle_legs
+from bench.gate.detector.detector import PAST_LEVELS, level
+from bench.gate.detector.hypotheses import begin
+from bench.gate.detector.level_filter import NightValue
+from bench.gate.detector.night import learn
+from bench.gate.detector.settings import SETTINGS
+from bench.gate.figure import DAY_NS
 from bench.gate.verdicts import AcceptedLevel, GateState, KnownSeries, SeriesKey
+
+AGREEING_NIGHTS = 3
+"""Nights that a change must have, each of them near its size, before its level can be accepted."""
 
 
 def by_metric(key: SeriesKey, name: str) -> bool:
@@ -36,7 +45,7 @@ def accept(
     metric: only this one. is_named: whether a figure goes by this name.
 
     Raises:
-        Misuse: the case never ran, has no such figure, too few nights for a level, or a change of tonight alone.
+        Misuse: the case never ran, has no such figure, too few nights for a level, or nights of a change that disagree.
     """
     every = list(known)
     of_case = [figure for figure in every if figure.key.case == case]
@@ -56,22 +65,17 @@ def accept(
     if not chosen and not closed:
         names = ", ".join(sorted({figure.key.metric for figure in of_night}))
         raise Misuse(f'case "{case}" has no figure "{metric}"; it has: {names}')
-    if fresh := [figure.key.metric for figure in chosen if figure.state.detector.alert is not None]:
-        raise Misuse(
-            f"the change of {case} ({', '.join(dict.fromkeys(fresh))}) is from this night only, and its new level"
-            " is not"
-            " known yet; accept it when `observatory check` says that it is confirmed, or leave it out with --metric"
-        )
+    chosen = [_settled(figure) for figure in chosen]
     levels: list[AcceptedLevel] = []
     after: list[KnownSeries] = []
     for figure in chosen:
-        present = level(figure.state.detector)
+        present = _present(figure.state)
         if present is None:
             continue
         levels.append(
             AcceptedLevel(
                 key=figure.key,
-                level=math.exp(present.log_level),
+                level=math.exp(present[0]),
                 run=figure.last_run,
                 who=who,
                 because=because,
@@ -79,11 +83,68 @@ def accept(
             )
         )
         pinned = _closed(figure)
-        state = msgspec.structs.replace(pinned.state, accepted_legs=_legs_at_level(figure.state))
+        state = msgspec.structs.replace(
+            pinned.state, accepted_legs=_legs_at_level(figure.state), accepted_half_width=present[1]
+        )
         after.append(pinned.with_state(state))
     if not levels and not closed:
         raise Misuse(f'case "{case}" has too few nights for a level; accept it when `observatory check` judges it')
     return levels, [*after, *closed]
+
+
+def _settled(known: KnownSeries) -> KnownSeries:
+    """Return the series on its present level: that of the nights since an open change, if three of them agree.
+
+    Raises:
+        Misuse: they are too few, or disagree.
+    """
+    of_gate = known.state
+    state = of_gate.detector
+    alert, unchanged = state.alert, state.unchanged
+    if alert is None or unchanged is None:
+        return known
+    what = f"the change of {known.key.case} ({known.key.metric})"
+    own = [night for night in state.nights if night.number >= alert.onset]
+    if len(own) < AGREEING_NIGHTS:
+        nights = "this night" if len(own) == 1 else f"{len(own)} nights"
+        raise Misuse(
+            f"{what} is from {nights} only, and its new level is not known yet; accept it when {AGREEING_NIGHTS} nights"
+            " agree, or leave it out with --metric"
+        )
+    middle = median(night.log_value for night in own)
+    change = abs(middle - unchanged.level)
+    apart = [abs(night.log_value - middle) for night in own[-AGREEING_NIGHTS:]]
+    if max(apart) > change / 2:
+        raise Misuse(
+            f"{what} has no level yet: its last {AGREEING_NIGHTS} nights differ by {100 * math.expm1(max(apart)):.2g} %"
+            f" from their median, which is {100 * math.expm1(change):.2g} % off the level before; accept it when"
+            f" {AGREEING_NIGHTS} nights agree, or leave it out with --metric"
+        )
+    before = [night for night in state.nights if night.number < alert.onset]
+    regimes = [[night.log_value for night in nights] for nights in (before, own) if nights]
+    noise = learn(regimes, median(night.variance for night in state.nights), SETTINGS)
+    begun, hypotheses = begin(
+        [NightValue(night.number, night.log_value, night.variance) for night in own], noise, SETTINGS
+    )
+    detector = msgspec.structs.replace(
+        state,
+        unchanged=begun,
+        hypotheses=hypotheses,
+        likely_onset=None,
+        regime_starts=(*state.regime_starts, alert.onset),
+        past_levels=((unchanged.level, unchanged.level_variance), *state.past_levels)[:PAST_LEVELS],
+    )
+    return known.with_state(msgspec.structs.replace(of_gate, detector=detector))
+
+
+def _present(state: GateState) -> tuple[float, float] | None:
+    """Return the logarithm of the present level, with what an accepted one of few nights is known to."""
+    present = level(state.detector)
+    if present is not None:
+        return present.log_level, 0.0
+    if state.open is None:  # A new series that is no worse than the one before it: it has no level yet.
+        return None
+    return median(night.log_value for night in state.detector.nights), state.open.own_half_width
 
 
 def _legs_at_level(state: GateState) -> tuple[float, float] | None:

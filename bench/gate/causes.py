@@ -18,7 +18,9 @@ from sqlalchemy import ColumnElement, select
 
 from bench.errors import Misuse
 from bench.gate.cause.changes import Change, Reading, changes_between
-from bench.gate.cause.likely import LIKELY, Likely, cut, likely
+from bench.gate.cause.commits import tree_words
+from bench.gate.cause.definition import definition_words
+from bench.gate.cause.likely import LIKELY, Likely, cut, likely, redefinition
 from bench.gate.cause.standout import Standout, find_standout
 from bench.gate.cause.where import StepChange, TraceChange, step_change, trace_change
 from bench.gate.groups import Group
@@ -27,8 +29,8 @@ from bench.gate.verdicts import BAD, Blame, KnownSeries, SeriesKey, Verdict, loa
 from bench.machine.machine import Machine
 from bench.store.history import History
 from bench.store.run_dir import found_again, other_machines
-from bench.store.schema import RUNS
-from bench.store.summary import Summary
+from bench.store.schema import GATE_VERDICTS, RUNS
+from bench.store.summary import Summary, series_of
 from collectors.metrics.results import RUN_MEAN_STEP_SECONDS, RUN_SCALING_EFFICIENCY, RUN_STEP_SECONDS
 
 NIGHTS_COUNTED = 30
@@ -39,6 +41,8 @@ MOST_CAUSES = 5
 """Causes that are told unless all are asked for."""
 _NEXT_MOVE = re.compile(r"trace_steps|--[a-z]|`observatory ")
 """What a reason names where something can be done about it: a setting, an option or a command."""
+_DOUBTED = ("suspicion", "regression", "lasting", "late")
+"""Outcomes of nights that are not the last good one."""
 _OF_STEPS = frozenset({RUN_STEP_SECONDS.name, RUN_MEAN_STEP_SECONDS.name, RUN_SCALING_EFFICIENCY.name})
 
 
@@ -271,6 +275,9 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
             missing.append(f"machines of {summary.run} but the first: its folder has no machine<k>.json")
         readings.append(replace(reading, nodes=nodes))
     changes = changes_between(readings[0], readings[1], past)
+    tree = tree_words(readings[0], readings[1])
+    is_redefined = series_of(good.case, good.hardware) != series_of(bad.case, bad.hardware)
+    is_time = is_time and (good.case.model, good.case.ranks) == (bad.case.model, bad.case.ranks)
     time = step_change(*_with_further_runs(history, verdict.key, good, bad)) if is_time else None
     if isinstance(time, str):
         missing.append(f"where the time went: {time}")
@@ -279,7 +286,9 @@ def _find(history: History, verdict: Verdict, *, runs_folder: Path | None) -> _E
         bad=bad,
         changes=changes,
         time=time,
-        likely=likely(changes, time, onset_ns),
+        likely=redefinition(definition_words(good, bad), changes, time, tree)
+        if is_redefined
+        else likely(changes, time, onset_ns, tree),
         missing=tuple(missing),
     )
 
@@ -295,9 +304,9 @@ def _onset(verdict: Verdict) -> tuple[int, int, int]:
 def _runs(history: History, verdict: Verdict) -> tuple[Summary | None, Summary]:
     """Return the last run that is good and the first one that is bad for sure, by the interval of the onset.
 
-    Where no run is before the interval, the last one before the likeliest night is taken for good. What crept has no
-    onset: the run of the accepted level is good, and this night's is bad. A verdict that names its runs
-    keeps them.
+    Where no run is before the interval, the last one before the likeliest night is taken for good. A night that was
+    under suspicion is not good. What crept has no onset: the run of the accepted level is good, and this night's is
+    bad. A verdict that names its runs keeps them.
     """
     if verdict.bad_run is not None:
         return (None if verdict.good_run is None else history.find(verdict.good_run)), history.find(verdict.bad_run)
@@ -309,7 +318,13 @@ def _runs(history: History, verdict: Verdict) -> tuple[Summary | None, Summary]:
         of_level = None if accepted is None else _one_run(history, verdict.key, RUNS.c.id == accepted.run, newest)
         of_level = of_level or _one_run(history, verdict.key, at <= since_ns, newest)  # That run may have been pruned.
         return (None if of_level is None else history.find(of_level)), history.find(verdict.run)
-    good = _one_run(history, verdict.key, at < low_ns, newest) or _one_run(history, verdict.key, at < since_ns, newest)
+    judged = GATE_VERDICTS.c
+    doubted = select(judged.run).where(
+        *(judged[name] == value for name, value in verdict.key.row.items()), judged.outcome.in_(_DOUBTED)
+    )
+    is_good = RUNS.c.id.not_in(doubted)
+    good = _one_run(history, verdict.key, is_good & (at < low_ns), newest)
+    good = good or _one_run(history, verdict.key, is_good & (at < since_ns), newest)
     bad = _one_run(history, verdict.key, (at >= high_ns) & (at <= verdict.started_ns), oldest)
     return (None if good is None else history.find(good)), history.find(bad or verdict.run)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from bench.errors import Misuse
+from bench.gate.cause.hosts import SickCase, find_sick_hosts
 from bench.gate.causes import Cause
+from bench.gate.detector.power import Visible, visible
 from bench.gate.groups import Group, group_alerts
 from bench.gate.missing import NIGHTS_SEEN, Missing, day_of, is_going_on, may_be_resumed, missing_in
 from bench.gate.nightly import judge_nights
@@ -18,7 +20,6 @@ from bench.gate.verdicts import (
     BAD,
     KnownSeries,
     SeriesKey,
-    ShownOutcome,
     Verdict,
     load_states,
     load_verdicts,
@@ -26,6 +27,7 @@ from bench.gate.verdicts import (
 from bench.store.history import History
 from bench.store.suite_record import SuiteRecord
 from bench.suite.form.document import shipped_suites
+from collectors.metrics.gate import ShownOutcome
 from collectors.settings_file import near_name
 
 MOST_RUNS = 1_000_000
@@ -41,8 +43,8 @@ class SuiteCheck:
     """What the gate says of a suite. night: its newest run that has ended; None where none has.
 
     verdicts: of that night, and those that are still open of figures that it did not measure. earlier: those of nights
-    that were asked for besides, oldest first. causes: of what is worse; regimes: of figures with more than one; where
-    they were asked for.
+    that were asked for besides, oldest first. sick: hosts whose nights are worse. visible: what the
+    figures can show; causes: of what is worse; regimes: of figures with more than one; where they were asked for.
     """
 
     suite: str
@@ -51,6 +53,8 @@ class SuiteCheck:
     earlier: tuple[Verdict, ...]
     missing: tuple[Missing, ...]
     groups: tuple[Group, ...]
+    visible: Mapping[SeriesKey, Visible] = field(default_factory=dict)
+    sick: tuple[SickCase, ...] = ()
     causes: tuple[Cause, ...] = ()
     regimes: tuple[SeriesRegimes, ...] = ()
 
@@ -90,7 +94,7 @@ def check_suite(
         judge_nights(history, suite, now_ns=now_ns + CLOCK_NS, unfinished=unfinished)
         night = next((record for record in past if record.id not in unfinished), None)
     else:
-        judged = judged_suites(history).get(suite)
+        judged = judged_suites(history, now_ns + CLOCK_NS).get(suite)
         night = next((record for record in past if judged is not None and record.id == judged.suite_run), None)
     known = load_states(history, suite)
     verdicts = standing_verdicts(history, suite, None if night is None else night.id, known)
@@ -101,20 +105,31 @@ def check_suite(
         verdicts=tuple(verdicts),
         earlier=tuple(verdict for verdict in earlier if night is None or verdict.suite_run != night.id),
         missing=(
-            *_of_the_future(records, now_ns),
+            *_of_the_future(history, records, now_ns),
             *_late(load_verdicts(history, suite, outcome="late"), known, past),
             *(missing_in(history, past, known.values(), now_ns=now_ns) if past else ()),
         ),
         groups=group_alerts(verdicts),
+        sick=find_sick_hosts(history, suite, verdicts, known),
     )
 
 
-def _of_the_future(records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
-    """Yield suite runs that began in the future, by a wrong clock."""
+def with_visible(history: History, check: SuiteCheck) -> SuiteCheck:
+    """Return the check with what each figure can show with its history, as far as it has a level."""
+    known = load_states(history, check.suite)
+    shown = {each.key: visible(known[each.key].state.detector) for each in check.verdicts if each.key in known}
+    return replace(check, visible={key: power for key, power in shown.items() if power is not None})
+
+
+def _of_the_future(history: History, records: Iterable[SuiteRecord], now_ns: int) -> Iterator[Missing]:
+    """Yield suite runs that began in the future, by a wrong clock, which may have been judged by it."""
     for record in records:
         if record.started_ns > now_ns + CLOCK_NS:
             when = f"on {day_of(record.started_ns)}, by the clock of its runner"
-            reason = f"{record.id} began in the future, {when}; it is not judged"
+            judged = "it is not judged"
+            if load_verdicts(history, record.suite, suite_run=record.id):
+                judged = "it was judged by that clock, and the nights after it are judged"
+            reason = f"{record.id} began in the future, {when}; {judged}"
             yield Missing(kind="clock", suite=record.suite, what=record.suite, reason=reason)
 
 

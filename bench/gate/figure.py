@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from bench.gate.cause.definition import FindBefore, hold
+from bench.gate.cause.legs import is_of_the_baseline, legs_changed, middle_legs
 from bench.gate.detector.detector import JudgedNight, confirm_by_rerun, creep, judge, level
+from bench.gate.detector.look_back import begun_again, look_back
 from bench.gate.detector.night import Night
+from bench.gate.detector.noise_change import noise_change
 from bench.gate.detector.settings import SETTINGS
 from bench.gate.detector.state import SeriesAlert, SeriesState
-from bench.gate.gated import GatedValue
-from bench.gate.missing import day_of
+from bench.gate.gated import GatedValue, shape_words
+from bench.gate.missing import NIGHTS_SEEN, day_of, with_day
 from bench.gate.verdicts import (
     BAD,
     MARGIN,
@@ -27,21 +30,26 @@ from bench.gate.verdicts import (
     GateState,
     KnownSeries,
     OpenChange,
-    Outcome,
     SeriesKey,
     Verdict,
     packed,
 )
 from bench.store.summary import Summary
-from workloads.cost_models.shape import Shape
+from collectors.metrics.gate import Outcome
 
 DAY_NS = 86_400 * 10**9
 NIGHTS_KEPT = 60
 """Nights whose times a state keeps, to date the beginning of a change."""
-LEG_NIGHTS = SETTINGS.creep_nights
-"""Most nights that the legs of an efficiency are taken from, as creep is."""
 SMALLEST_CHANGE = SETTINGS.smallest_change
 """What may be left of a confirmed change that counts as recovered, of the logarithm."""
+NOISE_NIGHTS = 7
+"""How often a series is asked whether its noise has changed: what takes weeks to show can wait for one."""
+RAMP_NIGHTS = 7
+"""Nights from the onset of a change to a further one that belongs to the same ramp."""
+_STANDING: dict[str, Outcome] = {"level": "standing", "mixture": "mixture", "creep": "creep"}
+_OF_LEGS = (*BAD - {"redefined"}, "improvement")
+LASTING_NIGHTS = 7
+"""Nights after which a regression that is neither confirmed nor gone has a verdict of its own."""
 _OUTCOMES: dict[str, Outcome] = {
     "insufficient data": "insufficient_data",
     "no change": "same",
@@ -50,17 +58,34 @@ _OUTCOMES: dict[str, Outcome] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    """What is found so far. change: fields of the verdict that say how much, and since when."""
+
+    outcome: Outcome
+    reason: str
+    opened: OpenChange | None
+    change: dict[str, Any]
+    is_new: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of one run. again: the same figure of the night's reruns."""
+    """One figure of one run.
+
+    again: the same figure of the night's reruns. find_before: see `series_before`. accepted: the level that a person
+    accepted, which slow creep is judged against.
+    """
 
     key: SeriesKey
     value: GatedValue
     summary: Summary
     suite_run: str
     again: Sequence[GatedValue]
+    find_before: FindBefore
+    accepted: AcceptedLevel | None
 
-    def judge(self, known: KnownSeries | None, accepted: AcceptedLevel | None) -> tuple[Verdict, KnownSeries]:
+    def judge(self, known: KnownSeries | None) -> tuple[Verdict, KnownSeries]:
         """Return the verdict, and what is known of the series afterwards."""
         started_ns = self.summary.started_ns
         state = GateState(detector=SeriesState()) if known is None else known.state
@@ -83,44 +108,15 @@ class Figure:
             judged = confirm_by_rerun(judged.state, tuple(reruns))
         else:
             reruns = []
-        outcome, opened = self._outcome(judged, state.open, nights)
-        reason, change = _dated(judged, dict(nights)), self._change(judged, outcome, opened, dict(nights))
-        # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
-        is_lost = judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged)
-        if is_lost:
-            reason = f"an improvement is lost: {reason}"
-        if outcome == "confirmed" and opened is not None and self._has_worse_alert(judged):
-            reason = f"{reason}; on top of what is worse since {day_of(opened.since_ns)}"
-        if legs and outcome in ("regression", "confirmed", "improvement"):
-            own_ratio, baseline_ratio = _legs_changed(legs, nights, change["since_ns"])
-            change |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
-            if outcome != "improvement" and _is_of_the_baseline(own_ratio, baseline_ratio):
-                outcome, opened = "faster_baseline", state.open
-                reason = "the baseline got faster, and the run did not get slower by as much"
-        if accepted is not None and outcome in ("same", "suspicion", "insufficient_data"):
-            crept = creep(judged.state, math.log(accepted.level))
-            if crept is not None and crept.has_crept and crept.log_change * self._worse > 0:
-                outcome, reason = "creep", f"against the level that {accepted.who} accepted: {accepted.because}"
-                change = {
-                    "change_ratio": math.exp(crept.log_change),
-                    "low": math.exp(crept.low),
-                    "high": math.exp(crept.high),
-                    "since_ns": accepted.accepted_ns,
-                }
-                # An older version did not keep them; the nights before tell, as long as they are known.
-                at_level = state.accepted_legs or middle_legs(legs, nights, until_ns=accepted.accepted_ns)
-                if at_level is not None and (newest := middle_legs(legs, nights)) is not None:
-                    own_ratio, baseline_ratio = (newest[side] / at_level[side] for side in (0, 1))
-                    change |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
-                    if _is_of_the_baseline(own_ratio, baseline_ratio):
-                        outcome = "faster_baseline"
-                        reason = f"{reason}: the baseline got faster, and the run did not get slower by as much"
-        if outcome in BAD and self._margin is not None and _is_within(change["change_ratio"], self._margin):
-            outcome = "accepted"
-            reason = f"{reason}; within the margin of {100 * self._margin:g} % that the suite file gives the case"
+        finding, detector = self._found(judged, state, nights)
+        finding = self._with_legs(finding, legs, nights, state)
+        finding = self._against_accepted(finding, detector, state, legs, nights)
+        finding = self._within_margin(finding)
+        is_new_week = bool(state.nights) and number // NOISE_NIGHTS != state.nights[-1][0] // NOISE_NIGHTS
+        noise = noise_change(detector, reported=state.noise_onset) if is_new_week else None
         verdict = self._verdict(
-            outcome,
-            reason,
+            finding.outcome,
+            finding.reason,
             number=number,
             margin=self._margin,
             expected=None if judged.expected_log is None else math.exp(judged.expected_log),
@@ -129,19 +125,201 @@ class Figure:
             visible_ratio=None if judged.visible_log is None else math.expm1(judged.visible_log),
             is_equivalent=_is_equivalent(judged, self._margin or MARGIN),
             reruns=len(reruns),
-            is_new=judged.is_new or is_lost,
-            **change,
+            is_new=finding.is_new,
+            noise=None if noise is None or noise.factor < 1 else with_day(noise.reason, noise.onset, dict(nights)),
+            **finding.change,
         )
         after = GateState(
-            detector=judged.state,
+            detector=detector,
             nights=nights,
             legs=legs,
             accepted_legs=state.accepted_legs,
-            open=opened,
-            is_worse=outcome in BAD,
+            accepted_half_width=state.accepted_half_width,
+            open=finding.opened,
+            noise_onset=state.noise_onset if noise is None else noise.onset,
+            is_worse=finding.outcome in BAD,
         )
         last_ns = started_ns if known is None else max(started_ns, known.last_ns)
         return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, packed=packed(after))
+
+    # From the detector's verdict to the gate's
+
+    def _found(
+        self, judged: JudgedNight, state: GateState, nights: Sequence[tuple[int, int]]
+    ) -> tuple[_Finding, SeriesState]:
+        """Return what this night and the nights before it say, and the detector's state after that."""
+        times = dict(nights)
+        if judged.state.unchanged is None:  # The series has no level of its own yet.
+            return self._first_nights(judged, state.open, nights), judged.state
+        outcome, opened = self._outcome(judged, state.open, nights)
+        change = self._change(judged, outcome, opened, times)
+        reason, is_new = _dated(judged, times), judged.is_new
+        # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
+        if judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged):
+            reason, is_new = f"an improvement is lost: {reason}", True
+        if outcome == "confirmed" and opened is not None and self._has_worse_alert(judged):
+            reason = f"{reason}; on top of what is worse since {day_of(opened.since_ns)}"
+        if outcome == "lasting":
+            reason = f"{reason}; it is open for {LASTING_NIGHTS} nights or more, and can be accepted if they agree"
+        is_still_open = opened is not None and state.open is not None and opened.since_ns == state.open.since_ns
+        if opened is not None and is_still_open and not self._has_worse_alert(judged):
+            is_new = False  # A further page of the same ramp updates the one that is open.
+            outcome, reason = opened.outcome, opened.reason or reason
+            change["definition"] = opened.definition
+        finding = _Finding(outcome=outcome, reason=reason, opened=opened, change=change, is_new=is_new)
+        return self._looked_back(finding, judged, times)
+
+    def _looked_back(
+        self, finding: _Finding, judged: JudgedNight, times: Mapping[int, int]
+    ) -> tuple[_Finding, SeriesState]:
+        """Return what stands when all nights of the regime are looked at, and the state whose regime begins with it."""
+        standing = look_back(judged.state)
+        if standing is None:
+            return finding, judged.state
+        detector = begun_again(judged.state, standing)
+        since_ns, low_ns, high_ns = (
+            times.get(night, night * DAY_NS) for night in (standing.onset, standing.onset_low, standing.onset_high)
+        )
+        change = _sized(standing.log_change, standing.log_change_low, standing.log_change_high)
+        change |= {"since_ns": since_ns, "since_low_ns": low_ns, "since_high_ns": high_ns}
+        reason = with_day(standing.reason, standing.onset, times)
+        opened = finding.opened
+        if standing.direction != self._worse:
+            if opened is None and finding.outcome not in BAD:
+                finding = _Finding(outcome="improvement", reason=reason, opened=None, change=change, is_new=True)
+            elif opened is not None and self._is_back(replace(judged, state=detector), opened):
+                finding = _Finding(outcome="recovered", reason=reason, opened=None, change=change, is_new=False)
+            return finding, detector
+        if opened is None:
+            opened = OpenChange(
+                log_level=detector.past_levels[0][0],
+                half_width=(standing.log_change_high - standing.log_change_low) / 2,
+                since_ns=since_ns,
+                since_low_ns=low_ns,
+                since_high_ns=high_ns,
+                outcome=_STANDING[standing.kind],
+                reason=reason,
+            )
+            outcome = opened.outcome
+        else:  # On top of a change that is open: its size is that of both, and it is dated by this one.
+            outcome = "confirmed"
+            opened = msgspec.structs.replace(
+                opened,
+                since_ns=since_ns,
+                since_low_ns=low_ns,
+                since_high_ns=high_ns,
+                first_ns=opened.since_ns if opened.first_ns is None else opened.first_ns,
+                outcome="confirmed",
+                definition=None,
+                reason=None,
+            )
+            change = self._change(
+                replace(judged, state=detector, verdict="no change", alert=None), outcome, opened, times
+            )
+        return _Finding(outcome=outcome, reason=reason, opened=opened, change=change, is_new=True), detector
+
+    def _with_legs(
+        self,
+        finding: _Finding,
+        legs: Sequence[tuple[float, float]],
+        nights: Sequence[tuple[int, int]],
+        state: GateState,
+    ) -> _Finding:
+        """Return the finding on an efficiency with what its run and its baseline did."""
+        if not legs or finding.change.get("since_ns") is None or finding.outcome not in _OF_LEGS:
+            return finding
+        own_ratio, baseline_ratio = legs_changed(legs, nights, finding.change["since_ns"])
+        finding = replace(finding, change={**finding.change, "own_ratio": own_ratio, "baseline_ratio": baseline_ratio})
+        if finding.outcome == "improvement" or not is_of_the_baseline(own_ratio, baseline_ratio):
+            return finding
+        reason = "the baseline got faster, and the run did not get slower by as much"
+        return replace(finding, outcome="faster_baseline", reason=reason, opened=state.open)
+
+    def _against_accepted(
+        self,
+        finding: _Finding,
+        detector: SeriesState,
+        state: GateState,
+        legs: Sequence[tuple[float, float]],
+        nights: Sequence[tuple[int, int]],
+    ) -> _Finding:
+        """Return the finding, or that the newest nights have crept away from the level that a person accepted."""
+        accepted = self.accepted
+        crept = None if accepted is None else creep(detector, math.log(accepted.level))
+        if accepted is None or crept is None or not crept.has_crept or crept.log_change * self._worse <= 0:
+            return finding
+        # A level that was accepted after few nights is known no better than they tell.
+        if abs(crept.log_change) <= math.hypot((crept.high - crept.low) / 2, state.accepted_half_width):
+            return finding
+        reason = f"against the level that {accepted.who} accepted: {accepted.because}"
+        if finding.outcome in BAD and finding.outcome != "creep":
+            percent = 100 * math.expm1(crept.log_change)
+            return replace(finding, reason=f"{finding.reason}; {percent:+.1f} % {reason}")
+        change = {**_sized(crept.log_change, crept.low, crept.high), "since_ns": accepted.accepted_ns}
+        outcome: Outcome = "creep"
+        # An older version did not keep them; the nights before tell, as long as they are known.
+        at_level = state.accepted_legs or middle_legs(legs, nights, until_ns=accepted.accepted_ns)
+        if at_level is not None and (newest := middle_legs(legs, nights)) is not None:
+            own_ratio, baseline_ratio = (newest[side] / at_level[side] for side in (0, 1))
+            change |= {"own_ratio": own_ratio, "baseline_ratio": baseline_ratio}
+            if is_of_the_baseline(own_ratio, baseline_ratio):
+                outcome = "faster_baseline"
+                reason = f"{reason}: the baseline got faster, and the run did not get slower by as much"
+        return replace(finding, outcome=outcome, reason=reason, change=change)
+
+    def _within_margin(self, finding: _Finding) -> _Finding:
+        """Return the finding, as accepted where it is worse by no more than the margin of the case."""
+        if finding.outcome not in BAD or self._margin is None:
+            return finding
+        if not _is_within(finding.change["change_ratio"], self._margin):
+            return finding
+        reason = f"{finding.reason}; within the margin of {100 * self._margin:g} % that the suite file gives the case"
+        return replace(finding, outcome="accepted", reason=reason)
+
+    def _first_nights(
+        self, judged: JudgedNight, opened: OpenChange | None, nights: Sequence[tuple[int, int]]
+    ) -> _Finding:
+        """Return what a new series' first nights say.
+
+        They are held against the last level of the series before, if the definition of the case changed.
+        """
+        first_ns = nights[0][1]
+        before = None if self.accepted is not None else self.find_before(self.key, self.summary, first_ns)
+        held = None
+        if before is not None and len(nights) >= before.nights:
+            held = hold(before.series.state.detector, judged.state)
+        if before is None or held is None:
+            return _Finding(outcome="insufficient_data", reason=judged.reason, opened=None, change={"since_ns": None})
+        fields = _sized(
+            held.log_change, held.log_change - held.change_half_width, held.log_change + held.change_half_width
+        )
+        fields |= {"since_ns": first_ns, "definition": before.words}
+        is_change = held.p_value <= SETTINGS.alert_p and abs(held.log_change) >= SMALLEST_CHANGE
+        since = f"since the case definition changed ({before.words})"
+        if is_change and held.log_change * self._worse > 0:
+            now = OpenChange(
+                log_level=held.log_level,
+                half_width=held.half_width,
+                since_ns=first_ns,
+                since_low_ns=None,
+                since_high_ns=None,
+                outcome="redefined",
+                reason=since,
+                definition=before.words,
+                against=before.series.key.series,
+                own_half_width=held.own_half_width,
+            )
+            runs = {"good_run": before.series.last_run, "bad_run": self.summary.run}
+            return _Finding(
+                outcome="redefined", reason=since, opened=now, change={**fields, **runs}, is_new=opened is None
+            )
+        if opened is not None:
+            return _Finding(outcome="recovered", reason=f"no longer worse {since}", opened=None, change=fields)
+        if is_change and len(nights) <= NIGHTS_SEEN:
+            is_new = len(nights) == before.nights
+            return _Finding(outcome="improvement", reason=since, opened=None, change=fields, is_new=is_new)
+        reason = f"{judged.reason}; nothing is worse {since}"
+        return _Finding(outcome="insufficient_data", reason=reason, opened=None, change=fields)
 
     @property
     def _margin(self) -> float | None:
@@ -178,8 +356,9 @@ class Figure:
         if opened is not None:
             is_page = judged.verdict in ("page", "recovered") and alert is not None and alert.tier == 2
             return ("recovered", None) if is_page and self._is_back(judged, opened) else ("confirmed", opened)
-        if self._has_worse_alert(judged):
-            return "regression", None
+        if self._has_worse_alert(judged) and alert is not None:
+            has_lasted = sum(number >= alert.raised for number, _ in nights) >= LASTING_NIGHTS
+            return "lasting" if has_lasted else "regression", None
         if judged.verdict in ("alert", "page"):
             return "improvement", None
         return _OUTCOMES[judged.verdict], None
@@ -206,9 +385,7 @@ class Figure:
                 half_width = math.hypot(half_width, (judged.alert.log_change_high - judged.alert.log_change_low) / 2)
                 opened = _further(opened, judged.alert, times)
             return {
-                "change_ratio": math.exp(middle),
-                "low": math.exp(middle - half_width),
-                "high": math.exp(middle + half_width),
+                **_sized(middle, middle - half_width, middle + half_width),
                 "since_ns": opened.since_ns,
                 "since_low_ns": opened.since_low_ns,
                 "since_high_ns": opened.since_high_ns,
@@ -217,9 +394,7 @@ class Figure:
         if judged.alert is not None and judged.verdict in ("alert", "page"):
             alert = judged.alert
             return {
-                "change_ratio": math.exp(alert.log_change),
-                "low": math.exp(alert.log_change_low),
-                "high": math.exp(alert.log_change_high),
+                **_sized(alert.log_change, alert.log_change_low, alert.log_change_high),
                 "since_ns": times.get(alert.onset),
                 "since_low_ns": times.get(alert.onset_low),
                 "since_high_ns": times.get(alert.onset_high),
@@ -249,58 +424,14 @@ class Figure:
         )
 
 
+def _sized(log_change: float, low: float, high: float) -> dict[str, Any]:
+    """Return the fields of a verdict that say how much: ratios, from logarithms."""
+    return {"change_ratio": math.exp(log_change), "low": math.exp(low), "high": math.exp(high)}
+
+
 def _dated(judged: JudgedNight, times: Mapping[int, int]) -> str:
     """Return the detector's reason with the day of the night that it names; times: of nights by their numbers."""
-    night = judged.reason_night
-    if night is None:
-        return judged.reason
-    # Of a night that is no longer known the number itself counts days since 1970.
-    return judged.reason.replace("{night}", day_of(times.get(night, night * DAY_NS)))
-
-
-def middle_legs(
-    legs: Sequence[tuple[float, float]],
-    nights: Sequence[tuple[int, int]],
-    *,
-    since_number: int = 0,
-    until_ns: int | None = None,
-) -> tuple[float, float] | None:
-    """Return the run's and the baseline's median rate of the newest of these nights; None without any.
-
-    legs: of the last of the nights, as in `GateState`. since_number, until_ns: only nights from this one on, and before
-    this time.
-    """
-    chosen = [
-        leg
-        for leg, (number, time_ns) in zip(reversed(legs), reversed(nights), strict=False)
-        if number >= since_number and (until_ns is None or time_ns < until_ns)
-    ][:LEG_NIGHTS]
-    if not chosen:
-        return None
-    own, baseline = (median(leg[side] for leg in chosen) for side in (0, 1))
-    return own, baseline
-
-
-def _legs_changed(
-    legs: Sequence[tuple[float, float]], nights: Sequence[tuple[int, int]], since_ns: int | None
-) -> tuple[float | None, float | None]:
-    """Return the own and the baseline's rate of this night, each over its median of the nights before the change."""
-    before = None if since_ns is None else middle_legs(legs, nights, until_ns=since_ns)
-    if before is None:
-        return None, None
-    return legs[-1][0] / before[0], legs[-1][1] / before[1]
-
-
-def _is_of_the_baseline(own_ratio: float | None, baseline_ratio: float | None) -> bool:
-    """Whether more of an efficiency's fall is the baseline's gain than the run's own loss."""
-    if own_ratio is None or baseline_ratio is None:
-        return False
-    return baseline_ratio > 1 and math.log(baseline_ratio) > -math.log(own_ratio)
-
-
-def shape_words(shape: Shape) -> str:
-    """Return a model's shape in a few words, without the batch, which differs with the ranks."""
-    return f"{shape.layers} x {shape.width}, sequence {shape.sequence}"
+    return judged.reason if judged.reason_night is None else with_day(judged.reason, judged.reason_night, times)
 
 
 def _opened(alert: SeriesAlert, judged: JudgedNight, times: Mapping[int, int]) -> OpenChange:
@@ -315,17 +446,35 @@ def _opened(alert: SeriesAlert, judged: JudgedNight, times: Mapping[int, int]) -
         since_ns=times.get(alert.onset, max(times.values())),
         since_low_ns=times.get(alert.onset_low),
         since_high_ns=times.get(alert.onset_high),
+        log_change=alert.log_change,
     )
 
 
 def _further(opened: OpenChange, alert: SeriesAlert, times: Mapping[int, int]) -> OpenChange:
-    """Return an open change with one on top of it, by which it is dated: of the first one people know."""
+    """Return an open change with one on top of it, by which it is dated: of the first one people know.
+
+    One that begins within `RAMP_NIGHTS` of the last, and is no larger than all before it, is the same ramp: the open
+    change is then updated.
+    """
+    onset_ns = times.get(alert.onset, max(times.values()))
+    newest_ns = opened.since_ns if opened.newest_ns is None else opened.newest_ns
+    if alert.tier == 2 and onset_ns - newest_ns <= RAMP_NIGHTS * DAY_NS and opened.is_within(alert.log_change):
+        return msgspec.structs.replace(opened, newest_ns=onset_ns)
+    return _on_top(opened, onset_ns, times.get(alert.onset_low), times.get(alert.onset_high))
+
+
+def _on_top(opened: OpenChange, since_ns: int, low_ns: int | None, high_ns: int | None) -> OpenChange:
+    """Return an open change that is dated by a further one."""
     return msgspec.structs.replace(
         opened,
-        since_ns=times.get(alert.onset, max(times.values())),
-        since_low_ns=times.get(alert.onset_low),
-        since_high_ns=times.get(alert.onset_high),
+        since_ns=since_ns,
+        since_low_ns=low_ns,
+        since_high_ns=high_ns,
         first_ns=opened.since_ns if opened.first_ns is None else opened.first_ns,
+        newest_ns=None,
+        outcome="confirmed",
+        reason=None,
+        definition=None,
     )
 
 

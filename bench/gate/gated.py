@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.gate.detector.night import TrialSample
@@ -23,6 +23,7 @@ from collectors.metrics.results import (
     RUN_STEP_SECONDS,
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
 )
+from workloads.cost_models.shape import Shape
 
 GATED: tuple[Metric, ...] = (
     RUN_STEP_SECONDS,
@@ -78,6 +79,16 @@ def figure_words(metric: str, labels: Mapping[str, str]) -> str:
     return " ".join([NAMES.get(metric, metric), *words])
 
 
+def shape_words(shape: Shape) -> str:
+    """Return a model's shape in a few words, without the batch, which differs with the ranks."""
+    return f"{shape.layers} x {shape.width}, sequence {shape.sequence}"
+
+
+def placement_of(hosts: Iterable[str]) -> str:
+    """Return the name of the placement on these hosts, whatever their order."""
+    return " ".join(sorted(set(hosts)))
+
+
 def gated_values(summary: Summary) -> Iterator[GatedValue]:
     """Yield the figures of a run that the gate judges, main ones first.
 
@@ -85,17 +96,31 @@ def gated_values(summary: Summary) -> Iterator[GatedValue]:
     """
     for metric in GATED:
         for estimate in of_metric(summary.estimates, metric):
-            if all(value > 0 for value in estimate.trials):
+            if _has_logarithms(estimate.trials):
                 trials = _samples(summary, metric, estimate.trials)
                 yield GatedValue(metric=metric, labels=estimate.labels, value=estimate.median, trials=trials)
         if metric is RUN_SCALING_EFFICIENCY:
             yield from _efficiencies(summary)
 
 
+def without_logarithms(summary: Summary) -> Iterator[tuple[Metric, dict[str, str]]]:
+    """Yield the figures of a run that cannot be judged because a trial is not positive, by metric and labels."""
+    for metric in GATED:
+        for estimate in of_metric(summary.estimates, metric):
+            if not _has_logarithms(estimate.trials):
+                yield metric, estimate.labels
+
+
+def _has_logarithms(values: Iterable[float]) -> bool:
+    return all(0 < value < math.inf for value in values)
+
+
 def _efficiencies(summary: Summary) -> Iterator[GatedValue]:
     """Yield each efficiency: a trial's own rate over the baseline's median rate."""
     for rate in of_metric(summary.estimates, RUN_TOKENS_PER_SECOND_PER_DEVICE):
         for efficiency in summary.scaling:
+            if not _has_logarithms((*rate.trials, efficiency.ratio.value)):
+                continue
             baseline = rate.median / efficiency.ratio.value
             yield GatedValue(
                 metric=RUN_SCALING_EFFICIENCY,
@@ -109,7 +134,7 @@ def _efficiencies(summary: Summary) -> Iterator[GatedValue]:
 def _samples(summary: Summary, metric: Metric, values: Sequence[float]) -> tuple[TrialSample, ...]:
     """Return the trials as the detector takes them. What has no steps has no spread of them either."""
     spreads = summary.step_spreads if metric.name in _OF_STEPS else ()
-    placement = " ".join(summary.hosts)
+    placement = placement_of(summary.hosts)
     return tuple(
         TrialSample(
             log_median=math.log(value),

@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from bench.errors import Misuse, plural
-from bench.gate.verdicts import KnownSeries
+from bench.gate.cause.definition import definition_words
+from bench.gate.gated import without_logarithms
+from bench.gate.verdicts import KnownSeries, labels_of
 from bench.store.history import History
 from bench.store.suite_record import FAILED, SuiteRecord
 from bench.store.summary import Summary, series_of
@@ -29,10 +31,11 @@ Kind = Literal[
     "left_out",
     "unfinished",
     "new_series",
+    "not_positive",
 ]
 """late, clock: runs that began before a judged night, or in the future. left_out: by request, as of a budget.
 unfinished: an interrupted suite run of a suite that has no period. new_series: what came before is of no use to judge
-it. These three are no alerts."""
+it. not_positive: a figure that was never judged, since a trial of it is 0 or less. These four are no alerts."""
 LATE_RATIO = 1.25
 """Periods from one beginning of a suite to the next after which it was not run, as the alert SuiteNotRun has it."""
 STALLED_NS = 3600 * 10**9
@@ -53,12 +56,18 @@ class Missing:
     @property
     def is_alert(self) -> bool:
         """Whether somebody must look."""
-        return self.kind not in ("left_out", "unfinished", "new_series")
+        return self.kind not in ("left_out", "unfinished", "new_series", "not_positive")
 
 
 def day_of(time_ns: int) -> str:
     """Return the day of a Unix time, in UTC."""
     return f"{datetime.fromtimestamp(time_ns / 1e9, tz=UTC):%Y-%m-%d}"
+
+
+def with_day(reason: str, number: int, times: Mapping[int, int]) -> str:
+    """Return the reason with the day of a night in place of `{night}`. times: of nights by their numbers."""
+    # Of a night that is no longer known the number itself counts days since 1970.
+    return reason.replace("{night}", day_of(times.get(number, number * 86_400 * 10**9)))
 
 
 def is_going_on(record: SuiteRecord, now_ns: int) -> bool:
@@ -179,15 +188,24 @@ def _figures(
         of_case = by_case.get(name, [])
         same = [figure for figure in of_case if figure.key.series == series]
         if run.outcome == "done":
+            zeros = {(metric.name, labels_of(labels)) for metric, labels in without_logarithms(run)}
             for figure in same:
                 if figure.last_run != run.run and since_ns <= figure.last_ns < run.started_ns:
-                    labels = "" if figure.key.labels == "{}" else figure.key.labels
+                    is_zero = (figure.key.metric, figure.key.labels) in zeros
+                    why = "a trial of it is not positive and cannot be judged; " if is_zero else ""
                     yield Missing(
                         kind="stopped",
                         suite=night.suite,
-                        what=f"{name}: {figure.key.metric} {labels}".rstrip(),
-                        reason=f"it was measured last on {day_of(figure.last_ns)}",
+                        what=_figure_name(name, figure.key.metric, figure.key.labels),
+                        reason=f"{why}it was measured last on {day_of(figure.last_ns)}",
                     )
+            for metric, labels in sorted(zeros - {(figure.key.metric, figure.key.labels) for figure in same}):
+                yield Missing(
+                    kind="not_positive",
+                    suite=night.suite,
+                    what=_figure_name(name, metric, labels),
+                    reason="a trial of it is 0 or less, which has no logarithm, so that it is not judged",
+                )
         others = [figure for figure in of_case if figure.key.series != series]
         if others and all(len(figure.state.nights) <= 1 for figure in same):
             last = max(others, key=lambda figure: figure.last_ns)
@@ -195,8 +213,12 @@ def _figures(
                 kind="new_series",
                 suite=night.suite,
                 what=name,
-                reason=f"it is judged from the start: {_difference(history, last, run)}",
+                reason=f"it is judged from the start: its definition changed ({_difference(history, last, run)})",
             )
+
+
+def _figure_name(case: str, metric: str, labels: str) -> str:
+    return f"{case}: {metric} {'' if labels == '{}' else labels}".rstrip()
 
 
 def _difference(history: History, last: KnownSeries, run: Summary) -> str:
@@ -204,9 +226,5 @@ def _difference(history: History, last: KnownSeries, run: Summary) -> str:
     try:
         before = history.find(last.last_run)
     except Misuse:
-        return f"run {last.last_run}, the last of the nights before, is no longer in the history"
-    if before.hardware != run.hardware:
-        return f"it ran on {run.hardware}, before on {before.hardware}"
-    if before.case.version != run.case.version:
-        return f"the definition of {run.case.strategy} has version {run.case.version}, before {before.case.version}"
-    return "the suite now declares it differently"
+        return f"how is unknown: run {last.last_run}, the last of the nights before, is no longer in the history"
+    return definition_words(before, run)

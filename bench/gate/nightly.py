@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-from sqlalchemy import or_, select
+from sqlalchemy import func, or_, select
 
 from bench.errors import InfrastructureFailed
+from bench.gate.cause.definition import FindBefore, series_before
 from bench.gate.causes import with_causes
 from bench.gate.figure import DAY_NS, Figure
 from bench.gate.gated import GatedValue, gated_values
@@ -60,11 +61,11 @@ def judge_nights(
     """
     all_verdicts: list[Verdict] = []
     for _ in range(RACES):
-        known = load_states(history, suite)
+        known = _states(history, suite, now_ns)
         accepted = load_accepted(history, suite)
         try:
             for night in _unjudged(history, suite, known.values(), unfinished, now_ns):
-                verdicts, after = judge_night(suite, night, known, accepted)
+                verdicts, after = judge_night(suite, night, known, accepted, series_before(history, known))
                 verdicts, after = with_causes(history, known, verdicts, after)
                 save_night(history, known, after.values(), verdicts)
                 known |= {key: replace(series, revision=_revision(known, key) + 1) for key, series in after.items()}
@@ -73,6 +74,19 @@ def judge_nights(
         except Raced:  # Another process judges the same nights: what it has kept is not judged again.
             continue
     raise InfrastructureFailed(f"suite {suite} is being judged by other processes; try again")
+
+
+def _states(history: History, suite: str, now_ns: int | None) -> dict[SeriesKey, KnownSeries]:
+    """Return what is known of each series as of its last night until now.
+
+    A night in the future was judged by a clock that was wrong, and must not keep the nights after it from being judged.
+    """
+    known = load_states(history, suite)
+    for key, series in known.items():
+        if now_ns is not None and series.last_ns > now_ns:
+            last_ns = max((time_ns for _, time_ns in series.state.nights if time_ns <= now_ns), default=0)
+            known[key] = replace(series, last_ns=last_ns)
+    return known
 
 
 def _revision(known: Mapping[SeriesKey, KnownSeries], key: SeriesKey) -> int:
@@ -85,11 +99,13 @@ def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, b
     The detector suspects them, also those that are worse already. Of each, whether its scaling efficiency is suspected:
     then its baseline is to be measured again, too. Nothing is kept: the verdict is made when the reruns are there.
     """
-    known = load_states(history, suite)
+    with history.transaction() as connection:
+        tonight_ns = connection.scalar(select(func.max(RUNS.c.started_ns)).where(RUNS.c.suite_run == suite_run))
+    known = _states(history, suite, tonight_ns)
     least: dict[str, float] = {}
     is_efficiency: dict[str, bool] = {}
     for night in _unjudged(history, suite, known.values(), (), None):
-        verdicts, after = judge_night(suite, night, known, {})
+        verdicts, after = judge_night(suite, night, known, {}, series_before(history, known))
         known |= after
         if night.suite_run == suite_run:
             for verdict in verdicts:
@@ -140,11 +156,16 @@ def _unjudged(
 
 
 def judge_night(
-    suite: str, night: SuiteNight, known: Mapping[SeriesKey, KnownSeries], accepted: Mapping[SeriesKey, AcceptedLevel]
+    suite: str,
+    night: SuiteNight,
+    known: Mapping[SeriesKey, KnownSeries],
+    accepted: Mapping[SeriesKey, AcceptedLevel],
+    find_before: FindBefore,
 ) -> tuple[list[Verdict], dict[SeriesKey, KnownSeries]]:
     """Judge the runs of a night; return the verdicts, and what is known of their series afterwards.
 
-    accepted: levels that people have accepted, against which slow creep is judged.
+    accepted: levels that people have accepted, against which slow creep is judged. find_before: finds the series whose
+    last level a new one is held against.
     """
     verdicts: list[Verdict] = []
     after: dict[SeriesKey, KnownSeries] = {}
@@ -160,8 +181,9 @@ def judge_night(
                     metric=value.metric.name,
                     labels=labels_of(value.labels),
                 )
-                figure = Figure(key, value, summary, night.suite_run, _again(reruns, summary, value))
-                verdict, state = figure.judge(after.get(key) or known.get(key), accepted.get(key))
+                again = _again(reruns, summary, value)
+                figure = Figure(key, value, summary, night.suite_run, again, find_before, accepted.get(key))
+                verdict, state = figure.judge(after.get(key) or known.get(key))
                 verdicts.append(verdict)
                 after[key] = state
     held = _held_back(verdicts)

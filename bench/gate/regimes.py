@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bench.gate.detector.night import Night, TrialSample
 from bench.gate.detector.regimes import regimes
+from bench.gate.gated import placement_of
 from bench.gate.verdicts import SeriesKey, Verdict, load_verdicts
 from bench.store.history import History
 
@@ -72,7 +73,7 @@ def regimes_of(history: History, suite: str, keys: Collection[SeriesKey]) -> tup
 
 def _night(verdict: Verdict) -> Night:
     """Return the night of a verdict. The scatter of its steps is not stored, so it counts as unchanged."""
-    placement = " ".join(verdict.hosts)
+    placement = placement_of(verdict.hosts)
     trials = (
         TrialSample(log_median=math.log(value), mad=0.0, steps=1, placement=placement) for value in verdict.trial_values
     )

@@ -15,40 +15,23 @@ from bench.gate.cause.likely import change_words as likely_words
 from bench.gate.cause.where import StepChange, TraceChange, in_words, seconds_words, unit_of
 from bench.gate.causes import Cause
 from bench.gate.check import SuiteCheck
+from bench.gate.detector.power import Visible
 from bench.gate.gated import NAMES, figure_words
 from bench.gate.groups import Group
 from bench.gate.missing import day_of
 from bench.gate.regimes import SeriesRegimes
-from bench.gate.verdicts import BAD, SeriesKey, ShownOutcome, Verdict
+from bench.gate.verdicts import BAD, SeriesKey, Verdict
 from bench.report.format import grouped, shortened
 from bench.report.table import Block, Table, print_page
+from collectors.metrics.gate import OUTCOMES, ShownOutcome, outcomes_of
 
 SCHEMA_VERSION = 1
-WORDS: dict[ShownOutcome, str] = {
-    "insufficient_data": "insufficient data",
-    "same": "same",
-    "no_change_shown": "no change shown",
-    "suspicion": "suspicion",
-    "regression": "regression",
-    "confirmed": "confirmed worse",
-    "creep": "crept",
-    "improvement": "improvement",
-    "recovered": "recovered",
-    "faster_baseline": "faster baseline",
-    "accepted": "accepted",
-    "late": "left out",
-}
-ORDER: tuple[ShownOutcome, ...] = (
-    *("confirmed", "regression", "creep", "suspicion", "improvement", "recovered", "faster_baseline"),
-    *("accepted", "late", "insufficient_data", "same", "no_change_shown"),
-)
+WORDS = {outcome.name: outcome.words for outcome in OUTCOMES}
+ORDER = tuple(WORDS)
 STYLES: dict[ShownOutcome, str] = {
-    "confirmed": "red",
-    "regression": "red",
-    "creep": "red",
-    "suspicion": "yellow",
-    "improvement": "green",
-    "recovered": "green",
+    **dict.fromkeys(outcomes_of("confirmed", "found", "crept"), "red"),
+    **dict.fromkeys(outcomes_of("watch"), "yellow"),
+    **dict.fromkeys(outcomes_of("better"), "green"),
 }
 QUIET: frozenset[ShownOutcome] = frozenset({"same", "no_change_shown", "insufficient_data"})
 """What is left out where only changes are shown."""
@@ -114,6 +97,8 @@ def onset_words(since_ns: int, low_ns: int | None, high_ns: int | None) -> str:
 def reason_of(verdict: Verdict) -> str:
     """Return what there is to say of a figure beside its row; of one that was reported before, since when it may be."""
     words = [verdict.reason]
+    if verdict.definition is not None and verdict.outcome in ("redefined", "improvement"):
+        words = [f"{change_words(verdict)} {verdict.reason}"]
     if verdict.outcome == "confirmed" and not verdict.is_new and verdict.since_ns is not None:
         words = [f"it began {since_words(verdict)}"]
         words += [verdict.reason] if verdict.reason.startswith("not measured") else []
@@ -164,23 +149,63 @@ def _page(checks: Sequence[SuiteCheck], *, has_details: bool) -> Iterator[Block]
             words = [place for place, name in enumerate(columns) if name != "change"]
             styles = [STYLES.get(verdict.shown, "") for verdict in verdicts]
             yield Table(columns, rows, words=words, keys=2 + has_nights, styles=styles)
-        yield from check_lines(check)
+        yield from check_lines(check, has_details=has_details)
         for cause in check.causes:
             yield from cause_lines(cause, has_details=has_details)
         yield from map(_regimes_words, check.regimes)
     yield from exit_words(checks)
 
 
-def check_lines(check: SuiteCheck) -> list[str]:
-    """Return what stands below the table: reasons, what alerts share, and what is missing."""
+def check_lines(check: SuiteCheck, *, has_details: bool = False) -> list[str]:
+    """Return what stands below the table: reasons, what the figures can show, what alerts share, what is missing.
+
+    has_details: whether the table has unchanged figures, too.
+    """
     changed = [verdict for verdict in check.verdicts if verdict.shown not in QUIET]
     reasons = grouped(((verdict.key.case, reason_of(verdict)), figure_name(verdict)) for verdict in changed)
     lines = [f"{case}: {', '.join(names)}: {reason}" for (case, reason), names in reasons.items() if reason]
+    noisier = grouped(((each.key.case, each.noise), figure_name(each)) for each in check.verdicts if each.noise)
+    lines += [f"{case}: {', '.join(names)}: {noise}" for (case, noise), names in noisier.items()]
+    lines += [f"{sick.case}: {sick.words}" for sick in check.sick]
+    lines += _visible_lines(check, check.verdicts if has_details else changed)
     lines += [_group_words(group, *group.shared) for group in check.groups if group.shared is not None]
     insufficient = Counter(each.reason for each in check.verdicts if each.outcome == "insufficient_data")
     lines += [f"insufficient data for {plural(count, 'figure')}: {reason}" for reason, count in insufficient.items()]
+    single = [verdict for verdict in check.verdicts if len(verdict.trial_values) == 1 and verdict.outcome != "late"]
+    if single:
+        cases = ", ".join(sorted({verdict.key.case for verdict in single}))
+        lines.append(
+            f"{plural(len(single), 'figure')} with one trial only ({cases}): a broken trial would not be noticed"
+        )
     lines += [f"{missing.kind.replace('_', ' ')}: {missing.what}: {missing.reason}" for missing in check.missing]
     return lines
+
+
+def _visible_lines(check: SuiteCheck, shown: Sequence[Verdict]) -> list[str]:
+    """Return what the shown figures can show, each with its case, and what all others together can."""
+    each = [(verdict, check.visible[verdict.key]) for verdict in shown if verdict.key in check.visible]
+    words = grouped(((verdict.key.case, power.words), figure_name(verdict)) for verdict, power in each)
+    lines = [f"{case}: {', '.join(names)}: {can_show}" for (case, can_show), names in words.items()]
+    rest = [check.visible[key] for key in check.visible.keys() - {verdict.key for verdict in shown}]
+    if rest:
+        lines.append(f"{plural(len(rest), 'unchanged figure')}: {_visible_words(rest)}")
+    return lines
+
+
+def _visible_words(powers: Sequence[Visible]) -> str:
+    """Return what several figures can show, from the least to the most."""
+    smallest = sorted(powers, key=lambda power: power.smallest)
+    if smallest[0].words == smallest[-1].words:
+        return smallest[0].words
+    nights = sorted({power.history for power in powers})
+    ends = [f"{100 * power.smallest:.2g}" for power in (smallest[0], smallest[-1])]
+    changes = f"changes of {' to '.join(dict.fromkeys(ends))} % or more are detectable"
+    words = f"with {' to '.join(map(str, dict.fromkeys((nights[0], nights[-1]))))} nights, {changes}"
+    asked = {power.asked for power in powers if power.smallest > power.asked}
+    needed = [power.nights for power in powers if power.smallest > power.asked]
+    if asked and None not in needed:
+        words += f"; {100 * max(asked):.2g} % after about {max(each for each in needed if each is not None)} nights"
+    return words
 
 
 def _group_words(group: Group, name: str, value: str) -> str:
@@ -318,9 +343,10 @@ def check_document(check: SuiteCheck) -> dict[str, Any]:
         "is_regression": check.is_regression,
         "is_missing": check.is_missing,
         "counts": check.counts,
-        "verdicts": [_verdict(verdict) for verdict in check.verdicts],
-        "earlier": [_verdict(verdict) for verdict in check.earlier],
+        "verdicts": [_verdict(verdict, check.visible.get(verdict.key)) for verdict in check.verdicts],
+        "earlier": [_verdict(verdict, None) for verdict in check.earlier],
         "missing": check.missing,
+        "sick_hosts": [{**msgspec.to_builtins(sick), "words": sick.words} for sick in check.sick],
         "groups": [
             {
                 "shared": None if group.shared is None else dict([group.shared]),
@@ -349,8 +375,17 @@ def check_document(check: SuiteCheck) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: Verdict, power: Visible | None) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(verdict)
     key = fields.pop("key")
     is_bad = verdict.outcome in BAD
-    return {**key, "labels": verdict.labels, "is_bad": is_bad, **fields, "outcome": verdict.shown}
+    can_show = None
+    if power is not None:
+        can_show = {
+            "history_nights": power.history,
+            "detectable_ratio": power.smallest,
+            "asked_ratio": power.asked,
+            "asked_nights": power.nights,
+        }
+    named = {"labels": verdict.labels, "is_bad": is_bad}
+    return {**key, **named, **fields, "outcome": verdict.shown, "can_show": can_show}

@@ -47,11 +47,12 @@ class Judged:
     accepted: int
 
 
-def judged_suites(history: History) -> dict[str, Judged]:
-    """Return the suites that have verdicts."""
+def judged_suites(history: History, now_ns: int) -> dict[str, Judged]:
+    """Return the suites that have verdicts. now_ns: nights after it were judged by a wrong clock, and do not count."""
     verdicts, states, levels = GATE_VERDICTS.c, GATE_STATES.c, ACCEPTED_LEVELS.c
     newest = (
         select(verdicts.suite, func.max(verdicts.started_ns).label("started_ns"), func.count().label("judged"))
+        .where(verdicts.started_ns <= now_ns)
         .group_by(verdicts.suite)
         .subquery()
     )
@@ -92,13 +93,26 @@ def _still_open(
     So they stay where a night ran only some cases, where a case failed, or ran on another kind of machine.
     """
     tonight = {verdict.key for verdict in measured}
-    open_figures = [figure for figure in known.values() if figure.key not in tonight and figure.is_worse]
+    open_figures = [
+        figure
+        for figure in known.values()
+        if figure.key not in tonight and figure.is_worse and not _is_taken_back(figure, known)
+    ]
     for run in dict.fromkeys(figure.last_run for figure in open_figures):
         keys = {figure.key for figure in open_figures if figure.last_run == run}
         for last in load_verdicts(history, suite, run=run):
             if last.key in keys and last.outcome in BAD:
                 reason = f"not measured since {day_of(last.started_ns)}"
                 yield msgspec.structs.replace(last, is_new=False, reason=reason)
+
+
+def _is_taken_back(figure: KnownSeries, known: Mapping[SeriesKey, KnownSeries]) -> bool:
+    """Whether the case has its earlier definition again, which the open change of this figure was held against."""
+    opened = figure.state.open
+    if opened is None or opened.against is None:
+        return False
+    before = known.get(msgspec.structs.replace(figure.key, series=opened.against))
+    return before is not None and before.last_ns > figure.last_ns
 
 
 def _with_accepted(verdicts: Iterable[Verdict], accepted: Mapping[SeriesKey, AcceptedLevel]) -> list[Verdict]:

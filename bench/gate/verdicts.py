@@ -5,44 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select
 
 from bench.errors import InfrastructureFailed
+from bench.gate.detector.placements import PlacementOffset
 from bench.gate.detector.state import SCHEMA_VERSION as DETECTOR_VERSION
 from bench.gate.detector.state import SeriesState
+from bench.gate.gated import placement_of
 from bench.store.history import History
 from bench.store.schema import ACCEPTED_LEVELS, GATE_STATES, GATE_VERDICTS
+from collectors.metrics.gate import Outcome, ShownOutcome, outcomes_of
 from collectors.metrics.results import RUN_SCALING_EFFICIENCY
 
-Outcome = Literal[
-    "insufficient_data",
-    "same",
-    "suspicion",
-    "regression",
-    "confirmed",
-    "creep",
-    "improvement",
-    "recovered",
-    "faster_baseline",
-    "accepted",
-    "late",
-]
-"""As verdicts are kept. same: no change was shown; `Verdict.is_equivalent` says whether there is none. suspicion: a
-change that reruns did not show, or that was not rerun. regression: for the worse, by reruns of the same night.
-confirmed: for the worse, and later nights agree. creep: for the worse against the level that a person accepted.
-improvement: for the better, by reruns or later nights. recovered: an alert of an earlier night has closed itself.
-faster_baseline: an efficiency that fell since its baseline got faster. accepted: it was worse, until a person accepted
-the level; or it is worse within the case's own margin. late: the run began more than a day before a night that is
-judged already, and is left out."""
-ShownOutcome = Outcome | Literal["no_change_shown"]
-"""As verdicts are shown: `same` only where the night shows that there is no change."""
-BAD: frozenset[Outcome] = frozenset({"regression", "confirmed", "creep"})
+BAD: frozenset[ShownOutcome] = frozenset(outcomes_of("confirmed", "found", "crept"))
+"""Outcomes of figures that are worse; see `collectors.metrics.gate.OUTCOMES` for each."""
 MARGIN = 0.02
 """Largest change that does not matter, as `observatory compare --margin` has it by default."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: the outcomes lasting, redefined, standing and mixture; hosts of a placement in the order of their names."""
 PORTION = 500
 """Rows of the history that are held as text at a time. All states of 20,000 series are 250 MB of it."""
 _STATE_KEY = ("suite", "suite_case", "series", "metric", "labels")
@@ -82,6 +65,10 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     log_level, half_width: the level before it, of the logarithm, with half of its 95 % interval. since_ns: Unix time of
     the first night of the change; since_low_ns, since_high_ns: its 95 % interval, as far as the nights are known.
     first_ns: where since_ns is that of a further change for the worse, when the first one began.
+    newest_ns: of a ramp, Unix time of the first night of its newest step. log_change: of the first step.
+    outcome: of nights while it is open. reason: of them, in words, where the change itself does not say enough.
+    definition: where the series began worse than the one before it: what changed in the definition of the case.
+    against: the series before. own_half_width: half of the 95 % interval of the present level, on logarithms.
     """
 
     log_level: float
@@ -90,6 +77,17 @@ class OpenChange(msgspec.Struct, frozen=True, kw_only=True):
     since_low_ns: int | None
     since_high_ns: int | None
     first_ns: int | None = None
+    newest_ns: int | None = None
+    log_change: float | None = None
+    outcome: Outcome = "confirmed"
+    reason: str | None = None
+    definition: str | None = None
+    against: str | None = None
+    own_half_width: float = 0.0
+
+    def is_within(self, log_change: float) -> bool:
+        """Whether a further step is no larger than the first one was."""
+        return self.log_change is not None and abs(log_change) <= 2 * abs(self.log_change)
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +104,8 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     detector: the detector's own state. nights: number and Unix time of the last nights, oldest first.
     legs: of an efficiency: of the same nights, the run's and the baseline's tokens per second and rank.
     accepted_legs: of an efficiency with an accepted level: its legs at that level, to tell which of them crept.
+    accepted_half_width: of an accepted level that few nights told: half of its 95 % interval, on logarithms.
+    noise_onset: number of the night since which the noise was last said to be another.
     blame: of the change that is open; None without one, and where an older version wrote the state.
     is_worse: whether its last verdict is one of `BAD`, and nobody has accepted that since; None where an older version
     wrote the state.
@@ -115,6 +115,8 @@ class GateState(msgspec.Struct, frozen=True, kw_only=True):
     nights: tuple[tuple[int, int], ...] = ()
     legs: tuple[tuple[float, float], ...] = ()
     accepted_legs: tuple[float, float] | None = None
+    accepted_half_width: float = 0.0
+    noise_onset: int | None = None
     open: OpenChange | None = None
     blame: Blame | None = None
     is_worse: bool | None = None
@@ -171,6 +173,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     p_value: of the night against the nights before. is_suspected: by it the night is unlikely, and reruns would tell
     more, whatever the outcome. visible_ratio: the least change, up or down, by which it would have been unlikely; None
     where an older version judged. is_equivalent: the 95 % interval of the night's change lies within the margin.
+    noise: since when its nights differ more, said once. definition: where a new series is held against the one before
+    it: what changed in the definition of the case.
     margin: that of the case, where its suite file gives it one; else it is `MARGIN`. reruns: trials of reruns that it
     is judged by, too.
     is_new: not said on an earlier night. reason: in words.
@@ -202,6 +206,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_suspected: bool = False
     visible_ratio: float | None = None
     is_equivalent: bool = False
+    noise: str | None = None
+    definition: str | None = None
     margin: float | None = None
     reruns: int = 0
     is_new: bool = False
@@ -262,10 +268,25 @@ def load_states(history: History, suite: str) -> dict[SeriesKey, KnownSeries]:
                 key=key,
                 last_run=row.last_run,
                 last_ns=row.last_ns,
-                packed=packed(_decode(row.state_json, GateState, key)),
+                packed=packed(_upgraded(_decode(row.state_json, GateState, key))),
                 revision=row.revision,
             )
     return states
+
+
+def _upgraded(state: GateState) -> GateState:
+    """Return the state as this version keeps it: version 1 named a placement by its hosts in the order of the ranks."""
+    if state.schema_version >= SCHEMA_VERSION:
+        return state
+    placements: dict[str, PlacementOffset] = {}
+    for name, offset in state.detector.placements.items():
+        as_set = placement_of(name.split())
+        if (other := placements.get(as_set)) is not None:
+            # The series' first placement is known exactly; of two others the one seen last, which has learned longest.
+            offset = min(offset, other, key=lambda each: (each.variance > 0, -each.last_number))
+        placements[as_set] = offset
+    detector = msgspec.structs.replace(state.detector, placements=placements)
+    return msgspec.structs.replace(state, detector=detector, schema_version=SCHEMA_VERSION)
 
 
 class Raced(Exception):
@@ -345,9 +366,10 @@ def load_verdicts(
     suite_run: str | None = None,
     run: str | None = None,
     outcome: Outcome | None = None,
+    key: SeriesKey | None = None,
     since_ns: int = 0,
 ) -> list[Verdict]:
-    """Return verdicts of the suite, oldest night first: of one suite run, of one run, of one outcome, since a time."""
+    """Return verdicts of the suite, oldest night first: of a suite run, a run, an outcome, a series, since a time."""
     query = select(GATE_VERDICTS.c.verdict_json, GATE_VERDICTS.c.run).where(
         GATE_VERDICTS.c.suite == suite, GATE_VERDICTS.c.started_ns >= since_ns
     )
@@ -355,6 +377,8 @@ def load_verdicts(
         query = query.where(GATE_VERDICTS.c.suite_run == suite_run)
     if run is not None:
         query = query.where(GATE_VERDICTS.c.run == run)
+    if key is not None:
+        query = query.where(*(GATE_VERDICTS.c[name] == value for name, value in key.row.items()))
     if outcome is not None:
         query = query.where(GATE_VERDICTS.c.outcome == outcome)
     with history.transaction() as connection:

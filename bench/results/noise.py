@@ -14,6 +14,7 @@ from itertools import combinations, pairwise
 from statistics import NormalDist, fmean, median
 
 from bench.errors import plural
+from bench.gate.detector.power import NightNoise, confirmed_after
 from bench.gate.detector.settings import SETTINGS
 from bench.results.comparison import POWER, least_trials
 from workloads.cost_models.absent import Absent
@@ -30,8 +31,6 @@ _GUARD = 1.125
 simulation, with a hundred nights of history. 1.06 where nights differ as much as trials, 1.17 where they do not."""
 _DISTANCE = _GUARD * _NORMAL.inv_cdf(1 - SETTINGS.suspicion_p / 2) + _NORMAL.inv_cdf(POWER)
 """Standard errors from no change at which the detector suspects a night with this power: 3.67."""
-_PAGE_DISTANCE = 5.5
-"""The same of the mean of the nights after a change, at which the detector pages: by simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,22 +108,25 @@ def trials_a_night(noise: TrialNoise, change: float = WANTED_CHANGE) -> int | Ab
         return night
     limit = math.log1p(change) / _DISTANCE
     if night >= limit:
-        nights = nights_needed(noise, change)
-        words = "nor do two weeks of nights" if nights is None else f"{nights} nights do"
+        confirmed = nights_needed(noise, change)
+        words = "the gate would not confirm it either"
+        if confirmed is not None:
+            words = f"the gate confirms it within {plural(confirmed, 'night')}"
         return Absent(
             reason=f"nights differ by {100 * night:.1f} %, so no number of trials shows {100 * change:g} % in one"
-            f" night; {words}"
+            f" night; after {plural(noise.nights, 'night')} of history {words}"
         )
     trials = least_trials(lambda trials: math.hypot(night, noise.trial / math.sqrt(trials)) <= limit, least=1)
     return Absent(reason="more than ten thousand") if trials is None else trials
 
 
 def nights_needed(noise: TrialNoise, change: float, trials: int = 3) -> int | None:
-    """Return after how many nights of so many trials the gate confirms a change, where the nights are known.
+    """Return on which night of a lasting change the gate confirms it, after as many nights as the noise rests on.
 
-    With 80 % power. None where these are more than the detector weighs at once.
+    With 80 % power and so many trials a night. None where that takes more nights than the detector weighs at once.
     """
     assert not isinstance(noise.night, Absent), "unknown nights say nothing about others"
-    of_night = math.hypot(noise.night, noise.trial / math.sqrt(trials))
-    nights = math.ceil((_PAGE_DISTANCE * of_night / math.log1p(change)) ** 2)
-    return None if nights > SETTINGS.window_nights else max(nights, SETTINGS.hold_nights + 1)
+    guarded = NightNoise(
+        night_variance=(_GUARD * noise.night) ** 2, error_variance=(_GUARD * noise.trial) ** 2 / trials
+    )
+    return confirmed_after(guarded, math.log1p(change), noise.nights)

@@ -57,7 +57,7 @@ class StandingVerdicts:
 
     def read(self, history: History) -> None:
         """Read the suites that were judged since the last time."""
-        judged = judged_suites(history)
+        judged = judged_suites(history, time.time_ns())
         for suite in self._read.keys() - judged.keys():
             del self._read[suite], self._by_suite[suite]
         for suite, so_far in judged.items():

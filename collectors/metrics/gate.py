@@ -5,14 +5,93 @@ A figure is identified by what it measures: suite, case, ranks, hardware, series
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from collectors.metrics.metric import NODE, metrics_in
+
+Outcome = Literal[
+    "confirmed",
+    "regression",
+    "lasting",
+    "redefined",
+    "standing",
+    "mixture",
+    "creep",
+    "suspicion",
+    "improvement",
+    "recovered",
+    "faster_baseline",
+    "accepted",
+    "late",
+    "insufficient_data",
+    "same",
+]
+"""As verdicts are kept."""
+ShownOutcome = Outcome | Literal["no_change_shown"]
+"""As verdicts are shown: `same` only where the night shows that there is no change."""
+Standing = Literal["confirmed", "found", "crept", "watch", "better", "well", "unclear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeSpec:
+    """What an outcome is called, and what it stands for.
+
+    standing: confirmed, found and crept are worse: `observatory check` ends with code 5, and the alerts
+    RegressionConfirmed, RegressionFound and LevelCrept fire. Boards show crept and watch as to be watched.
+    """
+
+    name: ShownOutcome
+    words: str
+    standing: Standing
+    meaning: str
+
+
+def _outcome(name: ShownOutcome, words: str, standing: Standing, meaning: str) -> OutcomeSpec:
+    return OutcomeSpec(name=name, words=words, standing=standing, meaning=meaning)
+
+
+OUTCOMES = (
+    _outcome("confirmed", "confirmed worse", "confirmed", "for the worse, and later nights agree"),
+    _outcome("regression", "regression", "found", "for the worse, by reruns of the same night"),
+    _outcome("lasting", "lasting", "found", "a regression that has been open for a week, neither confirmed nor gone"),
+    _outcome("redefined", "worse by definition", "found", "worse since the definition of the case changed"),
+    _outcome("standing", "standing worse", "confirmed", "on a worse level, which only many nights together show"),
+    _outcome("mixture", "more bad nights", "confirmed", "bad nights have become more frequent"),
+    _outcome("creep", "crept", "crept", "worse step by step, or than a level that was accepted; each night passed"),
+    _outcome("suspicion", "suspicion", "watch", "an unlikely night that reruns did not confirm, or without reruns"),
+    _outcome("improvement", "improvement", "better", "for the better, by reruns or later nights"),
+    _outcome("recovered", "recovered", "better", "a change of an earlier night has closed itself"),
+    _outcome("faster_baseline", "faster baseline", "well", "an efficiency fell because its baseline became faster"),
+    _outcome("accepted", "accepted", "well", "worse, but a person accepted it, or within the margin of the case"),
+    _outcome("late", "left out", "watch", "the run began more than a day before a night that is judged already"),
+    _outcome("insufficient_data", "insufficient data", "unclear", "too few nights or trials"),
+    _outcome("same", "same", "well", "the night shows that nothing changed"),
+    _outcome("no_change_shown", "no change shown", "unclear", "a change may be too small to detect"),
+)
+"""Each outcome of a verdict, worst first: tables, exit codes, boards and alerts follow from these lines."""
+
+
+def outcomes_of(*standings: Standing) -> tuple[ShownOutcome, ...]:
+    """Return the outcomes that stand so, worst first."""
+    return tuple(outcome.name for outcome in OUTCOMES if outcome.standing in standings)
+
+
+PATTERNS = {
+    "verdicts.confirmed": "|".join(outcomes_of("confirmed")),
+    "verdicts.found": "|".join(outcomes_of("found")),
+    "verdicts.crept": "|".join(outcomes_of("crept")),
+    "verdicts.worse": "|".join(outcomes_of("confirmed", "found")),
+    "verdicts.watch": "|".join(outcomes_of("crept", "watch")),
+    "verdicts.well": "|".join(outcomes_of("better", "well")),
+}
+"""Patterns of the label `verdict` by the names that boards and rules use for them."""
 
 VERDICT = NODE.info(
     "observatory_verdict_info{suite, case, ranks, hardware, series, figure, verdict}",
     "The gate's verdict on a figure of a suite, for the newest night that measured it, or carried over from"
-    " earlier nights: same (the night shows that nothing changed), no_change_shown (a change may be too small"
-    " to detect), insufficient_data, suspicion, regression, confirmed, creep, improvement, recovered,"
-    " faster_baseline, accepted or late; the value is always 1.",
+    f" earlier nights: {'; '.join(f'{outcome.name}: {outcome.meaning}' for outcome in OUTCOMES)}. The value is always"
+    " 1.",
 )
 VERDICT_NIGHT = NODE.gauge(
     "observatory_verdict_night_timestamp_seconds{suite, case, ranks, hardware, series, figure}",

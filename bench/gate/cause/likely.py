@@ -18,23 +18,25 @@ from bench.gate.missing import day_of
 LIKELY = "likely "
 """How a line begins that names a change."""
 LONGEST = 160
-"""Letters of the line."""
+"""Letters of the line, without how this program's tree differs."""
 _LONGEST_VALUE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likely:
-    """line: of at most `LONGEST` letters. change: the one that is named as likely; None where none is."""
+    """line: at most `LONGEST` letters, and the commits. change: the one that is named as likely; None without one."""
 
     line: str
     change: Change | None
 
 
-def likely(changes: Sequence[Change], time: StepChange | str | None, onset_ns: int | None) -> Likely:
+def likely(
+    changes: Sequence[Change], time: StepChange | str | None, onset_ns: int | None, tree: str | None = None
+) -> Likely:
     """Return the likely cause.
 
     time: where it went, or why that is unknown; None of a figure that is no time of a step. onset_ns: Unix time of the
-    first night of the change.
+    first night of the change. tree: how this program's tree differs, which always stands in the line.
     """
     rare = topics_of(change for change in changes if change.is_rare)
     candidates = [change for change in changes if change.may_be_rare]
@@ -42,8 +44,10 @@ def likely(changes: Sequence[Change], time: StepChange | str | None, onset_ns: i
     where = None if time is None else time_words(time)
     if len(topics) == 1 and rare:
         change = next(change for change in changes if change.is_rare)
-        words = [f"{LIKELY}{change_words(change)}{_when(change, onset_ns)}"]
-        return Likely(line=cut("; ".join([*words, *([] if where is None else [where])])), change=change)
+        is_tree = change.field == "commit" and tree is not None
+        words = [f"{LIKELY}{tree if is_tree else change_words(change)}{_when(change, onset_ns)}"]
+        line = "; ".join([*words, *([] if where is None else [where])])
+        return Likely(line=cut(line) if is_tree else with_tree(line, tree), change=change)
     if not changes:
         why = "nothing that is recorded changed"
     elif not topics:
@@ -54,7 +58,19 @@ def likely(changes: Sequence[Change], time: StepChange | str | None, onset_ns: i
     else:
         kind = "rare changes" if len(rare) == len(topics) else "changes that are or may be rare"
         why = f"{len(topics)} {kind} at once, none is blamed"
-    return Likely(line=cut("; ".join([*([] if where is None else [where]), why])), change=None)
+    return Likely(line=with_tree("; ".join([*([] if where is None else [where]), why]), tree), change=None)
+
+
+def redefinition(words: str, changes: Sequence[Change], time: StepChange | str | None, tree: str | None) -> Likely:
+    """Return the likely cause where the definition of the case changed. words: what changed in it."""
+    others = topics_of(change for change in changes if change.may_be_rare)
+    first = f"{words} and {_count(len(others))} more at once, none is blamed" if others else f"{LIKELY}{words}"
+    return Likely(line=with_tree("; ".join([first, *([] if time is None else [time_words(time)])]), tree), change=None)
+
+
+def with_tree(line: str, tree: str | None) -> str:
+    """Return the line with how this program's tree differs at its end."""
+    return cut(line) if tree is None else f"{cut(line)}; {tree}"
 
 
 def time_words(time: StepChange | str) -> str:

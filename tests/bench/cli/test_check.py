@@ -51,7 +51,11 @@ def own_slow(slow: list[str], tmp_path: Path) -> list[str]:
 def test_a_night_like_the_others_is_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", *_history(tmp_path, nights=20)]) == 0
     said = capsys.readouterr()
-    assert said.out == "suite nightly, night night0019: 4 same\n"
+    power, counts = said.out.splitlines()
+    assert re.fullmatch(
+        r"4 unchanged figures: with 20 nights, changes of [12]\.\d( to [12]\.\d)? % or more are detectable", power
+    )
+    assert counts == "suite nightly, night night0019: 4 same"
     assert said.err == ""
 
 
@@ -98,6 +102,29 @@ def test_a_regression_is_told_with_its_cause_and_what_to_do_next(
     assert lines[place + 1].startswith("  step +")
     assert lines[place + 1].endswith("of unknown parts, as no step was traced; nothing that is recorded changed")
     assert "  next: observatory compare run0029-ddp run0030-ddp; observatory diagnose run0030-ddp" in lines[place:]
+
+
+def test_each_figure_says_what_its_history_can_show(
+    slow: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", *slow]) == 5
+    words = " ".join(capsys.readouterr().out.split())
+    pattern = r"with \d+ nights, changes of [\d.]+ % or more are detectable"
+    assert re.search(rf"ddp: mean step, step: {pattern}", words)
+    assert re.search(r"2 unchanged figures: with 40 nights, changes of [\d.]+ ", words)
+    run(["check", "--format", "json", *slow])
+    (document,) = json.loads(capsys.readouterr().out)
+    for verdict in document["verdicts"]:
+        can_show = verdict["can_show"]
+        assert can_show["asked_ratio"] == 0.03
+        assert 0.005 <= can_show["detectable_ratio"] < 0.05
+        assert can_show["history_nights"] == (40 if verdict["case"] == "fsdp" else 10)
+    first_ns = time.time_ns() - 11 * DAY_NS - DAY_NS // 12
+    with History(_url(tmp_path)) as history:
+        fill(FakeNights(history, first_ns=first_ns, sd_ratio=0.004), 12)
+    run(["check", "--format", "markdown", "--store", _url(tmp_path)])
+    noisy = capsys.readouterr().out
+    assert re.search(r"with 12 nights, changes of [\d.]+ % or more are detectable; 3 % after about \d+ nights", noisy)
 
 
 def test_details_show_figures_that_are_as_they_were(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:

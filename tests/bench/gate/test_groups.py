@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bench.gate.groups import group_alerts
-from bench.gate.verdicts import Outcome, SeriesKey, Verdict
+from bench.gate.verdicts import SeriesKey, Verdict
+from collectors.metrics.gate import Outcome
 from collectors.metrics.results import RUN_STEP_SECONDS
 
 

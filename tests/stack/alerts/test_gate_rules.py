@@ -113,6 +113,10 @@ def test_each_verdict_that_is_worse_has_its_alert_and_no_other_has(tmp_path: Pat
         "insufficient_data": None,
         "suspicion": None,
         "regression": "RegressionFound",
+        "lasting": "RegressionFound",
+        "redefined": "RegressionFound",
+        "standing": "RegressionConfirmed",
+        "mixture": "RegressionConfirmed",
         "confirmed": "RegressionConfirmed",
         "recovered": None,
         "creep": "LevelCrept",
@@ -120,7 +124,9 @@ def test_each_verdict_that_is_worse_has_its_alert_and_no_other_has(tmp_path: Pat
         "improvement": None,
         "faster_baseline": None,
         "late": None,
+        "no_change_shown": None,
     }
+    assert set(verdicts) == {outcome.name for outcome in metrics.OUTCOMES}
     series = {
         name: values
         for verdict in verdicts

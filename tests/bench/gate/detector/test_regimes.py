@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -65,3 +66,39 @@ def test_scale_and_sign_change_no_onset() -> None:
     ]
     assert [one.first for one in regimes(nights)] == [one.first for one in regimes(mirrored)]
     assert math.isclose(regimes(nights)[0].log_level, 3.0 - regimes(mirrored)[0].log_level, abs_tol=1e-6)
+
+
+def test_noise_that_grows_begins_no_regime() -> None:
+    for seed in range(4):
+        noisy = made([0.0] * 50, Noise(night_sd=0.03, trial_sd=0.01), seed)
+        nights = made([0.0] * 50, Noise(), seed + 50) + [
+            Night(number=night.number + 50, trials=night.trials) for night in noisy
+        ]
+        assert len(regimes(nights)) == 1
+
+
+def test_a_large_step_after_few_noisy_nights_is_one_regime_with_a_noise_of_its_own() -> None:
+    for seed in range(4):
+        before = made([math.log(40)] * 12, Noise(night_sd=0.4, trial_sd=0.1), seed)
+        after = made([math.log(734)] * 8, Noise(night_sd=0.01, trial_sd=0.005), seed + 50)
+        found = regimes(before + [Night(number=night.number + 12, trials=night.trials) for night in after])
+        assert [one.first for one in found] == [0, 12]
+        assert found[0].log_level_high - found[0].log_level > 0.1
+        assert found[1].log_level_high - found[1].log_level < 0.05
+        assert found[1].log_level == pytest.approx(math.log(734), abs=0.02)
+
+
+def test_a_mixture_that_shifts_is_two_regimes_of_nights() -> None:
+    for seed in range(4):
+        generator = random.Random(seed)
+        levels = [0.26 * (generator.random() < (0.1 if number < 40 else 0.9)) for number in range(80)]
+        found = regimes(made(levels, Noise(night_sd=0.01), seed))
+        assert len(found) == 2
+        assert abs(found[1].first - 40) <= 3
+        assert found[1].log_level - found[0].log_level == pytest.approx(0.26, abs=0.03)
+
+
+def test_every_second_night_is_one_regime_between_its_levels() -> None:
+    found = regimes(made([0.0] * 40 + [0.26 * (number % 2) for number in range(40)], Noise()))
+    assert len(found) == 2
+    assert found[1].log_level == pytest.approx(0.13, abs=0.02)

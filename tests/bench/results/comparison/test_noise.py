@@ -158,7 +158,8 @@ def test_where_nights_differ_too_much_no_number_of_trials_is_told_but_nights_are
     found = trials_a_night(noise, 0.03)
     assert isinstance(found, Absent)
     assert found.reason == (
-        "nights differ by 2.0 %, so no number of trials shows 3 % in one night; nor do two weeks of nights"
+        "nights differ by 2.0 %, so no number of trials shows 3 % in one night; after 50 nights of history the gate"
+        " would not confirm it either"
     )
     assert nights_needed(noise, 0.03) is None
 
@@ -166,4 +167,14 @@ def test_where_nights_differ_too_much_no_number_of_trials_is_told_but_nights_are
 def test_where_one_night_is_too_few_the_nights_are_told_after_which_the_gate_confirms_it() -> None:
     found = trials_a_night(TrialNoise(trial=0.01, night=0.01, trials=100, nights=50), 0.03)
     assert isinstance(found, Absent)
-    assert found.reason == "nights differ by 1.0 %, so no number of trials shows 3 % in one night; 5 nights do"
+    assert found.reason == (
+        "nights differ by 1.0 %, so no number of trials shows 3 % in one night; after 50 nights of history the gate"
+        " confirms it within 5 nights"
+    )
+
+
+def test_a_short_history_takes_longer_to_confirm() -> None:
+    known = [TrialNoise(trial=0.01, night=0.01, trials=90, nights=nights) for nights in (12, 30, 100)]
+    nights = [nights_needed(noise, 0.03) or 99 for noise in known]
+    assert nights == sorted(nights, reverse=True)
+    assert nights[0] > nights[2]

@@ -1,0 +1,229 @@
+"""Hosts whose nights are slower: which of many is sick now and then, by the nights that it took part in.
+
+Each night's residual (its value over what was expected) is compared between the nights with a host and those without
+it, far ones cut. How large the largest of all hosts' statistics would be by chance is known from the same residuals
+dealt to the nights at random, so that the more hosts there are, the more is needed (Westfall and Young 1993). A named
+host's effect is taken out, and the others are compared again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from bench.gate.detector.detector import RANGE_SDS
+from bench.gate.detector.night import RESOLUTION
+from bench.gate.gated import GATED, GATED_BY_NAME, figure_words, placement_of
+from bench.gate.verdicts import KnownSeries, SeriesKey, Verdict, load_verdicts
+from bench.store.history import History
+from bench.store.schema import RUNS
+
+NIGHTS = 30
+"""Newest nights that are looked at."""
+FEWEST_NIGHTS = 12
+FEWEST_WITH = 3
+"""Nights with a host, and without it, that its effect is told from."""
+FEWEST_VISITS = 2
+"""Times that a host must come, or go: nights in one piece are a change of that time, whatever else came with it."""
+SURE = 0.01
+"""How improbable it must be that the statistic of any host is so large by chance."""
+SMALLEST = 0.01
+DEALS = 2000
+_ROUNDED = 0.02
+"""Effect from which on whole percents say enough."""
+_LONGEST_NS = 2 * NIGHTS * 86_400 * 10**9
+"""How far back nights are searched: twice as long as they take where a suite runs each night."""
+CUT_SDS = 5.0
+"""Robust deviations at which a night is cut: one far night must not make its hosts sick."""
+_MOST_NAMED = 3
+
+Flags = NDArray[np.bool_]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNight:
+    """A night of a figure. log_residual: its value over the expected one, as a logarithm, larger where it is worse."""
+
+    hosts: frozenset[str]
+    log_residual: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SickHosts:
+    """Hosts that took part in the same nights, which are worse. effect: of the logarithm, with its 95 % interval.
+
+    nights: with them; of_nights: that were looked at. p_value: of any host having such an effect by chance.
+    """
+
+    hosts: tuple[str, ...]
+    effect: float
+    low: float
+    high: float
+    nights: int
+    of_nights: int
+    p_value: float
+
+
+def sick_hosts(nights: Sequence[HostNight]) -> tuple[SickHosts, ...]:
+    """Return the hosts whose nights are worse, the surest first; nights: oldest first.
+
+    Hosts that always run together cannot be told apart, and are named together. A host that took part in every night,
+    or whose nights are in one piece, cannot be told from time.
+    """
+    newest = nights[-NIGHTS:]
+    together = _incidence(newest)
+    if len(newest) < FEWEST_NIGHTS or not together:
+        return ()
+    names, flags = list(together.values()), np.array([np.frombuffer(key, dtype=bool) for key in together])
+    values = np.array([night.log_residual for night in newest])
+    # Nights are dealt anew the same way each time: what is said of one history does not change when it is read again.
+    generator = np.random.default_rng(len(newest))
+    found: list[SickHosts] = []
+    while len(found) < _MOST_NAMED:
+        best, p_value = _most_suspicious(flags, values, generator)
+        if p_value > SURE:
+            break
+        effect, low, high = _shift(values[flags[best]], values[~flags[best]])
+        if effect < SMALLEST or low <= 0:
+            break
+        found.append(
+            SickHosts(
+                hosts=names[best],
+                effect=effect,
+                low=low,
+                high=high,
+                nights=int(flags[best].sum()),
+                of_nights=len(newest),
+                p_value=p_value,
+            )
+        )
+        values = values - effect * flags[best]
+    return tuple(found)
+
+
+def _incidence(nights: Sequence[HostNight]) -> dict[bytes, tuple[str, ...]]:
+    """Return the hosts that can be told from time, by the nights that they took part in."""
+    together: dict[bytes, tuple[str, ...]] = {}
+    for host in sorted({host for night in nights for host in night.hosts}):
+        flags = np.array([host in night.hosts for night in nights])
+        changes = int((flags[1:] != flags[:-1]).sum())
+        if FEWEST_WITH <= flags.sum() <= len(nights) - FEWEST_WITH and changes > FEWEST_VISITS:
+            key = flags.tobytes()
+            together[key] = (*together.get(key, ()), host)
+    return together
+
+
+def _most_suspicious(flags: Flags, values: Values, generator: np.random.Generator) -> tuple[int, float]:
+    """Return the host with the largest statistic, and how often any has one so large when nights are dealt anew."""
+    count = len(values)
+    off = values - np.median(values)
+    limit = CUT_SDS * max(1.4826 * float(np.median(np.abs(off))), RESOLUTION)
+    off = np.clip(off, -limit, limit)
+    off -= off.mean()
+    with_host = flags.sum(axis=1)
+    # Sum of the nights with each host, in its standard deviations over all ways to deal the nights.
+    deviations = np.sqrt(with_host * (count - with_host) / (count - 1) * float(off @ off) / count)
+    deviations = np.maximum(deviations, RESOLUTION)
+    scores = flags @ off / deviations
+    # Neighbouring nights that are alike, on neighbouring nights with the same host, count as fewer nights.
+    alike = max(0.0, _lag(off))
+    shared = np.array([max(0.0, _lag(row - row.mean())) for row in flags.astype(np.float64)])
+    scores /= np.sqrt((1 + alike * shared) / (1 - alike * shared))
+    best = int(scores.argmax())
+    dealt = generator.permuted(np.tile(off, (DEALS, 1)), axis=1)
+    largest = (dealt @ flags.T / deviations).max(axis=1)
+    return best, float(1 + (largest >= scores[best] - 1e-9).sum()) / (1 + DEALS)
+
+
+def _lag(off: Values) -> float:
+    """Return the correlation of neighbours."""
+    square = float(off @ off)
+    return float(off[1:] @ off[:-1]) / square if square > 0 else 0.0
+
+
+def _shift(with_host: Values, without: Values) -> tuple[float, float, float]:
+    """Return by how much nights with a host lie above the others, with its 95 % interval.
+
+    That of the median of all differences (Hodges and Lehmann 1963); where only some nights with the host are worse and
+    it does not show, that of the means (Welch 1947).
+    """
+    differences = np.sort((with_host[:, None] - without[None, :]).ravel())
+    ours, theirs = len(with_host), len(without)
+    deviation = math.sqrt(ours * theirs * (ours + theirs + 1) / 12)
+    cut = max(0, int(ours * theirs / 2 - RANGE_SDS * deviation))
+    if differences[cut] > 0:
+        return float(np.median(differences)), float(differences[cut]), float(differences[-1 - cut])
+    mean = float(with_host.mean() - without.mean())
+    half_width = RANGE_SDS * math.sqrt(float(with_host.var(ddof=1)) / ours + float(without.var(ddof=1)) / theirs)
+    return mean, mean - half_width, mean + half_width
+
+
+# From the history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SickCase:
+    """Hosts whose nights are worse for a figure of a case."""
+
+    case: str
+    series: str
+    figure: str
+    hosts: SickHosts
+
+    @property
+    def words(self) -> str:
+        """What is found, in a clause: `nights with node3 are +20 % [+17, +23] slower: 9 of 30 nights`."""
+        names = self.hosts.hosts
+        who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}, which always run together,"
+        digits = 0 if self.hosts.effect >= _ROUNDED else 1
+        effect, low, high = (
+            f"{100 * math.expm1(each):+.{digits}f}" for each in (self.hosts.effect, self.hosts.low, self.hosts.high)
+        )
+        worse = "slower" if self.figure == "step" else f"worse in {self.figure}"
+        size = f"{effect} % [{low}, {high}]"
+        return f"nights with {who} are {size} {worse}: {self.hosts.nights} of {self.hosts.of_nights} nights"
+
+
+def find_sick_hosts(
+    history: History, suite: str, verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries]
+) -> tuple[SickCase, ...]:
+    """Return the sick hosts of the cases of a night; of each case its first figure tells."""
+    order = [metric.name for metric in GATED]
+    first: dict[tuple[str, str], SeriesKey] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: (order.index(verdict.key.metric), verdict.key)):
+        first.setdefault((verdict.key.case, verdict.key.series), verdict.key)
+    since_ns = min((verdict.started_ns for verdict in verdicts), default=0) - _LONGEST_NS
+    moving = _moving_cases(history, suite, since_ns)
+    return tuple(
+        SickCase(case=case, series=series, figure=figure_words(key.metric, {}), hosts=hosts)
+        for (case, series), key in sorted(first.items())
+        if case in moving and key in known
+        for hosts in sick_hosts(list(_nights_of(history, key, since_ns)))
+    )
+
+
+def _moving_cases(history: History, suite: str, since_ns: int) -> frozenset[str]:
+    """Return the cases that ran on more than one set of hosts."""
+    query = (
+        select(RUNS.c.suite_case, RUNS.c.hosts).where(RUNS.c.suite == suite, RUNS.c.started_ns >= since_ns).distinct()
+    )
+    placements: dict[str, set[str]] = defaultdict(set)
+    with history.transaction() as connection:
+        for row in connection.execute(query):
+            placements[row.suite_case].add(placement_of((row.hosts or "").split()))
+    return frozenset(case for case, names in placements.items() if len(names) > 1)
+
+
+def _nights_of(history: History, key: SeriesKey, since_ns: int) -> Iterator[HostNight]:
+    worse = 1 if GATED_BY_NAME[key.metric].better == "lower" else -1
+    for verdict in load_verdicts(history, key.suite, since_ns=since_ns, key=key):
+        if verdict.expected is not None and verdict.outcome != "late":
+            residual = worse * math.log(verdict.value / verdict.expected)
+            yield HostNight(hosts=frozenset(verdict.hosts), log_residual=residual)
