@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.gate.detector.detector import judge
 from bench.gate.detector.night import Night, TrialSample
 from bench.gate.detector.state import SeriesState
-from tests.benchmarks.gate.judged_series import Alerts, JudgedSeries
+from tests.benchmarks.gate.judged_series import Alerts, JudgedSeries, whole_night
 
 PARTS = {"": slice(None), "_split1": slice(0, 800), "_split2": slice(750, None)}
 """Which versions of a series each annotated name stands for. Found by where the marks lie on the measured steps."""
@@ -140,7 +139,7 @@ def judged_without_reruns(series: LabelledSeries) -> JudgedSeries:
     pages: Alerts = []
     numbers = [night.number for night in series.nights]
     for night in series.nights:
-        judged = judge(state, night)
+        judged, _ = whole_night(state, night, None)
         state = judged.state
         alert = judged.alert
         if alert is not None and alert.tier == 2 and (judged.is_new or judged.verdict == "recovered"):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields
 
 from scipy.stats import chi2
 
-from bench.gate.detector.detector import JudgedNight, confirm_by_rerun, judge
+from bench.gate.detector.detector import JudgedNight
 from bench.gate.detector.state import SeriesState
+from tests.benchmarks.gate import judged_series
 from tests.benchmarks.gate.made_series import RERUNS, Change, MadeSeries
 
 EARLY_NIGHTS = 60
@@ -38,11 +39,11 @@ class Told:
 def whole_night(
     state: SeriesState | None, series: MadeSeries, position: int, added: float = 0.0
 ) -> tuple[JudgedNight, bool]:
-    """Judge a night, with reruns where the detector asks for them, as `bench.gate.figure` does; and whether it did."""
-    judged = judge(state, series.night(position, added))
-    if judged.verdict != "suspicion":
-        return judged, False
-    return confirm_by_rerun(judged.state, series.reruns(position, added)), True
+    """Judge a night of a made series as the gate does; return also whether it was run again. added: to its level."""
+    judged, reruns = judged_series.whole_night(
+        state, series.night(position, added), lambda: series.reruns(position, added)
+    )
+    return judged, reruns > 0
 
 
 def told_on(series: MadeSeries, position: int, before: SeriesState | None, judged: JudgedNight) -> Told | None:
