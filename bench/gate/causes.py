@@ -89,15 +89,12 @@ class Cause:
 
 
 def with_causes(
-    history: History,
-    known: Mapping[SeriesKey, KnownSeries],
-    verdicts: Sequence[Verdict],
-    after: Mapping[SeriesKey, KnownSeries],
+    history: History, verdicts: Sequence[Verdict], after: Mapping[SeriesKey, KnownSeries]
 ) -> tuple[list[Verdict], dict[SeriesKey, KnownSeries]]:
     """Return a night's verdicts with the causes of what is worse, and the states that keep these.
 
     A cause is looked for once when a change is told, and once more when later nights confirm it and date it better.
-    known: what was known before the night. after: what is known after it.
+    after: what is known after the night, with the causes from before it.
     """
     new_verdicts: list[Verdict] = []
     states = dict(after)
@@ -106,8 +103,6 @@ def with_causes(
         state = states[verdict.key].state
         blame = state.blame
         is_well = verdict.outcome not in BAD and state.open is None and state.detector.alert is None
-        if blame is None and not is_well and verdict.key in known:
-            blame = known[verdict.key].state.blame
         # On top of an open change, whose cause stays until later nights confirm this one.
         is_further = verdict.outcome in BAD and state.open is not None and verdict.since_ns != state.open.since_ns
         of_open = blame

@@ -136,12 +136,18 @@ class Figure:
             accepted_legs=state.accepted_legs,
             accepted_half_width=state.accepted_half_width,
             open=finding.opened,
+            blame=state.blame,
             noise_onset=state.noise_onset if noise is None else noise.onset,
             is_worse=finding.outcome in BAD,
             attribution=state.attribution,
         )
-        last_ns = started_ns if known is None else max(started_ns, known.last_ns)
-        return verdict, KnownSeries(key=self.key, last_run=self.summary.run, last_ns=last_ns, packed=packed(after))
+        return verdict, KnownSeries(
+            key=self.key,
+            last_run=self.summary.run,
+            last_ns=started_ns if known is None else max(started_ns, known.last_ns),
+            packed=packed(after),
+            revision=0 if known is None else known.revision,
+        )
 
     # From the detector's verdict to the gate's
 

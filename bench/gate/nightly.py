@@ -66,9 +66,9 @@ def judge_nights(
         try:
             for night in _unjudged(history, suite, known.values(), unfinished, now_ns):
                 verdicts, after = judge_night(suite, night, known, accepted, series_before(history, known))
-                verdicts, after = with_causes(history, known, verdicts, after)
+                verdicts, after = with_causes(history, verdicts, after)
                 save_night(history, known, after.values(), verdicts)
-                known |= {key: replace(series, revision=_revision(known, key) + 1) for key, series in after.items()}
+                known |= {key: replace(series, revision=series.revision + 1) for key, series in after.items()}
                 all_verdicts += verdicts
             return all_verdicts
         except Raced:  # Another process judges the same nights: what it has kept is not judged again.
@@ -87,10 +87,6 @@ def _states(history: History, suite: str, now_ns: int | None) -> dict[SeriesKey,
             last_ns = max((time_ns for _, time_ns in series.state.nights if time_ns <= now_ns), default=0)
             known[key] = replace(series, last_ns=last_ns)
     return known
-
-
-def _revision(known: Mapping[SeriesKey, KnownSeries], key: SeriesKey) -> int:
-    return known[key].revision if key in known else 0
 
 
 def suspected_cases(history: History, suite: str, suite_run: str) -> dict[str, bool]:
@@ -165,14 +161,15 @@ def _unjudged(
 def judge_night(
     suite: str,
     night: SuiteNight,
-    known: Mapping[SeriesKey, KnownSeries],
+    known: dict[SeriesKey, KnownSeries],
     accepted: Mapping[SeriesKey, AcceptedLevel],
     find_before: FindBefore,
 ) -> tuple[list[Verdict], dict[SeriesKey, KnownSeries]]:
     """Judge the runs of a night; return the verdicts, and what is known of their series afterwards.
 
-    accepted: levels that people have accepted, against which slow creep is judged. find_before: finds the series whose
-    last level a new one is held against.
+    known: what is known of all series; new states take the places of those that they are made from, since both of
+    20,000 series would be too much memory. accepted: levels that people have accepted, against which slow creep is
+    judged. find_before: finds the series whose last level a new one is held against.
     """
     verdicts: list[Verdict] = []
     after: dict[SeriesKey, KnownSeries] = {}
@@ -190,9 +187,9 @@ def judge_night(
                 )
                 again = _again(reruns, summary, value)
                 figure = Figure(key, value, summary, night.suite_run, again, find_before, accepted.get(key))
-                verdict, state = figure.judge(after.get(key) or known.get(key))
+                verdict, series_after = figure.judge(known.get(key))
                 verdicts.append(verdict)
-                after[key] = state
+                after[key] = known[key] = series_after
     held = _held_back(verdicts)
     for place, verdict in enumerate(verdicts):
         if (verdict.key, verdict.run) in held:

@@ -303,7 +303,7 @@ def save_night(
 ) -> None:
     """Keep verdicts of a night and what is known after it, both or neither.
 
-    before: what was known when the night was judged.
+    before: what was known when the night was judged, for its revisions.
 
     Raises:
         Raced: something else is known by now; nothing is kept.
@@ -337,7 +337,7 @@ def _save_states(connection: Connection, before: Mapping[SeriesKey, KnownSeries]
         stored = {_key(row): row.revision for row in connection.execute(select(*columns).where(columns[0] == suite))}
         for series in after:
             known = before.get(series.key)
-            if series.key.suite == suite and stored.get(series.key) != (None if known is None else known.revision):
+            if series.key.suite == suite and stored.get(series.key, 0) != (0 if known is None else known.revision):
                 raise Raced
     rows = (
         {

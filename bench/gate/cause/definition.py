@@ -65,15 +65,15 @@ FindBefore = Callable[[SeriesKey, Summary, int], Before | None]
 
 def series_before(history: History, known: Mapping[SeriesKey, KnownSeries]) -> FindBefore:
     """Return what finds the series that a new one continues: of those that have ended and have a level, the last."""
-    of_figure: dict[tuple[str, str, str], list[KnownSeries]] = defaultdict(list)
-    for series in known.values():
-        of_figure[series.key.case, series.key.metric, series.key.labels].append(series)
+    of_figure: dict[tuple[str, str, str], list[SeriesKey]] = defaultdict(list)
+    for known_key in known:
+        of_figure[known_key.case, known_key.metric, known_key.labels].append(known_key)
     words: dict[tuple[str, str], tuple[str, int]] = {}
 
     def find(key: SeriesKey, summary: Summary, first_ns: int) -> Before | None:
         others = [
             series
-            for series in of_figure[key.case, key.metric, key.labels]
+            for series in map(known.__getitem__, of_figure[key.case, key.metric, key.labels])
             if series.key.series != key.series
             and series.last_ns < first_ns
             and series.state.detector.unchanged is not None

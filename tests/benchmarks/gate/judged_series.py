@@ -8,17 +8,18 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from bench.gate.detector.detector import confirm_by_rerun, judge
+from bench.gate.detector.detector import JudgedNight, confirm_by_rerun, judge
+from bench.gate.detector.look_back import begun_again, look_back
 from bench.gate.detector.night import Night, TrialSample, trial_sample
-from bench.gate.detector.state import SeriesState
+from bench.gate.detector.state import SeriesAlert, SeriesState
 
 FILES = ("core.py", "synth.py", "detectors.py")
 Alerts = list[dict[str, int]]
@@ -28,7 +29,8 @@ Alerts = list[dict[str, int]]
 class JudgedSeries:
     """A series' alerts by rule, its labelled events, and how many trials were run beside the nightly ones.
 
-    values, reruns: the median of all samples of each night and of its fresh trials, for rules that see only these.
+    values, reruns: the median of all samples of each night and of its fresh trials, for rules that see only these;
+    reruns are None where there were none.
     """
 
     name: str
@@ -39,7 +41,7 @@ class JudgedSeries:
     extra_trials: int
     alerts: dict[str, Alerts]
     values: list[float]
-    reruns: list[float]
+    reruns: list[float] | None
 
 
 def load(folder: Path) -> tuple[ModuleType, ModuleType]:
@@ -66,6 +68,35 @@ def trials_of(samples: Sequence[float], trial: Sequence[int], host: Sequence[obj
     return tuple(trial_sample(values[numbers == number].tolist(), str(place)) for number, place in enumerate(host))
 
 
+def whole_night(
+    state: SeriesState | None, night: Night, rerun: Callable[[], tuple[TrialSample, ...]] | None
+) -> tuple[JudgedNight, int]:
+    """Judge a night as `bench.gate.figure` does, with reruns where they are asked for; return also how many there were.
+
+    What stands when looking back is a page, after which the regime begins again.
+    """
+    judged, reruns = judge(state, night), 0
+    if judged.verdict == "suspicion" and rerun is not None:
+        trials = rerun()
+        judged, reruns = confirm_by_rerun(judged.state, trials), len(trials)
+    standing = None if judged.state.unchanged is None else look_back(judged.state)
+    if standing is None:
+        return judged, reruns
+    page = SeriesAlert(
+        onset=standing.onset,
+        onset_low=standing.onset_low,
+        onset_high=standing.onset_high,
+        direction=standing.direction,
+        log_change=standing.log_change,
+        log_change_low=standing.log_change_low,
+        log_change_high=standing.log_change_high,
+        raised=night.number,
+        tier=2,
+    )
+    after = begun_again(judged.state, standing)
+    return replace(judged, state=after, verdict="page", is_new=True, alert=page, reason=standing.reason), reruns
+
+
 def judged(series: Mapping[str, Any]) -> JudgedSeries:
     """Judge a series night by night, with reruns where the detector asks for them."""
     state: SeriesState | None = None
@@ -77,11 +108,10 @@ def judged(series: Mapping[str, Any]) -> JudgedSeries:
         again = night["rerun"](3)
         values.append(float(np.median(night["samples"])))
         reruns.append(float(np.median(again[0])))
-        found = judge(state, Night(number=position, trials=trials_of(night["samples"], night["trial"], night["host"])))
+        samples = Night(number=position, trials=trials_of(night["samples"], night["trial"], night["host"]))
+        found, reruns_of_night = whole_night(state, samples, lambda again=again: trials_of(*again))  # type: ignore[misc]
         trials += len(night["host"])
-        if found.reruns_wanted:
-            extra += len(again[2])
-            found = confirm_by_rerun(found.state, trials_of(*again))
+        extra += reruns_of_night
         state = found.state
         if found.is_new and found.alert is not None:
             alert = {"index": found.alert.onset, "direction": found.alert.direction, "raised_at": position}

@@ -3,13 +3,14 @@
     python otava_worker.py IN OUT [IN OUT ...]
 
 IN has a line of JSON for each series: `name`, `values` (one median a night) and `reruns` (that of the night's fresh
-trials). OUT begins with a line that says what it was made from: Otava's version, the settings, and the SHA-256 of
-IN. Then it has a line for each series: `name`, and for each variant its alerts and how many nights it had run again.
+trials; null where there are none). OUT begins with a line that says what it was made from: Otava's version, the
+settings, and the SHA-256 of IN. Then it has a line for each series: `name`, and for each variant its alerts and how
+many nights it had run again.
 
 - alone: a change point counts from the first night on which it is found.
 - rerun: one on the newest two nights must also be seen in that night's fresh trials, by half of its size at least;
   where it is not, the fresh trials stand in for the night.
-- rerun_hold: as rerun, and it must still be found two nights after its onset.
+- rerun_hold: as rerun, and it must still be found two nights after its onset; called hold where there are no reruns.
 
 The rule of the reruns, and that a change is new when no alert of its direction lies within five nights, are those of
 the judge's `otava_rerun` and `replay`.
@@ -70,7 +71,7 @@ def replay(
     return alerts, len(asked)
 
 
-def variants(values: Sequence[float], reruns: Sequence[float]) -> dict[str, dict[str, Any]]:
+def variants(values: Sequence[float], reruns: Sequence[float] | None) -> dict[str, dict[str, Any]]:
     """Return the alerts of each variant; the same nights are not searched twice with the same limit."""
     found: dict[tuple[tuple[float, ...], float], Sequence[Any]] = {}
 
@@ -80,11 +81,12 @@ def variants(values: Sequence[float], reruns: Sequence[float]) -> dict[str, dict
             found[key] = found_by_otava(seen, p_value)
         return found[key]
 
-    runs = {
-        "alone": replay(values, None, ALONE_P, 0, find),
-        "rerun": replay(values, reruns, RERUN_P, 0, find),
-        "rerun_hold": replay(values, reruns, HOLD_P, HOLD, find),
-    }
+    runs = {"alone": replay(values, None, ALONE_P, 0, find)}
+    if reruns is None:
+        runs["hold"] = replay(values, None, HOLD_P, HOLD, find)
+    else:
+        runs["rerun"] = replay(values, reruns, RERUN_P, 0, find)
+        runs["rerun_hold"] = replay(values, reruns, HOLD_P, HOLD, find)
     return {name: {"alerts": alerts, "nights_rerun": asked} for name, (alerts, asked) in runs.items()}
 
 

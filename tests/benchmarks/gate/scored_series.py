@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields
 
 from scipy.stats import chi2
 
-from bench.gate.detector.detector import JudgedNight, confirm_by_rerun, judge
+from bench.gate.detector.detector import JudgedNight
 from bench.gate.detector.state import SeriesState
+from tests.benchmarks.gate import judged_series
 from tests.benchmarks.gate.made_series import RERUNS, Change, MadeSeries
 
 EARLY_NIGHTS = 60
@@ -38,11 +39,11 @@ class Told:
 def whole_night(
     state: SeriesState | None, series: MadeSeries, position: int, added: float = 0.0
 ) -> tuple[JudgedNight, bool]:
-    """Judge a night, with reruns where the detector asks for them, as `bench.gate.figure` does; and whether it did."""
-    judged = judge(state, series.night(position, added))
-    if judged.verdict != "suspicion":
-        return judged, False
-    return confirm_by_rerun(judged.state, series.reruns(position, added)), True
+    """Judge a night of a made series as the gate does; return also whether it was run again. added: to its level."""
+    judged, reruns = judged_series.whole_night(
+        state, series.night(position, added), lambda: series.reruns(position, added)
+    )
+    return judged, reruns > 0
 
 
 def told_on(series: MadeSeries, position: int, before: SeriesState | None, judged: JudgedNight) -> Told | None:
@@ -67,8 +68,9 @@ def told_on(series: MadeSeries, position: int, before: SeriesState | None, judge
 class Tally:
     """Counts over series. Pairs hold tier 1 and tier 2; a page with no alert before it counts in both.
 
-    early, late: false alarms in the first nights and after them. on_spikes: those of them on disturbed nights and the
-    night after. hits: changes that were told. again: further alarms of a change that was told already. back: changes
+    early, late: false alarms in the first nights and after them. on_spikes: alarms on disturbed nights and the two
+    nights after, which are not among these: a disturbance that reruns or later nights show is there, though it goes
+    again. hits: changes that were told. again: further alarms of a change that was told already. back: changes
     back to a known level that were told as such, of `returns`. delays: nights until the page, a change each.
     """
 
@@ -78,6 +80,7 @@ class Tally:
     early: list[int] = field(default_factory=lambda: [0, 0])
     late: list[int] = field(default_factory=lambda: [0, 0])
     on_spikes: list[int] = field(default_factory=lambda: [0, 0])
+    spikes: int = 0
     changes: int = 0
     hits: list[int] = field(default_factory=lambda: [0, 0])
     again: int = 0
@@ -102,6 +105,7 @@ class Tally:
 def tally_of(series: MadeSeries) -> Tally:
     """Judge a series, and count."""
     tally, began_s = Tally(series=1), time.process_time()
+    tally.spikes = sum(night - 1 not in series.spiked for night in series.spiked)
     state: SeriesState | None = None
     news: list[Told] = []
     for position in range(len(series.values)):
@@ -154,11 +158,10 @@ def _count(series: MadeSeries, news: Sequence[Told], tally: Tally) -> None:
 
 def _count_false(series: MadeSeries, told: Told, tiers: Sequence[int], tally: Tally) -> None:
     counts = tally.early if told.position < EARLY_NIGHTS else tally.late
-    # A page on the third night of a disturbance tells of it, also where its last night was the night before.
-    is_spike = bool(series.spiked & set(range(told.position - 2, told.position + 1)))
+    if series.spiked & set(range(told.position - 2, told.position + 1)):
+        counts = tally.on_spikes
     for tier in tiers:
         counts[tier] += 1
-        tally.on_spikes[tier] += is_spike
 
 
 def _windows(changes: Sequence[Change], nights: int) -> Iterator[tuple[Change, int]]:

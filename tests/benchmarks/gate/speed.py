@@ -4,7 +4,8 @@
 
 Each series has its own noise and history, and the state that judging all of it leaves. So as not to judge so many,
 `--rebuilt` series are judged from their first night on, and each is then used under several names; the time of that, a
-full rebuild, is printed too, for all series by proportion.
+full rebuild, is printed too, for all series by proportion. `tests.benchmarks.gate.store` measures it with a store, as
+`observatory check` does it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import math
 import os
 import random
+import resource
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -46,17 +48,21 @@ def rebuilt(seed: int, nights: int) -> bytes:
     return msgspec.json.encode(state)
 
 
-def judged(states: Sequence[bytes], nights: Sequence[Night]) -> tuple[float, float, float]:
-    """Return the seconds of CPU for reading, judging and writing the states."""
+def judged(states: Sequence[bytes], nights: Sequence[Night]) -> tuple[float, float, float, float]:
+    """Return the seconds of CPU for reading, judging and writing the states, one by one, and the largest memory, MB."""
     decoder, encoder = msgspec.json.Decoder(SeriesState), msgspec.json.Encoder()
-    began_s = time.process_time()
-    read = [decoder.decode(state) for state in states]
-    read_s = time.process_time()
-    after = [judge(state, night).state for state, night in zip(read, nights, strict=True)]
-    judged_s = time.process_time()
-    for state in after:
-        encoder.encode(state)
-    return read_s - began_s, judged_s - read_s, time.process_time() - judged_s
+    read_s = judged_s = written_s = 0.0
+    for stored, night in zip(states, nights, strict=True):
+        began_s = time.process_time()
+        state = decoder.decode(stored)
+        after_read_s = time.process_time()
+        after = judge(state, night).state
+        after_judge_s = time.process_time()
+        encoder.encode(after)
+        read_s += after_read_s - began_s
+        judged_s += after_judge_s - after_read_s
+        written_s += time.process_time() - after_judge_s
+    return read_s, judged_s, written_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def main() -> None:
@@ -81,7 +87,8 @@ def main() -> None:
         began_s = time.perf_counter()
         found = list(pool.map(judged, *zip(*parts, strict=True)))
         elapsed_s = time.perf_counter() - began_s
-    reading_s, judging_s, writing_s = (sum(times) for times in zip(*found, strict=True))
+    *times, memories_mb = zip(*found, strict=True)
+    reading_s, judging_s, writing_s = (sum(parts) for parts in times)
     print(
         f"{arguments.series} series with {arguments.nights} nights each: one more night in {elapsed_s:.1f} s on "
         f"{arguments.processes} processes, beside a load of {os.getloadavg()[0]:.1f}"
@@ -89,7 +96,8 @@ def main() -> None:
     print(
         f"CPU time of all processes: reading states {reading_s:.2f} s, judging {judging_s:.2f} s "
         f"({1e3 * judging_s / arguments.series:.2f} ms a series), writing {writing_s:.2f} s; "
-        f"{(reading_s + judging_s + writing_s) / arguments.processes:.1f} s for each"
+        f"{(reading_s + judging_s + writing_s) / arguments.processes:.1f} s for each, with at most "
+        f"{max(memories_mb):.0f} MB of memory"
     )
     print(f"a state is {sum(map(len, states)) / len(states):.0f} bytes")
     print(
