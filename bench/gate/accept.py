@@ -123,13 +123,14 @@ def _settled(known: KnownSeries) -> KnownSeries:
     before = [night for night in state.nights if night.number < alert.onset]
     regimes = [[night.log_value for night in nights] for nights in (before, own) if nights]
     noise = learn(regimes, median(night.variance for night in state.nights), SETTINGS)
-    begun, candidates = begin(
+    begun, hypotheses = begin(
         [NightValue(night.number, night.log_value, night.variance) for night in own], noise, SETTINGS
     )
     detector = msgspec.structs.replace(
         state,
         unchanged=begun,
-        candidates=candidates,
+        hypotheses=hypotheses,
+        likely_onset=None,
         regime_starts=(*state.regime_starts, alert.onset),
         past_levels=((unchanged.level, unchanged.level_variance), *state.past_levels)[:PAST_LEVELS],
     )

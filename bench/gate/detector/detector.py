@@ -14,15 +14,19 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
+import numpy as np
 from msgspec.structs import replace as with_fields
+from numpy.typing import NDArray
 
-from bench.gate.detector.hypotheses import Weighed, begin, score, weigh, with_reruns
-from bench.gate.detector.level_filter import Candidate, NightValue, moved, unchanged_since
+from bench.gate.detector.growth import Growth, growth_of
+from bench.gate.detector.hypotheses import Weighed, begin, moved_mean, since, weigh, with_reruns
+from bench.gate.detector.level_filter import Change, Filter, NightValue
 from bench.gate.detector.night import (
     CLIP_SDS,
     Night,
     SeriesNoise,
     TrialSample,
+    grown,
     learn,
     require_finite,
     trial_variance,
@@ -41,6 +45,14 @@ PAST_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseGrowth:
+    """Since which night the noise is larger, and how many times larger its deviation is."""
+
+    since: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedNight:
     """Verdict on a night, with the state to be kept.
 
@@ -50,6 +62,7 @@ class JudgedNight:
     score: standard deviations between the night and what its regime expected; p_value: of that, two-sided; both take
     reruns in where there were some. log_value: of the night, placements' offsets removed; expected_log: before it.
     half_width: of the 95 % interval of their difference. visible_log: the least difference that would be suspected.
+    noise_growth: where nights or trials differ more than they did, None where they do not.
     """
 
     state: SeriesState
@@ -65,6 +78,7 @@ class JudgedNight:
     expected_log: float | None = None
     half_width: float | None = None
     visible_log: float | None = None
+    noise_growth: NoiseGrowth | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +144,18 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
             reason=reason,
             log_value=current.log_value,
         )
-    noise = _noise(now, settings)
-    if before.unchanged is None:
-        values = [NightValue(current.number, current.log_value, current.variance) for current in before.nights]
-        unchanged, candidates = begin(values, noise, settings)
-    else:
-        unchanged, candidates = before.unchanged, before.candidates
-    suspected = Suspected(
-        value=NightValue(night.number, current.log_value, current.variance), unchanged=unchanged, candidates=candidates
-    )
-    return _weighed(now, suspected, night.trials, error, noise, settings)
+    noise, growth = _noise(now, settings)
+    hypotheses = before.hypotheses
+    if hypotheses is None:
+        values = [
+            NightValue(kept.number, kept.log_value, kept.variance)
+            for kept in before.nights
+            if kept.number >= before.regime_starts[-1]
+        ]
+        _, hypotheses = begin(values, noise, settings)
+    value = NightValue(night.number, current.log_value, growth.trials**2 * current.variance)
+    suspected = Suspected(value=value, hypotheses=hypotheses)
+    return _weighed(now, suspected, night.trials, error, noise, growth, settings)
 
 
 def confirm_by_rerun(
@@ -152,23 +168,23 @@ def confirm_by_rerun(
     """
     require_finite(reruns)
     suspected = state.suspected
-    if suspected is None:
+    if suspected is None or suspected.hypotheses is None:
         raise ValueError("there is no suspicion to confirm; judge a night first, and rerun it if that asks for it")
     if not reruns:
         raise ValueError("there is no rerun to confirm the suspicion with; give its trials, or leave it a suspicion")
     error = _trial_error(state.nights[:-1], reruns)
     again = reduce_trials(reruns, state.placements, error, settings)
-    noise = _noise(state, settings)
+    noise, growth = _noise(state, settings)
     first = suspected.value
-    before = moved(suspected.unchanged, first.number, noise, settings)
+    before = moved_mean(suspected.hypotheses, first.number, noise, settings)
     value, agree = with_reruns(
-        before, first, NightValue(first.number, again.log_value, again.variance), noise, settings
+        before, first, NightValue(first.number, again.log_value, growth.trials**2 * again.variance), noise, settings
     )
     last = state.nights[-1]
     now = with_fields(state, nights=(*state.nights[:-1], with_fields(last, log_value=value.log_value)), suspected=None)
     hypotheses = with_fields(suspected, value=value)
     rerun_counts = _Reruns(agree=agree, trials=last.trials + len(reruns))
-    return _weighed(now, hypotheses, reruns, error, noise, settings, rerun_counts)
+    return _weighed(now, hypotheses, reruns, error, noise, growth, settings, rerun_counts)
 
 
 def level(state: SeriesState) -> SeriesLevel | None:
@@ -185,7 +201,7 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     """Return the mean of the newest nights, None before the first verdict."""
     if state.unchanged is None:
         return None
-    noise = _noise(state, settings)
+    noise = learned_noise(state, settings)
     newest = state.nights[-settings.creep_nights :]
     middle = median(night.log_value for night in newest)
     error = median(night.variance for night in newest)
@@ -199,12 +215,18 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     return NewestMean(log_value=sum(values) / count, variance=variance, freedom=_freedom(noise), nights=count)
 
 
+def learned_noise(state: SeriesState, settings: DetectorSettings = SETTINGS) -> SeriesNoise:
+    """Return the noise that the newest night was judged by."""
+    return _noise(state, settings)[0]
+
+
 def _weighed(
     state: SeriesState,
     suspected: Suspected,
     trials: Sequence[TrialSample],
     error: float,
     noise: SeriesNoise,
+    growth: Growth,
     settings: DetectorSettings,
     reruns: _Reruns | None = None,
 ) -> JudgedNight:
@@ -213,25 +235,27 @@ def _weighed(
     state: with the night among its nights. suspected: the night's value, and the hypotheses before it.
     """
     value = suspected.value
-    weighed = weigh(suspected.unchanged, suspected.candidates, value, noise, state.past_levels, settings)
-    off = score(weighed.before, value)
-    mean, variance = weighed.before.predict(value.share)
-    deviation = math.sqrt(variance + value.variance)
+    assert suspected.hypotheses is not None, "what is suspected has the hypotheses before it"
+    weighed = weigh(suspected.hypotheses, value, noise, state.past_levels, settings)
+    mean, _ = weighed.before.predict(value.share)
+    deviation = weighed.deviation
     placements = learn_offsets(trials, state.placements, error, weighed.night_value, value.number, settings)
     now = with_fields(
         state,
+        likely_onset=_likely_onset(weighed, settings),
         unchanged=weighed.unchanged,
-        candidates=weighed.candidates,
+        hypotheses=weighed.hypotheses,
         placements=placements,
     )
     judged = JudgedNight(
         state=now,
         verdict="no change",
         reason="",
-        score=off,
-        p_value=_p_value(off, noise),
+        score=(value.log_value - mean) / deviation,
+        p_value=_p_value(weighed.scores, noise),
         log_value=value.log_value,
         expected_log=mean,
+        noise_growth=_noise_growth(state, growth, settings),
         half_width=_quantile(RANGE / 2 + 0.5, noise) * deviation,
         visible_log=_quantile(1 - settings.suspicion_p / 2, noise) * deviation,
     )
@@ -243,23 +267,31 @@ def _weighed(
     return _first_night(judged, suspected, weighed, reruns, settings)
 
 
+def _likely_onset(weighed: Weighed, settings: DetectorSettings) -> int | None:
+    """Return the likeliest onset of a change that is likely enough for the noise to be learned around it."""
+    best = max(weighed.changes, key=lambda change: change.probability)
+    is_likely = sum(change.probability for change in weighed.changes) >= settings.likely_probability
+    return best.onset if is_likely else None
+
+
 def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> JudgedNight | None:
     """Return the page of a change that the nights after it confirm, with the regime that it began; None without one."""
     state = judged.state
     last_night = state.nights[-1 - settings.hold_nights].number
     for direction in (1, -1):
-        changes = weighed.changes(direction, last_night)
-        if sum(probability for probability, _ in changes) < settings.page_probability:
+        changes = weighed.changes_to(direction, last_night)
+        if sum(change.probability for change in changes) < settings.page_probability:
             continue
-        best = max(changes, key=lambda change: change[0])[1]
+        best = max(changes, key=lambda change: change.probability)
         if abs(best.change) < settings.smallest_change:
             continue
-        alert = _alert(changes, best, direction, tier=2)
+        alert = _alert(changes, best, direction, state.nights[-1].number, tier=2)
         is_return = _is_return(state, best, settings)
         now = with_fields(
             state,
-            unchanged=unchanged_since(best),
-            candidates=(),
+            unchanged=Filter(best.onset, best.level, 0.0, best.level_variance, 0.0, 0.0),
+            hypotheses=since(weighed.hypotheses, best),
+            likely_onset=None,
             regime_starts=(*state.regime_starts, best.onset),
             past_levels=((best.level_before, best.variance_before), *state.past_levels)[:PAST_LEVELS],
             alert=None,
@@ -274,7 +306,7 @@ def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> 
     return None
 
 
-def _is_return(state: SeriesState, change: Candidate, settings: DetectorSettings) -> bool:
+def _is_return(state: SeriesState, change: Change, settings: DetectorSettings) -> bool:
     """Return whether a regime that lasted no longer than the window ends at the level that was before it."""
     if not state.past_levels or change.onset - state.regime_starts[-1] > settings.window_nights:
         return False
@@ -286,9 +318,8 @@ def _is_return(state: SeriesState, change: Candidate, settings: DetectorSettings
 
 def _followed(judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, settings: DetectorSettings) -> JudgedNight:
     """Return the verdict on a night after an alert: it stays, or closes itself."""
-    probability = sum(
-        probability_of_change for probability_of_change, _ in weighed.changes(alert.direction, weighed.before.number)
-    )
+    changes = weighed.changes_to(alert.direction, weighed.before.number)
+    probability = sum(change.probability for change in changes)
     if probability < settings.close_probability:
         reason = f"the change of {{night}} has gone: its probability is {probability:.2f}"
         now = with_fields(judged.state, alert=None)
@@ -314,7 +345,7 @@ def _first_night(
         now = with_fields(judged.state, suspected=suspected)
         reason = f"{off}; {settings.reruns} reruns would show whether it holds"
         return replace(judged, state=now, verdict="suspicion", reason=reason, reruns_wanted=settings.reruns)
-    newest = weighed.candidates[-1]
+    newest = weighed.changes[-1]
     if not reruns.agree:
         return replace(judged, reason=f"{off} with its reruns, which do not show it")
     if judged.p_value > settings.alert_p or abs(newest.change) < settings.smallest_change:
@@ -323,20 +354,20 @@ def _first_night(
         reason = f"{off} with its reruns, {reruns.trials} trials in all; an alert needs {settings.fewest_trials}"
         return replace(judged, verdict="insufficient data", reason=reason)
     direction = 1 if judged.score > 0 else -1
-    alert = _alert([(1.0, newest)], newest, direction, tier=1)
+    alert = _alert([newest], newest, direction, suspected.value.number, tier=1)
     now = with_fields(judged.state, alert=alert)
     return replace(judged, state=now, verdict="alert", reason=f"{off} with its reruns", is_new=True, alert=alert)
 
 
-def _alert(changes: Sequence[tuple[float, Candidate]], best: Candidate, direction: int, *, tier: int) -> SeriesAlert:
-    total = sum(probability for probability, _ in changes)
+def _alert(changes: Sequence[Change], best: Change, direction: int, raised: int, *, tier: int) -> SeriesAlert:
+    total = sum(change.probability for change in changes)
     half_width = RANGE_SDS * math.sqrt(best.change_variance)
     # Onsets in order, less those in either tail of the probability.
     passed, inside = 0.0, [best.onset]
-    for probability, candidate in changes:
-        passed += probability
-        if passed > (1 - RANGE) / 2 * total and passed - probability < (1 + RANGE) / 2 * total:
-            inside.append(candidate.onset)
+    for change in changes:
+        passed += change.probability
+        if passed > (1 - RANGE) / 2 * total and passed - change.probability < (1 + RANGE) / 2 * total:
+            inside.append(change.onset)
     return SeriesAlert(
         onset=best.onset,
         onset_low=min(inside),
@@ -345,7 +376,7 @@ def _alert(changes: Sequence[tuple[float, Candidate]], best: Candidate, directio
         log_change=best.change,
         log_change_low=best.change - half_width,
         log_change_high=best.change + half_width,
-        raised=best.number,
+        raised=raised,
         tier=tier,
     )
 
@@ -366,13 +397,50 @@ def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]
     return tuple(start for start in before.regime_starts if start > oldest) or before.regime_starts[-1:] or (oldest,)
 
 
-def _noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
-    """Learn the noise from nights that are settled: a change on a newer one may not be known yet."""
+def _noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise, Growth]:
+    """Learn the noise of the newest night, from nights that are settled; larger where it has grown since."""
+    slow = _slow_noise(state, settings)
+    growth = _growth(state, slow, settings)
+    return grown(slow, growth), growth
+
+
+def _slow_noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
+    """Learn the noise from nights that are settled: a change on a newer one may not be known yet.
+
+    Each regime counts about its own level, and so do the nights since a change that is likely, but not confirmed.
+    """
     count = len(state.nights)
     settled = state.nights[: count - min(settings.window_nights, count // 3)]
-    edges = (settled[0].number, *state.regime_starts, settled[-1].number + 1)
+    starts = [*state.regime_starts, *([] if state.likely_onset is None else [state.likely_onset])]
+    edges = (settled[0].number, *starts, math.inf)
     regimes = [[night.log_value for night in settled if start <= night.number < end] for start, end in pairwise(edges)]
     return learn([values for values in regimes if values], median(night.variance for night in settled), settings)
+
+
+def _noise_growth(state: SeriesState, growth: Growth, settings: DetectorSettings) -> NoiseGrowth | None:
+    """Return how the noise has grown, where that is beyond doubt."""
+    if growth.probability < RANGE:
+        return None
+    nights = state.nights[-settings.growth_nights :]
+    return NoiseGrowth(since=nights[growth.since].number, factor=growth.factor)
+
+
+def _growth(state: SeriesState, slow: SeriesNoise, settings: DetectorSettings) -> Growth:
+    """Return how the noise of the newest nights has grown beyond the slow scale."""
+    nights = state.nights[-settings.growth_nights :]
+    starts = {*state.regime_starts, state.likely_onset}
+    usual = trial_variance([(night.spread, night.trials) for night in state.nights if night.spread is not None])
+    differences: list[float | None] = [None]
+    for before, after in pairwise(nights):
+        faded = slow.correlation ** (after.number - before.number)
+        variance = 2 * slow.night_variance * (1 - faded) + before.variance + after.variance
+        differences.append(
+            None if after.number in starts else (after.log_value - before.log_value) / math.sqrt(variance)
+        )
+    # The newest night may have a new level: it counts by its trials alone.
+    differences[-1] = None
+    spreads = [None if night.spread is None else (night.spread / usual, night.trials - 1) for night in nights]
+    return growth_of(differences, spreads, settings)
 
 
 def _freedom(noise: SeriesNoise) -> int:
@@ -385,10 +453,11 @@ def _quantile(probability: float, noise: SeriesNoise) -> float:
     return float(stdtrit(_freedom(noise), probability))
 
 
-def _p_value(score: float, noise: SeriesNoise) -> float:
+def _p_value(scores: NDArray[np.float64], noise: SeriesNoise) -> float:
+    """Return the two-sided p-value of scores under each model of the noise, as their mean."""
     from scipy.special import stdtr  # Imported here: what only reads states needs no scipy.
 
-    return 2 * float(stdtr(_freedom(noise), -abs(score)))
+    return min(1.0, 2 * float(noise.weights @ stdtr(_freedom(noise), -np.abs(scores))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,109 +1,205 @@
-"""Hypotheses of a series, weighed night by night: no change, or a change on one of the last nights."""
+"""Hypotheses of a series, weighed night by night: no change, or a change on one of the last nights.
+
+Each hypothesis is weighed under several models of the noise, which differ in how much a night's effect is still there
+on the next; the probability of a change is the mean over the models, by how probable they are.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from statistics import median
 
-from bench.gate.detector.level_filter import Candidate, Filter, NightValue, changed, log_odds, moved, see
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.gate.detector.level_filter import (
+    COVARIANCE,
+    EFFECT,
+    EFFECT_VARIANCE,
+    GOOD,
+    LEVEL,
+    LEVEL_BEFORE,
+    LEVEL_VARIANCE,
+    MOMENTS,
+    VARIANCE_BEFORE,
+    Change,
+    Filter,
+    Filters,
+    NightValue,
+    first_filters,
+    log_odds,
+    move,
+    see,
+    with_change,
+)
 from bench.gate.detector.night import OUTLIER_SDS, SeriesNoise
 from bench.gate.detector.settings import DetectorSettings
+
+
+class Hypotheses(msgspec.Struct, array_like=True, frozen=True):
+    """The filters after the night of this number. onsets: of the changes, in order.
+
+    filters: an array (moment, model, 1 + changes) of 64-bit floats, little-endian, as bytes: as numbers it would be
+    three times as long, and reading it would take as long as judging.
+    """
+
+    number: int
+    onsets: tuple[int, ...]
+    filters: bytes
+
+    def array(self) -> Filters:
+        return np.frombuffer(self.filters, dtype="<f8").reshape(MOMENTS, -1, 1 + len(self.onsets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
     """All hypotheses after a night.
 
-    probabilities: of the candidates, in their order; what is left to 1 is that of no change. before: the unchanged
-    filter on this night, before its value was seen. night_value: mean and variance of what all hypotheses together
-    expected of the night.
+    changes: in order of their onsets; what their probabilities leave to 1 is that of no change. unchanged: mean over
+    the models of what is known under no change; before: the same on this night before its value was seen. scores:
+    under each model, standard deviations between the value and what no change predicts. deviation: of all models
+    together, of that difference. night_value: mean and variance of what all hypotheses together expected of the night.
     """
 
+    hypotheses: Hypotheses
+    changes: tuple[Change, ...]
     unchanged: Filter
-    candidates: tuple[Candidate, ...]
-    probabilities: tuple[float, ...]
     before: Filter
+    scores: NDArray[np.float64]
+    deviation: float
     night_value: tuple[float, float]
 
-    def changes(self, direction: int, last_night: int) -> list[tuple[float, Candidate]]:
-        """Return the candidates of this direction with an onset until then, each with its probability."""
-        return [
-            (probability, candidate)
-            for probability, candidate in zip(self.probabilities, self.candidates, strict=True)
-            if candidate.onset <= last_night and candidate.change * direction > 0
-        ]
+    def changes_to(self, direction: int, last_night: int) -> list[Change]:
+        """Return the changes in this direction with an onset until then."""
+        return [change for change in self.changes if change.onset <= last_night and change.change * direction > 0]
 
 
 def weigh(
-    unchanged: Filter,
-    candidates: Sequence[Candidate],
+    hypotheses: Hypotheses,
     value: NightValue,
     noise: SeriesNoise,
     past_levels: Sequence[tuple[float, float]],
     settings: DetectorSettings,
 ) -> Weighed:
     """Take a night into all hypotheses, with a new one: that the level changed on it."""
-    before = moved(unchanged, value.number, noise, settings)
-    now = copy(before)
-    now.log_likelihood = 0.0
-    see(now, value, noise, settings)
-    recent = candidates[-settings.window_nights + 1 :]
-    all_changes = [
-        *(moved(candidate, value.number, noise, settings) for candidate in recent),
-        changed(before, settings),
-    ]
-    forecasts = [*(candidate.predict() for candidate in all_changes), before.predict()]
-    for candidate in all_changes:
-        see(candidate, value, noise, settings, is_onset=candidate.onset == value.number)
-        candidate.log_likelihood -= now.log_likelihood
-    odds = [log_odds(candidate, past_levels, settings) for candidate in all_changes]
+    onsets = hypotheses.onsets
+    filters = hypotheses.array()
+    if len(onsets) >= settings.window_nights:
+        kept = settings.window_nights - 1
+        onsets, filters = onsets[-kept:], np.concatenate([filters[:, :, :1], filters[:, :, -kept:]], axis=2)
+    onsets = (*onsets, value.number)
+    now = with_change(move(filters, value.number - hypotheses.number, noise, settings), settings)
+    before = _mean(now[:, :, 0], value.number, noise)
+    means = now[LEVEL] + value.share * now[EFFECT]
+    variances = now[LEVEL_VARIANCE] + value.share * (2 * now[COVARIANCE] + value.share * now[EFFECT_VARIANCE])
+    scores = (value.log_value - means[:, 0]) / np.sqrt(variances[:, 0] + value.variance)
+    # A change on this very night may be as large as an outlier.
+    variances[:, -1] = variances[:, 0] + settings.outlier_sd**2
+    see(now, value, noise, settings, has_onset=True)
+    odds = log_odds(now, past_levels, settings)
     # Probabilities from odds against no change, whose own are 1; the largest is taken out so that none overflows.
-    largest = max(0.0, *odds)
-    weights = [*(math.exp(change_odds - largest) for change_odds in odds), math.exp(-largest)]
-    total = sum(weights)
-    shares = [weight / total for weight in weights]
-    # Mean and variance of the mixture of all forecasts; an outlier may lie anywhere near.
-    mean = sum(share * middle for share, (middle, _) in zip(shares, forecasts, strict=True))
-    variance = sum(
-        share * (spread + (middle - mean) ** 2) for share, (middle, spread) in zip(shares, forecasts, strict=True)
-    )
-    variance += shares[-1] * (1 - now.good) * settings.outlier_sd**2
+    largest = np.maximum(odds.max(axis=1, keepdims=True), 0.0)
+    weights = np.concatenate([np.exp(-largest), np.exp(odds - largest)], axis=1)
+    weights *= (noise.weights / weights.sum(axis=1))[:, None]
+    mean = float((weights * means).sum())
+    spread = variances + (means - mean) ** 2
+    spread[:, 0] += (1 - now[GOOD, :, 0]) * settings.outlier_sd**2
     return Weighed(
-        unchanged=now,
-        candidates=tuple(all_changes),
-        probabilities=tuple(shares[:-1]),
+        hypotheses=Hypotheses(value.number, onsets, now.astype("<f8").tobytes()),
+        changes=_changes(now, weights, onsets),
+        unchanged=_mean(now[:, :, 0], value.number, noise),
         before=before,
-        night_value=(mean, variance),
+        scores=scores,
+        deviation=float(np.sqrt(before.predict(value.share)[1] + value.variance)),
+        night_value=(mean, float((weights * spread).sum())),
     )
 
 
-def begin(
-    values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSettings
-) -> tuple[Filter, tuple[Candidate, ...]]:
-    """Return the hypotheses that a series' first nights leave.
+def begin(values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSettings) -> tuple[Filter, Hypotheses]:
+    """Return what a regime's first nights say of its level, and the hypotheses that they leave.
 
     The level is first taken from the nights' median, three standard deviations wide: the median of few nights is nearer
     than that, and a first night that is an outlier is known as one.
     """
     spread = noise.night_variance + median(value.variance for value in values)
     middle = median(value.log_value for value in values)
-    unchanged = Filter(values[0].number, middle, 0.0, 9 * spread, 0.0, noise.night_variance)
-    candidates: tuple[Candidate, ...] = ()
+    filters = first_filters(middle, 9 * spread, noise)
+    hypotheses = Hypotheses(values[0].number, (), filters.astype("<f8").tobytes())
     for passed, value in enumerate(values):
-        weighed = weigh(unchanged, candidates, value, noise, (), settings)
-        unchanged = weighed.unchanged
+        hypotheses = weigh(hypotheses, value, noise, (), settings).hypotheses
         # The first nights have no regime before them that they could have changed.
-        candidates = weighed.candidates if passed > settings.hold_nights else ()
-    return unchanged, candidates
+        if passed <= settings.hold_nights:
+            hypotheses = _without_changes(hypotheses, 0)
+    return _mean(hypotheses.array()[:, :, 0], hypotheses.number, noise), hypotheses
 
 
-def score(before: Filter, value: NightValue) -> float:
-    """Return how many standard deviations the value lies from what the filter expected."""
-    mean, variance = before.predict(value.share)
-    return (value.log_value - mean) / math.sqrt(variance + value.variance)
+def since(hypotheses: Hypotheses, change: Change) -> Hypotheses:
+    """Return the hypotheses of the regime that a confirmed change has begun."""
+    return _without_changes(hypotheses, change.place)
+
+
+def _without_changes(hypotheses: Hypotheses, place: int) -> Hypotheses:
+    filters = hypotheses.array()[:, :, place : place + 1]
+    return Hypotheses(hypotheses.number, (), filters.tobytes())
+
+
+def _mean(filters: NDArray[np.float64], number: int, noise: SeriesNoise) -> Filter:
+    """Return the moments of one hypothesis over all models; filters: (moment, model)."""
+    weights = noise.weights
+    level, effect = float(weights @ filters[LEVEL]), float(weights @ filters[EFFECT])
+    off_level, off_effect = filters[LEVEL] - level, filters[EFFECT] - effect
+    return Filter(
+        number,
+        level,
+        effect,
+        float(weights @ (filters[LEVEL_VARIANCE] + off_level**2)),
+        float(weights @ (filters[COVARIANCE] + off_level * off_effect)),
+        float(weights @ (filters[EFFECT_VARIANCE] + off_effect**2)),
+    )
+
+
+def _changes(filters: Filters, weights: NDArray[np.float64], onsets: Sequence[int]) -> tuple[Change, ...]:
+    """Return each change with its moments over the models; weights: of model and hypothesis, with a sum of 1."""
+    weights = weights[:, 1:]
+    probabilities = weights.sum(axis=0)
+    shares = weights / np.maximum(probabilities, 1e-300)
+    level, variance, level_before, variance_before = filters[
+        [LEVEL, LEVEL_VARIANCE, LEVEL_BEFORE, VARIANCE_BEFORE], :, 1:
+    ]
+    change = level - level_before
+
+    def mean_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        result: NDArray[np.float64] = (shares * values).sum(axis=0)
+        return result
+
+    middle, middle_level, middle_before = mean_of(change), mean_of(level), mean_of(level_before)
+    columns = (
+        probabilities,
+        middle,
+        mean_of(variance + variance_before + (change - middle) ** 2),
+        middle_level,
+        mean_of(variance + (level - middle_level) ** 2),
+        middle_before,
+        mean_of(variance_before + (level_before - middle_before) ** 2),
+    )
+    return tuple(
+        Change(
+            place=place,
+            onset=onset,
+            probability=probability,
+            change=size,
+            change_variance=size_variance,
+            level=own_level,
+            level_variance=own_variance,
+            level_before=before,
+            variance_before=before_variance,
+        )
+        for place, (onset, probability, size, size_variance, own_level, own_variance, before, before_variance) in (
+            enumerate(zip(onsets, *(column.tolist() for column in columns), strict=True), start=1)
+        )
+    )
 
 
 def with_reruns(
@@ -115,6 +211,8 @@ def with_reruns(
     more than both may, something disturbed the night, and the reruns alone are its value; else both count, weighted as
     a change that they share is found best (generalised least squares). Reruns agree where they alone show half of that
     change: they are then likelier with it than without.
+
+    before: the filter on this night, before its value was seen.
     """
     share = settings.rerun_correlation
     fresh = (1 - share * share) * noise.night_variance
@@ -138,3 +236,9 @@ def with_reruns(
         weight + (1 - weight) * share,
     )
     return value, agree
+
+
+def moved_mean(hypotheses: Hypotheses, number: int, noise: SeriesNoise, settings: DetectorSettings) -> Filter:
+    """Return what no change expects of a later night, before its value is seen, as the mean over the models."""
+    moved = move(hypotheses.array()[:, :, :1], number - hypotheses.number, noise, settings)
+    return _mean(moved[:, :, 0], number, noise)

@@ -5,23 +5,37 @@ autoregression; or the night is an outlier, which something else made slow or fa
 filter keeps both possibilities of each night in their proportion. A filter takes each night once, so a series costs the
 same however long its history is.
 
+All filters of a series run together, as one array of shape (moment, model, hypothesis): `moment` counts the quantities
+below, `model` the models of the noise, and hypothesis 0 is that of no change.
+
 Source: Willsky and Jones 1976 (jumps of unknown size in linear systems); Pena and Guttman 1988 (outliers in a Kalman
 filter as a mixture, collapsed to its moments after each night).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from copy import copy
-from typing import TypeVar
+from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from bench.gate.detector.night import SeriesNoise
 from bench.gate.detector.settings import DetectorSettings
 
-AnyFilter = TypeVar("AnyFilter", bound="Filter")
+LEVEL, EFFECT, LEVEL_VARIANCE, COVARIANCE, EFFECT_VARIANCE = range(5)
+"""Mean of level and night effect, and their covariance."""
+GOOD = 5
+"""Probability that the last night was no outlier."""
+LOG_LIKELIHOOD = 6
+"""Of all nights since the onset, with that of no change taken off; of no change, of the last night."""
+LEVEL_BEFORE, VARIANCE_BEFORE = 7, 8
+"""Of a change: the level that it began from."""
+MOMENTS = 9
+
+Filters = NDArray[np.float64]
+SMALLEST = 1e-300
 
 
 class NightValue(msgspec.Struct, array_like=True, frozen=True):
@@ -34,11 +48,7 @@ class NightValue(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Filter(msgspec.Struct, array_like=True):
-    """What is known after some nights under one hypothesis: means and covariance of level and night effect.
-
-    good: probability that the last night was no outlier. log_likelihood: of the last night; of a candidate, of all
-    nights since its onset, with that of no change taken off.
-    """
+    """What is known after some nights under one hypothesis: means and covariance of level and night effect."""
 
     number: int
     level: float
@@ -46,8 +56,6 @@ class Filter(msgspec.Struct, array_like=True):
     level_variance: float
     covariance: float
     effect_variance: float
-    good: float = 1.0
-    log_likelihood: float = 0.0
 
     def predict(self, share: float = 1.0) -> tuple[float, float]:
         """Return mean and variance of level + share * effect."""
@@ -55,124 +63,126 @@ class Filter(msgspec.Struct, array_like=True):
         return self.level + share * self.effect, variance
 
 
-class Candidate(Filter):
-    """The hypothesis that the level changed on night `onset`, before which it was `level_before`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The hypothesis that the level changed on night `onset`, over all models of the noise.
 
-    onset: int = 0
-    level_before: float = 0.0
-    variance_before: float = 0.0
+    place: of the hypothesis among the filters. change: of the logarithm.
+    """
 
-    @property
-    def change(self) -> float:
-        return self.level - self.level_before
+    place: int
+    onset: int
+    probability: float
+    change: float
+    change_variance: float
+    level: float
+    level_variance: float
+    level_before: float
+    variance_before: float
 
-    @property
-    def change_variance(self) -> float:
-        return self.level_variance + self.variance_before
+
+def first_filters(log_value: float, variance: float, noise: SeriesNoise) -> Filters:
+    """Return the filters of a level that is known with this variance, before its first night."""
+    filters = np.zeros((MOMENTS, len(noise.weights), 1))
+    filters[LEVEL] = log_value
+    filters[LEVEL_VARIANCE] = variance
+    filters[EFFECT_VARIANCE] = noise.night_variances[:, None]
+    filters[GOOD] = 1.0
+    return filters
 
 
-def moved(before: AnyFilter, number: int, noise: SeriesNoise, settings: DetectorSettings) -> AnyFilter:
-    """Return the filter on a later night, before its value is seen: the effect has faded, and new one has come."""
-    now = copy(before)
-    passed = number - before.number
-    faded = noise.correlation**passed
-    now.number = number
-    now.effect *= faded
-    now.covariance *= faded
-    now.effect_variance = faded * faded * before.effect_variance + (1 - faded * faded) * noise.night_variance
+def move(before: Filters, passed: int, noise: SeriesNoise, settings: DetectorSettings) -> Filters:
+    """Return the filters some nights later, before a value is seen: effects have faded, and new ones have come."""
+    now = before.copy()
+    faded = (noise.phis**passed)[:, None]
+    now[EFFECT] *= faded
+    now[COVARIANCE] *= faded
+    now[EFFECT_VARIANCE] *= faded * faded
+    now[EFFECT_VARIANCE] += (1 - faded * faded) * noise.night_variances[:, None]
     # The level wanders so little that only some `memory_nights` bear on it: by the drift at which a steady filter's
     # gain is 1 / memory_nights.
-    now.level_variance += passed * noise.long_run_variance / settings.memory_nights**2
+    now[LEVEL_VARIANCE] += passed * noise.long_run_variances[:, None] / settings.memory_nights**2
     return now
 
 
-def changed(unchanged: Filter, settings: DetectorSettings) -> Candidate:
-    """Return the hypothesis that the level changes on this night, by an unknown amount, from a filter moved to it."""
-    return Candidate(
-        number=unchanged.number,
-        level=unchanged.level,
-        effect=unchanged.effect,
-        level_variance=unchanged.level_variance + settings.widest_change_sd**2,
-        covariance=unchanged.covariance,
-        effect_variance=unchanged.effect_variance,
-        onset=unchanged.number,
-        level_before=unchanged.level,
-        variance_before=unchanged.level_variance,
-    )
+def with_change(filters: Filters, settings: DetectorSettings) -> Filters:
+    """Return the filters, moved to a night, with the hypothesis that the level changes on it by an unknown amount."""
+    new = filters[:, :, :1].copy()
+    new[LEVEL_BEFORE] = new[LEVEL]
+    new[VARIANCE_BEFORE] = new[LEVEL_VARIANCE]
+    new[LEVEL_VARIANCE] += settings.widest_change_sd**2
+    new[GOOD] = 1.0
+    new[LOG_LIKELIHOOD] = 0.0
+    return np.concatenate([filters, new], axis=2)
 
 
-def unchanged_since(candidate: Candidate) -> Filter:
-    """Return the filter of the regime that a confirmed change has begun."""
-    return Filter(
-        number=candidate.number,
-        level=candidate.level,
-        effect=candidate.effect,
-        level_variance=candidate.level_variance,
-        covariance=candidate.covariance,
-        effect_variance=candidate.effect_variance,
-        good=candidate.good,
-    )
+def see(now: Filters, value: NightValue, noise: SeriesNoise, settings: DetectorSettings, *, has_onset: bool) -> None:
+    """Take in the value of the night that the filters have moved to; the likelihoods are relative to no change.
 
-
-def see(
-    now: Filter, value: NightValue, noise: SeriesNoise, settings: DetectorSettings, *, is_onset: bool = False
-) -> None:
-    """Take in the value of the night that the filter has moved to.
-
-    is_onset: the level changed on this night, so that it is no outlier; were it one, the change would have come later.
+    has_onset: under the last hypothesis the level changed on this night, so that it is no outlier; were it one, the
+    change would have come later.
     """
     share = value.share
-    gain_level = now.level_variance + share * now.covariance
-    gain_effect = now.covariance + share * now.effect_variance
+    gain_level = now[LEVEL_VARIANCE] + share * now[COVARIANCE]
+    gain_effect = now[COVARIANCE] + share * now[EFFECT_VARIANCE]
     spread = gain_level + share * gain_effect + value.variance
-    deviation = value.log_value - now.level - share * now.effect
-    wide = spread + settings.outlier_sd**2
+    deviation = value.log_value - now[LEVEL] - share * now[EFFECT]
     square = deviation * deviation
     # An outlier is likelier after another: what disturbs a night may last.
     rate = noise.outlier_rate
-    rate += max(settings.outlier_stays - rate, 0.0) * (1 - now.good)
-    if is_onset:
-        rate = 0.0
-    # Densities without the factor that both have. Dividing both by the wider one's exponential keeps them above 0.
-    good_density = (1 - rate) * math.exp(0.5 * square * (1 / wide - 1 / spread)) / math.sqrt(spread)
-    bad_density = rate / math.sqrt(wide)
-    now.log_likelihood += math.log(good_density + bad_density) - 0.5 * square / wide
-    good = now.good = good_density / (good_density + bad_density)
+    rates = rate + max(settings.outlier_stays - rate, 0.0) * (1 - now[GOOD])
+    if has_onset:
+        rates[:, -1] = 0.0
+    # Densities without the factor of the normal one. That of outliers is Student's t with 2 degrees of freedom, so
+    # that none is impossible, however large.
+    wide = spread + noise.outlier_variance
+    bad = rates * (0.8862269 / np.sqrt(wide) * (1 + square / (2 * wide)) ** -1.5)
+    good = (1 - rates) * np.exp(-0.5 * square / spread) / np.sqrt(spread)
+    both = np.maximum(good + bad, SMALLEST)
+    log_likelihood = np.log(both)
+    now[LOG_LIKELIHOOD, :, 1:] += log_likelihood[:, 1:] - log_likelihood[:, :1]
+    now[LOG_LIKELIHOOD, :, 0] = log_likelihood[:, 0]
+    good /= both
+    now[GOOD] = good
     # Mean and covariance of the mixture "taken in, or not", in which it is taken in with this probability.
     gain_level /= spread
     gain_effect /= spread
     shrink = good * spread - good * (1 - good) * square
-    now.level += good * gain_level * deviation
-    now.effect += good * gain_effect * deviation
-    now.level_variance -= gain_level * gain_level * shrink
-    now.covariance -= gain_level * gain_effect * shrink
-    now.effect_variance -= gain_effect * gain_effect * shrink
+    now[LEVEL] += good * gain_level * deviation
+    now[EFFECT] += good * gain_effect * deviation
+    now[LEVEL_VARIANCE] -= gain_level * gain_level * shrink
+    now[COVARIANCE] -= gain_level * gain_effect * shrink
+    now[EFFECT_VARIANCE] -= gain_effect * gain_effect * shrink
 
 
-def log_odds(candidate: Candidate, past_levels: Sequence[tuple[float, float]], settings: DetectorSettings) -> float:
-    """Return the logarithm of the odds of a change against none: how often there is one, and what the nights say.
+def log_odds(
+    filters: Filters, past_levels: Sequence[tuple[float, float]], settings: DetectorSettings
+) -> NDArray[np.float64]:
+    """Return the logarithm of the odds of each change against none, (model, change): how often there is one, and what
+    the nights say.
 
     past_levels: means and variances of the levels of earlier regimes, since what broke a series is often taken back.
-    The filter ran with one wide prior of the change; it is replaced here by the settings' own, which is exact for
+    The filters ran with one wide prior of the change; it is replaced here by the settings' own, which is exact for
     normal densities as long as the wide one is flat where the nights leave the change.
     """
-    change, variance = candidate.change, candidate.change_variance
-    sds = settings.change_sds
-    prior = sum(_density(change, variance + sd * sd) for sd in sds) / len(sds)
+    changes = filters[:, :, 1:]
+    change = changes[LEVEL] - changes[LEVEL_BEFORE]
+    variance = changes[LEVEL_VARIANCE] + changes[VARIANCE_BEFORE]
+    sds = np.array(settings.change_sds)
+    shares = np.array(settings.change_shares) / sum(settings.change_shares)
+    prior = _density(change[..., None], variance[..., None] + sds**2) @ shares
     if past_levels:
-        returns = [
-            _density(candidate.level - level, candidate.level_variance + spread + settings.return_sd**2)
-            for level, spread in past_levels
-        ]
-        prior += settings.return_share * (sum(returns) / len(returns) - prior)
+        levels = np.array(past_levels)
+        spreads = changes[LEVEL_VARIANCE][..., None] + levels[:, 1] + settings.return_sd**2
+        returns = _density(changes[LEVEL][..., None] - levels[:, 0], spreads).mean(axis=2)
+        prior += settings.return_share * (returns - prior)
     wide = _density(change, variance + settings.widest_change_sd**2)
-    return (
-        math.log(settings.changes_per_night)
-        + candidate.log_likelihood
-        + math.log(max(prior, 1e-300) / max(wide, 1e-300))
-    )
+    ratio = np.log(np.maximum(prior, SMALLEST)) - np.log(np.maximum(wide, SMALLEST))
+    result: NDArray[np.float64] = np.log(settings.changes_per_night) + changes[LOG_LIKELIHOOD] + ratio
+    return result
 
 
-def _density(deviation: float, variance: float) -> float:
+def _density(deviation: NDArray[np.float64], variance: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the normal density, without the constant factor."""
-    return math.exp(-0.5 * deviation * deviation / variance) / math.sqrt(variance)
+    density: NDArray[np.float64] = np.exp(-0.5 * deviation * deviation / variance) / np.sqrt(variance)
+    return density

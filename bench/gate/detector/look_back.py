@@ -153,14 +153,15 @@ def begun_again(state: SeriesState, standing: Standing, settings: DetectorSettin
     nights = state.nights[-max(kept, settings.fewest_nights) :]
     noise = learn([[night.log_value for night in own]], float(np.median([night.variance for night in own])), settings)
     values = [NightValue(night.number, night.log_value, night.variance) for night in own]
-    unchanged, candidates = begin(values, noise, settings)
+    unchanged, hypotheses = begin(values, noise, settings)
     before = (float(np.mean(old)), noise.long_run_variance / len(old))
     return with_fields(
         state,
         nights=nights,
         regime_starts=(*state.regime_starts, onset),
         unchanged=unchanged,
-        candidates=candidates,
+        hypotheses=hypotheses,
+        likely_onset=None,
         past_levels=(before, *state.past_levels)[:3],
         alert=None,
         suspected=None,

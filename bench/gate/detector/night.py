@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.gate.detector.growth import Growth
 from bench.gate.detector.settings import DetectorSettings
 
 RESOLUTION = 0.001
@@ -119,32 +120,45 @@ def centre(values: Sequence[float], variances: Sequence[float]) -> Centre:
 
 CLIP_SDS = 3.0
 """Deviations are cut here where the noise is learned: those of normal nights lie beyond once in 370."""
-_PHIS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
-_SHARES = np.array([0.1, 0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.4])
-"""Night variances that are tried, as shares of the deviations' variance. Above 1: a long memory shows little of it."""
+_PHIS = np.array([-0.3, 0.0, 0.3, 0.55, 0.75, 0.9])
+"""Correlations of two nights in a row that are weighed. Between two of them a filter loses little."""
+_SHARES = np.array([0.03, 0.1, 0.2, 0.35, 0.55, 0.8, 1.1, 1.5, 2.2])
+"""Variances of what is new on each night that are tried, as shares of the deviations' variance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesNoise:
-    """night_variance: of the night effect. correlation: of two nights in a row. nights: how many it was learned from.
+    """Models of the noise, one for each correlation, with their probabilities; and their means.
 
-    long_run_variance: of a mean over many nights, times their number. outlier_rate: of nights.
+    night_variance: of the night effect. correlation: of two nights in a row. nights: how many it was learned from.
+    long_run_variance: of a mean over many nights, times their number. outlier_rate: of nights. outlier_variance: the
+    square of the scale of outliers. weights, phis, night_variances, long_run_variances: of the models.
     """
 
     night_variance: float
     correlation: float
     long_run_variance: float
     outlier_rate: float
+    outlier_variance: float
     nights: int
+    weights: NDArray[np.float64]
+    phis: NDArray[np.float64]
+    night_variances: NDArray[np.float64]
+    long_run_variances: NDArray[np.float64]
 
 
 @lru_cache(maxsize=256)
-def _shapes(count: int) -> NDArray[np.float64]:
-    """Spectra of autoregressions of variance 1, (correlation, 1, frequency), at the frequencies of so many nights."""
-    omega = 2 * np.pi * np.arange(1, (count - 1) // 2 + 1) / count
-    phi = _PHIS[:, None, None]
-    shapes: NDArray[np.float64] = (1 - phi**2) / (1 - 2 * phi * np.cos(omega) + phi**2)
-    return shapes
+def _shapes(count: int, regimes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how autoregressions of `_PHIS` look in so many nights, whose levels are taken from the same nights.
+
+    Their spectra of innovation variance 1, (correlation, 1, frequency), and the innovation's share of the variance.
+    """
+    # What is taken away as level lowers a correlation, by this in the first order (Kendall 1954).
+    seen = np.maximum(_PHIS - (1 + 3 * _PHIS) * regimes / count, -0.9)
+    # Frequency 0 is the level itself, and each further regime's level takes one of the lowest away.
+    omega = 2 * np.pi * np.arange(regimes, (count - 1) // 2 + 1) / count
+    seen = seen[:, None, None]
+    return 1 / (1 - 2 * seen * np.cos(omega) + seen**2), 1 - _PHIS**2
 
 
 def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: DetectorSettings) -> SeriesNoise:
@@ -163,35 +177,51 @@ def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: D
     sd = _robust_sd(values)
     outliers = int((np.abs(values) > CLIP_SDS * sd).sum())
     values.clip(-CLIP_SDS * sd, CLIP_SDS * sd, out=values)
-    variance = max(float(values @ values) / max(1, count - 1), RESOLUTION**2)
-    # Frequency 0 is the level itself, and each further regime's level takes one of the lowest away.
-    lowest = len(regimes) - 1
-    shapes = _shapes(count)[:, :, lowest:]
-    power = np.abs(np.fft.rfft(values)[1 + lowest : 1 + lowest + shapes.shape[2]]) ** 2 / count
-    # Spectrum of each pair of correlation and variance, (correlation, share, frequency), and its log-likelihood.
-    night_variances = _SHARES * variance
-    spectrum = night_variances[:, None] * shapes + error_variance
+    variance = max(float(values @ values) / max(1, count - len(regimes)), RESOLUTION**2)
+    lowest = min(len(regimes), (count - 1) // 2)
+    shapes, innovations = _shapes(count, lowest)
+    power = np.abs(np.fft.rfft(values)[lowest : lowest + shapes.shape[2]]) ** 2 / count
+    # Spectrum of each pair of correlation and variance, (correlation, share, frequency), and its log-likelihood. What
+    # is new on each night is the same whatever the correlation is believed to be: the variance follows from it.
+    night_variances = _SHARES * variance / innovations[:, None]
+    spectrum = (_SHARES * variance)[None, :, None] * shapes + error_variance
     log_weights = -(np.log(spectrum) + power / spectrum).sum(axis=2)
     log_weights -= (0.5 * ((_PHIS - settings.phi_prior_mean) / settings.phi_prior_sd) ** 2)[:, None]
     weights = np.exp(log_weights - log_weights.max())
-    weights /= weights.sum()
+    weights = np.maximum(weights / weights.sum(), 1e-12)
     of_phi = weights.sum(axis=1)
-    mean = float(of_phi @ _PHIS)
-    spread = math.sqrt(max(float(of_phi @ _PHIS**2) - mean * mean, 0.0))
-    # What is taken away as level lowers a correlation, by this in the first order (Kendall 1954).
-    bias = (1 + 3 * mean) * len(regimes) / count
-    # Guarded: too low a correlation takes wandering for changes, too high a one only delays. What is new on each night
-    # is held: it is known best, and at a fixed variance a higher correlation would leave less of it.
-    correlation = min(mean + bias + settings.correlation_guard_sds * spread, float(_PHIS[-1]))
-    innovation = float((1 - _PHIS**2) @ (weights @ night_variances))
-    night_variance = max(innovation / (1 - correlation**2), RESOLUTION**2)
+    night_variance = np.maximum((weights * night_variances).sum(axis=1) / of_phi, RESOLUTION**2)
+    long_run = night_variance * (1 + _PHIS) / (1 - _PHIS) + error_variance
     return SeriesNoise(
-        night_variance=night_variance,
-        correlation=correlation,
-        long_run_variance=night_variance * (1 + correlation) / (1 - correlation) + error_variance,
+        night_variance=float(of_phi @ night_variance),
+        correlation=float(of_phi @ _PHIS),
+        long_run_variance=float(of_phi @ long_run),
         # As if the settings' rate had been seen over `outlier_nights` before.
         outlier_rate=(outliers + settings.outlier_rate * settings.outlier_nights) / (count + settings.outlier_nights),
+        outlier_variance=settings.outlier_sd**2 + CLIP_SDS**2 * variance,
         nights=count,
+        weights=of_phi,
+        phis=_PHIS,
+        night_variances=night_variance,
+        long_run_variances=long_run,
+    )
+
+
+def grown(noise: SeriesNoise, growth: Growth) -> SeriesNoise:
+    """Return the noise of nights that differ more than those that it was learned from."""
+    factor = growth.nights**2
+    if factor == 1.0:
+        return noise
+    errors = noise.long_run_variances - noise.night_variances * (1 + noise.phis) / (1 - noise.phis)
+    night_variances = factor * noise.night_variances
+    long_run = night_variances * (1 + noise.phis) / (1 - noise.phis) + growth.trials**2 * errors
+    return replace(
+        noise,
+        night_variance=factor * noise.night_variance,
+        long_run_variance=float(noise.weights @ long_run),
+        outlier_variance=factor * noise.outlier_variance,
+        night_variances=night_variances,
+        long_run_variances=long_run,
     )
 
 

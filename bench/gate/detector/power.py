@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from bench.gate.detector.detector import _noise as learned_noise
+from bench.gate.detector.detector import learned_noise
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState
 

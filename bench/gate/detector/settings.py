@@ -26,10 +26,12 @@ class DetectorSettings:
     # What happens to series, before a night is seen. Prior odds, so they need only be of the right order.
     # A change in a hundred nights is what change-point models of unknown series begin with (Adams and MacKay 2007).
     changes_per_night: float = 0.01
-    # Changes of 1 %, 3 % and 10 % are alike likely: scales of a mixture, so that none is surprised by the others.
-    change_sds: tuple[float, ...] = (0.01, 0.03, 0.10)
+    # Changes of 1 %, 3 % and 10 % are alike likely, and each step of three beyond, up to a factor of a hundred (4.6),
+    # half as likely as the one before: scales of a mixture, so that none is surprised by the others.
+    change_sds: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    change_shares: tuple[float, ...] = (1.0, 1.0, 1.0, 0.5, 0.25, 0.125)
     # Flat where a change can be; the filters run with it, and it is divided out again.
-    widest_change_sd: float = 0.3
+    widest_change_sd: float = 10.0
     # One change in five takes an earlier one back, to within what a rebuilt environment differs by.
     return_share: float = 0.2
     return_sd: float = 0.003
@@ -45,10 +47,14 @@ class DetectorSettings:
     # A pool of machines that was never seen differs by some 3 %; learned from the others once there are some.
     placement_sd: float = 0.03
     most_placements: int = 32
-    # Correlation of nights: wide, since it may be anything. Half of its error is added (tuned: 0, 0.5, 1).
+    # Correlation of nights: wide, since it may be anything.
     phi_prior_mean: float = 0.3
     phi_prior_sd: float = 0.4
-    correlation_guard_sds: float = 0.5
+    # Noise that grows: once in two years; looked for in the last two months.
+    noise_changes_per_night: float = 0.0015
+    growth_nights: int = 60
+    # A change that is so probable has its own level where the noise is learned.
+    likely_probability: float = 0.5
 
     # Tier 1. Reruns may cost 3 % of all trials, and a suspicion costs as much as a night: so one night in a hundred,
     # and the rest for true changes.
@@ -62,9 +68,9 @@ class DetectorSettings:
     smallest_change: float = 0.005
 
     # Tier 2. Two more nights, so that a disturbance of two nights has ended; and the probability from which a page is
-    # rather true than false with a margin of four to one (tuned: 0.8, 0.9, 0.95).
+    # rather true than false with a margin of nine to one (tuned: 0.8, 0.9, 0.95).
     hold_nights: int = 2
-    page_probability: float = 0.8
+    page_probability: float = 0.9
 
     # Creep. Ten nights show half a night's deviation; asked each night, so with the limit of an alert.
     creep_nights: int = 10

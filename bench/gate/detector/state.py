@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.gate.detector.level_filter import Candidate, Filter, NightValue
+from bench.gate.detector.hypotheses import Hypotheses
+from bench.gate.detector.level_filter import Filter, NightValue
 from bench.gate.detector.placements import PlacementOffset
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class KeptNight(msgspec.Struct, array_like=True, frozen=True):
@@ -47,23 +48,25 @@ class Suspected(msgspec.Struct, frozen=True, kw_only=True):
     """What reruns are judged from: the night's value, and the hypotheses before it."""
 
     value: NightValue
-    unchanged: Filter
-    candidates: tuple[Candidate, ...]
+    hypotheses: Hypotheses | None = None
 
 
 class SeriesState(msgspec.Struct, frozen=True, kw_only=True):
     """What the detector knows of a series.
 
     nights: the newest, from which the noise is learned. regime_starts: night numbers on which regimes began.
-    unchanged, candidates: the hypotheses after the last night, None before there are enough. past_levels: mean and
-    variance of the levels of earlier regimes, newest first. alert: the one that is open, of tier 1.
+    unchanged: what is known of the present regime's level, None before there are enough nights. hypotheses: after the
+    last night; None before that, and in states of version 1, whose hypotheses are made again from the nights.
+    likely_onset: of a change that is likely, but not confirmed. past_levels: mean and variance of the levels of earlier
+    regimes, newest first. alert: the one that is open, of tier 1.
     """
 
     schema_version: int = SCHEMA_VERSION
     nights: tuple[KeptNight, ...] = ()
     regime_starts: tuple[int, ...] = ()
     unchanged: Filter | None = None
-    candidates: tuple[Candidate, ...] = ()
+    hypotheses: Hypotheses | None = None
+    likely_onset: int | None = None
     past_levels: tuple[tuple[float, float], ...] = ()
     placements: dict[str, PlacementOffset] = {}
     alert: SeriesAlert | None = None
