@@ -24,6 +24,7 @@ from bench.gate.detector.settings import SETTINGS
 from bench.gate.detector.state import SeriesAlert, SeriesState
 from bench.gate.gated import GatedValue, shape_words
 from bench.gate.missing import NIGHTS_SEEN, day_of, with_day
+from bench.gate.regimes import dated_reason
 from bench.gate.verdicts import (
     BAD,
     MARGIN,
@@ -153,7 +154,7 @@ class Figure:
             return self._first_nights(judged, state.open, nights), judged.state
         outcome, opened = self._outcome(judged, state.open, nights)
         change = self._change(judged, outcome, opened, times)
-        reason, is_new = _dated(judged, times), judged.is_new
+        reason, is_new = dated_reason(judged, times), judged.is_new
         # The detector takes a return for the end of a change; one to a level that was worse has begun on this night.
         if judged.verdict == "recovered" and outcome == "confirmed" and self._has_worse_page(judged):
             reason, is_new = f"an improvement is lost: {reason}", True
@@ -427,11 +428,6 @@ class Figure:
 def _sized(log_change: float, low: float, high: float) -> dict[str, Any]:
     """Return the fields of a verdict that say how much: ratios, from logarithms."""
     return {"change_ratio": math.exp(log_change), "low": math.exp(low), "high": math.exp(high)}
-
-
-def _dated(judged: JudgedNight, times: Mapping[int, int]) -> str:
-    """Return the detector's reason with the day of the night that it names; times: of nights by their numbers."""
-    return judged.reason if judged.reason_night is None else with_day(judged.reason, judged.reason_night, times)
 
 
 def _opened(alert: SeriesAlert, judged: JudgedNight, times: Mapping[int, int]) -> OpenChange:

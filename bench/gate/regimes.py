@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from bench.gate.detector.detector import JudgedNight
+from bench.gate.detector.known_levels import returned_to
 from bench.gate.detector.night import Night, TrialSample
 from bench.gate.detector.regimes import regimes
 from bench.gate.gated import placement_of
+from bench.gate.missing import with_day
 from bench.gate.verdicts import SeriesKey, Verdict, load_verdicts
 from bench.store.history import History
 
@@ -69,6 +72,21 @@ def regimes_of(history: History, suite: str, keys: Collection[SeriesKey]) -> tup
             )
             figures.append(SeriesRegimes(figure=newest[-1], regimes=past))
     return tuple(figures)
+
+
+def dated_reason(judged: JudgedNight, times: Mapping[int, int]) -> str:
+    """Return the detector's reason with the day that it names, and of a new change whether its level is known.
+
+    times: of nights by their numbers.
+    """
+    reason = judged.reason
+    if judged.reason_night is not None:
+        reason = with_day(reason, judged.reason_night, times)
+    if judged.is_new and judged.alert is not None:
+        known = returned_to(judged.state, judged.alert.onset)
+        if known is not None:
+            reason = f"{reason}; {with_day(known.reason, known.last, times)}"
+    return reason
 
 
 def _night(verdict: Verdict) -> Night:

@@ -259,11 +259,12 @@ def _weighed(
         half_width=_quantile(RANGE / 2 + 0.5, noise) * deviation,
         visible_log=_quantile(1 - settings.suspicion_p / 2, noise) * deviation,
     )
-    page = _page(judged, weighed, settings)
+    limit = _page_limit(noise, settings)
+    page = _page(judged, weighed, limit, settings)
     if page is not None:
         return page
     if state.alert is not None:
-        return _followed(judged, state.alert, weighed, settings)
+        return _followed(judged, state.alert, weighed, limit, settings)
     return _first_night(judged, suspected, weighed, reruns, settings)
 
 
@@ -274,13 +275,13 @@ def _likely_onset(weighed: Weighed, settings: DetectorSettings) -> int | None:
     return best.onset if is_likely else None
 
 
-def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> JudgedNight | None:
+def _page(judged: JudgedNight, weighed: Weighed, limit: float, settings: DetectorSettings) -> JudgedNight | None:
     """Return the page of a change that the nights after it confirm, with the regime that it began; None without one."""
     state = judged.state
     last_night = state.nights[-1 - settings.hold_nights].number
     for direction in (1, -1):
         changes = weighed.changes_to(direction, last_night)
-        if sum(change.probability for change in changes) < settings.page_probability:
+        if sum(change.probability for change in changes) < limit:
             continue
         best = max(changes, key=lambda change: change.probability)
         if abs(best.change) < settings.smallest_change:
@@ -306,6 +307,13 @@ def _page(judged: JudgedNight, weighed: Weighed, settings: DetectorSettings) -> 
     return None
 
 
+def _page_limit(noise: SeriesNoise, settings: DetectorSettings) -> float:
+    """Return the probability that a page needs, which grows with the correlation of the nights' values."""
+    low, high = settings.correlations_of_page
+    share = min(max((noise.value_correlation - low) / (high - low), 0.0), 1.0)
+    return settings.page_probability + share * (settings.page_probability_correlated - settings.page_probability)
+
+
 def _is_return(state: SeriesState, change: Change, settings: DetectorSettings) -> bool:
     """Return whether a regime that lasted no longer than the window ends at the level that was before it."""
     if not state.past_levels or change.onset - state.regime_starts[-1] > settings.window_nights:
@@ -316,7 +324,9 @@ def _is_return(state: SeriesState, change: Change, settings: DetectorSettings) -
     )
 
 
-def _followed(judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, settings: DetectorSettings) -> JudgedNight:
+def _followed(
+    judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, limit: float, settings: DetectorSettings
+) -> JudgedNight:
     """Return the verdict on a night after an alert: it stays, or closes itself."""
     changes = weighed.changes_to(alert.direction, weighed.before.number)
     probability = sum(change.probability for change in changes)
@@ -325,7 +335,7 @@ def _followed(judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, setting
         now = with_fields(judged.state, alert=None)
         return replace(judged, state=now, verdict="recovered", reason=reason, reason_night=alert.onset, alert=alert)
     reason = f"the change of {{night}} has probability {probability:.2f}, and is confirmed at "
-    reason += f"{settings.page_probability:.2f}"
+    reason += f"{limit:.2f}"
     return replace(judged, verdict="alert", reason=reason, reason_night=alert.onset, alert=alert)
 
 

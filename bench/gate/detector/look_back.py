@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from bench.gate.detector.hypotheses import begin
 from bench.gate.detector.level_filter import NightValue
-from bench.gate.detector.night import CLIP_SDS, RESOLUTION, learn
-from bench.gate.detector.night import _robust_sd as robust_sd
+from bench.gate.detector.night import CLIP_SDS, RESOLUTION, learn, robust_sd
 from bench.gate.detector.rank_scan import (
     Split,
     Values,
@@ -41,6 +40,8 @@ LIMIT = 4.5
 the allowance for correlation is itself known from few nights."""
 SHARE_LIMIT = 5.0
 """The same of a share, whose border between both kinds is chosen, too."""
+CLEAR_SHARE_LIMIT = 4.3
+"""The same where there is no doubt of which kind a night is."""
 _APART = 0.85
 """Share of the largest score that a split's may have: in 93 % of pairs the night after is the larger one."""
 _FAR_P = 2e-5
@@ -50,6 +51,7 @@ _FAR_NIGHTS = 12
 """Nights on each side that it needs: two modes of which one stays for a week are no level."""
 _KINDS_APART = 5.0
 """Deviations by which two kinds of nights must differ. Two halves of one normal kind differ by 2.7."""
+_CLEARLY_APART = 8.0
 _KIND_NIGHTS = 5
 _MINORITY_NIGHTS = 3
 """A kind that a part has fewer nights of is no kind of it, but a few disturbed nights."""
@@ -246,12 +248,13 @@ def _mixture(nights: list[KeptNight], values: Values, settings: DetectorSettings
         return None
     is_high: NDArray[np.bool_] = values > kinds[0]
     split = best_share_split(is_high, FEWEST_NIGHTS)
-    if split is None or abs(split.score) < SHARE_LIMIT:
+    limit = SHARE_LIMIT if kinds[1] < _CLEARLY_APART else CLEAR_SHARE_LIMIT
+    if split is None or abs(split.score) < limit:
         return None
     place, whole = split.place, is_high.astype(np.float64)
     inflated = neighbour_inflation(whole, place)
     score = split.score / math.sqrt(inflated)
-    if abs(score) < SHARE_LIMIT or not _has_minority(is_high, split) or _is_wider(values, is_high, place):
+    if abs(score) < limit or not _has_minority(is_high, split) or _is_wider(values, is_high, place):
         return None
     before = _share(is_high[:place], inflated)
     after = _share(is_high[place:], inflated)

@@ -130,13 +130,15 @@ _SHARES = np.array([0.03, 0.1, 0.2, 0.35, 0.55, 0.8, 1.1, 1.5, 2.2])
 class SeriesNoise:
     """Models of the noise, one for each correlation, with their probabilities; and their means.
 
-    night_variance: of the night effect. correlation: of two nights in a row. nights: how many it was learned from.
+    night_variance: of the night effect. correlation: of the effects of two nights in a row; value_correlation: of their
+    values, of which the trials' error has none. nights: how many it was learned from.
     long_run_variance: of a mean over many nights, times their number. outlier_rate: of nights. outlier_variance: the
     square of the scale of outliers. weights, phis, night_variances, long_run_variances: of the models.
     """
 
     night_variance: float
     correlation: float
+    value_correlation: float
     long_run_variance: float
     outlier_rate: float
     outlier_variance: float
@@ -174,7 +176,7 @@ def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: D
     values = np.array(deviations)
     count = len(values)
     # Nights with a spike are cut to a size that an ordinary night may have.
-    sd = _robust_sd(values)
+    sd = robust_sd(values)
     outliers = int((np.abs(values) > CLIP_SDS * sd).sum())
     values.clip(-CLIP_SDS * sd, CLIP_SDS * sd, out=values)
     variance = max(float(values @ values) / max(1, count - len(regimes)), RESOLUTION**2)
@@ -190,11 +192,14 @@ def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: D
     weights = np.exp(log_weights - log_weights.max())
     weights = np.maximum(weights / weights.sum(), 1e-12)
     of_phi = weights.sum(axis=1)
-    night_variance = np.maximum((weights * night_variances).sum(axis=1) / of_phi, RESOLUTION**2)
+    # The middle of what is likely, by its logarithm: few nights leave variances possible that none of them shows.
+    middle_log = (weights * np.log(night_variances)).sum(axis=1) / of_phi
+    night_variance = np.maximum(np.exp(middle_log), RESOLUTION**2)
     long_run = night_variance * (1 + _PHIS) / (1 - _PHIS) + error_variance
     return SeriesNoise(
         night_variance=float(of_phi @ night_variance),
         correlation=float(of_phi @ _PHIS),
+        value_correlation=float(of_phi @ (_PHIS * night_variance / (night_variance + error_variance))),
         long_run_variance=float(of_phi @ long_run),
         # As if the settings' rate had been seen over `outlier_nights` before.
         outlier_rate=(outliers + settings.outlier_rate * settings.outlier_nights) / (count + settings.outlier_nights),
@@ -225,7 +230,7 @@ def grown(noise: SeriesNoise, growth: Growth) -> SeriesNoise:
     )
 
 
-def _robust_sd(deviations: NDArray[np.float64]) -> float:
+def robust_sd(deviations: NDArray[np.float64]) -> float:
     """Return the deviation of ordinary nights, by the median of all and by their 80 % quantile, whichever is larger.
 
     The quantile is for values of which most are equal, as rounded ones are, and for those with two modes.

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from bench.gate.detector.night import CLIP_SDS, RESOLUTION
-from bench.gate.detector.night import _robust_sd as robust_sd
+from bench.gate.detector.night import CLIP_SDS, RESOLUTION, robust_sd
 from bench.gate.detector.rank_scan import best_split, neighbour_inflation, ranks
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState

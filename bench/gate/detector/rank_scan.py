@@ -96,12 +96,22 @@ def _log_likelihood(high: NDArray[np.int64], count: NDArray[np.int64]) -> Values
 def inflation(parts: Sequence[Values], error_variance: float, settings: DetectorSettings) -> float:
     """Return the variance of a mean of many of these nights, over that of as many independent ones; at least 1.
 
-    error_variance: what of a night's is its trials', which no two nights share.
+    error_variance: what of a night's is its trials', which no two nights share. The mean over the models of the noise,
+    so that a strong correlation counts as long as few nights do not rule it out: whoever reports a change needs that.
     """
     if all(float(part.std()) < RESOLUTION for part in parts):
         return 1.0  # What they differ by is no more than their last digit.
     noise = learn([part.tolist() for part in parts], error_variance, settings)
     return max(1.0, noise.long_run_variance / (noise.night_variance + error_variance))
+
+
+def likely_inflation(parts: Sequence[Values], settings: DetectorSettings) -> float:
+    """Return the same by what is likely, the geometric mean over the models: for a description that pages nobody."""
+    if all(float(part.std()) < RESOLUTION for part in parts):
+        return 1.0
+    noise = learn([part.tolist() for part in parts], 0.0, settings)
+    ratios = np.maximum(noise.long_run_variances / noise.night_variances, 1.0)
+    return float(np.exp(noise.weights @ np.log(ratios)))
 
 
 def neighbour_inflation(values: Values, place: int) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 from bench.gate.detector.detector import judge
 from bench.gate.detector.night import RESOLUTION, Night, trial_variance
 from bench.gate.detector.placements import reduce_trials
-from bench.gate.detector.rank_scan import Values, inflation
+from bench.gate.detector.rank_scan import Values, likely_inflation
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState
 
@@ -131,9 +131,8 @@ def segment(values: Values) -> tuple[list[int], float]:
     parts = np.split(values, edges)
     usual = usual_variance(values)
     # Each regime's nights in units of its own noise, so that a noisy regime does not speak for all.
-    correlated = inflation(
-        [(part - part.mean()) / math.sqrt(variance_of(part, usual)) for part in parts], 0.0, SETTINGS
-    )
+    scaled = [(part - part.mean()) / math.sqrt(variance_of(part, usual)) for part in parts]
+    correlated = likely_inflation(scaled, SETTINGS)
     return _joined(values, _optimum(values, correlated), correlated), correlated
 
 

@@ -67,10 +67,14 @@ class DetectorSettings:
     # Nobody acts on less than half a percent.
     smallest_change: float = 0.005
 
-    # Tier 2. Two more nights, so that a disturbance of two nights has ended; and the probability from which a page is
-    # rather true than false with a margin of nine to one (tuned: 0.8, 0.9, 0.95).
+    # Tier 2. Two more nights, so that a disturbance of two nights has ended.
     hold_nights: int = 2
-    page_probability: float = 0.9
+    # The probability of a page: rather true than false where nights are nearly independent. A correlation is known
+    # roughly, and one that is taken for too low makes wandering a change: so more and more is asked for, from where
+    # chance begins to look correlated to where half of a night is there on the next.
+    page_probability: float = 0.6
+    page_probability_correlated: float = 0.95
+    correlations_of_page: tuple[float, float] = (0.2, 0.5)
 
     # Creep. Ten nights show half a night's deviation; asked each night, so with the limit of an alert.
     creep_nights: int = 10

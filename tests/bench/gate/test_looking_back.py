@@ -44,7 +44,7 @@ def test_every_second_night_that_is_slower_is_told_as_more_bad_nights(history: H
     def level(number: int, generator: random.Random) -> float:
         return 1.3 if number >= 40 and number % 2 else 1.0
 
-    verdicts = _judged(history, 80, level)
+    verdicts = _judged(history, 65, level, seed=2)
     last = verdicts[-1]
     assert last.outcome == "mixture"
     assert "every second night is" in last.reason
@@ -109,3 +109,14 @@ def test_noise_that_has_increased_is_said_once(history: History) -> None:
     assert noisy[0].noise is not None
     assert noisy[0].noise.startswith("noise has increased since 2024-")
     assert noisy[0].number >= 60
+
+
+def test_a_level_that_comes_back_is_said_to_be_one_of_the_series(history: History) -> None:
+    def level(number: int, _: random.Random) -> float:
+        return 1.08 if 20 <= number < 36 or number >= 52 else 1.0
+
+    new = [each for each in _judged(history, 60, level) if each.is_new]
+    first, last = (next(each for each in new if number <= each.number - new[0].number) for number in (0, 30))
+    assert "the level is one of this series" not in first.reason
+    assert "the level is one of this series: it was on it on 16 of 5" in last.reason
+    assert "last on 2026-" in last.reason or "last on 20" in last.reason
