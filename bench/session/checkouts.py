@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -129,6 +130,8 @@ def recorded_repository() -> Path | None:
 
 
 def _is_repository(folder: Path) -> bool:
+    if shutil.which("git") is None:
+        raise Misuse("git is not on the PATH, and earlier commits are read with it; install git")
     try:
         return bool(git(folder, "rev-parse", "--git-dir"))
     except InfrastructureFailed:

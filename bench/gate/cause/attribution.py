@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from bench.results.estimate import CONFIDENCE
+from bench.results.two_sides import CONFIDENCE
 
 AttributionOutcome = Literal["code", "environment", "both", "unsure"]
 """environment: the trees are equal, so that it is not the code. unsure: the pairs do not tell, or there are none."""

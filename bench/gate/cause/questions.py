@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,13 +15,14 @@ from bench.gate.cause.attribution import SETTINGS, Attribution, PairSettings
 from bench.gate.detector.paired import likely_change
 from bench.gate.figure import DAY_NS
 from bench.gate.gated import GATED_BY_NAME
-from bench.gate.missing import day_of
-from bench.gate.nightly import judge_without_keeping
+from bench.gate.missing import day_of, is_going_on, may_be_resumed
+from bench.gate.nightly import judge_nights, judge_without_keeping
 from bench.gate.verdicts import BAD, KnownSeries, Raced, SeriesKey, Verdict, load_states, save_night
 from bench.store.history import History
 from bench.store.schema import RUNS
 
 RACES = 5
+MOST_RUNS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +150,17 @@ def _trees(history: History, verdict: Verdict, low_ns: int) -> tuple[str | None,
 
 
 def keep_attributions(history: History, suite: str, attributions: Mapping[SeriesKey, Attribution]) -> None:
-    """Keep what pairs say of these series, for the judgement of their night.
+    """Keep what pairs say of these series, for the judgement of their night; nights before it are judged first.
 
     Raises:
         InfrastructureFailed: the store cannot be written, or other processes judge the suite again and again.
     """
+    if not attributions:
+        return
+    now_ns, records = time.time_ns(), history.suite_runs(MOST_RUNS, suite)
+    unfinished = {attribution.suite_run for attribution in attributions.values()}
+    unfinished |= {each.id for each in records if is_going_on(each, now_ns) or may_be_resumed(each, records, now_ns)}
+    judge_nights(history, suite, unfinished=unfinished)
     for _ in range(RACES):
         known = load_states(history, suite)
         after = [

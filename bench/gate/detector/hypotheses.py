@@ -98,11 +98,7 @@ def weigh(
     # A change on this very night may be as large as an outlier.
     variances[:, -1] = variances[:, 0] + settings.outlier_sd**2
     see(now, value, noise, settings, has_onset=True)
-    odds = log_odds(now, past_levels, settings)
-    # Probabilities from odds against no change, whose own are 1; the largest is taken out so that none overflows.
-    largest = np.maximum(odds.max(axis=1, keepdims=True), 0.0)
-    weights = np.concatenate([np.exp(-largest), np.exp(odds - largest)], axis=1)
-    weights *= (noise.weights / weights.sum(axis=1))[:, None]
+    weights = _weights(now, noise, past_levels, settings)
     mean = float((weights * means).sum())
     spread = variances + (means - mean) ** 2
     spread[:, 0] += (1 - now[GOOD, :, 0]) * settings.outlier_sd**2
@@ -115,6 +111,28 @@ def weigh(
         deviation=float(np.sqrt(before.predict(value.share)[1] + value.variance)),
         night_value=(mean, float((weights * spread).sum())),
     )
+
+
+def changes_after(
+    hypotheses: Hypotheses, noise: SeriesNoise, past_levels: Sequence[tuple[float, float]], settings: DetectorSettings
+) -> tuple[Change, ...]:
+    """Return the changes after the last night, as `weigh` returned them with it."""
+    if not hypotheses.onsets:
+        return ()
+    filters = hypotheses.array()
+    return _changes(filters, _weights(filters, noise, past_levels, settings), hypotheses.onsets)
+
+
+def _weights(
+    filters: Filters, noise: SeriesNoise, past_levels: Sequence[tuple[float, float]], settings: DetectorSettings
+) -> NDArray[np.float64]:
+    """Return the probability of each model and hypothesis; all have a sum of 1."""
+    odds = log_odds(filters, past_levels, settings)
+    # Probabilities from odds against no change, whose own are 1; the largest is taken out so that none overflows.
+    largest = np.maximum(odds.max(axis=1, keepdims=True), 0.0)
+    weights = np.concatenate([np.exp(-largest), np.exp(odds - largest)], axis=1)
+    weights *= (noise.weights / weights.sum(axis=1))[:, None]
+    return weights
 
 
 def begin(values: Sequence[NightValue], noise: SeriesNoise, settings: DetectorSettings) -> tuple[Filter, Hypotheses]:

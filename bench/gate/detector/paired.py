@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as with_fields
 
-from bench.gate.detector.detector import JudgedNight
-from bench.gate.detector.level_filter import Candidate, log_odds, unchanged_since
+from bench.gate.detector.detector import PAST_LEVELS, RANGE, RANGE_SDS, JudgedNight, learned_noise
+from bench.gate.detector.hypotheses import changes_after, since
+from bench.gate.detector.level_filter import Change, Filter
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesAlert, SeriesState
-
-RANGE = 0.95
-RANGE_SDS = 1.96
-PAST_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +34,10 @@ def likely_change(state: SeriesState, direction: int, settings: DetectorSettings
     changes = _changes(state, direction, settings)
     if not changes:
         return None
-    best = max(changes, key=lambda change: change[0])[1]
+    best = max(changes, key=lambda change: change.probability)
     low, high = _onsets(changes)
     return LikelyChange(
-        probability=sum(probability for probability, _ in changes),
+        probability=sum(change.probability for change in changes),
         onset=best.onset,
         onset_low=min(low, best.onset),
         onset_high=max(high, best.onset),
@@ -58,7 +55,8 @@ def page_by_pairs(judged: JudgedNight, direction: int, settings: DetectorSetting
     changes = _changes(state, direction, settings)
     if not changes or judged.verdict in ("page", "recovered"):
         return judged
-    best = max(changes, key=lambda change: change[0])[1]
+    assert state.hypotheses is not None, "changes are of hypotheses"
+    best = max(changes, key=lambda change: change.probability)
     low, high = _onsets(changes)
     half_width = RANGE_SDS * math.sqrt(best.change_variance)
     alert = SeriesAlert(
@@ -69,13 +67,14 @@ def page_by_pairs(judged: JudgedNight, direction: int, settings: DetectorSetting
         log_change=best.change,
         log_change_low=best.change - half_width,
         log_change_high=best.change + half_width,
-        raised=best.number,
+        raised=state.nights[-1].number,
         tier=2,
     )
     after = with_fields(
         state,
-        unchanged=unchanged_since(best),
-        candidates=(),
+        unchanged=Filter(best.onset, best.level, 0.0, best.level_variance, 0.0, 0.0),
+        hypotheses=since(state.hypotheses, best),
+        likely_onset=None,
         regime_starts=(*state.regime_starts, best.onset),
         past_levels=((best.level_before, best.variance_before), *state.past_levels)[:PAST_LEVELS],
         alert=None,
@@ -88,25 +87,20 @@ def page_by_pairs(judged: JudgedNight, direction: int, settings: DetectorSetting
     )
 
 
-def _changes(state: SeriesState, direction: int, settings: DetectorSettings) -> list[tuple[float, Candidate]]:
-    """Return the candidates of this direction by their onsets, each with its probability among all hypotheses."""
-    odds = [log_odds(candidate, state.past_levels, settings) for candidate in state.candidates]
-    # Odds are against no change, whose own are 1; the largest is taken out so that none overflows.
-    largest = max(0.0, *odds, 0.0)
-    total = sum(math.exp(change - largest) for change in odds) + math.exp(-largest)
-    return [
-        (math.exp(change - largest) / total, candidate)
-        for change, candidate in zip(odds, state.candidates, strict=True)
-        if candidate.change * direction > 0
-    ]
+def _changes(state: SeriesState, direction: int, settings: DetectorSettings) -> list[Change]:
+    """Return the changes of this direction by their onsets."""
+    if state.hypotheses is None or state.unchanged is None:
+        return []
+    changes = changes_after(state.hypotheses, learned_noise(state, settings), state.past_levels, settings)
+    return [change for change in changes if change.change * direction > 0]
 
 
-def _onsets(changes: Sequence[tuple[float, Candidate]]) -> tuple[int, int]:
+def _onsets(changes: Sequence[Change]) -> tuple[int, int]:
     """Return the first and the last onset without those in either tail of the probability."""
-    total, passed = sum(probability for probability, _ in changes), 0.0
+    total, passed = sum(change.probability for change in changes), 0.0
     inside = []
-    for probability, candidate in changes:
-        passed += probability
-        if passed > (1 - RANGE) / 2 * total and passed - probability < (1 + RANGE) / 2 * total:
-            inside.append(candidate.onset)
+    for change in changes:
+        passed += change.probability
+        if passed > (1 - RANGE) / 2 * total and passed - change.probability < (1 + RANGE) / 2 * total:
+            inside.append(change.onset)
     return min(inside), max(inside)

@@ -158,6 +158,12 @@ def test_a_named_repository_must_be_one(tmp_path: Path, repository: Path) -> Non
         find_repository(tmp_path / "none")
 
 
+def test_without_git_the_message_says_so(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository))
+    with pytest.raises(Misuse, match="git is not on the PATH, and earlier commits are read with it; install git"):
+        find_repository(repository)
+
+
 def test_a_commit_without_the_program_is_refused(repository: Path) -> None:
     _git(repository, "rm", "--quiet", "-r", "bench")
     _git(repository, "commit", "--quiet", "--message=gone", "--allow-empty")

@@ -52,8 +52,9 @@ class PairedNight(FakeNight):
         breaks: Breaks | None = None,
         *,
         is_dirty: bool = False,
+        is_judged: bool = True,
     ) -> None:
-        """Fill the history, and let the suite run measure pairs."""
+        """Fill the history, and let the suite run measure pairs. is_judged: the nights before were judged."""
         self.runs.mkdir(exist_ok=True)
         self.machine = _machine(present, is_dirty=is_dirty)
         self.opened: list[RankTree] = []
@@ -63,7 +64,8 @@ class PairedNight(FakeNight):
                 steps_s = nights.trials(STEP_S)
                 nights.add_run(number, "ddp", steps_s, case=small_case("ddp", 2, trials=3), machine=_machine(good))
                 nights.add_record(number, done=1)
-            judge_nights(history, "smoke")
+            if is_judged:
+                judge_nights(history, "smoke")
 
         def open_tree(tree: RankTree) -> FakeEngine:
             self.opened.append(tree)
@@ -121,6 +123,15 @@ def test_a_slower_commit_is_told_as_code_and_confirmed_tonight(tmp_path: Path, t
     notes = [summary.purpose.note for summary in night.stored() if summary.purpose.member is None]
     assert len(notes) == 2
     assert all(note is not None and note.startswith("pair of trees for ddp of") for note in notes)
+
+
+def test_nights_that_nobody_has_judged_yet_are_judged_before_tonight(tmp_path: Path, trees: PlantedTrees) -> None:
+    good, present, _ = trees.commits
+    night = PairedNight(tmp_path)
+    night.prepare(trees.folder, good, present, {good: STEP_S, present: SLOW_S}, is_judged=False)
+    _, verdict = night.tonight()
+    assert (verdict.outcome, verdict.suite_run[:2]) == ("confirmed", "20")
+    assert verdict.attribution is not None
 
 
 def test_two_equal_trees_move_the_change_to_the_environment(tmp_path: Path, trees: PlantedTrees) -> None:

@@ -17,10 +17,10 @@ from bench.engines.node.tree_folder import PREFIX
 from bench.session.checkouts import SOURCE
 from tests.bench.made.planted_trees import PlantedTrees, plant
 from tests.slow.clusters.nights import Night, defaults, wait, words_of
+from tests.slow.clusters.pair_of_commits import PAIRS
 from tests.slow.clusters.ray_cluster import RayNight, run_ray
 from tests.slow.clusters.slurm import run_slurm
 from tests.slow.clusters.slurm_nights import SlurmNight
-from tests.slow.trees.pair_of_commits import PAIRS
 
 NODES = 2
 SLEEP_S = 0.3
@@ -52,7 +52,7 @@ def _measured(night: Night, trees: PlantedTrees) -> list[dict[str, Any]]:
     """Measure both commits; return both sides."""
     words = [night.engine, str(night.engine_file), str(NODES), str(trees.folder), *trees.commits, str(night.folder)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.slow.trees.pair_of_commits", *words],
+        [sys.executable, "-m", "tests.slow.clusters.pair_of_commits", *words],
         env=night.environment,
         cwd=SOURCE,
         capture_output=True,
