@@ -119,7 +119,7 @@ def test_a_state_of_version_1_is_read_and_judged_on() -> None:
 
 def test_ten_percent_in_trials_that_differ_by_five_is_confirmed_within_two_weeks() -> None:
     noise, series = Noise(night_sd=0.02, trial_sd=0.05), 12
-    for history, least in ((12, 4), (30, 8), (60, 10)):
+    for history, least in ((12, 2), (30, 8), (60, 10)):
         levels = [0.0] * history + [math.log(1.1)] * 14
         found = [judged(made(levels, noise, seed, trials=2)) for seed in range(series)]
         assert sum(any(up == 1 and raised >= history for _, up, raised in pages(each)) for each in found) >= least
