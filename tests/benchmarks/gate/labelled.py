@@ -1,7 +1,7 @@
 """The detector beside apache-otava on real series in which people have marked the changes, each replayed online.
 
-    python -m tests.benchmarks.labelled FOLDER --side odd|even [--series N] [--processes N] [--otava-series N]
-                                        [--otava-venv FOLDER] [--keep FOLDER] [--no-otava]
+    python -m tests.benchmarks.gate.labelled FOLDER --side odd|even [--series N] [--processes N] [--otava-series N]
+                                             [--otava-venv FOLDER] [--keep FOLDER] [--no-otava]
 
 tests/benchmarks/gate/labelled_series.py says what the folder holds. Series of odd numbers are there to be looked at
 while the detector is built; those of even numbers are to be reported, and no setting may be chosen on them. Intervals
@@ -27,7 +27,7 @@ from tests.benchmarks.gate import otava_runs
 from tests.benchmarks.gate.judged_series import Alerts, JudgedSeries, evenly
 from tests.benchmarks.gate.labelled_series import counts_of_marks, judged_without_reruns, read_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OURS = "tier 2"
 RIVALS = {"alone": "Otava", "hold": "Otava + hold"}
 
