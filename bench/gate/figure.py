@@ -455,8 +455,7 @@ def _opened(alert: SeriesAlert, judged: JudgedNight, times: Mapping[int, int]) -
 def _further(opened: OpenChange, alert: SeriesAlert, times: Mapping[int, int]) -> OpenChange:
     """Return an open change with one on top of it, by which it is dated: of the first one people know.
 
-    One that begins within `RAMP_NIGHTS` of the last, and is no larger than all before it, is the same ramp: the open
-    change is then updated.
+    One within `RAMP_NIGHTS` of the last that is no larger than all before it is the same ramp: the change is updated.
     """
     onset_ns = times.get(alert.onset, max(times.values()))
     newest_ns = opened.since_ns if opened.newest_ns is None else opened.newest_ns

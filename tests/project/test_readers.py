@@ -35,6 +35,9 @@ MAY_READ_OTHERWISE = {
         "dashboards/rules.py",
         "dashboards/thresholds.py",
     },
+    "what pip recorded of this program": {
+        "bench/session/checkouts.py",
+    },
     "files that this process has just made": {
         "bench/engines/local.py",
         "bench/engines/ray/engine.py",
@@ -57,6 +60,8 @@ def _opens_to_read(call: ast.Call) -> bool:
     if name in READERS:
         return True
     if name != "open" or (isinstance(function, ast.Attribute) and ast.unparse(function.value) == "os"):
+        return False
+    if any(keyword.arg == "fileobj" for keyword in call.keywords):
         return False
     # Other things are opened, too: a path takes a mode first, and the built-in function takes it second.
     modes = call.args[0 if isinstance(function, ast.Attribute) else 1 :]
