@@ -70,7 +70,8 @@ class DetectorSettings:
     # Tier 2. Two more nights, so that a disturbance of two nights has ended.
     hold_nights: int = 2
     # The probability of a page: nine to one for a small change. To miss a change costs in proportion to its size, so
-    # the odds that are asked for fall with it beyond 2 %, down to a page that is rather true than false.
+    # the odds that are asked for fall with it beyond 2 %, down to a page that is rather true than false
+    # (tuned; page_change: 0.01, 0.02).
     page_probability: float = 0.9
     page_probability_least: float = 0.6
     page_change: float = 0.02
