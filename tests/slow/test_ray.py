@@ -141,7 +141,7 @@ def test_a_dead_node_without_another_ends_the_suite_which_goes_on_later(cluster:
     night = RayNight(short_path, cluster.address, LONG, "[resources]\nnight = 1\n")
     lost, (code, _, messages) = _run_and_lose_a_node(night, cluster, "--nodes=3")
     assert code == INFRASTRUCTURE, messages
-    assert f"Ray's cluster has 2 nodes with 1 night, 4 CPU, 2 GPU left ({lost} died), and 3 are needed" in messages
+    assert f"Ray's cluster has 2 nodes with 1 night, 4 CPU, 2 GPU left ({lost} died), but 3 are needed" in messages
     assert "Traceback" not in messages
     code, cases, messages = night.run("--nodes=3", "--resume")
     assert code == FINE, messages
