@@ -77,3 +77,5 @@ class TreeServer:
             wire.stream.hang_up()
         except (OSError, ValueError):  # The agent is gone, which its engine reports.
             pass
+        finally:
+            wire.stream.close()
