@@ -62,11 +62,13 @@ def test_check_names_the_likely_cause_with_what_changed_and_the_traces(place: Re
     (cause,) = document["causes"]
     assert cause["good_run"].endswith("-1")
     assert [one["field"] for one in cause["changes"]] == ["kernel"]
-    assert cause["line"].startswith("likely kernel 2.6.32 -> ")
+    environment, _, likely = cause["line"].partition("; ")
+    assert environment.startswith("environment: both nights ran commit ")
+    assert likely.startswith("likely kernel 2.6.32 -> ")
     assert cause["time"]["step"]["change_s"] > 0
     assert cause["traces"] is not None  # Both runs have windows: those of the earlier one are of the first measurement.
     text = " ".join(place.call("check", "--suite", "tiny", *runs).stdout.split())
-    assert f"cause of ddp (mean step, step), {cause['bad_run']} against {cause['good_run']}: likely kernel" in text
+    assert f"cause of ddp (mean step, step), {cause['bad_run']} against {cause['good_run']}: environment:" in text
     assert f"next: observatory compare {cause['good_run']} {cause['bad_run']}" in text
 
 
