@@ -120,7 +120,7 @@ def test_a_slow_link_is_told_from_what_the_probe_measured(tmp_path: Path, capsys
         folder = _run_boxed(box, case_of("ddp", 2, batch=2, steps=5, warm_up=2), tmp_path / "slow", 29502)
     found = _diagnosed(folder, capsys)
     assert found["limit"]["kind"] == "exposed_communication"
-    assert "slow link: all_reduce moves" in _evidence(found)
+    assert "slow link: all_reduce reaches a bus bandwidth of" in _evidence(found)
     assert found["command"] == "observatory run pairs --ranks 2 --device cpu"
 
 
