@@ -201,10 +201,15 @@ def _visible_words(powers: Sequence[Visible]) -> str:
     ends = [f"{100 * power.smallest:.2g}" for power in (smallest[0], smallest[-1])]
     changes = f"changes of {' to '.join(dict.fromkeys(ends))} % or more are detectable"
     words = f"with {' to '.join(map(str, dict.fromkeys((nights[0], nights[-1]))))} nights, {changes}"
-    asked = {power.asked for power in powers if power.smallest > power.asked}
-    needed = [power.nights for power in powers if power.smallest > power.asked]
-    if asked and None not in needed:
-        words += f"; {100 * max(asked):.2g} % after about {max(each for each in needed if each is not None)} nights"
+    blind = [power for power in powers if power.smallest > power.target]
+    if not blind:
+        return words
+    target = f"{100 * max(power.target for power in blind):.2g} %"
+    never = sum(power.nights is None for power in blind)
+    if never:
+        whose = "" if never == len(powers) else f" in {never} of them"
+        return f"{words}; no history is long enough for {target}{whose}"
+    words += f"; {target} after about {max(power.nights for power in blind if power.nights is not None)} nights"
     return words
 
 
@@ -384,7 +389,7 @@ def _verdict(verdict: Verdict, power: Visible | None) -> dict[str, Any]:
         can_show = {
             "history_nights": power.history,
             "detectable_ratio": power.smallest,
-            "asked_ratio": power.asked,
+            "target_ratio": power.target,
             "asked_nights": power.nights,
         }
     named = {"labels": verdict.labels, "is_bad": is_bad}

@@ -48,14 +48,14 @@ def commits_between(repository: Path, good: str, bad: str) -> list[str]:
     Of a merge, only the merge itself counts, as on the branch that nights run.
 
     Raises:
-        Misuse: the good commit is no ancestor of the bad one.
+        Misuse: the good commit is not an ancestor of the bad one.
     """
     try:
         git(repository, "merge-base", "--is-ancestor", good, bad)
     except InfrastructureFailed:
         raise Misuse(
-            f"commit {good[:7]} is no ancestor of {bad[:7]}: the history was rewritten, or they are of two branches;"
-            " name others with --good and --bad"
+            f"commit {good[:7]} is not an ancestor of {bad[:7]}: the history was rewritten, or they are on different"
+            " branches; name others with --good and --bad"
         ) from None
     words = ("rev-list", "--first-parent", "--reverse", f"{good}..{bad}", "--", *PACKAGES)
     return git(repository, *words).splitlines()
@@ -105,22 +105,22 @@ class CommitPairs:
         return change
 
 
-def bisected_lines(found: Bisected, figure: str, repository: Path) -> list[str]:
+def bisected_lines(bisected: Bisected, figure: str, repository: Path) -> list[str]:
     """Return the result in lines, of which the first names the commit, or the environment, or says unsure."""
-    change = "" if found.change is None else f" {change_text(found.change)}"
-    if found.outcome == "commit" and found.commit is not None:
-        subject = git(repository, "show", "--no-patch", "--format=%h %s", found.commit)
-        lines = [f"{figure}: commit {subject}:{change}, {found.reason}"]
-    elif found.outcome == "environment":
-        lines = [f"{figure}: the environment and no commit: {found.reason}, code{change}"]
+    change = "" if bisected.change is None else f" {change_text(bisected.change)}"
+    if bisected.outcome == "commit" and bisected.commit is not None:
+        subject = git(repository, "show", "--no-patch", "--format=%h %s", bisected.commit)
+        lines = [f"{figure}: commit {subject}:{change}, {bisected.reason}"]
+    elif bisected.outcome == "environment":
+        lines = [f"{figure}: the environment and no commit: {bisected.reason}, code{change}"]
     else:
-        lines = [f"{figure}: unsure: {found.reason}{',' if change else ''}{change}"]
-        if found.between:
-            first, last = found.between[0][:7], found.between[-1][:7]
+        lines = [f"{figure}: unsure: {bisected.reason}{',' if change else ''}{change}"]
+        if bisected.between:
+            first, last = bisected.between[0][:7], bisected.between[-1][:7]
             lines.append(f"if it is a commit, it is {first if first == last else f'one of {first} to {last}'}")
-    return [*lines, *(f"{commit[:7]} cannot be run: {why}" for commit, why in found.skipped)]
+    return [*lines, *(f"{commit[:7]} cannot be run: {why}" for commit, why in bisected.skipped)]
 
 
-def bisected_document(found: Bisected, key: SeriesKey) -> dict[str, Any]:
+def bisected_document(bisected: Bisected, key: SeriesKey) -> dict[str, Any]:
     """Return the result for JSON."""
-    return {"schema_version": SCHEMA_VERSION, **key.row, **msgspec.to_builtins(found)}
+    return {"schema_version": SCHEMA_VERSION, **key.row, **msgspec.to_builtins(bisected)}

@@ -124,7 +124,7 @@ def bisect(
         order = CaseOrder(case=run.case, title=case_name, settings=TrialSettings(limit_s=limit_s))
         by_pairs = CommitPairs(session=session, order=order, key=verdict.key, repository=place, pairs=pairs)
         try:
-            found = walk(
+            bisected = walk(
                 commits,
                 by_pairs.measure,
                 direction=1 if GATED_BY_NAME[verdict.key.metric].better == "lower" else -1,
@@ -133,11 +133,11 @@ def bisect(
         except KeyboardInterrupt:
             return INTERRUPTED
     if format_name == "table":
-        print_page(bisected_lines(found, figure, place))
+        print_page(bisected_lines(bisected, figure, place))
     elif format_name == "json":
-        print_json(bisected_document(found, verdict.key))
+        print_json(bisected_document(bisected, verdict.key))
     else:
-        document = bisected_document(found, verdict.key)
+        document = bisected_document(bisected, verdict.key)
         print_csv([document], list(document))
     return FINE
 

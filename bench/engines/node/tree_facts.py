@@ -1,4 +1,4 @@
-"""What a source tree says of itself to another version of this program: one line of JSON, whose form is frozen.
+"""Describes a source tree to another version of this program, in one line of JSON whose form is frozen.
 
 Started as `python -P -m bench.engines.node.tree_facts STRATEGY DEVICE` with the tree first on Python's path. The name
 of this module, its two arguments and the keys of contract 1 never change: a later contract adds keys and raises the

@@ -98,7 +98,7 @@ def _since(history: History, last_run: str, now: Summary) -> tuple[str, int]:
 
 
 def definition_words(before: Summary, now: Summary) -> str:
-    """Return what differs between the definitions of two runs, which is why they are of two series."""
+    """Return what differs between the definitions of two runs, and so puts them into different series."""
     parts = list(_differences(json.loads(before.case.key()), json.loads(now.case.key())))
     if before.hardware != now.hardware:
         parts.insert(0, f"machine {before.hardware} -> {now.hardware}")

@@ -28,7 +28,7 @@ NIGHTS = 30
 """Newest nights that are looked at."""
 FEWEST_NIGHTS = 12
 FEWEST_WITH = 3
-"""Nights with a host, and without it, that its effect is told from."""
+"""The fewest nights with a host, and without it, from which its effect is estimated."""
 FEWEST_VISITS = 2
 """Times that a host must come, or go: nights in one piece are a change of that time, whatever else came with it."""
 SURE = 0.01
@@ -83,17 +83,17 @@ def sick_hosts(nights: Sequence[HostNight]) -> tuple[SickHosts, ...]:
         return ()
     names, flags = list(together.values()), np.array([np.frombuffer(key, dtype=bool) for key in together])
     values = np.array([night.log_residual for night in newest])
-    # Nights are dealt anew the same way each time: what is said of one history does not change when it is read again.
+    # The permutations are the same each time, so that the same history always has the same answer.
     generator = np.random.default_rng(len(newest))
-    found: list[SickHosts] = []
-    while len(found) < _MOST_NAMED:
+    sick: list[SickHosts] = []
+    while len(sick) < _MOST_NAMED:
         best, p_value = _most_suspicious(flags, values, generator)
         if p_value > SURE:
             break
         effect, low, high = _shift(values[flags[best]], values[~flags[best]])
         if effect < SMALLEST or low <= 0:
             break
-        found.append(
+        sick.append(
             SickHosts(
                 hosts=names[best],
                 effect=effect,
@@ -105,7 +105,7 @@ def sick_hosts(nights: Sequence[HostNight]) -> tuple[SickHosts, ...]:
             )
         )
         values = values - effect * flags[best]
-    return tuple(found)
+    return tuple(sick)
 
 
 def _incidence(nights: Sequence[HostNight]) -> dict[bytes, tuple[str, ...]]:
@@ -121,7 +121,7 @@ def _incidence(nights: Sequence[HostNight]) -> dict[bytes, tuple[str, ...]]:
 
 
 def _most_suspicious(flags: Flags, values: Values, generator: np.random.Generator) -> tuple[int, float]:
-    """Return the host with the largest statistic, and how often any has one so large when nights are dealt anew."""
+    """Return the host with the largest statistic, and how often a permutation of the nights has one as large."""
     count = len(values)
     off = values - np.median(values)
     limit = CUT_SDS * max(1.4826 * float(np.median(np.abs(off))), RESOLUTION)

@@ -21,7 +21,7 @@ _SCORE = 4.7
 """Deviations of the mean of the new nights less that of the old ones that are confirmed in four of five cases."""
 _SHORT_NIGHTS = 1.5
 """How much more a short history needs, in nights: its noise is less well known, and taken for more."""
-ASKED_CHANGE = 0.03
+TARGET_CHANGE = 0.03
 """The change whose nights are reported along with the smallest one."""
 
 
@@ -30,24 +30,24 @@ class Visible:
     """What a series can show with so many nights.
 
     smallest: the smallest lasting change, as a ratio less 1, that is confirmed within `WITHIN_NIGHTS` nights in four of
-    five cases. asked: a change, and nights: after how many nights of history it would be; None where no history is long
-    enough.
+    five cases. target: a change, and nights: after how many nights of history it would be confirmed so; None where no
+    history is long enough.
     """
 
     history: int
     smallest: float
-    asked: float
+    target: float
     nights: int | None
 
     @property
     def words(self) -> str:
         """What can be seen, in a clause."""
         smallest = f"with {self.history} nights, changes of {_percent(self.smallest)} or more are detectable"
-        if self.smallest <= self.asked:
+        if self.smallest <= self.target:
             return smallest
         if self.nights is None:
-            return f"{smallest}; {_percent(self.asked)} with no number of nights"
-        return f"{smallest}; {_percent(self.asked)} after about {self.nights} nights"
+            return f"{smallest}; no history is long enough for {_percent(self.target)}"
+        return f"{smallest}; {_percent(self.target)} after about {self.nights} nights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class NightNoise:
     correlation: float = 0.0
 
 
-def visible(state: SeriesState, asked: float = ASKED_CHANGE, settings: DetectorSettings = SETTINGS) -> Visible | None:
+def visible(state: SeriesState, target: float = TARGET_CHANGE, settings: DetectorSettings = SETTINGS) -> Visible | None:
     """Return what a series can show, None before its first verdict."""
     if state.unchanged is None:
         return None
@@ -73,8 +73,8 @@ def visible(state: SeriesState, asked: float = ASKED_CHANGE, settings: DetectorS
     return Visible(
         history=history,
         smallest=math.expm1(smallest_change(noise, history, settings=settings)),
-        asked=asked,
-        nights=history_needed(noise, math.log1p(asked), settings),
+        target=target,
+        nights=history_needed(noise, math.log1p(target), settings),
     )
 
 

@@ -116,7 +116,7 @@ def test_each_figure_says_what_its_history_can_show(
     (document,) = json.loads(capsys.readouterr().out)
     for verdict in document["verdicts"]:
         can_show = verdict["can_show"]
-        assert can_show["asked_ratio"] == 0.03
+        assert can_show["target_ratio"] == 0.03
         assert 0.005 <= can_show["detectable_ratio"] < 0.05
         assert can_show["history_nights"] == (40 if verdict["case"] == "fsdp" else 10)
     first_ns = time.time_ns() - 11 * DAY_NS - DAY_NS // 12

@@ -69,7 +69,7 @@ def test_bad_input_is_refused_in_one_line(
     )
     assert 'suite "other" has no run in this history' in _refusal(["ddp", "--suite", "other", *options], capsys)
     assert "commit ffffffffffff is gone" in _refusal(["ddp", "--good", "f" * 40, *options], capsys)
-    assert f"commit {bad[:7]} is no ancestor of {good[:7]}" in _refusal(
+    assert f"commit {bad[:7]} is not an ancestor of {good[:7]}" in _refusal(
         ["ddp", "--good", bad, "--bad", good, *options], capsys
     )
     elsewhere = [*options[:-1], str(tmp_path)]

@@ -93,7 +93,8 @@ def summed(tallies: Iterable[Tally]) -> Tally:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", nargs="+", choices=KINDS, metavar="KIND", help="one or more of: " + ", ".join(KINDS).replace("%", "%%"))
+    names = ", ".join(KINDS).replace("%", "%%")
+    parser.add_argument("--kind", nargs="+", choices=KINDS, metavar="KIND", help=f"some of: {names}")
     parser.add_argument("--series", type=int, help="of each kind (default 100, with --power 200)")
     parser.add_argument("--nights", type=int, default=180, help="of each series (default 180)")
     parser.add_argument("--seed", type=int, default=1)
