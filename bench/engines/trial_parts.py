@@ -106,7 +106,7 @@ class Parts:
                     lost[place] = event
                     deadline_s = time.monotonic()
         if lost:
-            raise lost[min(lost)]
+            raise next(iter(lost.values()))  # The first: whoever is lost later may be lost by it.
         return ended
 
     def _end(self, ended: set[int]) -> None:

@@ -244,7 +244,8 @@ class SlurmAllocation:
     def left_s(self) -> float:
         """Return the seconds until the job's time limit; infinity if it has none, or if the limit is unknown."""
         with suppress(InfrastructureFailed, ValueError, KeyError):
-            return (datetime.fromisoformat(self.state()["EndTime"]) - datetime.now()).total_seconds()
+            # Slurm tells the local time, whose distance to now is another one where summer time begins or ends between.
+            return datetime.fromisoformat(self.state()["EndTime"]).timestamp() - time.time()
         return math.inf
 
     def gpu_words(self) -> list[str]:

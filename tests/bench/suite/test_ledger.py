@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from bench.suite.ledger import (
     is_written,
     read_ledger,
 )
-from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk
+from tests.collectors.files_and_sockets.simulated_disk import Crash, SimulatedDisk
 
 NAMES = ("ddp", "fsdp", "single")
 BEGUN = Begun(suite="smoke", suite_run="20261123-010203-smoke-abc123", digest="d" * 64, time_ns=1)
@@ -75,6 +76,24 @@ def test_a_record_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch:
             ledger.write(record)
             assert disk.after_power_loss(tmp_path / LEDGER) == (tmp_path / LEDGER).read_bytes()
     assert read_ledger(tmp_path / LEDGER).records == RECORDS
+
+
+def test_a_crash_at_any_call_leaves_every_record_that_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for crash_at in range(7):  # Before it makes the file, syncs the folder, and syncs each record; then nowhere.
+        folder = tmp_path / str(crash_at)
+        folder.mkdir()
+        written: list[Record] = []
+        with monkeypatch.context() as patch:
+            disk = SimulatedDisk(patch, crash_at=crash_at)
+            with suppress(Crash), LedgerWriter(folder) as ledger:
+                for record in RECORDS[:4]:
+                    ledger.write(record)
+                    written.append(record)
+        whole = b"".join(msgspec.json.encode(record) + b"\n" for record in written)
+        assert len(written) == max(0, crash_at - 2)
+        assert disk.may_hold(folder / LEDGER) <= ({whole} if written else {whole, None})
 
 
 def test_a_case_that_is_done_is_not_missing_and_one_that_failed_only_where_it_is_repeated() -> None:

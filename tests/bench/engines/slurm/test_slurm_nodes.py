@@ -432,7 +432,7 @@ def test_agents_of_a_job_without_an_environment_get_that_of_the_command(
 def test_the_batch_script_of_the_page_resumes_what_a_requeued_job_had_begun(
     restarts: str | None, code: int, words: str, slurm: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "clusters" / "slurm.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "clusters" / "slurm.md").read_text()
     (script,) = (text for text in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "--requeue" in text)
     if restarts is not None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
