@@ -134,8 +134,8 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
     check_job(nodes, job, resources.nodes)
     counts_gpus, doubts = _counts_gpus(), ImplausibleAnswers("Slurm")
     capacities = []
-    for part in resources.parts:
-        (node,) = read_nodes(part.nodes[:1], doubts)
+    nodes_of_parts = read_nodes([part.nodes[0] for part in resources.parts], doubts) if resources.parts else []
+    for part, node in zip(resources.parts, nodes_of_parts, strict=True):
         whole = _node_has(node, counts_gpus, doubts)
         cores, memory_bytes = part.cores, part.megabytes * MEGABYTE
         if whole.cores is not None and cores > whole.cores:
@@ -225,9 +225,10 @@ def _given_in_text(job: str) -> _JobResources:
     # A part for each kind of nodes: "Nodes=node[0-1] CPU_IDs=0-7 Mem=1000 GRES=gpu:a100:2(IDX:0-1)".
     for part in re.findall(r"\bNodes=\S+ CPU_IDs=\S* Mem=\S* GRES=\S*", line.partition(" MinCPUsNode=")[0]):
         part_fields = fields(part)
+        names = part_fields["Nodes"]  # Most often one name, for which Slurm need not be called.
         parts.append(
             _JobPart(
-                nodes=tuple(host_names(part_fields["Nodes"])),
+                nodes=(names,) if re.fullmatch(r"[\w.-]+", names) else tuple(host_names(names)),
                 cores=_count(part_fields["CPU_IDs"]),
                 megabytes=int(part_fields["Mem"] or 0),
                 gres=part_fields["GRES"],

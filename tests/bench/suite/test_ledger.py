@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -225,6 +227,36 @@ def test_a_ledger_that_is_being_written_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Misuse, match="is being run by process"):
             LedgerWriter(tmp_path)
     assert not is_written(tmp_path)
+
+
+def test_a_runner_of_another_host_is_named_as_such(tmp_path: Path) -> None:
+    """Within a PID namespace, the kernel lists locks of processes outside as those of another host: without one."""
+    program = (
+        "import sys; from pathlib import Path; from bench.suite.ledger import LedgerWriter;"
+        " LedgerWriter(Path(sys.argv[1]))"
+    )
+    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", "--uts", sys.executable, "-P", "-c", program]
+    try:
+        if subprocess.run([*elsewhere[:5], "true"], capture_output=True).returncode:
+            pytest.skip("no right to make a PID namespace here")
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    with LedgerWriter(tmp_path) as ledger:
+        ledger.write(BEGUN)
+        refused = subprocess.run([*elsewhere, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert "is being run by a process that this machine does not list, perhaps on another host; wait" in refused.stderr
+
+
+def test_two_runners_whose_file_system_does_not_lock_between_hosts_are_noticed(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as ledger:
+        ledger.write(BEGUN)
+        with (tmp_path / LEDGER).open(
+            "ab"
+        ) as other:  # What another host's runner does where its lock is not seen here.
+            other.write(msgspec.json.encode(RECORDS[1]) + b"\n")
+        with pytest.raises(InfrastructureFailed, match="is also written by another runner, perhaps on another host"):
+            ledger.write(RECORDS[2])
+    assert read_ledger(tmp_path / LEDGER).records == RECORDS[:2]
 
 
 def test_a_folder_without_a_ledger_is_no_suite_run(tmp_path: Path) -> None:

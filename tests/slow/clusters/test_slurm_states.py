@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +72,30 @@ def test_a_job_has_what_slurm_gave_it_on_a_node(slurm: Slurm) -> None:
     first, _, last = given[0].partition("-")
     assert (found.cores, found.implausible) == (int(last or first) - int(first) + 1, {})
     assert found.memory_bytes == (int(given[1]) or MEMORY_MB) * MEGABYTE
+
+
+def test_the_nodes_of_a_job_are_read_by_as_many_calls_as_one_node_is(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job with another share of each node has a part for each, which Slurm describes on its own."""
+    calls = tmp_path / "calls"
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$*" >>{calls}\nexec {shutil.which("scontrol")} "$@"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    calls_by_nodes = []
+    for words in (("--nodelist=node7", "--ntasks=1"), ("--nodelist=node0,node7", "--ntasks=3", "--distribution=block")):
+        salloc = ("salloc", "--no-shell", f"--nodes={len(words[0].split(','))}", *words)
+        said = subprocess.run(salloc, env=slurm.environment, capture_output=True, text=True, timeout=60, check=True)
+        job = re.search(r"Granted job allocation (\d+)", said.stderr)
+        assert job is not None, said.stderr
+        calls.unlink(missing_ok=True)
+        try:
+            found = capacity_of_job(job[1], nodes=1, asks="")
+            calls_by_nodes.append(calls.read_text().splitlines())
+            described = slurm.call("scontrol", "--details", "--oneliner", "show", "job", job[1])
+        finally:
+            slurm.call("scancel", job[1])
+        assert (found.cores, found.implausible) == (1, {})
+    assert len(re.findall(r" CPU_IDs=", described)) == 2
+    assert len(calls_by_nodes[0]) == len(calls_by_nodes[1])

@@ -240,7 +240,7 @@ def test_a_node_whose_gpus_are_unknown_hides_none_of_another(slurm: Recorded) ->
 def test_a_job_has_no_more_than_its_node(slurm: Recorded) -> None:
     job = JOB.replace("CPU_IDs=0-31 Mem=0", "CPU_IDs=0-4294967294 Mem=99999999")
     node = "NodeName=a0 CPUTot=64 RealMemory=500000 State=ALLOCATED Partitions=gpu"
-    slurm.write("scontrol", f"{job}\n{node}\na0\nGresTypes = gpu\n")
+    slurm.write("scontrol", f"{job}\n{node}\n{node.replace('a0', 'a1')}\nGresTypes = gpu\n")
     found = capacity_of_job("7", nodes=2, asks="")
     assert (found.cores, found.memory_bytes) == (17, 64000 * MIB)
     assert found.implausible == {"CPU_IDs": 1, "Mem": 1}
