@@ -91,7 +91,9 @@ def test_each_rank_in_an_actor_with_one_gpu_is_bound_to_the_cores_of_that_gpu(
     words = [sys.executable, "-P", "-m", "bench.runner.torchrun", f"{short_path}/case.json"]
     words += ["--folder", f"{short_path}/run"]
     order = json.dumps([cluster.address, GPUS, words, _paths(_node(short_path))])
-    done = subprocess.run([sys.executable, "-c", RANKS, order], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", RANKS, order], capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     given = json.loads(done.stdout.splitlines()[-1])
     assert sorted(gpu for gpu, _ in given) == ["0", "1"]
