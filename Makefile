@@ -87,7 +87,8 @@ test-alone: servers $(VENV)/.installed-dev
 
 # Ray is 80 MB to install, and one of its clusters takes both cores of a small machine: its tests run alone, too.
 test-ray: $(VENV)/.installed-ray
-	$(BIN)/python -m pytest --cpu-budget=600 -m ray tests/slow/test_ray.py tests/slow/clusters/test_cluster_trees.py
+	$(BIN)/python -m pytest --cpu-budget=600 -m ray \
+		tests/slow/test_ray.py tests/slow/clusters/test_ray_gpus.py tests/slow/clusters/test_cluster_trees.py
 
 test-torch: servers
 	$(PYTHON) -m tests.torch_versions.run $(TORCH)

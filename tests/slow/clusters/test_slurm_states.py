@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.engines.slurm.node_list import MEGABYTE, read_nodes
-from bench.engines.slurm.nodes import capacity_of_job, capacity_of_partition
+from bench.engines.slurm.nodes import GpuWords, capacity_of_job, capacity_of_partition
 from tests.slow.clusters.nights import wait
 from tests.slow.clusters.slurm import CPUS, MEMORY_MB, Slurm, run_slurm
 
@@ -52,7 +52,7 @@ def test_a_node_is_available_where_slurm_gives_it_a_job(slurm: Slurm) -> None:
         assert (name in nodes and nodes[name].gets_jobs) == _gets_job(slurm, name), nodes.get(name)
     assert {name for name, node in nodes.items() if node.why_gone} >= {"node2", "node3"}
     assert (nodes["node0"].partitions, nodes["node1"].reason) == (("night", "urgent"), "two lines State=IDLE")
-    found = capacity_of_partition("night", nodes=1, constraint=None, gres=None, is_exclusive=True, asks="")
+    found = capacity_of_partition("night", nodes=1, constraint=None, gpus=GpuWords(), is_exclusive=True, asks="")
     assert (found.cores, found.memory_bytes, found.implausible) == (CPUS, MEMORY_MB * MEGABYTE, {})
     assert any("node1 is IDLE+DRAIN (two lines State=IDLE)" in note for note in found.notes)
 
