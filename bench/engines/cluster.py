@@ -19,6 +19,7 @@ import msgspec
 from bench.engines.agent_link import SILENT_S, AgentLink, NodeCheck, StartLimit
 from bench.engines.node.tree_folder import digest_of
 from bench.engines.trial_parts import Parts, ReadyNode, joined, spread
+from bench.engines.wire.channel import ChannelThreads
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.run_files import LogSizes
 from bench.engines.wire.tcp import AgentListener
@@ -134,8 +135,8 @@ class NodeRequest:
 
 PLACES_TOLD = 8
 """The number of nodes that a note lists."""
-COLLECTED_AT_ONCE = 32
-"""How many nodes send a run's files at the same time: each has a file open here."""
+AT_ONCE = 32
+"""How many nodes report their state, or send a run's files, at the same time: each has a file open here."""
 FILES = 128
 """Files that a runner opens beside those for its nodes, an estimate: its history, its listeners, what it imports."""
 FILES_PER_NODE = 2
@@ -223,6 +224,8 @@ class ClusterEngine:
         self._dropped = frozenset(dropped)
         require_files(FILES + FILES_PER_NODE * len(placement.nodes), f"a runner of {len(placement.nodes)} nodes")
         with ExitStack() as stack:
+            self._threads = ChannelThreads()
+            stack.callback(self._threads.close, STOP_S)
             key = key or (new_key() if entrance is None else entrance.key)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
             write_key(folder / "key", key)
@@ -322,13 +325,13 @@ class ClusterEngine:
         self._nodes = tuple(node for node in self._nodes if node.name not in self._dropped)
 
     def check(self) -> tuple[NodeCheck, ...]:
-        """Query the state and clock of all nodes at the same time; in the order of `nodes`.
+        """Query the state and clock of all nodes, many at the same time; in the order of `nodes`.
 
         Raises:
             InfrastructureFailed: an agent is gone, or does not answer.
         """
         nodes = self.nodes()
-        with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             return tuple(pool.map(lambda node: node.link.check(), nodes))
 
     def _gather(self, late_s: float) -> tuple[list[str], str | None]:
@@ -368,6 +371,7 @@ class ClusterEngine:
                 name=f"the agent of {self._placement.nodes[number]}",
                 silent_s=self._silent_s,
                 start_limit=self._start_limit,
+                threads=self._threads,
             )
             self._come_s = time.monotonic()
             return None
@@ -429,7 +433,7 @@ class ClusterEngine:
         self._watched.discard(run)
         if not taking:
             return ()
-        with ThreadPoolExecutor(min(len(taking), COLLECTED_AT_ONCE)) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             lines = [line for lines in pool.map(lambda node: _collect(node, run), taking) for line in lines]
         folder = self.runs / run
         try:

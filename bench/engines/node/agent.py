@@ -33,7 +33,7 @@ from bench.case import Case
 from bench.engines.environment import LOOPBACK, environment, private_caches
 from bench.engines.node.node_exporter import NodeExporter
 from bench.engines.node.supervisor import Supervisor
-from bench.engines.wire.channel import Channel, Heartbeat
+from bench.engines.wire.channel import Channel, ChannelThreads, Heartbeat
 from bench.engines.wire.frames import (
     PipeStream,
     Refused,
@@ -205,6 +205,7 @@ class Agent:
         self.is_leaving = False
 
         self._channel: Channel[ToAgent] = Channel(
+            ChannelThreads(),
             stream,
             opening,
             msgspec.json.Decoder(ToAgent | Heartbeat),

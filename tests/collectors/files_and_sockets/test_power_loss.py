@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.engines.wire.run_files import FileReceiver, LogSizes
-from bench.rank.messages import FilePiece, FileSent
-from collectors.files import drafted, replace_file
+from bench.rank.messages import FilePiece, FileSent, LogTail, LogTails
+from collectors.files import drafted, replace_file, sync_folder
 from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk
 
 
@@ -36,6 +36,22 @@ def test_a_file_that_is_received_takes_its_name_when_its_content_is_on_the_disk(
     receiver.take(FileSent(run="run", name="rank0.jsonl", size=13, sha256=digest))
     assert (tmp_path / "run/rank0.jsonl").read_bytes() == b"first\nsecond\n"
     assert (disk.replaced, disk.unsynced) == (["rank0.jsonl"], [])
+
+
+def test_a_log_whose_tails_were_received_is_on_the_disk_when_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimulatedDisk(monkeypatch)
+    log = tmp_path / "run/rank0.jsonl"
+    log.parent.mkdir()
+    receiver = FileReceiver(LogSizes(tmp_path))
+    receiver.expect("run")
+    tails = (LogTail(name="rank0.jsonl", start=0, size=6),)
+    receiver.take(LogTails(run="run", tails=tails, data=zlib.compress(b"first\n")))
+    receiver.take(FileSent(run="run", name="rank0.jsonl", size=6, sha256=hashlib.sha256(b"first\n").hexdigest()))
+    assert receiver.finish("run") == ()
+    sync_folder(log.parent)
+    assert disk.after_power_loss(log) == b"first\n"
 
 
 def test_the_disk_of_these_tests_sees_content_that_is_not_synced(
