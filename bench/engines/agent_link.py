@@ -40,6 +40,11 @@ SILENT_S = 120.0
 """How long a live agent may leave an order unanswered beyond a trial's limit; ranks with a full GPU take most of a
 minute to end."""
 
+WATCHED_WHOLE = 128
+"""Up to so many nodes, what all ranks log reaches the runner while a trial runs (docs/measured/scale.md)."""
+THINNING_PROTOCOL = 6
+"""Agents of earlier protocols, of other source trees, can only send what all ranks log."""
+
 LOADING_S = 300.0
 """How long an agent may take to load torch, possibly from a network disk, before any start was timed."""
 SLOWER = 5.0
@@ -209,10 +214,14 @@ class AgentLink:
         """Make the agent end its running trial; `run` then returns. May be called from any thread."""
         self._channel.send(EndTrial(run=run, trial=trial))
 
-    def watch(self, run: str, *, is_watched: bool = True) -> None:
-        """Have the agent send what is appended to the run's logs while it runs; for an agent that sends files."""
+    def watch(self, run: str, *, nodes: int = 1) -> None:
+        """Have the agent send what is appended to the run's logs while it runs; for an agent that sends files.
+
+        nodes: how many are watched. Beyond `WATCHED_WHOLE` they send what their slowest and newest rank log.
+        """
         self._files.expect(run)
-        self._channel.send(WatchFiles(run=run, is_watched=is_watched))
+        all_ranks = nodes <= WATCHED_WHOLE or self._channel.protocol < THINNING_PROTOCOL
+        self._channel.send(WatchFiles(run=run, is_watched=True, all_ranks=all_ranks))
 
     def collect(self, run: str) -> tuple[str, ...]:
         """Have the agent send the run's files; return a line for each file that was not received completely.

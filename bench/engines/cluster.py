@@ -28,7 +28,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.limits.process_limits import require_files
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import MachineDifference, differences_of_nodes
-from bench.machine.placement import PLACEMENT, NodePlace, read_placement, write_placement
+from bench.machine.placement import NodePlace, rank_places, write_placement
 from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
 from collectors.files import replace_file, sync_folder
 
@@ -409,7 +409,7 @@ class ClusterEngine:
         if order.run not in self._watched:
             self._watched.add(order.run)
             for node in taking:
-                node.link.watch(order.run)
+                node.link.watch(order.run, nodes=len(taking))
             for node in taking[1:]:  # The first node's file is machine.json.
                 content = msgspec.json.format(msgspec.json.encode(node.ready.machine)) + b"\n"
                 replace_file(self.runs / order.run / f"machine{node.number}.json", content)
@@ -441,7 +441,7 @@ class ClusterEngine:
                 sync_folder(received)
         except OSError as error:
             lines.append(f"{received} cannot be synced to the disk: {error.strerror}")
-        return (*_where(folder), *lines, *_unlike_others(taking))
+        return (*rank_places(folder, PLACES_TOLD), *lines, *_unlike_others(taking))
 
     def stop(self) -> None:
         """End the agents and their ranks; a second call does nothing."""
@@ -462,23 +462,6 @@ def _place(node: ReadyNode, ranks: range) -> NodePlace:
         number=node.number, name=node.name, host=machine.hostname, switch=switch or None, first_rank=ranks[0],
         ranks=len(ranks),
     )  # fmt: skip
-
-
-def _where(folder: Path) -> Iterator[str]:
-    """Yield a line that lists the nodes of the ranks if there are several nodes."""
-    places = () if (placement := read_placement(folder)) is None else placement.nodes
-    if len(places) > 1:
-        words = [
-            f"{_span(place)} on {place.name}" + (f" (switch {place.switch})" if place.switch else "")
-            for place in places[:PLACES_TOLD]
-        ]
-        more = f", and more on {len(places)} nodes in all ({PLACEMENT})" if len(places) > PLACES_TOLD else ""
-        yield f"ranks were {', '.join(words)}{more}"
-
-
-def _span(place: NodePlace) -> str:
-    last = place.first_rank + place.ranks - 1
-    return str(last) if place.ranks == 1 else f"{place.first_rank}-{last}"
 
 
 def _unlike_others(nodes: Sequence[ReadyNode]) -> Iterator[str]:

@@ -122,11 +122,18 @@ class SendFiles(
     again: tuple[FileName, ...] = ()
 
 
-class WatchFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="watch_files"):
-    """Runner to agent: begin, or stop, sending what is appended to the run's logs, once a second."""
+class WatchFiles(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="watch_files", omit_defaults=True
+):
+    """Runner to agent: begin, or stop, sending what is appended to the run's logs, once a second.
+
+    all_ranks: False to send of the ranks' logs only those of the slowest and of the newest one; the rest follows when
+    the case has ended.
+    """
 
     run: RunId
     is_watched: bool
+    all_ranks: bool = True
 
 
 class CheckNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="check_node"):

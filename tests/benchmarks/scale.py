@@ -123,7 +123,7 @@ class MadeAgent:
     def __init__(self, threads: ChannelThreads, wire: SignedWire, node: int) -> None:
         self.order: TrialOrder | None = None
         self.ahead = 0
-        self._is_watched = False
+        self._watched: tuple[str, ...] = ()
         self._blocks = Counter({f"rank{rank}.jsonl": 0 for rank in range(node * RANKS, (node + 1) * RANKS)})
         self._logged = 0  # How many blocks each rank has logged.
         self._channel: Channel[ToAgent] = Channel(
@@ -148,8 +148,7 @@ class MadeAgent:
             return
         self.ahead += 1
         self._logged += 1
-        if self._is_watched:
-            self._send_tails(tuple(self._blocks))
+        self._send_tails(self._watched)
         self._channel.send(TrialProgress(run=order.run, trial=order.trial, steps=self.ahead))
         if self.ahead == beats:
             self.order = None
@@ -174,7 +173,8 @@ class MadeAgent:
             case OpenStore():
                 self._channel.send(StoreOpened(store=Store(host="127.0.0.1", port=1, prefix="")))
             case WatchFiles():
-                self._is_watched = message.is_watched
+                names = tuple(self._blocks)  # Of a node whose ranks are alike, the outermost are always the same.
+                self._watched = names if message.all_ranks else (names[0], names[-1])
             case TrialOrder():
                 self.order, self.ahead = message, 0
             case EndTrial():

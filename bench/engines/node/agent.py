@@ -225,6 +225,8 @@ class Agent:
         """Run the trials that are ordered until the connection ends."""
         with self._lock:
             self._is_ready = True
+        if self._files is not None:
+            self._files.steps = lambda: supervisor.steps
         self._channel.send(Ready(machine=supervisor.machine))
         while (order := self._orders.get()) is not None:
             if isinstance(order, _StateRequest):

@@ -25,7 +25,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from bench.engines.wire.frames import Refused, SignedWire, Stream, StreamEnded
+from bench.engines.wire.frames import PROTOCOL, Refused, SignedWire, Stream, StreamEnded
 from collectors.background import BackgroundThread
 
 BEAT_S = 2.0
@@ -109,6 +109,11 @@ class Channel(Generic[Message]):
         self._unsent = memoryview(b"")  # The rest of a frame that is being sent.
         self.sent_s = time.monotonic()  # When the last frame was begun.
         self._has_ended = self._is_leaving = self._is_cut = False
+
+    @property
+    def protocol(self) -> int:
+        """The other side's, once both have met."""
+        return PROTOCOL if self._wire is None or self._wire.peer is None else self._wire.peer.protocol
 
     def start(self) -> None:
         """Begin to receive and to send as soon as both sides have met."""

@@ -70,6 +70,7 @@ class FileSender:
     has the rest from an earlier agent. While a run is watched, what was appended to its logs is sent in one message
     each `look_s`, and at the end only the rest.
     runs: where this node keeps the folders of runs. send: sends a message, and returns whether that is still possible.
+    steps: returns how many steps each rank of this node has finished in the trial.
     """
 
     def __init__(self, runs: Path, send: Callable[[msgspec.Struct], bool], *, look_s: float = LOOK_S) -> None:
@@ -78,7 +79,8 @@ class FileSender:
         self._starts: dict[str, dict[str, int]] = {}  # By run and name: the size of a log when the agent began with it.
         self._locks: dict[str, int] = {}
         self._sent: dict[str, dict[str, _Passed]] = {}  # By run and name: what of a log was sent.
-        self._watched: set[str] = set()
+        self._watched: dict[str, bool] = {}  # By run: whether the logs of all ranks are.
+        self.steps: Callable[[], Mapping[int, int]] = dict
         self._thread = threading.Thread(target=self._serve, name="sending files", daemon=True)
         self._thread.start()
 
@@ -138,11 +140,11 @@ class FileSender:
                 case None:
                     return
                 case WatchFiles(run=run, is_watched=True):
-                    self._watched.add(run)
+                    self._watched[run] = message.all_ranks
                 case WatchFiles(run=run):
-                    self._watched.discard(run)
+                    self._watched.pop(run, None)
                 case SendFiles(run=run, again=again):
-                    self._watched.discard(run)
+                    self._watched.pop(run, None)
                     self._send_files(run, again)
 
     def _send_files(self, run: str, again: Collection[str]) -> None:
@@ -189,8 +191,16 @@ class FileSender:
         if run not in self._starts:  # It is watched before it begins.
             return
         with suppress(OSError):  # What cannot be read now is named when all files are sent.
-            logs = tuple((name, path) for name, path in _files(self._runs / run) if name.endswith(".jsonl"))
+            logs = tuple((name, path) for name, path in _files(self._runs / run) if self._is_live(run, name))
             self._send_appended(run, logs, PIECE_BYTES // max(1, len(logs)))
+
+    def _is_live(self, run: str, name: str) -> bool:
+        """Whether what is appended to a file is sent at once: to a log of the node, or of a rank that is watched."""
+        if self._watched[run] or name.startswith("node"):
+            return name.endswith(".jsonl")
+        steps = self.steps()
+        outermost = [choose(steps, key=lambda rank: (steps[rank], rank)) for choose in (min, max) if steps]
+        return name in {f"rank{rank}.jsonl" for rank in outermost}
 
     def _send_appended(self, run: str, logs: Sequence[tuple[str, Path]], most: int) -> bool:
         """Send the next bytes of these logs, at most so many of each; return whether there were any, and they went."""

@@ -172,6 +172,24 @@ def test_what_the_ranks_of_a_node_logged_since_the_last_look_is_one_message(node
     ]
 
 
+def test_of_a_run_of_many_nodes_the_slowest_and_the_newest_rank_are_sent_at_once_and_the_rest_at_the_end(
+    node: Node,
+) -> None:
+    node.begin()
+    node.sender.steps = lambda: {0: 5, 1: 4, 2: 6, 3: 5}
+    logs = {f"rank{rank}_jsonl": b"%d\n" % rank for rank in range(4)}
+    node.write(node0_jsonl=b"polled\n", **logs)
+    node.sender.ask(WatchFiles(run=RUN, is_watched=True, all_ranks=False))
+    message = node.sent.get(timeout=WITHIN_S)
+    assert isinstance(message, LogTails)
+    assert [tail.name for tail in message.tails] == ["node0.jsonl", "rank1.jsonl", "rank2.jsonl"]
+    assert node.collect() == ()
+    assert node.received() == {
+        "node0.jsonl": b"polled\n",
+        **{f"rank{rank}.jsonl": b"%d\n" % rank for rank in range(4)},
+    }
+
+
 def test_a_message_of_tails_has_a_part_of_each_log_where_all_would_be_too_much(node: Node) -> None:
     (message,) = _watched(node, 2, b"x" * PIECE_BYTES)
     assert isinstance(message, LogTails)
