@@ -62,7 +62,6 @@ class Parts:
         """
         for place, (node, order) in enumerate(zip(self._nodes, self._orders, strict=True)):
             node.link.begin(order, partial(self._places.put, place))
-            self._places.put(place)  # Its agent may be gone already.
         try:
             self._wait(progress)
         except BaseException:
@@ -75,6 +74,8 @@ class Parts:
 
     def _wait(self, progress: Callable[[TrialProgress], None]) -> None:
         """Receive reports until all parts have ended or are lost."""
+        for place in self._running:
+            self._places.put(place)  # Its agent may be gone already, or an interrupted wait has taken its place.
         silent_s = max(node.link.silent_s for node in self._nodes)
         limit_s = time.monotonic() + max(order.limit_s for order in self._orders) + silent_s
         end_s = math.inf  # When the remaining parts are ended.
