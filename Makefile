@@ -131,6 +131,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.exporter
 	$(BIN)/python -m tests.benchmarks.exporter_parts.live_look
 	$(BIN)/python -m tests.benchmarks.runner
+	$(BIN)/python -m tests.benchmarks.scale
 	$(BIN)/python -m tests.benchmarks.sharded
 	$(BIN)/python -m tests.benchmarks.sequence
 	$(BIN)/python -m tests.benchmarks.traces

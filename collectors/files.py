@@ -250,11 +250,14 @@ def open_to_append(path: Path) -> int:
     folder = open_folder(path.parent)
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with suppress(FileExistsError):
-            fd = os.open(path.name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-            os.fchmod(fd, _mode_within(folder))
-            return fd
-        fd = _open_regular(path, flags, folder)
+        try:
+            fd = _open_regular(path, flags, folder)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                fd = os.open(path.name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                os.fchmod(fd, _mode_within(folder))
+                return fd
+            fd = _open_regular(path, flags, folder)  # Another process has made it meanwhile.
     finally:
         os.close(folder)
     try:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bench.engines.wire.channel import Channel, Heartbeat
+from bench.engines.wire.channel import Channel, ChannelThreads, Heartbeat
 from bench.engines.wire.frames import SignedWire, Stream
-from bench.engines.wire.run_files import FileReceiver, LogSizes
+from bench.engines.wire.run_files import FileMessage, FileReceiver, LogSizes
 from bench.errors import InfrastructureFailed, say
 from bench.machine.machine import Machine
 from bench.machine.node_now import NodeNow
@@ -21,9 +21,9 @@ from bench.rank.messages import (
     CheckNode,
     EndTrial,
     FilePiece,
-    FileSent,
     FilesSent,
     FromAgent,
+    LogTails,
     NodeChecked,
     OpenStore,
     Ready,
@@ -39,6 +39,11 @@ from bench.rank.messages import (
 SILENT_S = 120.0
 """How long a live agent may leave an order unanswered beyond a trial's limit; ranks with a full GPU take most of a
 minute to end."""
+
+WATCHED_WHOLE = 128
+"""Up to so many nodes, what all ranks log reaches the runner while a trial runs (docs/measured/scale.md)."""
+THINNING_PROTOCOL = 6
+"""Agents of earlier protocols, of other source trees, can only send what all ranks log."""
 
 LOADING_S = 300.0
 """How long an agent may take to load torch, possibly from a network disk, before any start was timed."""
@@ -84,6 +89,7 @@ class AgentLink:
     """The connection to an agent, which does one thing at a time: it runs a trial or sends files.
 
     stream, opening: see `Channel`. log_sizes: of the runner's folder of runs, shared by the engine's links.
+    threads: shared by the engine's links; None for its own.
     name: of the agent, in messages. process: its process ID, if known.
     silent_s: how long the agent may leave an order unanswered beyond a trial's limit.
     kill: ends the agent's process at once, if the engine can. how_it_ended: describes the end of a process that hung
@@ -104,16 +110,21 @@ class AgentLink:
         how_it_ended: Callable[[], str | None] = lambda: None,
         tell: Callable[[str], None] = say,
         start_limit: StartLimit | None = None,
+        threads: ChannelThreads | None = None,
     ) -> None:
         self._begun_s, self._start_limit = time.monotonic(), start_limit or StartLimit()
         self._ready: Ready | None = None
         self._ready_s: float | None = None  # When it arrived, possibly long before it is read.
-        self._name, self._silent_s = name, silent_s
+        self._name, self.silent_s = name, silent_s
         self._process_name = name if process is None else f"{name} (process {process})"
         self._kill, self._how_it_ended, self._tell = kill, how_it_ended, tell
         self._stream, self._files = stream, FileReceiver(log_sizes)
         self._answers: queue.SimpleQueue[FromAgent | None] = queue.SimpleQueue()
+        self._on_answer: Callable[[], object] = lambda: None
+        serving = threads or ChannelThreads()
+        self._own_threads = serving if threads is None else None
         self._channel: Channel[FromAgent] = Channel(
+            serving,
             stream,
             opening,
             msgspec.json.Decoder(FromAgent | Heartbeat),
@@ -129,7 +140,7 @@ class AgentLink:
             InfrastructureFailed: the agent does not start.
         """
         if self._ready is None:
-            message = self._receive(self._start_limit.seconds)
+            message = self.answer(self._start_limit.seconds)
             if not isinstance(message, Ready):
                 raise InfrastructureFailed(f"{self._name} answered {type(message).__name__} before it was ready")
             self._ready = message
@@ -153,7 +164,7 @@ class AgentLink:
         """
         asked_ns, begun_ns = time.time_ns(), time.monotonic_ns()
         self._channel.send(CheckNode())
-        while not isinstance(message := self._receive(self._silent_s), NodeChecked):
+        while not isinstance(message := self.answer(self.silent_s), NodeChecked):
             pass  # The end of a trial that nobody waits for any more.
         taken_ns = time.monotonic_ns() - begun_ns
         on_node_ns = message.answered_ns - message.asked_ns
@@ -169,7 +180,7 @@ class AgentLink:
             InfrastructureFailed: the agent is gone, does not answer, or cannot open the store.
         """
         self._channel.send(OpenStore(ranks=ranks))
-        while not isinstance(message := self._receive(self._silent_s), StoreOpened):
+        while not isinstance(message := self.answer(self.silent_s), StoreOpened):
             pass  # The end of a trial that nobody waits for any more.
         return message.store
 
@@ -179,24 +190,38 @@ class AgentLink:
         Raises:
             InfrastructureFailed: the agent is gone, or does not answer.
         """
-        self._files.expect(order.run)
-        self._channel.send(order)
-        deadline_s = time.monotonic() + order.limit_s + self._silent_s
+        self.begin(order)
+        deadline_s = time.monotonic() + order.limit_s + self.silent_s
         while True:
-            message = self._receive(deadline_s - time.monotonic())
+            message = self.answer(deadline_s - time.monotonic())
             if isinstance(message, TrialProgress):
                 progress(message)
             elif isinstance(message, TrialEnded):
                 return message
 
+    def begin(self, order: TrialOrder, on_answer: Callable[[], object] = lambda: None) -> None:
+        """Order one trial. on_answer: called from another thread whenever `answer` returns at once, or raises."""
+        self._files.expect(order.run)
+        self._on_answer = on_answer
+        self._channel.send(order)
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether `answer` returns at once, or raises; for the thread that calls it."""
+        return not self._answers.empty()
+
     def end_trial(self, run: str, trial: int) -> None:
         """Make the agent end its running trial; `run` then returns. May be called from any thread."""
         self._channel.send(EndTrial(run=run, trial=trial))
 
-    def watch(self, run: str, *, is_watched: bool = True) -> None:
-        """Have the agent send what is appended to the run's logs while it runs; for an agent that sends files."""
+    def watch(self, run: str, *, nodes: int = 1) -> None:
+        """Have the agent send what is appended to the run's logs while it runs; for an agent that sends files.
+
+        nodes: how many are watched. Beyond `WATCHED_WHOLE` they send what their slowest and newest rank log.
+        """
         self._files.expect(run)
-        self._channel.send(WatchFiles(run=run, is_watched=is_watched))
+        all_ranks = nodes <= WATCHED_WHOLE or self._channel.protocol < THINNING_PROTOCOL
+        self._channel.send(WatchFiles(run=run, is_watched=True, all_ranks=all_ranks))
 
     def collect(self, run: str) -> tuple[str, ...]:
         """Have the agent send the run's files; return a line for each file that was not received completely.
@@ -207,10 +232,10 @@ class AgentLink:
             InfrastructureFailed: the agent is gone, or does not answer.
         """
         self._files.expect(run)
-        self._channel.send(SendFiles(run=run))
-        while not isinstance(self._receive(self._silent_s), FilesSent):
+        self._channel.send(SendFiles(run=run, again=self._files.lost(run)))
+        while not isinstance(self.answer(self.silent_s), FilesSent):
             pass  # A piece of a file: the agent is sending.
-        return self._files.problems(run)
+        return self._files.finish(run)
 
     def hang_up(self, within_s: float) -> bool:
         """End the agent, which then ends its ranks; return whether it was reached. A second call does nothing."""
@@ -222,9 +247,16 @@ class AgentLink:
         if has_ended:
             self._files.close()
             self._stream.close()
+            if self._own_threads is not None:
+                self._own_threads.close(within_s)
         return has_ended
 
-    def _receive(self, within_s: float) -> FromAgent:
+    def answer(self, within_s: float) -> FromAgent:
+        """Wait for the agent's next answer.
+
+        Raises:
+            InfrastructureFailed: the agent is gone, or does not answer, or cannot continue.
+        """
         try:
             message = self._answers.get(timeout=max(0.0, within_s))
         except queue.Empty:
@@ -241,10 +273,10 @@ class AgentLink:
         return message
 
     def _take(self, message: FromAgent) -> None:
-        if isinstance(message, FilePiece | FileSent | FilesSent):
+        if isinstance(message, FileMessage):
             self._files.take(message)
         match message:
-            case FilePiece(is_tail=True):
+            case LogTails() | FilePiece(is_tail=True):
                 return
             case AgentNotice():
                 self._tell(f"{self._name}: {message.text}")
@@ -254,9 +286,11 @@ class AgentLink:
             case FilePiece():
                 message = msgspec.structs.replace(message, data=b"")
         self._answers.put(message)
+        self._on_answer()
 
     def _end(self, reason: str) -> None:
         self._answers.put(None)
+        self._on_answer()
         self._channel.hang_up(0.0)  # Without heartbeats the agent ends, wherever it is.
         if self._channel.is_silent:  # Calls must not wait for it forever.
             self._stream.abort()

@@ -18,6 +18,7 @@ import msgspec
 from bench.engines.agent_link import SILENT_S, AgentLink, NodeCheck, StartLimit
 from bench.engines.node.tree_folder import digest_of
 from bench.engines.trial_parts import Parts, ReadyNode, joined, spread
+from bench.engines.wire.channel import ChannelThreads
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.run_files import LogSizes
 from bench.engines.wire.tcp import AgentListener
@@ -26,7 +27,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.limits.process_limits import require_files
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import MachineDifference, differences_of_nodes
-from bench.machine.placement import PLACEMENT, NodePlace, read_placement, write_placement
+from bench.machine.placement import NodePlace, rank_places, write_placement
 from bench.machine.temporary_folders import TemporaryFolder, sweep_in_background
 from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
 from collectors.files import replace_file, sync_folder
@@ -134,8 +135,8 @@ class NodeRequest:
 
 PLACES_TOLD = 8
 """The number of nodes that a note lists."""
-COLLECTED_AT_ONCE = 32
-"""How many nodes send a run's files at the same time: each has a file open here."""
+AT_ONCE = 32
+"""How many nodes report their state, or send a run's files, at the same time: each has a file open here."""
 FILES = 128
 """Files that a runner opens beside those for its nodes, an estimate: its history, its listeners, what it imports."""
 FILES_PER_NODE = 2
@@ -224,6 +225,8 @@ class ClusterEngine:
         require_files(FILES + FILES_PER_NODE * len(placement.nodes), f"a runner of {len(placement.nodes)} nodes")
         sweep_in_background()
         with ExitStack() as stack:
+            self._threads = ChannelThreads()
+            stack.callback(self._threads.close, STOP_S)
             key = key or (new_key() if entrance is None else entrance.key)
             folder = stack.enter_context(TemporaryFolder("observatory-key-"))
             write_key(folder / "key", key)
@@ -323,13 +326,13 @@ class ClusterEngine:
         self._nodes = tuple(node for node in self._nodes if node.name not in self._dropped)
 
     def check(self) -> tuple[NodeCheck, ...]:
-        """Query the state and clock of all nodes at the same time; in the order of `nodes`.
+        """Query the state and clock of all nodes, many at the same time; in the order of `nodes`.
 
         Raises:
             InfrastructureFailed: an agent is gone, or does not answer.
         """
         nodes = self.nodes()
-        with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             return tuple(pool.map(lambda node: node.link.check(), nodes))
 
     def _gather(self, late_s: float) -> tuple[list[str], str | None]:
@@ -369,6 +372,7 @@ class ClusterEngine:
                 name=f"the agent of {self._placement.nodes[number]}",
                 silent_s=self._silent_s,
                 start_limit=self._start_limit,
+                threads=self._threads,
             )
             self._come_s = time.monotonic()
             return None
@@ -406,7 +410,7 @@ class ClusterEngine:
         if order.run not in self._watched:
             self._watched.add(order.run)
             for node in taking:
-                node.link.watch(order.run)
+                node.link.watch(order.run, nodes=len(taking))
             for node in taking[1:]:  # The first node's file is machine.json.
                 content = msgspec.json.format(msgspec.json.encode(node.ready.machine)) + b"\n"
                 replace_file(self.runs / order.run / f"machine{node.number}.json", content)
@@ -430,7 +434,7 @@ class ClusterEngine:
         self._watched.discard(run)
         if not taking:
             return ()
-        with ThreadPoolExecutor(min(len(taking), COLLECTED_AT_ONCE)) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             lines = [line for lines in pool.map(lambda node: _collect(node, run), taking) for line in lines]
         folder = self.runs / run
         try:
@@ -438,7 +442,7 @@ class ClusterEngine:
                 sync_folder(received)
         except OSError as error:
             lines.append(f"{received} cannot be synced to the disk: {error.strerror}")
-        return (*_where(folder), *lines, *_unlike_others(taking))
+        return (*rank_places(folder, PLACES_TOLD), *lines, *_unlike_others(taking))
 
     def stop(self) -> None:
         """End the agents and their ranks; a second call does nothing."""
@@ -459,23 +463,6 @@ def _place(node: ReadyNode, ranks: range) -> NodePlace:
         number=node.number, name=node.name, host=machine.hostname, switch=switch or None, first_rank=ranks[0],
         ranks=len(ranks),
     )  # fmt: skip
-
-
-def _where(folder: Path) -> Iterator[str]:
-    """Yield a line that lists the nodes of the ranks if there are several nodes."""
-    places = () if (placement := read_placement(folder)) is None else placement.nodes
-    if len(places) > 1:
-        words = [
-            f"{_span(place)} on {place.name}" + (f" (switch {place.switch})" if place.switch else "")
-            for place in places[:PLACES_TOLD]
-        ]
-        more = f", and more on {len(places)} nodes in all ({PLACEMENT})" if len(places) > PLACES_TOLD else ""
-        yield f"ranks were {', '.join(words)}{more}"
-
-
-def _span(place: NodePlace) -> str:
-    last = place.first_rank + place.ranks - 1
-    return str(last) if place.ranks == 1 else f"{place.first_rank}-{last}"
 
 
 def _unlike_others(nodes: Sequence[ReadyNode]) -> Iterator[str]:

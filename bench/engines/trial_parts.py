@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import queue
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -42,13 +42,17 @@ def spread(ranks: int, nodes: int) -> list[range]:
 
 
 class Parts:
-    """The parts of a trial on their nodes, each in a thread; the caller's thread receives their reports."""
+    """The parts of a trial on their nodes, whose reports the caller's thread receives."""
 
     def __init__(self, nodes: Sequence[ReadyNode], orders: Sequence[TrialOrder]) -> None:
         self._nodes, self._orders = nodes, orders
-        self._events: queue.SimpleQueue[tuple[int, TrialProgress | TrialEnded | InfrastructureFailed]] = (
-            queue.SimpleQueue()
-        )
+        self._places: queue.SimpleQueue[int] = queue.SimpleQueue()  # Of nodes whose agents may have answered.
+        self._running = set(range(len(nodes)))
+        self._steps = [0] * len(nodes)
+        self._nodes_at = Counter(self._steps)  # How many nodes have finished so many steps.
+        self._reported = -1
+        self._ended: dict[int, TrialEnded] = {}
+        self._lost: dict[int, InfrastructureFailed] = {}
 
     def run(self, progress: Callable[[TrialProgress], None]) -> dict[int, TrialEnded]:
         """Run all parts; return how each ended, by its position among the nodes.
@@ -56,64 +60,66 @@ class Parts:
         Raises:
             InfrastructureFailed: an agent is gone; the other parts have ended.
         """
-        threads = [threading.Thread(target=self._run_part, args=(place,)) for place in range(len(self._nodes))]
-        for thread in threads:
-            thread.start()
-        try:
-            return self._wait(progress)
-        except BaseException:
-            self._end(set())
-            raise
-        finally:
-            for thread in threads:
-                thread.join()
-
-    def _run_part(self, place: int) -> None:
-        try:
-            ended = self._nodes[place].link.run(
-                self._orders[place], lambda progress: self._events.put((place, progress))
-            )
-        except InfrastructureFailed as error:
-            self._events.put((place, error))
-        else:
-            self._events.put((place, ended))
-
-    def _wait(self, progress: Callable[[TrialProgress], None]) -> dict[int, TrialEnded]:
-        steps = dict.fromkeys(range(len(self._nodes)), 0)
-        reported = -1
-        ended: dict[int, TrialEnded] = {}
-        lost: dict[int, InfrastructureFailed] = {}
-        deadline_s = math.inf  # When the remaining parts are ended.
-        while len(ended) + len(lost) < len(self._nodes):
-            left_s = None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
-            try:
-                place, event = self._events.get(timeout=left_s)
-            except queue.Empty:
-                self._end({*ended, *lost})
-                deadline_s = math.inf
-                continue
-            match event:
-                case TrialProgress():
-                    steps[place] = event.steps
-                    if min(steps.values()) != reported:
-                        reported = min(steps.values())
-                        progress(msgspec.structs.replace(event, steps=reported))
-                case TrialEnded():
-                    ended[place] = event
-                    if event.outcome != "done":
-                        deadline_s = min(deadline_s, time.monotonic() + PEERS_S)
-                case InfrastructureFailed():
-                    lost[place] = event
-                    deadline_s = time.monotonic()
-        if lost:
-            raise next(iter(lost.values()))  # The first: whoever is lost later may be lost by it.
-        return ended
-
-    def _end(self, ended: set[int]) -> None:
         for place, (node, order) in enumerate(zip(self._nodes, self._orders, strict=True)):
-            if place not in ended:
-                with suppress(InfrastructureFailed):
-                    node.link.end_trial(order.run, order.trial)
+            node.link.begin(order, partial(self._places.put, place))
+        try:
+            self._wait(progress)
+        except BaseException:
+            self._end()
+            self._wait(lambda _: None)
+            raise
+        if self._lost:
+            raise next(iter(self._lost.values()))  # The first: whoever is lost later may be lost by it.
+        return self._ended
+
+    def _wait(self, progress: Callable[[TrialProgress], None]) -> None:
+        """Receive reports until all parts have ended or are lost."""
+        for place in self._running:
+            self._places.put(place)  # Its agent may be gone already, or an interrupted wait has taken its place.
+        silent_s = max(node.link.silent_s for node in self._nodes)
+        limit_s = time.monotonic() + max(order.limit_s for order in self._orders) + silent_s
+        end_s = math.inf  # When the remaining parts are ended.
+        while self._running:
+            try:
+                place = self._places.get(timeout=max(0.0, min(end_s, limit_s) - time.monotonic()))
+            except queue.Empty:
+                if time.monotonic() >= limit_s:
+                    for late in tuple(self._running):
+                        self._take(late, progress)
+                elif time.monotonic() >= end_s:
+                    self._end()
+                    end_s = math.inf
+                continue
+            while place in self._running and self._nodes[place].link.has_answer:
+                self._take(place, progress)
+                if place in self._lost:
+                    end_s = time.monotonic()
+                elif place in self._ended and self._ended[place].outcome != "done":
+                    end_s = min(end_s, time.monotonic() + PEERS_S)
+
+    def _take(self, place: int, progress: Callable[[TrialProgress], None]) -> None:
+        """Take an agent's next answer; an agent that has none by now is lost."""
+        try:
+            answer = self._nodes[place].link.answer(0.0)
+        except InfrastructureFailed as error:
+            self._lost[place] = error
+            self._running.remove(place)
+            return
+        match answer:
+            case TrialProgress():
+                self._nodes_at[self._steps[place]] -= 1
+                self._nodes_at += Counter((answer.steps,))  # Keeps only counts above 0.
+                self._steps[place] = answer.steps
+                if (slowest := min(self._nodes_at)) != self._reported:
+                    self._reported = slowest
+                    progress(msgspec.structs.replace(answer, steps=slowest))
+            case TrialEnded():
+                self._ended[place] = answer
+                self._running.remove(place)
+
+    def _end(self) -> None:
+        for place in self._running:
+            self._nodes[place].link.end_trial(self._orders[place].run, self._orders[place].trial)
 
 
 def joined(order: TrialOrder, parts: Mapping[int, TrialEnded], folder: str) -> TrialEnded:

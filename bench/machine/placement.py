@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -61,3 +61,20 @@ def read_placement(folder: Path) -> PlacementFile | None:
             return msgspec.json.decode(file.read(), type=PlacementFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def rank_places(folder: Path, most: int) -> Iterator[str]:
+    """Yield a line that lists the nodes of a run's ranks, at most so many, if there are several nodes."""
+    places = () if (placement := read_placement(folder)) is None else placement.nodes
+    if len(places) > 1:
+        words = [
+            f"{_span(place)} on {place.name}" + (f" (switch {place.switch})" if place.switch else "")
+            for place in places[:most]
+        ]
+        more = f", and more on {len(places)} nodes in all ({PLACEMENT})" if len(places) > most else ""
+        yield f"ranks were {', '.join(words)}{more}"
+
+
+def _span(place: NodePlace) -> str:
+    last = place.first_rank + place.ranks - 1
+    return str(last) if place.ranks == 1 else f"{place.first_rank}-{last}"

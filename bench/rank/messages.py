@@ -102,17 +102,38 @@ class EndTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trial: int
 
 
-class SendFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="send_files"):
-    """Runner to agent: send what the node's ranks wrote for this run, and release its folder; the case has ended."""
+FILE_NAME = (
+    r"\A(node[0-9]{1,6}\.jsonl|trial[0-9]{1,7}/rank[0-9]{1,6}\.timeline\.npz|rank[0-9]{1,6}\.(jsonl|err|evidence\.jsonl"
+    r"|nccl\.log|timeline\.npz|trace\.json\.gz|memory\.json\.gz|memory\.pickle))\Z"
+)
+FileName = Annotated[str, msgspec.Meta(pattern=FILE_NAME)]
+"""A file that a rank or a node writes, beneath the folder of its run."""
+
+
+class SendFiles(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="send_files", omit_defaults=True
+):
+    """Runner to agent: send what the node's ranks wrote for this run, and release its folder; the case has ended.
+
+    again: logs of which the runner lost what it was sent; they are sent whole.
+    """
 
     run: RunId
+    again: tuple[FileName, ...] = ()
 
 
-class WatchFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="watch_files"):
-    """Runner to agent: begin, or stop, sending what is appended to the run's logs, once a second."""
+class WatchFiles(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="watch_files", omit_defaults=True
+):
+    """Runner to agent: begin, or stop, sending what is appended to the run's logs, once a second.
+
+    all_ranks: False to send of the ranks' logs only those of the slowest and of the newest one; the rest follows when
+    the case has ended.
+    """
 
     run: RunId
     is_watched: bool
+    all_ranks: bool = True
 
 
 class CheckNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="check_node"):
@@ -205,19 +226,30 @@ class AgentNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: str
 
 
-FILE_NAME = (
-    r"\A(node[0-9]{1,6}\.jsonl|trial[0-9]{1,7}/rank[0-9]{1,6}\.timeline\.npz|rank[0-9]{1,6}\.(jsonl|err|evidence\.jsonl"
-    r"|nccl\.log|timeline\.npz|trace\.json\.gz|memory\.json\.gz|memory\.pickle))\Z"
-)
-FileName = Annotated[str, msgspec.Meta(pattern=FILE_NAME)]
-"""A file that a rank or a node writes, beneath the folder of its run."""
+class LogTail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bytes that were appended to a log. start: as in `FilePiece`. size: how many there are in `LogTails.data`."""
+
+    name: FileName
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    size: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class LogTails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="log_tails"):
+    """Agent to runner: what was appended to a node's logs, one behind the other and compressed by zlib.
+
+    No byte of a log is sent twice: `FileSent` follows the last tail.
+    """
+
+    run: RunId
+    tails: tuple[LogTail, ...]
+    data: bytes
 
 
 class FilePiece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="file_piece"):
     """Agent to runner: a piece of a file, compressed by zlib.
 
-    start: the offset of its first byte, counted from the file's size when the agent began the run. is_tail: just
-    appended to a watched log; other pieces of a file come in order, and `FileSent` after the last.
+    start: the offset of its first byte, counted from the file's size when the agent began the run. Pieces come in
+    order, and `FileSent` after the last. is_tail: just appended to a watched log; agents up to protocol 5 send it.
     """
 
     run: RunId
@@ -251,6 +283,7 @@ FromAgent = (
     | TrialEnded
     | AgentFailed
     | AgentNotice
+    | LogTails
     | FilePiece
     | FileSent
     | FilesSent

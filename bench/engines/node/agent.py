@@ -32,7 +32,7 @@ from bench.case import Case
 from bench.engines.environment import LOOPBACK, environment, private_caches
 from bench.engines.node.node_exporter import NodeExporter
 from bench.engines.node.supervisor import Supervisor
-from bench.engines.wire.channel import Channel, Heartbeat
+from bench.engines.wire.channel import Channel, ChannelThreads, Heartbeat
 from bench.engines.wire.frames import (
     PipeStream,
     Refused,
@@ -208,6 +208,7 @@ class Agent:
         self.is_leaving = False
 
         self._channel: Channel[ToAgent] = Channel(
+            ChannelThreads(),
             stream,
             opening,
             msgspec.json.Decoder(ToAgent | Heartbeat),
@@ -227,6 +228,8 @@ class Agent:
         """Run the trials that are ordered until the connection ends."""
         with self._lock:
             self._is_ready = True
+        if self._files is not None:
+            self._files.steps = lambda: supervisor.steps
         self._channel.send(Ready(machine=supervisor.machine))
         while (order := self._orders.get()) is not None:
             if isinstance(order, _StateRequest):

@@ -267,13 +267,14 @@ class Supervisor:
 
     host: the address at which ranks of other nodes reach this one.
     runs: where the folders of runs are.
-    machine: this node.
+    machine: this node. steps: how many each rank of the trial has finished.
     """
 
     def __init__(self, *, host: str, runs: Path) -> None:
         """Wait until the forkserver has loaded torch, once for all ranks."""
         self._context = multiprocessing.get_context("forkserver")
         self.host = host
+        self.steps: Mapping[int, int] = {}
         self.runs = runs
         self._trials = itertools.count()
         self._store: TrialStore | None = None
@@ -398,8 +399,8 @@ class Supervisor:
             ready = wait([*(rank.sentinel for rank in alive), stop], min(LOOK_S, deadline - now, failing_until - now))
             if stop in ready:
                 return "interrupted"
-            steps = min(rank.steps() for rank in ranks)
-            if steps != reported:
+            self.steps = {rank.order.rank: rank.steps() for rank in ranks}
+            if (steps := min(self.steps.values())) != reported:
                 reported = steps
                 progress(TrialProgress(run=order.run, trial=order.trial, steps=steps))
 

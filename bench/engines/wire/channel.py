@@ -1,29 +1,31 @@
-"""A channel: messages to and from the other side of a wire, with heartbeats, so that neither side outlives the other.
+"""Channels: messages to and from the other side of a wire, with heartbeats, so that neither side outlives the other.
 
 Each side sends something every `BEAT_S`, a heartbeat where it has nothing to say, and ends itself when it has heard
-nothing for `SILENT_S`. Sending, receiving and watching have a thread each, so that neither a trial nor a full pipe
-holds the others up.
+nothing for `SILENT_S`. Three threads serve all channels of an engine, however many there are: one sends, one receives
+and one watches for silence, so that neither a trial nor a full pipe holds the others up.
 
 The limits: two cores at a load of 40 wake a thread within a second, so a healthy side's beat comes in time even when
 three in a row are late. Silence is seen after 8 s at the latest (`SILENT_S` and two ticks), which leaves a side 2 s to
 end its ranks within 10 s of the other's death. Silence is counted in the watching thread's own ticks, and one that
 comes late counts as two at most: a machine that is too busy to count ends no healthy pair, and a process that was
-stopped itself, or slept with its laptop, first reads what has come. Bytes that
-wait to be read are no silence.
+stopped itself, or slept with its laptop, first reads what has come. Bytes that have come are no silence, read or not.
 """
 
 from __future__ import annotations
 
+import os
 import queue
+import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from bench.engines.wire.frames import Refused, SignedWire, Stream, StreamEnded
+from bench.engines.wire.frames import PROTOCOL, Refused, SignedWire, Stream, StreamEnded
 from collectors.background import BackgroundThread
 
 BEAT_S = 2.0
@@ -31,7 +33,7 @@ SILENT_S = 7.0
 TICK_S = 0.5
 WAITING = 32
 """How many messages may wait to be sent; further senders wait."""
-_FULL_S = 0.2
+_READ_BYTES = 1 << 16
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="heartbeat"):
@@ -72,104 +74,133 @@ class Silence:
 class Channel(Generic[Message]):
     """Sends and receives messages until either side hangs up, is silent, or is refused; then it has a `reason`.
 
-    opening: returns the wire of the stream, once both sides have met; it is called in the receiving thread.
+    opening: returns the wire of the stream, once both sides have met; it is called in a thread of its own.
     decoder: of the other side's messages and heartbeats.
-    on_message: is called in the receiving thread; it may raise Refused. on_end: is called once with the reason, there
-    or in the watching thread.
+    on_message: is called in the receiving thread; it may raise Refused. on_end: is called once with the reason, there,
+    in the watching thread, or in that of `opening`.
     silence: counts from when both sides have met.
     """
 
     def __init__(
         self,
+        threads: ChannelThreads,
         stream: Stream,
         opening: Callable[[Stream], SignedWire],
         decoder: msgspec.json.Decoder[Message | Heartbeat],
         *,
         on_message: Callable[[Message], None],
         on_end: Callable[[str], None],
-        beat_s: float = BEAT_S,
-        tick_s: float = TICK_S,
         silence: Callable[[], Silence] = Silence,
     ) -> None:
         self.reason: str | None = None
         self.is_refused = self.is_silent = False
-        self._stream, self._opening, self._decoder = stream, opening, decoder
-        self._on_message, self._on_end = on_message, on_end
-        self._beat_s, self._tick_s, self._silence = beat_s, tick_s, silence
-        self._outgoing: queue.Queue[bytes | None] = queue.Queue(WAITING)
-        self._wires: queue.SimpleQueue[SignedWire | None] = (
-            queue.SimpleQueue()
-        )  # To the sending thread, when there is one.
-        self._has_ended = threading.Event()
-        self._is_broken = False  # Nothing can be sent any more.
+        self.stream = stream
+        self.has_received, self.has_sent = (
+            threading.Event(),
+            threading.Event(),
+        )  # All of it: nothing more comes, or goes.
+        self._threads, self._opening, self._decoder = threads, opening, decoder
+        self._on_message, self._on_end, self._new_silence = on_message, on_end, silence
+        self._wire: SignedWire | None = None  # Once both sides have met.
+        self._silence: Silence  # From then on.
         self._is_handling = False  # What came is being handled, and nothing else is read meanwhile.
-        self._lock = threading.Lock()
-        self._receiving = threading.Thread(target=self._receive, name="receiving", daemon=True)
-        self._sending = threading.Thread(target=self._send, name="sending", daemon=True)
-        self._watching: BackgroundThread | None = None
+        self._changed = threading.Condition()  # Guards all that follows.
+        self._outgoing: deque[bytes] = deque()
+        self._unsent = memoryview(b"")  # The rest of a frame that is being sent.
+        self.sent_s = time.monotonic()  # When the last frame was begun.
+        self._has_ended = self._is_leaving = self._is_cut = False
+
+    @property
+    def protocol(self) -> int:
+        """The other side's, once both have met."""
+        return PROTOCOL if self._wire is None or self._wire.peer is None else self._wire.peer.protocol
 
     def start(self) -> None:
-        """Begin to receive, and to send as soon as both sides have met."""
-        self._sending.start()  # Before what is received may end the channel, which joins it.
-        self._receiving.start()
+        """Begin to receive and to send as soon as both sides have met."""
+        threading.Thread(target=self._meet, name="meeting", daemon=True).start()
 
     def send(self, message: msgspec.Struct) -> bool:
         """Queue a message; wait while too many are waiting. Return False where it cannot be sent any more."""
-        return self._put(msgspec.json.encode(message), lambda: not self._has_ended.is_set())
+        body = msgspec.json.encode(message)
+        with self._changed:
+            while len(self._outgoing) >= WAITING and not (self._has_ended or self._is_leaving):
+                self._changed.wait()
+            if self._is_leaving or len(self._outgoing) >= WAITING:
+                return False
+            self._outgoing.append(body)
+        self._threads.wake(self)
+        return True
 
     def hang_up(self, within_s: float) -> bool:
         """Send what is queued, at most for this long, then hang up; return whether it was sent. It may be called again.
 
         Where it was not sent, the other side does not read: end it, or abort the stream.
         """
-        deadline_s = time.monotonic() + within_s
-        self._put(None, lambda: time.monotonic() < deadline_s)
-        self._sending.join(max(0.0, deadline_s - time.monotonic()))
-        self._wires.put(None)  # Where the sides have not met by now, nothing is sent.
-        self._sending.join(min(within_s, _FULL_S))
-        return not self._sending.is_alive()
-
-    def _put(self, body: bytes | None, may_wait: Callable[[], bool]) -> bool:
-        while not self._is_broken:
-            try:
-                self._outgoing.put(body, timeout=_FULL_S if may_wait() else 0.0)
-            except queue.Full:
-                if not may_wait():
-                    return False
-            else:
-                return True
-        return False
+        with self._changed:
+            self._is_leaving = True
+            self._changed.notify_all()
+        self._threads.wake(self)
+        if not self.has_sent.wait(within_s):
+            self._hang_up_unmet()
+        return self.has_sent.is_set()
 
     def join(self, within_s: float) -> bool:
-        """Wait until nothing more is received; return whether that is so."""
-        if self._watching is not None:
-            self._watching.stop(within_s)
-        self._receiving.join(within_s)
-        return not self._receiving.is_alive()
+        """Wait until nothing more is received; return whether that is so. Nothing more is sent then."""
+        if not self.has_received.wait(within_s):
+            return False
+        self._hang_up_unmet()
+        self._is_cut = True
+        self._threads.wake(self)
+        return self.has_sent.wait(within_s)
 
-    def _receive(self) -> None:
+    def _meet(self) -> None:
         try:
-            wire = self._opening(self._stream)
-            silence = self._silence()
-            self._wires.put(wire)
-            watching = BackgroundThread("watching", lambda told_to_stop: self._watch(silence, told_to_stop))
-            watching.start()
-            self._watching = watching  # Now that it can be joined.
-            while True:
-                body = wire.receive()
-                silence.heard()
+            wire = self._opening(self.stream)
+        except (Refused, StreamEnded, OSError, ValueError) as error:
+            self._end(error)
+            self.has_received.set()
+            return
+        self._silence = self._new_silence()
+        with self._changed:
+            self._wire = wire
+        self._threads.add(self)
+
+    def _hang_up_unmet(self) -> None:
+        with self._changed:
+            if self._wire is None:
+                self.hung_up()
+
+    def _end(self, error: Exception) -> None:
+        with self._changed:
+            if self._has_ended:
+                return
+            self.is_refused = isinstance(error, Refused)
+            is_lost = isinstance(error, OSError | ValueError)  # A ValueError: this side has closed the file.
+            self.reason = f"the connection is lost ({error})" if is_lost else str(error)
+            self._has_ended = True
+            self._changed.notify_all()
+        self._hang_up_unmet()
+        self._on_end(self.reason)
+
+    # In the threads that channels share.
+
+    def receive(self) -> bool:
+        """Handle what has come, without waiting for more; return whether more can come."""
+        assert self._wire is not None, "the sides have met"
+        try:
+            self._wire.feed(self.stream.read(_READ_BYTES))
+            self._is_handling = True
+            while (body := self._wire.next_body()) is not None:
                 message = self._decoded(body)
                 if not isinstance(message, Heartbeat):
-                    self._is_handling = True
                     self._on_message(message)
-                    self._is_handling = False
-        except Refused as refusal:
-            self.is_refused = True
-            self._end(str(refusal))
-        except StreamEnded as end:
-            self._end(str(end))
-        except (OSError, ValueError) as error:  # A ValueError: this side has closed the file.
-            self._end(f"the connection is lost ({error})")
+            self._silence.heard()
+        except (Refused, StreamEnded, OSError, ValueError) as error:
+            self._end(error)
+            return False
+        finally:
+            self._is_handling = False
+        return True
 
     def _decoded(self, body: bytes) -> Message | Heartbeat:
         try:
@@ -177,44 +208,152 @@ class Channel(Generic[Message]):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Refused(f"a message is malformed: {error}") from None
 
-    def _send(self) -> None:
-        with suppress(OSError, ValueError):  # The other side is gone: the receiving thread learns of it, too.
-            wire = self._wires.get()
-            while wire is not None:
-                try:
-                    body = self._outgoing.get(timeout=self._beat_s)
-                except queue.Empty:
-                    if self._has_ended.is_set():  # Last words may follow, but nobody is to wait for us any more.
-                        continue
-                    body = _HEARTBEAT
-                if body is None:
-                    break
-                wire.send(body)
-        self._is_broken = True
-        self._stream.hang_up()
+    def send_some(self, *, is_beat: bool) -> Literal["idle", "full", "done"]:
+        """Send what is queued, without waiting; return whether that is all, the stream is full, or no more is sent.
 
-    def _watch(self, silence: Silence, told_to_stop: threading.Event) -> None:
-        while not told_to_stop.wait(self._tick_s):
-            if self._has_ended.is_set():
-                return
-            if self._is_handling or self._has_unread():  # A busy machine reads late what came in time.
-                silence.heard()
-            if silence.tick():
-                self.is_silent = True
-                self._end(f"no message for {silence.limit_s:g} s")
-                return
+        is_beat: send a heartbeat where nothing is queued.
+        """
+        if self._wire is None or self.has_sent.is_set():
+            return "idle"
+        try:
+            while not self._is_cut:
+                if not self._unsent:
+                    with self._changed:
+                        if self._outgoing:
+                            body = self._outgoing.popleft()
+                            self._changed.notify_all()
+                        elif self._is_leaving:
+                            break
+                        elif (
+                            is_beat and not self._has_ended
+                        ):  # Last words may follow, but nobody waits for us any more.
+                            body, is_beat = _HEARTBEAT, False
+                        else:
+                            return "idle"
+                    self._unsent, self.sent_s = memoryview(self._wire.frame(body)), time.monotonic()
+                if not (count := self.stream.write_some(self._unsent)):
+                    return "full"
+                self._unsent = self._unsent[count:]
+        except (OSError, ValueError):  # The other side is gone: the receiving thread learns of it, too.
+            pass
+        return "done"
+
+    def hung_up(self) -> None:
+        """Close the way out, when nothing more is sent."""
+        self.stream.hang_up()
+        self.has_sent.set()
+        with self._changed:
+            self._is_leaving = True
+            self._changed.notify_all()
+
+    def watch(self) -> None:
+        """End the channel where the other side was silent for too long; called every tick."""
+        if self._has_ended:
+            return
+        if self._is_handling or self._has_unread():  # A busy machine reads late what came in time.
+            self._silence.heard()
+        if self._silence.tick():
+            self.is_silent = True
+            self._end(StreamEnded(f"no message for {self._silence.limit_s:g} s"))
 
     def _has_unread(self) -> bool:
         try:
-            return self._stream.has_unread()
+            return self.stream.has_unread()
         except (OSError, ValueError):  # The stream is closed.
             return False
 
-    def _end(self, reason: str) -> None:
+
+class ChannelThreads:
+    """The threads that serve an engine's channels, until they are closed.
+
+    Sending and receiving never wait for one channel; handling what has come does, and what comes meanwhile waits.
+    """
+
+    def __init__(self, *, beat_s: float = BEAT_S, tick_s: float = TICK_S) -> None:
+        self._beat_s, self._tick_s = beat_s, tick_s
+        self._channels: set[Channel[Any]] = set()  # Whose sides have met, and that have not received all.
+        self._due: queue.SimpleQueue[Channel[Any]] = queue.SimpleQueue()  # To the sending thread.
+        self._full: set[Channel[Any]] = set()  # The sending thread's own: they wait for room.
+        self._receiving, self._sending = selectors.DefaultSelector(), selectors.DefaultSelector()
+        self._awake, self._closed = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+        self._lock = threading.Lock()  # Guards these two, and whether they are open.
+        self._is_closed = False
+        self._sending.register(self._awake, selectors.EVENT_READ)
+        for selector in (self._sending, self._receiving):
+            selector.register(self._closed, selectors.EVENT_READ)
+        self._threads = [
+            BackgroundThread("sending", self._send),
+            BackgroundThread("receiving", self._receive),
+            BackgroundThread("watching", self._watch),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, channel: Channel[Any]) -> None:
+        """Serve a channel whose sides have met."""
+        self._channels.add(channel)
+        self._receiving.register(channel.stream.reading_fd, selectors.EVENT_READ, channel)
+        self.wake(channel)
+
+    def wake(self, channel: Channel[Any]) -> None:
+        """Have the channel send what is queued."""
+        self._due.put(channel)
         with self._lock:
-            if self._has_ended.is_set():
+            if not self._is_closed:
+                os.eventfd_write(self._awake, 1)
+
+    def close(self, within_s: float) -> None:
+        """End the threads, once all channels have been joined; a second call does nothing."""
+        with self._lock:
+            if self._is_closed:
                 return
-            self.reason = reason
-            self._has_ended.set()
-        self._wires.put(None)
-        self._on_end(reason)
+            self._is_closed = True
+            os.eventfd_write(self._closed, 1)
+        has_stopped = [thread.stop(within_s) for thread in self._threads]
+        if all(has_stopped):
+            for selector in (self._sending, self._receiving):
+                selector.close()
+            os.close(self._awake)
+            os.close(self._closed)
+
+    def _receive(self, stop_requested: threading.Event) -> None:
+        while not stop_requested.is_set():
+            for key, _ in self._receiving.select():
+                channel: Channel[Any] | None = key.data
+                if channel is not None and not channel.receive():
+                    self._receiving.unregister(key.fileobj)
+                    self._channels.discard(channel)
+                    channel.has_received.set()
+
+    def _send(self, stop_requested: threading.Event) -> None:
+        beats_s = time.monotonic()  # When it is next looked for channels that are to beat.
+        while not stop_requested.is_set():
+            ready: set[Channel[Any]] = {key.data for key, _ in self._sending.select(self._tick_s) if key.data}
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._awake)
+            with suppress(queue.Empty):
+                while True:
+                    ready.add(self._due.get_nowait())
+            for channel in ready:
+                self._push(channel, is_beat=False)
+            if (now_s := time.monotonic()) >= beats_s:
+                beats_s = now_s + self._tick_s
+                for channel in tuple(self._channels):
+                    if now_s >= channel.sent_s + self._beat_s - self._tick_s and channel not in self._full:
+                        self._push(channel, is_beat=True)
+
+    def _push(self, channel: Channel[Any], *, is_beat: bool) -> None:
+        state = channel.send_some(is_beat=is_beat)
+        if state == "full" and channel not in self._full:
+            self._full.add(channel)
+            self._sending.register(channel.stream.writing_fd, selectors.EVENT_WRITE, channel)
+        elif state != "full" and channel in self._full:
+            self._full.remove(channel)
+            self._sending.unregister(channel.stream.writing_fd)
+        if state == "done":
+            channel.hung_up()
+
+    def _watch(self, stop_requested: threading.Event) -> None:
+        while not stop_requested.wait(self._tick_s):
+            for channel in tuple(self._channels):
+                channel.watch()

@@ -23,9 +23,9 @@ from typing import IO, Annotated, Literal, Protocol
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raise it with each change of the frames or of a message: sides that differ refuse each other."""
-SPOKEN = frozenset({4, PROTOCOL})
+SPOKEN = frozenset({4, 5, PROTOCOL})
 """Protocols in which this runner can order trials of the agent of another source tree. After a raise, older ones stay
 as long as their agents understand our orders and we understand their answers."""
 WireSide = Literal["runner", "agent"]
@@ -71,23 +71,31 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 class Stream(Protocol):
     """Bytes to and from the other side: a pipe, the standard streams of a step, an actor's, or a TCP connection.
 
+    reading_fd, writing_fd: for selectors.
     read: returns what there is, at most that many bytes; none at the end of the stream. has_unread: whether read would
     return at once.
-    write: returns when all is written. hang_up: closes the way out. abort: also ends a call that waits, if it can.
-    close: frees what is open, when nobody reads or writes any more.
+    write: returns when all is written. write_some: writes what there is room for, and returns how many bytes that are.
+    hang_up: closes the way out. abort: also ends a call that waits, if it can. close: frees what is open, when nobody
+    reads or writes any more.
     """
 
+    @property
+    def reading_fd(self) -> int: ...
+    @property
+    def writing_fd(self) -> int: ...
     def read(self, most: int) -> bytes: ...
     def has_unread(self) -> bool: ...
     def write(self, data: bytes) -> None: ...
+    def write_some(self, data: memoryview) -> int: ...
     def hang_up(self) -> None: ...
     def abort(self) -> None: ...
     def close(self) -> None: ...
 
 
-def _is_readable(fd: int) -> bool:
+def _is_at_once(fd: int, event: int) -> bool:
+    """Whether the system call for this event of `poll` would return at once."""
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
+    poll.register(fd, event)
     return bool(poll.poll(0))
 
 
@@ -97,16 +105,28 @@ class PipeStream:
     def __init__(self, reading: IO[bytes], writing: IO[bytes]) -> None:
         self._reading, self._writing = reading, writing
 
+    @property
+    def reading_fd(self) -> int:
+        return self._reading.fileno()
+
+    @property
+    def writing_fd(self) -> int:
+        return self._writing.fileno()
+
     def read(self, most: int) -> bytes:
         return self._reading.read(most)
 
     def has_unread(self) -> bool:
-        return _is_readable(self._reading.fileno())
+        return _is_at_once(self.reading_fd, select.POLLIN)
 
     def write(self, data: bytes) -> None:
         remaining = memoryview(data)
         while remaining:
             remaining = remaining[self._writing.write(remaining) :]
+
+    def write_some(self, data: memoryview) -> int:
+        """See `Stream`. A pipe that has room at all takes PIPE_BUF bytes without waiting (pipe(7))."""
+        return self._writing.write(data[: select.PIPE_BUF]) if _is_at_once(self.writing_fd, select.POLLOUT) else 0
 
     def hang_up(self) -> None:
         with suppress(BrokenPipeError):
@@ -133,14 +153,28 @@ class SocketStream:
         address: str = self._socket.getsockname()[0]
         return address
 
+    @property
+    def reading_fd(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def writing_fd(self) -> int:
+        return self._socket.fileno()
+
     def read(self, most: int) -> bytes:
         return self._socket.recv(most)
 
     def has_unread(self) -> bool:
-        return _is_readable(self._socket.fileno())
+        return _is_at_once(self.reading_fd, select.POLLIN)
 
     def write(self, data: bytes) -> None:
         self._socket.sendall(data)
+
+    def write_some(self, data: memoryview) -> int:
+        try:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
 
     def hang_up(self) -> None:
         with suppress(OSError):
@@ -237,6 +271,7 @@ class SignedWire:
         self._key = key
         self._nonces: dict[WireSide, bytes] = {"agent": _NO_NONCE, "runner": _NO_NONCE}
         self._sent = self._received = 0
+        self._unread = bytearray()  # Read from the stream, and no whole frame yet.
 
     def send(self, body: bytes) -> None:
         """Send a message, which is JSON.
@@ -244,33 +279,68 @@ class SignedWire:
         Raises:
             OSError, ValueError: the other side is gone, or this one hung up.
         """
+        self.stream.write(self.frame(body))
+
+    def frame(self, body: bytes) -> bytes:
+        """Return a message as the next frame, which must be sent next."""
         assert len(body) <= MOST_BYTES[self.side], f"a message has {len(body)} bytes"
         header = _HEADER.pack(len(body), self._sent, self._signature(self.side, self._sent, body))
         self._sent += 1
-        self.stream.write(header + body)
+        return header + body
 
     def receive(self, most_bytes: int | None = None) -> bytes:
-        """Return the next message of the other side, which has signed it.
+        """Return the next message of the other side, which has signed it; not one byte behind it is read.
 
         Raises:
-            Refused: the frame is too long, or is not signed with the key for this connection and this place in it.
+            Refused: see `next_body`.
             StreamEnded: the other side hung up.
             OSError: the connection is lost.
         """
-        sender = _OTHER[self.side]
-        limit = MOST_BYTES[sender] if most_bytes is None else most_bytes
-        header = self._read_exactly(_HEADER.size, is_start=True)
-        length, sequence, signature = _HEADER.unpack(header)
-        if length > limit:
-            raise Refused(f"a frame of {length} bytes is longer than {limit}, or not from this program")
-        body = self._read_exactly(length, is_start=False)
-        if not hmac.compare_digest(signature, self._signature(sender, sequence, body)):
+        while (body := self.next_body(most_bytes)) is None:
+            missing = self._next_bytes(most_bytes) - len(self._unread)
+            self.feed(self.stream.read(min(missing, _PIECE_BYTES)))
+        return body
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read from the stream.
+
+        Raises:
+            StreamEnded: it was nothing, so the other side hung up.
+        """
+        if not data:
+            what = "'s last frame was cut off" if self._unread else " hung up"
+            raise StreamEnded(f"the {_OTHER[self.side]}{what}")
+        self._unread += data  # Memory grows with what has arrived, not with what was announced.
+
+    def next_body(self, most_bytes: int | None = None) -> bytes | None:
+        """Return the next message of what was taken from the stream; None while it is not there whole.
+
+        Raises:
+            Refused: the frame is too long, or is not signed with the key for this connection and this place in it.
+        """
+        size = self._next_bytes(most_bytes)
+        if len(self._unread) < size:
+            return None
+        _, sequence, signature = _HEADER.unpack_from(self._unread)
+        body = bytes(self._unread[_HEADER.size : size])
+        del self._unread[:size]
+        if not hmac.compare_digest(signature, self._signature(_OTHER[self.side], sequence, body)):
             raise Refused("a frame is not signed with the key for this connection")
         if sequence != self._received:
             kind = "was received before (a replay)" if sequence < self._received else "comes out of order"
             raise Refused(f"frame {sequence} {kind}; frame {self._received} is due")
         self._received += 1
         return body
+
+    def _next_bytes(self, most_bytes: int | None) -> int:
+        """Return the size of the next frame, or that of a header where the frame's own is not known yet."""
+        if len(self._unread) < _HEADER.size:
+            return _HEADER.size
+        limit = MOST_BYTES[_OTHER[self.side]] if most_bytes is None else most_bytes
+        length: int = _HEADER.unpack_from(self._unread)[0]
+        if length > limit:
+            raise Refused(f"a frame of {length} bytes is longer than {limit}, or not from this program")
+        return _HEADER.size + length
 
     def bind(self, side: WireSide, nonce: bytes) -> None:
         """Sign and check from now on with this nonce of a side."""
@@ -283,18 +353,6 @@ class SignedWire:
         mac.update(sequence.to_bytes(8, "big"))
         mac.update(body)
         return mac.digest()
-
-    def _read_exactly(self, size: int, *, is_start: bool) -> bytes:
-        """Return that many bytes. Memory grows with what has arrived, not with what was announced."""
-        data = bytearray()
-        while len(data) < size:
-            piece = self.stream.read(min(size - len(data), _PIECE_BYTES))
-            if not piece:
-                if is_start and not data:
-                    raise StreamEnded(f"the {_OTHER[self.side]} hung up")
-                raise StreamEnded(f"the {_OTHER[self.side]}'s last frame was cut off")
-            data += piece
-        return bytes(data)
 
 
 def program_version() -> str:

@@ -8,18 +8,28 @@ import queue
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import msgspec
 
 from bench.engines.wire.frames import Refused
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
-from bench.rank.messages import FILE_NAME, FilePiece, FileSent, FilesSent, SendFiles, TrialOrder, WatchFiles
+from bench.rank.messages import (
+    FILE_NAME,
+    FilePiece,
+    FileSent,
+    FilesSent,
+    LogTail,
+    LogTails,
+    SendFiles,
+    TrialOrder,
+    WatchFiles,
+)
 from bench.store.active_runs import lock_folder, lock_holder
 from collectors.files import drafted, make_subfolder, open_to_append, open_to_read
 
@@ -28,11 +38,26 @@ PIECE_BYTES = 1 << 18
 LOOK_S = 1.0
 """How often the logs of watched runs are looked at."""
 
+FileMessage: TypeAlias = LogTails | FilePiece | FileSent | FilesSent
+
 _NAME = re.compile(FILE_NAME)
 _APPENDED = (".jsonl", ".err")
 """Endings of files that trials append to. Other files are replaced in one piece."""
 _FAST = 1
 """zlib's level: logs shrink to a fifth all the same."""
+
+
+@dataclass(slots=True)
+class _Passed:
+    """How many bytes of a file have been sent, or received, and their digest."""
+
+    size: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def add(self, data: bytes) -> None:
+        """Note the next bytes."""
+        self.size += len(data)
+        self.digest.update(data)
 
 
 # On the node.
@@ -42,8 +67,10 @@ class FileSender:
     """Sends the files of an agent's runs when asked, in a thread of its own.
 
     Of a log that was there before the agent began with the run, only what has been appended since is sent: the runner
-    has the rest from an earlier agent.
+    has the rest from an earlier agent. While a run is watched, what was appended to its logs is sent in one message
+    each `look_s`, and at the end only the rest.
     runs: where this node keeps the folders of runs. send: sends a message, and returns whether that is still possible.
+    steps: returns how many steps each rank of this node has finished in the trial.
     """
 
     def __init__(self, runs: Path, send: Callable[[msgspec.Struct], bool], *, look_s: float = LOOK_S) -> None:
@@ -51,7 +78,9 @@ class FileSender:
         self._requests: queue.SimpleQueue[SendFiles | WatchFiles | None] = queue.SimpleQueue()
         self._starts: dict[str, dict[str, int]] = {}  # By run and name: the size of a log when the agent began with it.
         self._locks: dict[str, int] = {}
-        self._watched: dict[str, dict[str, int]] = {}  # By run and name: up to where it was sent.
+        self._sent: dict[str, dict[str, _Passed]] = {}  # By run and name: what of a log was sent.
+        self._watched: dict[str, bool] = {}  # By run: whether the logs of all ranks are.
+        self.steps: Callable[[], Mapping[int, int]] = dict
         self._thread = threading.Thread(target=self._serve, name="sending files", daemon=True)
         self._thread.start()
 
@@ -66,6 +95,7 @@ class FileSender:
         if order.run in self._locks:
             return
         folder = self._runs / order.run
+        self._sent.setdefault(order.run, {})
         if not (folder / "case.json").exists():
             self._starts[order.run] = {}
             run = run_dir.begin(order.case, machine, self._runs, order.fault, name=order.run)
@@ -110,14 +140,14 @@ class FileSender:
                 case None:
                     return
                 case WatchFiles(run=run, is_watched=True):
-                    self._watched.setdefault(run, {})
+                    self._watched[run] = message.all_ranks
                 case WatchFiles(run=run):
                     self._watched.pop(run, None)
-                case SendFiles(run=run):
+                case SendFiles(run=run, again=again):
                     self._watched.pop(run, None)
-                    self._send_files(run)
+                    self._send_files(run, again)
 
-    def _send_files(self, run: str) -> None:
+    def _send_files(self, run: str, again: Collection[str]) -> None:
         if run not in self._starts:
             self._send(FilesSent(run=run, left_out=(f"this agent ran no trial of {run}",)))
             return
@@ -126,6 +156,8 @@ class FileSender:
             files = tuple(_files(self._runs / run))
         except OSError as error:
             files, left_out = (), [f"the run's folder on the node cannot be read: {error.strerror}"]
+        for name in again:
+            self._sent[run].pop(name, None)
         for name, path in files:
             try:
                 self._send_file(run, name, path)
@@ -136,38 +168,58 @@ class FileSender:
         self._send(FilesSent(run=run, left_out=tuple(left_out)))
 
     def _send_file(self, run: str, name: str, path: Path) -> None:
-        start = self._starts[run].get(name, 0)
-        digest, sent = hashlib.sha256(), 0
-        with open_to_read(path) as file:
-            size = os.fstat(file.fileno()).st_size - start
-            file.seek(start)
-            while data := file.read(min(PIECE_BYTES, size - sent)):  # A file that grows meanwhile is sent up to there.
-                digest.update(data)
-                if not self._send(FilePiece(run=run, name=name, start=sent, data=zlib.compress(data, _FAST))):
-                    return
-                sent += len(data)
-        self._send(FileSent(run=run, name=name, size=sent, sha256=digest.hexdigest()))
+        """Send a file, or the rest of a log; if it grows meanwhile, up to its size now."""
+        start, sent = self._starts[run].get(name, 0), self._sent[run].get(name)
+        size = path.lstat().st_size - start
+        if sent is not None and sent.size <= size:
+            while sent.size < size and self._send_appended(run, ((name, path),), PIECE_BYTES):
+                pass
+        else:
+            sent = _Passed()
+            with open_to_read(path) as file:
+                file.seek(start)
+                while data := file.read(min(PIECE_BYTES, size - sent.size)):
+                    piece = FilePiece(run=run, name=name, start=sent.size, data=zlib.compress(data, _FAST))
+                    if not self._send(piece):
+                        return
+                    sent.add(data)
+            if name.endswith(_APPENDED):
+                self._sent[run][name] = sent
+        self._send(FileSent(run=run, name=name, size=sent.size, sha256=sent.digest.hexdigest()))
 
     def _send_tails(self, run: str) -> None:
         if run not in self._starts:  # It is watched before it begins.
             return
-        positions = self._watched[run]
         with suppress(OSError):  # What cannot be read now is named when all files are sent.
-            for name, path in _files(self._runs / run):
-                if name.endswith(".jsonl"):
-                    with suppress(OSError):
-                        positions[name] = self._send_tail(run, name, path, positions.get(name, 0))
+            logs = tuple((name, path) for name, path in _files(self._runs / run) if self._is_live(run, name))
+            self._send_appended(run, logs, PIECE_BYTES // max(1, len(logs)))
 
-    def _send_tail(self, run: str, name: str, path: Path, position: int) -> int:
-        """Send what was appended since; return up to where the log is sent now."""
-        with open_to_read(path) as file:
-            file.seek(self._starts[run].get(name, 0) + position)
-            while data := file.read(PIECE_BYTES):
-                piece = FilePiece(run=run, name=name, start=position, data=zlib.compress(data, _FAST), is_tail=True)
-                if not self._send(piece):
-                    break
-                position += len(data)
-        return position
+    def _is_live(self, run: str, name: str) -> bool:
+        """Whether what is appended to a file is sent at once: to a log of the node, or of a rank that is watched."""
+        if self._watched[run] or name.startswith("node"):
+            return name.endswith(".jsonl")
+        steps = self.steps()
+        outermost = [choose(steps, key=lambda rank: (steps[rank], rank)) for choose in (min, max) if steps]
+        return name in {f"rank{rank}.jsonl" for rank in outermost}
+
+    def _send_appended(self, run: str, logs: Sequence[tuple[str, Path]], most: int) -> bool:
+        """Send the next bytes of these logs, at most so many of each; return whether there were any, and they went."""
+        appended: dict[str, bytes] = {}
+        for name, path in logs:
+            position = self._starts[run].get(name, 0) + self._sent[run].setdefault(name, _Passed()).size
+            if path.lstat().st_size > position:
+                with open_to_read(path) as file:
+                    file.seek(position)
+                    appended[name] = file.read(most)
+        tails = tuple(
+            LogTail(name=name, start=self._sent[run][name].size, size=len(data)) for name, data in appended.items()
+        )
+        data = zlib.compress(b"".join(appended.values()), _FAST)
+        if not tails or not self._send(LogTails(run=run, tails=tails, data=data)):
+            return False
+        for name, data in appended.items():
+            self._sent[run][name].add(data)
+        return True
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -187,13 +239,11 @@ class _DraftAbandoned(Exception):
 
 
 @dataclass(slots=True)
-class _Draft:
-    """A file that is being received. ends: closing it puts the file in its place. size, digest: of what has come."""
+class _Draft(_Passed):
+    """A file that is being received. ends: closing it puts the file in its place."""
 
-    file: IO[bytes]
-    ends: ExitStack
-    size: int = 0
-    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    file: IO[bytes] = field(kw_only=True)
+    ends: ExitStack = field(kw_only=True)
 
 
 class LogSizes:
@@ -218,13 +268,16 @@ class FileReceiver:
     """Keeps the files that one agent sends, beneath the runner's folder of runs.
 
     A file is written beside its place, and put there when it is whole. Logs go behind what the runner had of them when
-    it first expected the run.
+    it first expected the run; tails of a log are appended to it, and it counts when its end agrees with them.
     """
 
     def __init__(self, log_sizes: LogSizes) -> None:
         self._log_sizes, self._runs = log_sizes, log_sizes.runs
         self._bases: dict[str, Mapping[str, int]] = {}  # By expected run and name: the size of a log before.
         self._drafts: dict[tuple[str, str], _Draft] = {}
+        self._tails: dict[tuple[str, str], _Passed] = {}  # Logs of which so much is in its place.
+        self._lost: dict[str, set[str]] = {}  # By run: logs of which a tail could not be kept.
+        self._unsynced: dict[str, set[Path]] = {}  # By run: logs that are whole.
         self._problems: dict[str, list[str]] = {}
 
     def expect(self, run: str) -> None:
@@ -232,7 +285,7 @@ class FileReceiver:
         if run not in self._bases:
             self._bases[run] = self._log_sizes.of(run)
 
-    def take(self, message: FilePiece | FileSent | FilesSent) -> None:
+    def take(self, message: FileMessage) -> None:
         """Keep what an agent sent. What cannot be kept becomes a problem of the run.
 
         Raises:
@@ -242,8 +295,10 @@ class FileReceiver:
             raise Refused(f"the agent sent a file of run {message.run}, which it was not ordered to run")
         try:
             match message:
+                case LogTails():
+                    self._append_all(message)
                 case FilePiece(is_tail=True):
-                    self._append(message)
+                    self._append(message.run, message.name, message.start, _decompressed(message.data))
                 case FilePiece():
                     self._draft(message)
                 case FileSent():
@@ -251,12 +306,25 @@ class FileReceiver:
                 case FilesSent():
                     self._note(message.run, *message.left_out)
         except (OSError, zlib.error) as error:
-            assert not isinstance(message, FilesSent), "it writes nothing"
+            assert isinstance(message, FilePiece | FileSent), "other messages write nothing, or note what is lost"
             why = error.strerror if isinstance(error, OSError) else f"a piece of it is damaged ({error})"
             self._give_up(message.run, message.name, f"{message.name} cannot be stored: {why}")
 
-    def problems(self, run: str) -> tuple[str, ...]:
-        """Return a line on each file that was not received whole, and forget them."""
+    def lost(self, run: str) -> tuple[str, ...]:
+        """Return the names of logs that the agent must send whole, because a tail could not be kept; forget them."""
+        return tuple(sorted(self._lost.pop(run, ())))
+
+    def finish(self, run: str) -> tuple[str, ...]:
+        """Sync the run's logs to the disk; return a line on each file that was not received whole, and forget them."""
+        for path in self._unsynced.pop(run, ()):
+            try:
+                fd = open_to_append(path)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                self._note(run, f"{path.name} cannot be synced to the disk: {error.strerror}")
         return tuple(self._problems.pop(run, ()))
 
     def close(self) -> None:
@@ -264,25 +332,47 @@ class FileReceiver:
         for run, name in tuple(self._drafts):
             self._give_up(run, name)
 
-    def _append(self, piece: FilePiece) -> None:
-        path = self._runs / piece.run / piece.name
-        position = self._bases[piece.run].get(piece.name, 0) + piece.start
-        with os.fdopen(open_to_append(path), "ab") as file:
-            if file.tell() == position:  # Otherwise a piece was lost: all of the log comes at the case's end.
-                file.write(_decompressed(piece.data))
+    def _append_all(self, message: LogTails) -> None:
+        try:
+            data = _decompressed(message.data)
+        except zlib.error:
+            data = b""
+        for tail in message.tails:
+            content, data = data[: tail.size], data[tail.size :]
+            if len(content) < tail.size or not self._append(message.run, tail.name, tail.start, content):
+                self._lost.setdefault(message.run, set()).add(tail.name)
+
+    def _append(self, run: str, name: str, start: int, content: bytes) -> bool:
+        """Append to a log in its place; return False where it does not continue what is there, or cannot be written."""
+        tail = self._tails.setdefault((run, name), _Passed())
+        if tail.size != start:
+            return False
+        try:
+            fd = open_to_append(self._runs / run / name)
+            try:
+                if os.fstat(fd).st_size != self._bases[run].get(name, 0) + start:
+                    return False
+                if os.write(fd, content) < len(content):
+                    return False
+            finally:
+                os.close(fd)
+        except OSError:  # Where it cannot be written at the end either, the end says why.
+            return False
+        tail.add(content)
+        return True
 
     def _draft(self, piece: FilePiece) -> None:
         key = piece.run, piece.name
         if piece.start == 0:
             self._give_up(*key)
+            self._tails.pop(key, None)
             self._drafts[key] = self._begin(piece.run, piece.name)
         draft = self._drafts.get(key)
         if draft is None or draft.size != piece.start:  # Its beginning could not be kept, which is noted already.
             return
         data = _decompressed(piece.data)
         draft.file.write(data)
-        draft.digest.update(data)
-        draft.size += len(data)
+        draft.add(data)
 
     def _begin(self, run: str, name: str) -> _Draft:
         """Return a new draft, which begins with what the runner had of a log before."""
@@ -301,18 +391,23 @@ class FileReceiver:
 
     def _keep(self, sent: FileSent) -> None:
         key = sent.run, sent.name
-        if sent.size == 0 and key not in self._drafts:  # An empty file has no piece.
+        if sent.size == 0 and key not in self._drafts and key not in self._tails:  # An empty file has no piece.
             self._drafts[key] = self._begin(*key)
-        draft = self._drafts.get(key)
-        if draft is None:
+        received = self._drafts.get(key) or self._tails.get(key)
+        if received is None:  # Its beginning could not be kept, which is noted already.
             return
-        if (draft.size, draft.digest.hexdigest()) != (sent.size, sent.sha256):
+        if (received.size, received.digest.hexdigest()) != (sent.size, sent.sha256):
             self._give_up(
-                *key, f"{sent.name} arrived damaged: {draft.size} of {sent.size} bytes, or with a wrong checksum"
+                *key, f"{sent.name} arrived damaged: {received.size} of {sent.size} bytes, or with a wrong checksum"
             )
             return
-        del self._drafts[key]
-        draft.ends.close()
+        if isinstance(received, _Draft):
+            del self._drafts[key]
+            received.ends.close()
+        else:
+            self._unsynced.setdefault(sent.run, set()).add(self._runs / sent.run / sent.name)
+        if sent.name.endswith(_APPENDED):
+            self._tails[key] = _Passed(received.size, received.digest)
 
     def _give_up(self, run: str, name: str, *problem: str) -> None:
         draft = self._drafts.pop((run, name), None)

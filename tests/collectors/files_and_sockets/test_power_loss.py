@@ -11,9 +11,9 @@ import pytest
 
 from bench.engines.wire.run_files import FileReceiver, LogSizes
 from bench.machine.placement import NodePlace, write_placement
-from bench.rank.messages import FilePiece, FileSent
+from bench.rank.messages import FilePiece, FileSent, LogTail, LogTails
 from bench.store import run_dir
-from collectors.files import drafted, replace_file, write_named
+from collectors.files import drafted, replace_file, sync_folder, write_named
 from collectors.sample_log import Note, SampleLog
 from tests.bench.made.examples import make_summary
 from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk, after_each_crash
@@ -41,6 +41,22 @@ def test_a_file_that_is_received_takes_its_name_when_its_content_is_on_the_disk(
     receiver.take(FileSent(run="run", name="rank0.jsonl", size=13, sha256=digest))
     assert (tmp_path / "run/rank0.jsonl").read_bytes() == b"first\nsecond\n"
     assert (disk.replaced, disk.unsynced) == (["rank0.jsonl"], [])
+
+
+def test_a_log_whose_tails_were_received_is_on_the_disk_when_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimulatedDisk(monkeypatch)
+    log = tmp_path / "run/rank0.jsonl"
+    log.parent.mkdir()
+    receiver = FileReceiver(LogSizes(tmp_path))
+    receiver.expect("run")
+    tails = (LogTail(name="rank0.jsonl", start=0, size=6),)
+    receiver.take(LogTails(run="run", tails=tails, data=zlib.compress(b"first\n")))
+    receiver.take(FileSent(run="run", name="rank0.jsonl", size=6, sha256=hashlib.sha256(b"first\n").hexdigest()))
+    assert receiver.finish("run") == ()
+    sync_folder(log.parent)
+    assert disk.after_power_loss(log) == b"first\n"
 
 
 def test_the_disk_of_these_tests_sees_content_that_is_not_synced(

@@ -91,7 +91,10 @@ def test_a_source_tree_that_means_the_same_by_the_case_is_taken(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"protocol": 1}, f"checkout old speaks protocol 1 between runner and agent, this program 4 and {PROTOCOL}; "),
+        (
+            {"protocol": 1},
+            f"checkout old speaks protocol 1 between runner and agent, this program 4 and 5 and {PROTOCOL}; ",
+        ),
         (
             {"version": 99},
             f"has version 99 of the definition of ddp, this program has version {CASE.version}: different versions",

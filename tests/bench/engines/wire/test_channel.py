@@ -6,13 +6,13 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import msgspec
 import pytest
 
-from bench.engines.wire.channel import BEAT_S, SILENT_S, TICK_S, Channel, Heartbeat, Silence
+from bench.engines.wire.channel import BEAT_S, SILENT_S, TICK_S, Channel, ChannelThreads, Heartbeat, Silence
 from bench.engines.wire.frames import SignedWire, SocketStream, WireSide, meet
 from bench.rank.messages import AgentFailed, EndTrial, FromAgent, ToAgent, TrialProgress
 
@@ -89,14 +89,14 @@ class Received:
 def _channel(
     stream: SocketStream, side: WireSide, received: Received, *, beat_s: float = 0.02, silent_s: float = SILENT_S
 ) -> Iterator[Channel[ToAgent] | Channel[FromAgent]]:
+    threads = ChannelThreads(beat_s=beat_s, tick_s=0.01)
     channel: Channel[object] = Channel(
+        threads,
         stream,
         partial(meet, key=KEY, side=side),
         msgspec.json.Decoder((ToAgent if side == "agent" else FromAgent) | Heartbeat),
         on_message=received.messages.put,
         on_end=received.reasons.put,
-        beat_s=beat_s,
-        tick_s=0.01,
         silence=lambda: Silence(limit_s=silent_s, tick_s=0.01),
     )
     channel.start()
@@ -106,6 +106,7 @@ def _channel(
         stream.abort()
         channel.hang_up(WITHIN_S)
         assert channel.join(WITHIN_S)
+        threads.close(WITHIN_S)
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_side_that_neither_beats_nor_hangs_up_is_given_up(streams: tuple[Socke
 
 
 class SlowReader(SocketStream):
-    """A stream whose bytes are read only when that is allowed, once the sides have met."""
+    """A stream whose bytes are read only when that is allowed. polled: each look at whether some are unread."""
 
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected)
@@ -152,31 +153,121 @@ class SlowReader(SocketStream):
         self.may_read.set()
 
     def read(self, most: int) -> bytes:
-        data = super().read(most)
         self.may_read.wait(WITHIN_S)
-        return data
+        return super().read(most)
 
     def has_unread(self) -> bool:
         self.polled.release()
         return super().has_unread()
 
 
-def test_bytes_that_wait_to_be_read_are_no_silence(streams: tuple[SocketStream, SocketStream]) -> None:
-    ours, theirs = socket.socketpair()
-    runner = Received()
-    with ours, theirs, _channel(SocketStream(theirs), "agent", Received(), beat_s=3600.0) as agent:
-        slow = SlowReader(ours)
-        with _channel(slow, "runner", runner, silent_s=0.05):
-            agent.send(AgentFailed(text="first"))
-            assert runner.message() == AgentFailed(text="first")
-            slow.may_read.clear()
-            for text in ("second", "third"):
-                agent.send(AgentFailed(text=text))
-            for _ in range(100):  # Looks of the watching thread, of which ten of 0.01 s would be the end.
-                assert slow.polled.acquire(timeout=WITHIN_S)
-            assert runner.reasons.empty()
-            slow.may_read.set()
-            assert [runner.message(), runner.message()] == [AgentFailed(text="second"), AgentFailed(text="third")]
+def test_bytes_that_wait_to_be_read_are_no_silence() -> None:
+    runner, (ours, theirs) = Received(), socket.socketpair()
+    slow = SlowReader(ours)
+    with (
+        ours,
+        theirs,
+        _channel(SocketStream(theirs), "agent", Received(), beat_s=3600.0) as agent,
+        _channel(slow, "runner", runner, silent_s=0.5),
+    ):
+        agent.send(AgentFailed(text="first"))
+        assert runner.message() == AgentFailed(text="first")
+        slow.may_read.clear()
+        for text in ("second", "third"):
+            agent.send(AgentFailed(text=text))
+        for _ in range(200):  # Looks of the watching thread, of which 50 of 0.01 s would be the end.
+            assert slow.polled.acquire(timeout=WITHIN_S)
+        assert runner.reasons.empty()
+        slow.may_read.set()
+        assert [runner.message(), runner.message()] == [AgentFailed(text="second"), AgentFailed(text="third")]
+
+
+class CountedSilence(Silence):
+    """ticked: each count."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(limit_s=limit_s, tick_s=0.01)
+        self.ticked = threading.Semaphore(0)
+
+    def tick(self) -> bool:
+        self.ticked.release()
+        return super().tick()
+
+
+def test_slow_handling_of_what_came_is_no_silence(streams: tuple[SocketStream, SocketStream]) -> None:
+    threads, silence, received, may_end = (
+        ChannelThreads(tick_s=0.01),
+        CountedSilence(0.5),
+        Received(),
+        threading.Event(),
+    )
+
+    def handle(message: object) -> None:
+        received.messages.put(message)
+        may_end.wait(WITHIN_S)
+
+    runner: Channel[FromAgent] = Channel(
+        threads,
+        streams[0],
+        partial(meet, key=KEY, side="runner"),
+        msgspec.json.Decoder(FromAgent | Heartbeat),
+        on_message=handle,
+        on_end=received.reasons.put,
+        silence=lambda: silence,
+    )
+    with _channel(streams[1], "agent", Received()) as agent:
+        runner.start()
+        agent.send(AgentFailed(text="first"))
+        assert received.message() == AgentFailed(text="first")
+        for _ in range(200):
+            assert silence.ticked.acquire(timeout=WITHIN_S)
+        assert received.reasons.empty()
+        may_end.set()
+        runner.hang_up(WITHIN_S)
+    assert runner.join(WITHIN_S)
+    threads.close(WITHIN_S)
+
+
+def _fill(channel: Channel[FromAgent]) -> None:
+    while channel.send(EndTrial(run="r" * 100, trial=0)):
+        pass  # Nobody reads it, until the channel ends.
+
+
+def test_channels_share_threads_and_a_full_one_holds_no_other_up() -> None:
+    threads, received = ChannelThreads(beat_s=0.02, tick_s=0.01), Received()
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(3)]
+        for ends in pairs:
+            for end in ends:
+                stack.enter_context(end)
+        runners: list[Channel[FromAgent]] = [
+            Channel(
+                threads,
+                SocketStream(ours),
+                partial(meet, key=KEY, side="runner"),
+                msgspec.json.Decoder(FromAgent | Heartbeat),
+                on_message=received.messages.put,
+                on_end=received.reasons.put,
+            )
+            for ours, _ in pairs
+        ]
+        for runner in runners:
+            runner.start()
+        agents = [meet(SocketStream(theirs), KEY, "agent") for _, theirs in pairs]
+        filling = threading.Thread(target=_fill, args=(runners[0],))
+        filling.start()
+        for number, agent in enumerate(agents):
+            agent.send(msgspec.json.encode(AgentFailed(text=str(number))))
+        assert {received.message() for _ in agents} == {AgentFailed(text=str(number)) for number in range(3)}
+        assert runners[1].send(EndTrial(run="r", trial=1))
+        while msgspec.json.decode(agents[1].receive(), type=ToAgent | Heartbeat) != EndTrial(run="r", trial=1):
+            pass
+        for runner in runners:
+            runner.stream.abort()
+            runner.hang_up(WITHIN_S)
+            assert runner.join(WITHIN_S)
+        filling.join(WITHIN_S)
+        threads.close(WITHIN_S)
 
 
 def test_who_does_not_read_keeps_nobody_from_ending(streams: tuple[SocketStream, SocketStream]) -> None:

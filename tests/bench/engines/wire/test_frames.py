@@ -42,6 +42,8 @@ class RecordedStream:
         self.read_bytes = 0
         self._coming = coming
 
+    reading_fd = writing_fd = -1
+
     def read(self, most: int) -> bytes:
         """The next of the bytes that come."""
         piece, self._coming = self._coming[:most], self._coming[most:]
@@ -55,6 +57,11 @@ class RecordedStream:
     def write(self, data: bytes) -> None:
         """Keep them."""
         self.gone += data
+
+    def write_some(self, data: memoryview) -> int:
+        """Keep them."""
+        self.gone += data
+        return len(data)
 
     def hang_up(self) -> None:
         """Nothing is open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import zlib
@@ -14,9 +15,19 @@ import msgspec
 import pytest
 
 from bench.engines.wire.frames import Refused
-from bench.engines.wire.run_files import PIECE_BYTES, FileReceiver, FileSender, LogSizes
+from bench.engines.wire.run_files import PIECE_BYTES, FileMessage, FileReceiver, FileSender, LogSizes
 from bench.errors import InfrastructureFailed
-from bench.rank.messages import FilePiece, FileSent, FilesSent, FromAgent, SendFiles, TrialOrder, WatchFiles
+from bench.rank.messages import (
+    FilePiece,
+    FileSent,
+    FilesSent,
+    FromAgent,
+    LogTail,
+    LogTails,
+    SendFiles,
+    TrialOrder,
+    WatchFiles,
+)
 from bench.store import run_dir
 from bench.store.active_runs import stage_of
 from tests.bench.made.examples import make_machine, small_case
@@ -34,11 +45,11 @@ class Node:
         self.folder, self.kept = self.runs / RUN, self.runner_runs / RUN
         self.kept.mkdir(parents=True)
         self.receiver = FileReceiver(LogSizes(self.runner_runs))
-        self.sent: queue.SimpleQueue[FilePiece | FileSent | FilesSent] = queue.SimpleQueue()
+        self.sent: queue.SimpleQueue[FileMessage] = queue.SimpleQueue()
         self.sender = FileSender(self.runs, self._send, look_s=0.01)
 
     def _send(self, message: msgspec.Struct) -> bool:
-        decoded = msgspec.json.decode(msgspec.json.encode(message), type=FilePiece | FileSent | FilesSent)
+        decoded = msgspec.json.decode(msgspec.json.encode(message), type=FileMessage)
         self.receiver.take(decoded)
         self.sent.put(decoded)
         return True
@@ -58,10 +69,10 @@ class Node:
 
     def collect(self) -> tuple[str, ...]:
         """Have all files sent."""
-        self.sender.ask(SendFiles(run=RUN))
+        self.sender.ask(SendFiles(run=RUN, again=self.receiver.lost(RUN)))
         while not isinstance(self.sent.get(timeout=WITHIN_S), FilesSent):
             pass
-        return self.receiver.problems(RUN)
+        return self.receiver.finish(RUN)
 
     def received(self) -> dict[str, bytes]:
         """What the runner has."""
@@ -144,6 +155,86 @@ def test_a_watched_log_grows_at_the_runner_as_it_does_on_the_node(node: Node) ->
     assert node.received() == {"rank0.jsonl": b"1\n2\n", "rank0.err": b"not a log"}
 
 
+def _watched(node: Node, ranks: int, content: bytes) -> list[FileMessage]:
+    """What was sent first of so many ranks that logged this."""
+    node.begin()
+    for rank in range(ranks):
+        node.write(**{f"rank{rank}_jsonl": content})
+    node.sender.ask(WatchFiles(run=RUN, is_watched=True))
+    return [node.sent.get(timeout=WITHIN_S)]
+
+
+def test_what_the_ranks_of_a_node_logged_since_the_last_look_is_one_message(node: Node) -> None:
+    (message,) = _watched(node, 8, b"1\n")
+    assert isinstance(message, LogTails)
+    assert [(tail.name, tail.start, tail.size) for tail in message.tails] == [
+        (f"rank{rank}.jsonl", 0, 2) for rank in range(8)
+    ]
+
+
+def test_of_a_run_of_many_nodes_the_slowest_and_the_newest_rank_are_sent_at_once_and_the_rest_at_the_end(
+    node: Node,
+) -> None:
+    node.begin()
+    node.sender.steps = lambda: {0: 5, 1: 4, 2: 6, 3: 5}
+    logs = {f"rank{rank}_jsonl": b"%d\n" % rank for rank in range(4)}
+    node.write(node0_jsonl=b"polled\n", **logs)
+    node.sender.ask(WatchFiles(run=RUN, is_watched=True, all_ranks=False))
+    message = node.sent.get(timeout=WITHIN_S)
+    assert isinstance(message, LogTails)
+    assert [tail.name for tail in message.tails] == ["node0.jsonl", "rank1.jsonl", "rank2.jsonl"]
+    assert node.collect() == ()
+    assert node.received() == {
+        "node0.jsonl": b"polled\n",
+        **{f"rank{rank}.jsonl": b"%d\n" % rank for rank in range(4)},
+    }
+
+
+def test_a_message_of_tails_has_a_part_of_each_log_where_all_would_be_too_much(node: Node) -> None:
+    (message,) = _watched(node, 2, b"x" * PIECE_BYTES)
+    assert isinstance(message, LogTails)
+    assert [(tail.name, tail.size) for tail in message.tails] == [
+        ("rank0.jsonl", PIECE_BYTES // 2),
+        ("rank1.jsonl", PIECE_BYTES // 2),
+    ]
+
+
+def test_no_byte_of_a_log_is_sent_twice(node: Node) -> None:
+    content = os.urandom(3 * PIECE_BYTES)
+    sent: list[FileMessage] = []
+    take = node.receiver.take
+
+    def recorded(message: FileMessage) -> None:
+        sent.append(message)
+        take(message)
+
+    node.receiver.take = recorded  # type: ignore[method-assign]
+    _watched(node, 2, content)
+    assert node.collect() == ()
+    assert {name: len(log) for name, log in node.received().items()} == dict.fromkeys(
+        ("rank0.jsonl", "rank1.jsonl"), len(content)
+    )
+    assert all(log == content for log in node.received().values())
+    tails = [tail for message in sent if isinstance(message, LogTails) for tail in message.tails]
+    assert sum(tail.size for tail in tails) == 2 * len(content)
+    assert not any(isinstance(message, FilePiece) for message in sent)
+    node.write(rank0_jsonl=b"more")
+    assert node.collect() == ()
+    assert node.received()["rank0.jsonl"] == content + b"more"
+    assert not any(isinstance(message, FilePiece) for message in sent)
+
+
+def test_a_log_of_which_a_tail_found_no_place_comes_whole_at_the_end(node: Node) -> None:
+    node.begin()
+    (node.kept / "rank0.jsonl").symlink_to(node.runs / "elsewhere")
+    _watched(node, 2, b"1\n")
+    assert node.received().get("rank0.jsonl") is None
+    (node.kept / "rank0.jsonl").unlink()
+    node.write(rank0_jsonl=b"2\n")
+    assert node.collect() == ()
+    assert node.received() == {"rank0.jsonl": b"1\n2\n", "rank1.jsonl": b"1\n"}
+
+
 def test_the_folder_of_a_run_is_as_a_runner_makes_it_until_its_files_are_sent(node: Node) -> None:
     node.begin()
     assert run_dir.case_file(node.folder).case == ORDER.case
@@ -175,6 +266,11 @@ def _piece(content: bytes = b"1\n", **changes: object) -> FilePiece:
     return msgspec.structs.replace(piece, **changes)
 
 
+def _tail(content: bytes = b"1\n", *, start: int = 0, size: int | None = None) -> LogTails:
+    tail = LogTail(name="rank0.jsonl", start=start, size=len(content) if size is None else size)
+    return LogTails(run=RUN, tails=(tail,), data=zlib.compress(content))
+
+
 SENT = FileSent(run=RUN, name="rank0.jsonl", size=2, sha256="0" * 64)
 
 
@@ -194,7 +290,7 @@ def test_a_file_that_comes_damaged_is_named_and_the_old_one_stays(
     (node.kept / "rank0.jsonl").write_bytes(b"old\n")
     for piece in pieces:
         node.receiver.take(piece)
-    (line,) = node.receiver.problems(RUN)
+    (line,) = node.receiver.finish(RUN)
     assert problem in line
     assert node.received() == {"rank0.jsonl": b"old\n"}
 
@@ -204,7 +300,37 @@ def test_a_file_that_finds_no_place_is_named_with_the_reason(node: Node) -> None
     node.receiver.expect(RUN)
     for piece in (_piece(), SENT):
         node.receiver.take(piece)
-    assert node.receiver.problems(RUN) == ("rank0.jsonl cannot be stored: Is a directory",)
+    assert node.receiver.finish(RUN) == ("rank0.jsonl cannot be stored: Is a directory",)
+
+
+@pytest.mark.parametrize(
+    "damaged", [_tail(start=100), _tail(size=3), msgspec.structs.replace(_tail(), data=b"no zlib")]
+)
+def test_a_tail_that_is_lost_or_damaged_is_asked_for_again(damaged: LogTails, node: Node) -> None:
+    node.receiver.expect(RUN)
+    node.receiver.take(damaged)
+    assert node.received().get("rank0.jsonl", b"") == b""
+    assert node.receiver.lost(RUN) == ("rank0.jsonl",)
+    assert node.receiver.lost(RUN) == ()
+
+
+def test_a_log_whose_end_disagrees_with_its_tails_is_named(node: Node) -> None:
+    node.receiver.expect(RUN)
+    node.receiver.take(_tail())
+    node.receiver.take(SENT)
+    assert node.receiver.finish(RUN) == ("rank0.jsonl arrived damaged: 2 of 2 bytes, or with a wrong checksum",)
+
+
+def test_tails_of_an_agent_of_protocol_5_are_kept_until_all_of_the_log_comes(node: Node) -> None:
+    node.receiver.expect(RUN)
+    node.receiver.take(_piece(is_tail=True, start=100))
+    assert node.receiver.lost(RUN) == ()  # It sends all of the log in any case, and knows no such order.
+    node.receiver.take(_piece(is_tail=True))
+    assert node.received() == {"rank0.jsonl": b"1\n"}
+    node.receiver.take(_piece(b"1\n2\n"))
+    node.receiver.take(msgspec.structs.replace(SENT, size=4, sha256=hashlib.sha256(b"1\n2\n").hexdigest()))
+    assert node.receiver.finish(RUN) == ()
+    assert node.received() == {"rank0.jsonl": b"1\n2\n"}
 
 
 def test_a_tail_behind_one_that_was_lost_is_left_to_the_end(node: Node) -> None:
