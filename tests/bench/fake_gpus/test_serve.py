@@ -238,7 +238,7 @@ def test_a_late_gpu_holds_no_other_up(page: Page, server: Serving) -> None:
 
 def test_what_changes_while_it_runs_is_shown(page: Page, server: Serving) -> None:
     """A GPU falls off the bus, another has an XID, and an NVLink of a third goes down."""
-    changed = {f"{LOSING}.All": LOST, f"{HEALTHY}.Events": "8:31", f"{BUSY}.NvLinkState.3": 0}
+    changed: Answers = {f"{LOSING}.All": LOST, f"{HEALTHY}.Events": "8:31", f"{BUSY}.NvLinkState.3": 0}
     assert page.labels_of("info", BUSY)["nvlink"] == "4.0 x18"
     server.node.show({**ward(), **changed})
     after = server.page_where(

@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 
 from bench.engines.wire.run_files import FileReceiver, LogSizes
-from bench.rank.messages import FilePiece, FileSent
+from bench.rank.messages import FilePiece, FileSent, LogTail, LogTails
 
 RUN = "20261123-010203-ddp-abc123"
 
 
-def _piece(name: str, content: bytes, *, start: int = 0, is_tail: bool = False) -> FilePiece:
-    return FilePiece(run=RUN, name=name, start=start, data=zlib.compress(content), is_tail=is_tail)
+def _piece(name: str, content: bytes) -> FilePiece:
+    return FilePiece(run=RUN, name=name, start=0, data=zlib.compress(content))
+
+
+def _tail(name: str, content: bytes, *, start: int = 0) -> LogTails:
+    tail = LogTail(name=name, start=start, size=len(content))
+    return LogTails(run=RUN, tails=(tail,), data=zlib.compress(content))
 
 
 def _sent(name: str, content: bytes) -> FileSent:
@@ -34,9 +39,9 @@ def test_a_tail_that_comes_twice_is_written_once(runs: Path) -> None:
     with closing(FileReceiver(LogSizes(runs))) as receiver:
         receiver.expect(RUN)
         for _ in range(2):
-            receiver.take(_piece("rank0.jsonl", b"1\n", is_tail=True))
-        receiver.take(_piece("rank0.jsonl", b"2\n", start=2, is_tail=True))
-        receiver.take(_piece("rank0.jsonl", b"1\n", is_tail=True))
+            receiver.take(_tail("rank0.jsonl", b"1\n"))
+        receiver.take(_tail("rank0.jsonl", b"2\n", start=2))
+        receiver.take(_tail("rank0.jsonl", b"1\n"))
         assert (runs / RUN / "rank0.jsonl").read_bytes() == b"1\n2\n"
 
 
@@ -46,8 +51,10 @@ def test_a_tail_is_not_written_through_a_link(runs: Path, tmp_path: Path) -> Non
     (runs / RUN / "rank0.jsonl").symlink_to(outside)
     with closing(FileReceiver(LogSizes(runs))) as receiver:
         receiver.expect(RUN)
-        receiver.take(_piece("rank0.jsonl", b"1\n", is_tail=True))
-        (problem,) = receiver.problems(RUN)
+        receiver.take(_tail("rank0.jsonl", b"1\n"))
+        assert receiver.lost(RUN) == ("rank0.jsonl",)
+        receiver.take(_piece("rank0.jsonl", b"1\n"))  # Sent again as a whole.
+        (problem,) = receiver.finish(RUN)
     assert problem == "rank0.jsonl cannot be stored: it is a link, but must be a file"
     assert outside.read_bytes() == content
 
@@ -61,10 +68,10 @@ def test_a_whole_file_takes_the_place_of_a_link_and_not_of_what_it_leads_to(runs
         receiver.take(_piece("rank0.timeline.npz", b"1\n"))
         (runs / RUN / "rank0.timeline.npz").symlink_to(outside)
         receiver.take(_sent("rank0.timeline.npz", b"1\n"))
-        assert receiver.problems(RUN) == ()
+        assert receiver.finish(RUN) == ()
         receiver.take(_piece("rank0.err", b"1\n"))  # A log that goes on: what it had is not read from elsewhere.
         receiver.take(_sent("rank0.err", b"1\n"))
-        assert receiver.problems(RUN) == ("rank0.err cannot be stored: it is a link, but must be a file",)
+        assert receiver.finish(RUN) == ("rank0.err cannot be stored: it is a link, but must be a file",)
     assert (runs / RUN / "rank0.timeline.npz").read_bytes() == b"1\n"
     assert outside.read_bytes() == b"another's\n"
 
@@ -80,9 +87,10 @@ def test_a_folder_that_is_a_link_gets_no_file(is_run: bool, runs: Path, tmp_path
             link.rmdir()
         link.symlink_to(outside)
         name = "rank0.jsonl" if is_run else "trial0/rank0.timeline.npz"
-        receiver.take(_piece(name, b"1\n", is_tail=is_run))
+        if is_run:
+            receiver.take(_tail(name, b"1\n"))
         receiver.take(_piece(name, b"1\n"))
         receiver.take(_sent(name, b"1\n"))
-        (problem,) = receiver.problems(RUN)
+        (problem,) = receiver.finish(RUN)
     assert problem == f"{name} cannot be stored: it is a link, but must be a folder"
     assert list(outside.iterdir()) == []
