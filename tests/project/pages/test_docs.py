@@ -157,6 +157,7 @@ FOREIGN = {
         "--gpu-reset",
         "--gpu-bind",
         "--gpus",
+        "--gpus-per-node",
         "--gpus-per-task",
         "--gres",
         "--hpc-job-mapping-dir",
