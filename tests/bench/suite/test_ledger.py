@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import resource
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from bench.suite.ledger import (
     is_written,
     read_ledger,
 )
+from collectors.files import try_lock
 from tests.collectors.files_and_sockets.simulated_disk import Crash, SimulatedDisk
 
 NAMES = ("ddp", "fsdp", "single")
@@ -225,6 +227,25 @@ def test_a_ledger_that_is_being_written_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Misuse, match="is being run by process"):
             LedgerWriter(tmp_path)
     assert not is_written(tmp_path)
+
+
+def test_only_a_ledger_that_its_writer_holds_is_being_written(tmp_path: Path) -> None:
+    assert not is_written(tmp_path)
+    with LedgerWriter(tmp_path):
+        (linked := tmp_path / "linked").mkdir()
+        (linked / LEDGER).symlink_to(tmp_path / LEDGER)
+        assert is_written(tmp_path)
+        assert not is_written(linked)
+    with (tmp_path / LEDGER).open() as other:  # Who asks at the same time does not write.
+        assert try_lock(other.fileno(), fcntl.LOCK_SH)
+        assert not is_written(tmp_path)
+
+
+def test_a_last_line_of_this_version_without_meaning_is_cut_off(tmp_path: Path) -> None:
+    write(tmp_path, *RECORDS[:2])
+    with (tmp_path / LEDGER).open("ab") as file:
+        file.write(b'{"type":"nonsense","schema_version":2}\n')
+    assert read_ledger(tmp_path / LEDGER).records == RECORDS[:2]
 
 
 def test_a_folder_without_a_ledger_is_no_suite_run(tmp_path: Path) -> None:
