@@ -169,6 +169,28 @@ gpu-wheels:
 gpu-clean:
 	rm -rf $(GPU_WHEELS) $(GPU_WHEELS).new $(GPU_VENV) $(OUT)
 
+# Small breaks in the files that a change touches, and which of them no test sees: docs/maintaining/testing.md.
+# make mutants BASE=commit FILES="bench/suite/plan.py ..." MINUTES=10
+BASE ?=
+FILES ?=
+TESTS ?=
+MINUTES ?= 10
+MUTANTS := .venv-mutants
+
+.PHONY: mutants
+
+mutants: $(MUTANTS)/.installed
+	@$(BIN)/python -m tests.project.ci.mutants --minutes $(MINUTES) $(if $(BASE),--base $(BASE)) \
+		$(FILES) $(if $(TESTS),--tests $(TESTS))
+
+# An environment of its own beside that of the tests, whose packages it reads.
+$(MUTANTS)/.installed: $(VENV)/.installed-dev
+	$(PYTHON) -m venv $(MUTANTS)
+	$(MUTANTS)/bin/python -m pip install --quiet mutmut==3.8.1
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> $$($(MUTANTS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests.pth
+	@touch $@
+
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
@@ -202,5 +224,5 @@ $(VENV)/.installed-ray: $(VENV)/.installed-dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(DRAWING) .venv-torch-* .hta dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DRAWING) .venv-torch-* $(MUTANTS) .mutants .hta dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -f collectors/traces/reading/_scanner.abi3.so

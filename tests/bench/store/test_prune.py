@@ -264,6 +264,21 @@ def test_a_suite_run_whose_ledger_is_written_stays(place: Place) -> None:
         assert _why_kept(place.plan(30)) == {"suite-a": "it is active"}
 
 
+def test_a_suite_run_that_the_history_lacks_stays(place: Place) -> None:
+    foreign = place.runs / SUITES / "foreign"
+    foreign.mkdir(parents=True)
+    (foreign / LEDGER).write_text("{}\n")
+    assert _gone(place.plan(older_than_days=0)) == []
+    assert _why_kept(place.plan(older_than_days=0)) == {"foreign": "it is not in this history"}
+
+
+def test_a_suite_run_without_an_end_is_as_old_as_its_last_progress(place: Place) -> None:
+    place.add_suite("given-up", days_old=30, outcome="running", ended_ns=None)
+    place.add_suite("newest", days_old=5)
+    assert _gone(place.plan(older_than_days=20)) == ["given-up"]
+    assert _gone(place.plan(older_than_days=40)) == []
+
+
 def test_the_records_of_suites_stay_so_that_counts_never_fall(place: Place) -> None:
     place.add_suite("suite-a", days_old=40)
     place.add("one", days_old=40, purpose=_of_suite("suite-a"))
@@ -353,3 +368,34 @@ def test_without_a_history_nothing_goes(place: Place) -> None:
     place.add("old", days_old=50)
     limits = Limits(older_than_s=0, keep_bytes=0)
     assert plan(place.runs, None, limits, now_ns=NOW_NS).deleted == ()
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_a_run_that_is_busy_or_gone_by_now_keeps_no_other(is_locked: bool, place: Place) -> None:
+    first, second = (place.add(name, days_old=days) for name, days in (("first", 9), ("second", 8)))
+    pruning = place.plan(older_than_days=1)
+    assert _gone(pruning) == ["first", "second"]
+    if is_locked:
+        with _locked(first):
+            gone, problems = carry_out(pruning)
+    else:
+        shutil.rmtree(first)
+        gone, problems = carry_out(pruning)
+    assert [folder.path for folder in gone] == [second]
+    assert list(problems) == ([f"{first} stays: a process is working on it"] if is_locked else [])
+    assert not second.exists()
+
+
+def test_what_was_left_half_deleted_and_cannot_be_deleted_is_named(place: Place) -> None:
+    place.add("old", days_old=9)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(place.plan(older_than_days=1), remove=_die_half_way)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    (leftover,) = place.plan(older_than_days=1).leftovers
+    _, problems = carry_out(place.plan(older_than_days=1), remove=refuse)
+    (problem,) = problems
+    assert problem.startswith(f"{leftover} could not be deleted: ")
+    assert problem.endswith("; the next prune tries again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import resource
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from bench.suite.ledger import (
     is_written,
     read_ledger,
 )
+from collectors.files import try_lock
 from tests.collectors.files_and_sockets.simulated_disk import Crash, SimulatedDisk
 
 NAMES = ("ddp", "fsdp", "single")
@@ -250,12 +252,28 @@ def test_a_runner_of_another_host_is_named_as_such(tmp_path: Path) -> None:
 def test_two_runners_whose_file_system_does_not_lock_between_hosts_are_noticed(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as ledger:
         ledger.write(BEGUN)
-        with (tmp_path / LEDGER).open(
-            "ab"
-        ) as other:  # What another host's runner does where its lock is not seen here.
+        with (tmp_path / LEDGER).open("ab") as other:  # As another host's runner does, whose lock is not seen here.
             other.write(msgspec.json.encode(RECORDS[1]) + b"\n")
         with pytest.raises(InfrastructureFailed, match="is also written by another runner, perhaps on another host"):
             ledger.write(RECORDS[2])
+
+
+def test_only_a_ledger_that_its_writer_holds_is_being_written(tmp_path: Path) -> None:
+    assert not is_written(tmp_path)
+    with LedgerWriter(tmp_path):
+        (linked := tmp_path / "linked").mkdir()
+        (linked / LEDGER).symlink_to(tmp_path / LEDGER)
+        assert is_written(tmp_path)
+        assert not is_written(linked)
+    with (tmp_path / LEDGER).open() as other:  # Who asks at the same time does not write.
+        assert try_lock(other.fileno(), fcntl.LOCK_SH)
+        assert not is_written(tmp_path)
+
+
+def test_a_last_line_of_this_version_without_meaning_is_cut_off(tmp_path: Path) -> None:
+    write(tmp_path, *RECORDS[:2])
+    with (tmp_path / LEDGER).open("ab") as file:
+        file.write(b'{"type":"nonsense","schema_version":2}\n')
     assert read_ledger(tmp_path / LEDGER).records == RECORDS[:2]
 
 

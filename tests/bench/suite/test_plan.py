@@ -281,6 +281,13 @@ def test_an_estimate_is_that_of_the_history_scaled_by_trials_and_steps(folder: P
     assert planned.why_no_estimate is None
 
 
+def test_steps_that_are_traced_take_time_too(folder: Path) -> None:
+    traced = ONE.replace("trace_steps = 0", "trace_steps = 15")
+    measured = replace(_case(folder, traced), trials=2, steps=30, warm_up=10, trace_steps=20)
+    planned = _one(folder, traced, HERE, _run(measured, 100, 160))
+    assert planned.estimate_s == pytest.approx(4 * 40 * 60 / 2 / 60)
+
+
 def test_the_nights_of_a_series_tell_its_noise(folder: Path) -> None:
     """Runs of other steps are other noise, and two nights are too few for how nights differ."""
     case = _case(folder)
@@ -444,6 +451,16 @@ def test_a_case_comes_with_what_it_is_compared_with(folder: Path) -> None:
     )
     assert _names(within_budget(_timed(folder, text, 10, 10, 10), 25)[0]) == ["ddp", "single"]
     assert _names(within_budget(_timed(folder, text, 10, 10, 10), 15)[0]) == ["single"]
+
+
+def test_a_case_comes_with_all_that_it_is_compared_with_by_way_of_others(folder: Path) -> None:
+    ddp = "strategy = 'ddp'\nbaseline"
+    text = (
+        f"[case.one]\nstrategy = 'single'\nranks = 1\n[case.two]\n{ddp} = 'one'\nranks = 2\n"
+        f"[case.four]\n{ddp} = 'two'\nranks = 4\nimportance = 9\n[case.eight]\n{ddp} = 'two'\nranks = 8"
+    )
+    assert _names(within_budget(_timed(folder, text, 1, 1, 1, 1), 3)[0]) == ["one", "two", "four"]
+    assert _names(within_budget(_timed(folder, text, 1, 1, 1, 2), 2)[0]) == ["one", "two"]
 
 
 def test_a_case_of_unknown_time_takes_nothing_of_the_budget(folder: Path) -> None:

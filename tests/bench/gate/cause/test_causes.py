@@ -20,7 +20,7 @@ from sqlalchemy import update
 from bench.gate.accept import accept
 from bench.gate.cause.likely import change_words
 from bench.gate.cause.where import TraceChange, TracedChange
-from bench.gate.causes import Cause, explain
+from bench.gate.causes import GOOD_NIGHTS, Cause, _with_further_runs, explain
 from bench.gate.check import SuiteCheck, check_suite
 from bench.gate.ci_formats import comment, junit_xml
 from bench.gate.groups import Group
@@ -409,3 +409,11 @@ def test_cases_of_a_group_are_told_with_its_first_one(history: History) -> None:
     (first,) = explain(history, alerts, [both], Path("/nowhere"), is_whole=False)
     assert (first.case, first.others) == ("ddp", ("fsdp",))
     assert len(explain(history, alerts, [both], Path("/nowhere"), is_whole=True)) == 2
+
+
+def test_the_nights_before_a_change_count_once_each(history: History) -> None:
+    key = next(key for key in load_states(history, "nightly") if key.metric == results.RUN_MEAN_STEP_SECONDS.name)
+    good, bad = history.find("run0010-ddp"), history.find("run0011-ddp")
+    before, after = _with_further_runs(history, key, good, bad)
+    assert [run.run for run in before] == [f"run{10 - ago:04}-ddp" for ago in range(GOOD_NIGHTS)]
+    assert [run.run for run in after] == [bad.run]
