@@ -17,8 +17,8 @@ GPU_DEVICES := $(wildcard /dev/nvidiactl /dev/dxg)
 BIN := $(VENV)/bin
 SHARED := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-.PHONY: demo test test-all test-rest test-slow test-faults test-slurm test-drawn test-alone test-ray
-.PHONY: test-torch test-python servers drawing screenshots
+.PHONY: demo test test-all test-rest test-slow test-faults test-slurm test-drawn test-examples test-bytes test-alone
+.PHONY: test-ray test-torch test-python servers drawing screenshots
 .PHONY: install install-dev check benchmarks clean
 
 # On the CPU two ranks; one GPU trains alone; several, up to 8, train together, each with the batch of one.
@@ -50,13 +50,16 @@ test-rest:
 	for group in $(HEAVY); do $(MAKE) test-$$group || exit 1; done
 
 # Groups that each take minutes; CI runs one of them, by its commit. The others that are slow run every time.
-HEAVY := faults slurm drawn alone ray
+HEAVY := faults slurm drawn examples bytes alone ray
 FAULTS := tests/slow/test_faults.py tests/bench/session/test_full_disk.py tests/bench/session/test_runner_ends.py
 SLURM := $(wildcard tests/slow/test_slurm*.py tests/slow/clusters/test_*.py)
 DRAWN := $(wildcard tests/stack/drawn/test_*.py)
+EXAMPLES := tests/project/test_examples.py tests/project/pages/test_nightly_blocks.py \
+	tests/bench/engines/kubernetes/test_pods.py
+BYTES := tests/slow/test_server_bytes.py tests/slow/test_wire_bytes.py tests/collectors/traces/intervals/test_hta.py
 
 # Only files that have such tests are loaded: all take half a minute.
-SLOW_FILES = $(filter-out $(FAULTS) $(SLURM) $(DRAWN), \
+SLOW_FILES = $(filter-out $(FAULTS) $(SLURM) $(DRAWN) $(EXAMPLES) $(BYTES), \
 	$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests))
 
 test-slow: servers $(VENV)/.installed-dev
@@ -71,6 +74,12 @@ test-slurm: servers $(VENV)/.installed-dev
 test-drawn: servers drawing $(VENV)/.installed-dev
 	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(DRAWN)
 
+test-examples: servers $(VENV)/.installed-dev
+	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(EXAMPLES)
+
+test-bytes: servers $(VENV)/.installed-dev
+	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(BYTES)
+
 # Those that measure, one after another.
 test-alone: servers $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --cpu-budget=850 -m alone \
@@ -78,7 +87,8 @@ test-alone: servers $(VENV)/.installed-dev
 
 # Ray is 80 MB to install, and one of its clusters takes both cores of a small machine: its tests run alone, too.
 test-ray: $(VENV)/.installed-ray
-	$(BIN)/python -m pytest --cpu-budget=600 -m ray tests/slow/test_ray.py tests/slow/clusters/test_cluster_trees.py
+	$(BIN)/python -m pytest --cpu-budget=600 -m ray \
+		tests/slow/test_ray.py tests/slow/clusters/test_ray_gpus.py tests/slow/clusters/test_cluster_trees.py
 
 test-torch: servers
 	$(PYTHON) -m tests.torch_versions.run $(TORCH)
@@ -119,6 +129,7 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.plain
 	$(BIN)/python -m tests.benchmarks.observer
 	$(BIN)/python -m tests.benchmarks.exporter
+	$(BIN)/python -m tests.benchmarks.exporter_parts.live_look
 	$(BIN)/python -m tests.benchmarks.runner
 	$(BIN)/python -m tests.benchmarks.scale
 	$(BIN)/python -m tests.benchmarks.sharded

@@ -390,7 +390,7 @@ def locked(folder: Path, *, within_s: float = LOCK_WAIT_S) -> Iterator[None]:
 def holder_of(fd: int) -> str:
     """Return who holds the lock of an open file or folder, such as `process 4242 ('sleep') of user bob (uid 1002)`.
 
-    Source: proc_locks(5); of a lock from another machine it has nothing that we could name.
+    Source: proc_locks(5); a lock of another host or container is not listed, or without a process.
     """
     status = os.fstat(fd)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -401,7 +401,7 @@ def holder_of(fd: int) -> str:
                 process = Path("/proc", words[4])
                 program = (process / "comm").read_text(errors="replace").strip()
                 return f"process {words[4]} ({program!a}) of {user_name(process.stat().st_uid)}"
-    return "another process"
+    return "a process that this machine does not list, perhaps on another host"
 
 
 _OTHER_KINDS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,13 @@ from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, plu
     callback=seconds_within(1, 86_400, "time to record for"),
     help="Duration of --record.",
 )
+@click.option(
+    "--clean",
+    "is_cleaning",
+    is_flag=True,
+    help="Remove folders in TMPDIR whose runner or agent was killed, in place of the page.",
+)
+@click.option("--dry-run", "is_dry", is_flag=True, help="With --clean: print what would be removed; remove nothing.")
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="With --record: also the bytes of each NVLink.")
 def command(
     store_url: str | None,
@@ -44,20 +50,29 @@ def command(
     engine_file: Path | None,
     runs_folder: Path,
     *,
+    is_cleaning: bool,
+    is_dry: bool,
     is_per_nvlink: bool,
 ) -> int:
     """Describe this machine on one page, and what has changed since the last good run.
 
     This command does not measure this machine: ceilings come from earlier probes. If the history cannot be read, the
     page says so. With --engine or --nodes, it reads the state and clock of each node and measures the nodes against
-    each other for some seconds; the exit code is 4 if a node is bad.
+    each other for some seconds; the exit code is 4 if a node is bad. --clean prints which folders it leaves, and why.
 
     \b
     Example:
       observatory doctor --format json
       observatory doctor --nodes 2
+      observatory doctor --clean --dry-run
     """
     is_fleet = engine_name != "local" or nodes > 1
+    if is_cleaning:
+        if is_fleet or recording is not None or seconds is not None or is_per_nvlink:
+            raise Misuse("--clean cleans this machine; leave the engine, its nodes and --record out")
+        return _clean(format_name, is_dry=is_dry)
+    if is_dry:
+        raise Misuse("--dry-run shows what --clean would remove; add --clean")
     if is_fleet and (recording is not None or seconds is not None or is_per_nvlink):
         raise Misuse("--record records this machine; leave the engine and its nodes out")
     if is_fleet:
@@ -77,6 +92,15 @@ def command(
     return FINE
 
 
+def _clean(format_name: str, *, is_dry: bool) -> int:
+    from bench.machine.doctor.report import print_swept
+    from bench.machine.temporary_folders import sweep
+
+    swept = sweep(is_dry=is_dry)
+    print_swept(swept, format_name, is_dry=is_dry)
+    return INFRASTRUCTURE if any(folder.has_failed for folder in swept) else FINE
+
+
 def _check_nodes(
     engine_name: str,
     nodes: int,
@@ -91,14 +115,15 @@ def _check_nodes(
     from bench.machine.doctor.fleet import last_good
     from bench.machine.doctor.fleet_check import check_fleet
     from bench.machine.doctor.report import print_fleet
+    from bench.machine.temporary_folders import TemporaryFolder
     from bench.suite.folder import suite_run_folders
 
     interrupt_in_order("")
     before = last_good(suite_run_folders(runs_folder))
     with (
         ENGINES[engine_name](NodeRequest(nodes=nodes, file=engine_file, tell=say)) as allocation,
-        tempfile.TemporaryDirectory(prefix="observatory-check-") as folder,
-        allocation.open(Path(folder)) as engine,
+        TemporaryFolder("observatory-check-") as folder,
+        allocation.open(folder) as engine,
     ):
         assert isinstance(engine, ClusterEngine), "an engine of nodes"
         fleet = check_fleet(engine, ranks_per_node=ranks_per_node, before=before, tell=say)

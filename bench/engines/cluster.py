@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from bench.machine.limits.process_limits import require_files
 from bench.machine.machine import Machine
 from bench.machine.machine_diff import MachineDifference, differences_of_nodes
 from bench.machine.placement import NodePlace, rank_places, write_placement
+from bench.machine.temporary_folders import TemporaryFolder, sweep_in_background
 from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
 from collectors.files import replace_file, sync_folder
 
@@ -223,11 +223,12 @@ class ClusterEngine:
         self._used: dict[str, int] = {}  # By run: the number of nodes that have files of it.
         self._dropped = frozenset(dropped)
         require_files(FILES + FILES_PER_NODE * len(placement.nodes), f"a runner of {len(placement.nodes)} nodes")
+        sweep_in_background()
         with ExitStack() as stack:
             self._threads = ChannelThreads()
             stack.callback(self._threads.close, STOP_S)
             key = key or (new_key() if entrance is None else entrance.key)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="observatory-")))
+            folder = stack.enter_context(TemporaryFolder("observatory-key-"))
             write_key(folder / "key", key)
             lent = None if entrance is None else entrance.listening
             protocol = None if tree is None else tree.protocol
@@ -426,8 +427,8 @@ class ClusterEngine:
     def collect(self, run: str) -> tuple[str, ...]:
         """Have the nodes send the files of a run; return notes.
 
-        The first note lists the nodes of the ranks. Others name each file that did not arrive completely and stays on
-        its node, and the nodes whose machines differ from most others.
+        The first note lists the nodes of the ranks. Others name each file that did not arrive completely, and the
+        nodes whose machines differ from most others.
         """
         taking = self._nodes[: self._used.pop(run, 0)]
         self._watched.discard(run)

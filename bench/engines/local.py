@@ -28,6 +28,7 @@ from bench.engines.wire.run_files import LogSizes
 from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
+from bench.machine.temporary_folders import TemporaryFolder
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 from collectors.sockets import CannotListen, listen
 
@@ -164,12 +165,12 @@ class LocalNodes:
         check_loopback()
         self.nodes = tuple(f"node {number}" for number in range(nodes))
         self._agents: list[subprocess.Popen[bytes]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="observatory-nodes-")
+        self._folder = TemporaryFolder("observatory-nodes-")
 
     def start(self, meeting: Meeting) -> None:
         for node in range(len(self.nodes)):
-            words = ["--runs", f"{self._folder.name}/node{node}", "--send-files", *meeting.words(node)]
-            with Path(self._folder.name, f"agent{node}.err").open("wb") as errors:
+            words = ["--runs", f"{self._folder.path}/node{node}", "--send-files", *meeting.words(node)]
+            with (self._folder.path / f"agent{node}.err").open("wb") as errors:
                 self._agents.append(
                     subprocess.Popen(
                         [sys.executable, "-P", "-m", meeting.module, *words],
@@ -183,7 +184,7 @@ class LocalNodes:
     def failure(self) -> str | None:
         for node, agent in enumerate(self._agents):
             if (code := agent.poll()) is not None:
-                output = Path(self._folder.name, f"agent{node}.err").read_bytes()
+                output = (self._folder.path / f"agent{node}.err").read_bytes()
                 return f"it ended with code {code}{_last_line(output)}"
         return None
 
@@ -198,7 +199,7 @@ class LocalNodes:
             except subprocess.TimeoutExpired:
                 agent.kill()
                 agent.wait()
-        self._folder.cleanup()
+        self._folder.close()
 
 
 def _last_line(output: bytes) -> str:

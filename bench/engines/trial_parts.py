@@ -69,7 +69,7 @@ class Parts:
             self._wait(lambda _: None)
             raise
         if self._lost:
-            raise self._lost[min(self._lost)]
+            raise next(iter(self._lost.values()))  # The first: whoever is lost later may be lost by it.
         return self._ended
 
     def _wait(self, progress: Callable[[TrialProgress], None]) -> None:

@@ -53,7 +53,9 @@ def verdict_words(verdict: Verdict) -> str:
 def _no_change(unchanged: Sequence[Verdict]) -> str:
     """Return that no change is shown, and the change that the least exact of the figures would not show."""
     least = [verdict.visible_ratio for verdict in unchanged if verdict.visible_ratio is not None]
-    return WORDS["no_change_shown"] + (f" (less than {100 * max(least):.2g} % would not be detected)" if least else "")
+    if not least:
+        return WORDS["no_change_shown"]
+    return f"{WORDS['no_change_shown']} (less than {100 * max(least):.2g} % would not be detected in one night)"
 
 
 def figure_name(verdict: Verdict) -> str:
@@ -199,7 +201,7 @@ def _visible_words(powers: Sequence[Visible]) -> str:
         return smallest[0].words
     nights = sorted({power.history for power in powers})
     ends = [f"{100 * power.smallest:.2g}" for power in (smallest[0], smallest[-1])]
-    changes = f"changes of {' to '.join(dict.fromkeys(ends))} % or more are detectable"
+    changes = f"lasting changes of {' to '.join(dict.fromkeys(ends))} % or more are detectable"
     words = f"with {' to '.join(map(str, dict.fromkeys((nights[0], nights[-1]))))} nights, {changes}"
     blind = [power for power in powers if power.smallest > power.target]
     if not blind:

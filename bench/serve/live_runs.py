@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +139,7 @@ class _LiveRank:
             yield from samples
 
 
+_LOG = re.compile(r"(rank|node)(0|[1-9][0-9]*)\.jsonl", re.ASCII)
 _PROBES = frozenset(spec.name for spec in SPECS if spec.kind == "probe")
 
 
@@ -163,8 +166,9 @@ class _ActiveRun:
             **membership(self._file.purpose),
             "commit": machine.commit or "",
         }
-        self._ranks = {str(rank): _LiveRank() for rank in range(self._file.case.ranks)}
+        self._ranks: dict[str, _LiveRank] = {}  # In order; of a node, those that have a log there.
         self._logs: dict[str, _LogFollower] = {}
+        self._changes: dict[str, tuple[int, int, int]] = {}  # By name: what each log was when it was read last.
         self._steps: StepCounts | None = None
         if self._file.case.strategy not in _PROBES:
             self._steps = StepCounts(run=self._file.run, slot=self.slot, on_notice=on_notice)
@@ -173,17 +177,46 @@ class _ActiveRun:
 
     def read(self, number: int) -> None:
         """Take what was appended to the logs since the last read; `number` counts reads."""
-        for rank, newest in self._ranks.items():
-            appended = self._log(self.folder / f"rank{rank}.jsonl").newest()
+        for kind, owner, name in self._changed_logs():
+            appended = self._log(self.folder / name).newest()
+            if kind == "rank":
+                for record in appended.records:
+                    self._ranks[owner].take(record)
+                if self._steps is not None and (appended.records or appended.is_anew):
+                    self._steps.take(owner, appended.steps, is_anew=appended.is_anew)
+                continue
+            read, state = self.nodes.get(name, (0, NodeState()))
             for record in appended.records:
-                newest.take(record)
-            if self._steps is not None and (appended.records or appended.is_anew):
-                self._steps.take(rank, appended.steps, is_anew=appended.is_anew)
-        for path in self.folder.glob("node*.jsonl") if self._has_nodes else ():
-            read, state = self.nodes.get(path.name, (0, NodeState()))
-            for record in self._log(path).newest().records:
                 read = number if state.take(record) else read
-            self.nodes[path.name] = (read, state)
+            self.nodes[name] = (read, state)
+
+    def _changed_logs(self) -> list[tuple[str, str, str]]:
+        """Return kind ("rank" or "node"), number and name of each log that has changed since the last read, in order.
+
+        Of 4,096 ranks, a node has a few, and between two looks few logs of other nodes arrive: only these are opened.
+        """
+        changed = []
+        try:
+            with os.scandir(self.folder) as entries:
+                for entry in entries:
+                    match = _LOG.fullmatch(entry.name)
+                    if match is None or not self._is_shown(*match.groups()):
+                        continue
+                    status = entry.stat(follow_symlinks=False)
+                    change = (status.st_ino, status.st_size, status.st_mtime_ns)
+                    if self._changes.get(entry.name) != change:
+                        self._changes[entry.name] = change
+                        changed.append((match[1], match[2], entry.name))
+        except OSError as error:
+            if self.folder.is_dir():  # Otherwise `RunLogs` tells it of the run.
+                self._on_notice(f"{self.folder} cannot be read ({error.strerror}): its live series are not shown")
+        if new := {owner for kind, owner, _ in changed if kind == "rank"} - self._ranks.keys():
+            ranks = self._ranks | {rank: _LiveRank() for rank in new}
+            self._ranks = {rank: ranks[rank] for rank in sorted(ranks, key=int)}
+        return sorted(changed, key=lambda log: (log[0] != "rank", int(log[1])))
+
+    def _is_shown(self, kind: str, number: str) -> bool:
+        return self._has_nodes if kind == "node" else int(number) < self._file.case.ranks
 
     def samples(self, places_of: PlacesOf) -> Iterator[Owned]:
         """Yield the run's own series, and its ranks'."""

@@ -311,6 +311,8 @@ def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
     # Transactions are begun by `_begin_writing` and `_begin_reading`: the driver's own leave CREATE TABLE outside.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
+    # What is committed is on the disk, also where SQLite was built to sync a write-ahead log only now and then.
+    connection.execute("PRAGMA synchronous = FULL")
 
 
 def _refuse_writing(connection: sqlite3.Connection, _record: Any) -> None:

@@ -27,7 +27,16 @@ from bench.results.trials import node_notes
 from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders
 from bench.store.files import read_small
 from bench.store.summary import Summary, decode, encode
-from collectors.files import in_words, is_ours, locked, make_folder, open_folder, replace_file, schema_version_of
+from collectors.files import (
+    in_words,
+    is_ours,
+    locked,
+    make_folder,
+    open_folder,
+    replace_file,
+    schema_version_of,
+    sync_folder,
+)
 from collectors.sample_log import NewerSchema
 from workloads.options import check_of
 from workloads.registry import SPECS
@@ -229,7 +238,7 @@ def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...]
 
 
 def save(summary: Summary) -> None:
-    """Write summary.json, whole or not at all.
+    """Write summary.json, whole or not at all; when this returns, it and the names of the run's files are on the disk.
 
     Raises:
         InfrastructureFailed: the folder cannot be written.
@@ -237,6 +246,8 @@ def save(summary: Summary) -> None:
     folder = Path(summary.folder)
     try:
         _write(folder / "summary.json", encode(summary))
+        for written in (*folder.glob("trial*/"), folder, folder.parent):
+            sync_folder(written)
     except OSError as error:
         raise InfrastructureFailed(
             f"{folder}/summary.json cannot be written: {error.strerror}; the ranks' logs there are whole,"

@@ -20,7 +20,16 @@ from bench.store.files import read_small
 from bench.suite.file import Suite
 from bench.suite.ledger import LEDGER, Begun, LedgerWriter, SuiteState, fold, read_ledger
 from bench.suite.plan import chosen
-from collectors.files import NotOurs, in_words, is_open_to_others, is_ours, make_folder, replace_file, user_name
+from collectors.files import (
+    NotOurs,
+    in_words,
+    is_open_to_others,
+    is_ours,
+    make_folder,
+    replace_file,
+    sync_folder,
+    user_name,
+)
 
 SCHEMA_VERSION = 1
 SUITE_RUNS = "suites"
@@ -59,6 +68,8 @@ def begin(suite: Suite, runs: Path, tags: Sequence[str] = ()) -> LedgerWriter:
         document = {"schema_version": SCHEMA_VERSION, **_as_document(suite)}
         content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
         replace_file(folder / SUITE, content)
+        for written in (folder.parent, folder.parent.parent):  # The folder itself is synced with its ledger.
+            sync_folder(written)
     except OSError as error:
         raise InfrastructureFailed(
             f"suite run {folder} cannot be written: {error.strerror}; choose another place with --runs"

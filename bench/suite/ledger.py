@@ -325,7 +325,7 @@ class LedgerWriter:
         except OSError as error:
             raise self._unwritable(error) from None
         try:
-            if not try_lock(self._fd):
+            if not self._try_lock():
                 raise Misuse(
                     f"suite run {folder.name} is being run by {holder_of(self._fd)}; wait for its end, or leave"
                     " --resume out"
@@ -361,10 +361,28 @@ class LedgerWriter:
         """What the records say, those of earlier processes included."""
         return fold(self._records)
 
+    def _try_lock(self) -> bool:
+        try:
+            return try_lock(self._fd)
+        except OSError as error:
+            raise InfrastructureFailed(
+                f"{self.path} cannot be locked: {error.strerror}; two runners could write it at once, so choose a"
+                " folder on another file system with --runs"
+            ) from None
+
     def write(self, record: Record) -> None:
-        """Append the record; when this returns, it is on the disk."""
+        """Append the record; when this returns, it is on the disk.
+
+        Raises:
+            InfrastructureFailed: also if another runner has written: some file systems lock within one host only.
+        """
         line = msgspec.json.encode(record) + b"\n"
         try:
+            if os.fstat(self._fd).st_size != self._bytes:
+                raise InfrastructureFailed(
+                    f"{self.path} is also written by another runner, perhaps on another host: its file system does not"
+                    " lock between hosts; end one of them, then `observatory suite run --resume` continues"
+                )
             written = os.write(self._fd, line)
             if written < len(line):  # The disk filled up in the middle; the next call says so.
                 os.write(self._fd, line[written:])

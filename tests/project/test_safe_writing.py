@@ -11,7 +11,7 @@ PLACE = "collectors/files.py"
 REASONS = {
     ("bench/results/timelines.py", "hardlink_to"): "another name for a file in the same run's folder, which is ours",
     ("bench/engines/local.py", "open"): "in a temporary folder, which is made for this user alone",
-    ("bench/engines/node/tree_folder.py", "os.open"): "a lock in a new folder, which is made for this user alone",
+    ("bench/machine/temporary_folders.py", "os.open"): "a lock in a new folder, which is made for this user alone",
     ("bench/session/checkouts.py", "open"): "an archive in memory",
     ("bench/engines/wire/frames.py", "os.open"): "a new key: with O_EXCL, in a folder that a person named",
     ("bench/store/database.py", "open"): "opened and closed: whether a store may be written, for a dry run",

@@ -33,7 +33,7 @@ from dashboards.board import BOARDS
 from tests.stack.pages.asking import Page, rendered
 from tests.support.servers import PrometheusServer, program, run_prometheus
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(280)]
 
 SHAPE = {"layers": 1, "width": 16, "heads": 2, "kv-heads": 1, "mlp-width": 32, "vocabulary": 32, "sequence": 8}
 SLOW_LOADER = ("--option", "loader_delay_ms=100")

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from workloads.cost_models.communication import CommunicationBackend, Link, wire_factor, wire_messages
 from workloads.cost_models.terms import Collective, Transfer
@@ -78,13 +78,6 @@ class MeshAxis:
             raise ValueError(f"an axis of {self.size} ranks cannot be cut into groups of {size}")
         return MeshAxis(size=size, stride=self.stride, repeats=self.repeats * (self.size // size))
 
-    def groups(self) -> Iterator[range]:
-        """Yield the ranks of each group, in order."""
-        block = self.size * self.stride
-        for start in range(0, self.ranks, block):
-            for offset in range(self.stride):
-                yield range(start + offset, start + block, self.stride)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
@@ -113,24 +106,41 @@ class Interconnect:
         """Number of ranks that the interconnect has room for."""
         return self.levels[-1].ranks
 
-    def meeting(self, rank: int, other: int) -> int:
-        """Return the index of the innermost level with a unit that holds both ranks."""
-        return next(number for number, level in enumerate(self.levels) if rank // level.ranks == other // level.ranks)
+    @property
+    def part_sizes(self) -> list[int]:
+        """Number of ranks in a part that a level's link joins: 1 for the innermost level, then a unit of the level
+        below."""
+        return [1, *(level.ranks for level in self.levels[:-1])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phase:
     """One phase of a collective among members 0 to n - 1 of a group; it begins when the phase before it is done.
 
-    sent: (source member, destination member, nths of the tensor) for each message.
+    pairs: source and destination of each message; None if each member sends to each other one.
+    nths: of the tensor, in each message.
     messages: number of consecutive messages.
     is_in_turn: messages go from hop to hop round a ring, and so pay the mean latency of its hops; otherwise the
     largest.
     """
 
-    sent: Sequence[tuple[int, int, int]]
+    pairs: Sequence[tuple[int, int]] | None
+    nths: int
     messages: int
     is_in_turn: bool = False
+
+    def crossing(self, part_of: Sequence[int]) -> tuple[Counter[int], Counter[int]]:
+        """Return how many messages leave each part, and how many enter it. part_of: the part of each member.
+
+        Example: of ring 0-1-2-3-0 on parts [0, 0, 1, 1], message 1-2 leaves part 0, and 3-0 leaves part 1.
+        """
+        if self.pairs is None:
+            members = Counter(part_of)
+            crossing = Counter({part: count * (len(part_of) - count) for part, count in members.items()})
+            return crossing, crossing
+        ends = ((part_of[source], part_of[destination]) for source, destination in self.pairs)
+        between = [(source, destination) for source, destination in ends if source != destination]
+        return Counter(source for source, _ in between), Counter(destination for _, destination in between)
 
 
 def mesh_axes(axes: Mapping[str, int]) -> dict[str, MeshAxis]:
@@ -174,8 +184,8 @@ def axis_time_s(
         return 0.0
     total_s = 0.0
     for phase in _phases(collective, axis.size, backend):
-        share_s = max(_nths_per_bandwidth(phase, axis, interconnect)) / axis.size
-        total_s += calls * _latency_s(phase, axis, interconnect) + payload_bytes * share_s
+        hop_s, byte_s = _hop_and_byte_s(phase, axis, interconnect)
+        total_s += calls * phase.messages * hop_s + payload_bytes * byte_s
     return total_s
 
 
@@ -216,61 +226,83 @@ def _phases(collective: Collective, ranks: int, backend: CommunicationBackend) -
     """Return the messages of a collective, phase by phase, as `wire_factor` counts them; member 0 is the root."""
     members, others = range(ranks), range(1, ranks)
     messages = wire_messages(collective, ranks, backend)
-    chain = [(member - 1, member, ranks) for member in others]
+    line = [(member - 1, member) for member in others]
     match collective, backend:
         case ("broadcast", "gloo"):
             # Binomial tree: the highest bit of a member's number is the level that reaches it, the rest is its sender.
             # Member 6 = 0b110 receives from 0b010 = 2 at level 2.
-            tree = [(member ^ (1 << member.bit_length() - 1), member, ranks) for member in others]
-            return [_Phase(sent=tree, messages=messages)]
+            tree = [(member ^ (1 << member.bit_length() - 1), member) for member in others]
+            return [_Phase(pairs=tree, nths=ranks, messages=messages)]
         case ("broadcast", "nccl"):
-            return [_Phase(sent=chain, messages=messages, is_in_turn=True)]
+            return [_Phase(pairs=line, nths=ranks, messages=messages, is_in_turn=True)]
         case ("reduce", "gloo"):
-            ring = [(member, (member - 1) % ranks, ranks - 1) for member in members]
-            return [_Phase(sent=ring, messages=ranks - 1, is_in_turn=True), *_phases("gather", ranks, backend)]
+            ring = [(member, (member - 1) % ranks) for member in members]
+            scattered = _Phase(pairs=ring, nths=ranks - 1, messages=ranks - 1, is_in_turn=True)
+            return [scattered, *_phases("gather", ranks, backend)]
         case ("reduce", "nccl"):
-            up = [(higher, lower, nths) for lower, higher, nths in chain]
-            return [_Phase(sent=up, messages=messages, is_in_turn=True)]
+            up = [(higher, lower) for lower, higher in line]
+            return [_Phase(pairs=up, nths=ranks, messages=messages, is_in_turn=True)]
         case ("all_to_all", _):
-            pairs = [(rank, other, 1) for rank in members for other in members if rank != other]
-            return [_Phase(sent=pairs, messages=messages)]
+            return [_Phase(pairs=None, nths=1, messages=messages)]
         case ("gather", _):
-            return [_Phase(sent=[(member, 0, 1) for member in others], messages=messages)]
+            return [_Phase(pairs=[(member, 0) for member in others], nths=1, messages=messages)]
         case ("scatter", _):
-            return [_Phase(sent=[(0, member, 1) for member in others], messages=messages)]
+            return [_Phase(pairs=[(0, member) for member in others], nths=1, messages=messages)]
         case ("send", _):
-            return [_Phase(sent=chain, messages=messages)]
+            return [_Phase(pairs=line, nths=ranks, messages=messages)]
         case _:
             nths = int(wire_factor(collective, ranks, backend) * ranks)
-            ring = [(member, (member + 1) % ranks, nths) for member in members]
-            return [_Phase(sent=ring, messages=messages, is_in_turn=True)]
+            ring = [(member, (member + 1) % ranks) for member in members]
+            return [_Phase(pairs=ring, nths=nths, messages=messages, is_in_turn=True)]
 
 
-def _nths_per_bandwidth(phase: _Phase, axis: MeshAxis, interconnect: Interconnect) -> list[float]:
-    """Return the load of each link and direction, in nths of the tensor, divided by the link's bandwidth.
+def _hop_and_byte_s(phase: _Phase, axis: MeshAxis, interconnect: Interconnect) -> tuple[float, float]:
+    """Return the latency of one message in the group that pays most, and the time of a byte of the tensor.
 
-    Example: on 2 nodes of 4 ranks, `below` is [1, 4, 8]. A message from rank 1 to rank 6 meets at level 1, and so loads
-    four links: out of rank 1 and into rank 6 at level 0, out of node 0 and into node 1 at level 1.
+    Example: on 2 nodes of 4 ranks, the links join parts of [1, 4] ranks. A message from rank 1 to rank 6 crosses parts
+    of both sizes, and so loads four links: out of rank 1 and into rank 6 at level 0, out of node 0 and into node 1 at
+    level 1.
     """
-    below = [1, *(level.ranks for level in interconnect.levels)]
-    loads: Counter[tuple[int, str, int]] = Counter()
-    for group in axis.groups():
-        for source, destination, nths in phase.sent:
-            for number in range(interconnect.meeting(group[source], group[destination]) + 1):
-                loads[number, "out", group[source] // below[number]] += nths
-                loads[number, "in", group[destination] // below[number]] += nths
-    links = [level.link for level in interconnect.levels]
-    return [nths / links[number].bandwidth_bytes_per_second for (number, _, _), nths in loads.items()]
+    sizes = interconnect.part_sizes
+    starts, alike = _distinct_starts(axis, sizes)
+    slowest_s = busiest_s = 0.0
+    # At each level, the messages out of each part and those into it, of all groups.
+    loads: list[tuple[Counter[int], Counter[int]]] = [(Counter(), Counter()) for _ in sizes]
+    for start in starts:
+        group = range(start, start + axis.size * axis.stride, axis.stride)
+        crossing: list[int] = []
+        for size, (all_out, all_into) in zip(sizes, loads, strict=True):
+            out, into = phase.crossing([rank // size for rank in group])
+            all_out.update(out)
+            all_into.update(into)
+            crossing.append(out.total())
+        # A message that crosses parts of one level, but none of the next, is a hop over that level's link.
+        hops = [count - outer for count, outer in pairwise((*crossing, 0))]
+        latencies_s = [level.link.latency_s for level in interconnect.levels]
+        if phase.is_in_turn:
+            hop_s = sum(count * late_s for count, late_s in zip(hops, latencies_s, strict=True)) / crossing[0]
+        else:
+            hop_s = max(late_s for count, late_s in zip(hops, latencies_s, strict=True) if count)
+        slowest_s = max(slowest_s, hop_s)
+    for number, (level, (all_out, all_into)) in enumerate(zip(interconnect.levels, loads, strict=True)):
+        groups = alike if number else 1  # A rank is in one group only.
+        messages = groups * max((*all_out.values(), *all_into.values()), default=0)
+        busiest_s = max(busiest_s, messages * phase.nths / axis.size / level.link.bandwidth_bytes_per_second)
+    return slowest_s, busiest_s
 
 
-def _latency_s(phase: _Phase, axis: MeshAxis, interconnect: Interconnect) -> float:
-    """Return the latency of the consecutive messages in the group that pays most."""
-    slowest_s = 0.0
-    for group in axis.groups():
-        hops_s = [
-            interconnect.levels[interconnect.meeting(group[source], group[destination])].link.latency_s
-            for source, destination, _ in phase.sent
-        ]
-        hop_s = sum(hops_s) / len(hops_s) if phase.is_in_turn else max(hops_s)
-        slowest_s = max(slowest_s, phase.messages * hop_s)
-    return slowest_s
+def _distinct_starts(axis: MeshAxis, sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return the first rank of groups that stand for all, and for how many groups each of them stands.
+
+    Groups whose members are in the same parts, one by one, load the same links alike: with a stride of 8 on nodes of 4,
+    groups 0-3 are alike, and so are groups 4-7. And what repeats on other parts of the outermost size loads no link
+    more: with that stride, groups 4-7 are on other nodes than groups 0-3.
+    """
+    outermost = sizes[-1]
+    alike = math.gcd(axis.stride, sizes[min(1, len(sizes) - 1)])
+    if axis.stride % outermost == 0:
+        return list(range(0, outermost, alike)), alike
+    block = axis.size * axis.stride
+    period = min(axis.ranks, math.lcm(block, outermost))
+    starts = (range(first, first + axis.stride, alike) for first in range(0, period, block))
+    return list(chain.from_iterable(starts)), alike

@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -51,6 +50,7 @@ from bench.errors import InfrastructureFailed, say
 from bench.machine.limits.demand import demand_of
 from bench.machine.limits.registry import too_small
 from bench.machine.node_now import read_now
+from bench.machine.temporary_folders import TemporaryFolder, check_tmpdir, lock_new, sweep_in_background
 from bench.rank.messages import (
     AgentFailed,
     AgentNotice,
@@ -67,7 +67,7 @@ from bench.rank.messages import (
     TrialProgress,
     WatchFiles,
 )
-from collectors.files import PRIVATE, exposed_by
+from collectors.files import PRIVATE, exposed_by, in_words
 from workloads.options import check_of
 from workloads.registry import SPECS
 
@@ -132,25 +132,28 @@ def main() -> int:
             wire = join_runner(runner, port, key, node=arguments.node, within_s=arguments.within)
         stream: Stream = standard if wire is None else wire.stream
         host = arguments.host or (stream.address if isinstance(stream, SocketStream) else LOOPBACK)
-        if (why := exposed_by(Path(get_temp_dir()))) is not None:  # It contains the socket that starts ranks.
+        unused = check_tmpdir()
+        if (why := exposed_by(sockets := Path(get_temp_dir()))) is not None:  # By a socket there, ranks are started.
             raise InfrastructureFailed(
                 f"the folder for temporary files could be replaced: {why}; set TMPDIR to a folder of your own"
             )
+        lock_new(sockets)  # Until this process ends.
+        own_runs = TemporaryFolder("observatory-node-") if arguments.runs is None else None
         caches, notices = private_caches(os.environ)
         os.environ.update(environment(os.environ, host) | caches)
     except (Refused, StreamEnded, InfrastructureFailed, OSError) as error:
-        say(f"agent: {error}")
+        say(f"agent: {in_words(error)}")
         return UNREACHED if isinstance(error, Unreached) else 1
-    temporary_folder = None if arguments.runs is not None else tempfile.mkdtemp(prefix="observatory-node-")
-    runs = Path(temporary_folder) if temporary_folder is not None else arguments.runs.absolute()
+    runs = arguments.runs.absolute() if own_runs is None else own_runs.path
+    sweep_in_background()
 
     def opening(stream: Stream) -> SignedWire:
         met = meet(stream, key, "agent", node=arguments.node) if wire is None else wire
         limit.cancel()
         return met
 
-    agent = Agent(stream, opening, sent_from=runs if arguments.sends_files else None)
-    for text in notices:
+    agent = Agent(stream, opening, sent_from=runs if arguments.sends_files else None, own_runs=own_runs)
+    for text in (*notices, *([] if unused is None else [unused])):
         agent.notice(text)
     forkserver.set_forkserver_preload(["bench.engines.node.forkserver_preload"])
     try:
@@ -167,8 +170,6 @@ def main() -> int:
         if not agent.is_leaving:  # Otherwise the error only shows that the forkserver was ended.
             traceback.print_exc()
             agent.fail(_in_one_line(error))
-    if temporary_folder is not None and agent.is_all_sent:
-        shutil.rmtree(temporary_folder, ignore_errors=True)
     return agent.hang_up()
 
 
@@ -184,6 +185,7 @@ class Agent:
 
     node: this node's number among the runner's nodes.
     sent_from: the folder of runs, if the runner has another one; None if both share a folder.
+    own_runs: that folder, if it is removed at the end.
     on_met: called when the runner has proved that it has the key.
     is_leaving: another thread is ending this process.
     """
@@ -194,6 +196,7 @@ class Agent:
         opening: Callable[[Stream], SignedWire],
         *,
         sent_from: Path | None = None,
+        own_runs: TemporaryFolder | None = None,
     ) -> None:
         self._orders: queue.SimpleQueue[TrialOrder | OpenStore | _StateRequest | None] = queue.SimpleQueue()
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -212,7 +215,7 @@ class Agent:
             on_message=self._take,
             on_end=self._end,
         )
-        self._sent_from = sent_from
+        self._sent_from, self._own_runs = sent_from, own_runs
         self._files = None if sent_from is None else FileSender(sent_from, self._channel.send)
         self._channel.start()
 
@@ -272,6 +275,8 @@ class Agent:
     def hang_up(self) -> int:
         """Send the remaining messages and hang up; return the exit code."""
         self._channel.hang_up(LAST_WORDS_S)
+        if self._own_runs is not None and self.is_all_sent:  # Otherwise the next agent of this node sweeps it.
+            self._own_runs.close()
         return 1 if self._has_failed else 0
 
     def _tell_limits(self, case: Case) -> None:

@@ -1,25 +1,16 @@
-"""The folder of an unpacked source tree: locked while in use, removed afterwards, swept if its user was killed."""
+"""The folder of an unpacked source tree: locked while in use, and removed afterwards."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
-import shutil
 import tarfile
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed
-from collectors.files import is_ours, try_lock
-
-PREFIX = "observatory-tree-"
-LOCK = "lock"
-UNLOCKED_S = 3600.0
-"""How old a folder without a lock must be before it is swept: a younger one may be about to be locked."""
+from bench.machine.temporary_folders import TemporaryFolder, sweep_in_background
 
 
 def digest_of(archive: bytes) -> str:
@@ -29,16 +20,13 @@ def digest_of(archive: bytes) -> str:
 
 @contextmanager
 def unpacked(archive: bytes) -> Iterator[Path]:
-    """Yield the folder of the tree that a tar archive holds; it is removed at the end, and others' leftovers before.
+    """Yield the folder of the tree that a tar archive holds; it is removed at the end.
 
     Raises:
         InfrastructureFailed: it cannot be unpacked.
     """
-    sweep()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try_lock(lock)
+    sweep_in_background()
+    with TemporaryFolder("observatory-tree-") as folder:
         tree = folder / "tree"
         try:
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -46,27 +34,3 @@ def unpacked(archive: bytes) -> Iterator[Path]:
         except (tarfile.TarError, OSError) as error:
             raise InfrastructureFailed(f"a source tree cannot be unpacked in {folder}: {error}") from None
         yield tree
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-def sweep() -> None:
-    """Remove folders of trees whose user was killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if not is_ours(folder) or folder.is_symlink():
-            continue
-        try:
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            with suppress(OSError):
-                if time.time() - folder.stat().st_mtime > UNLOCKED_S:
-                    shutil.rmtree(folder, ignore_errors=True)
-            continue
-        try:
-            if try_lock(lock):
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # The file system has no locks.
-            pass
-        finally:
-            os.close(lock)

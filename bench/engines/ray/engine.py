@@ -11,7 +11,6 @@ import math
 import os
 import queue
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,6 +51,7 @@ from bench.engines.trees import engines_of_trees
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.trees import RankTree
 from bench.errors import InfrastructureFailed, Misuse, plural
+from bench.machine.temporary_folders import TemporaryFolder
 
 CONNECT_S = 60.0
 """How long a cluster may take to answer; a connection takes 2 s."""
@@ -294,7 +294,8 @@ class RayDriver:
 
     def __init__(self, tell: Callable[[str], None], *, starts_cluster: bool) -> None:
         self._tell = tell
-        self.folder = tempfile.mkdtemp(prefix="ray-", dir=_short_folder()) if starts_cluster else None
+        self._own_folder = TemporaryFolder("ray-", within=_short_folder()) if starts_cluster else None
+        self.folder = None if self._own_folder is None else str(self._own_folder.path)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # Lives as long as the driver.
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -363,8 +364,8 @@ class RayDriver:
             self._process.wait()
         self._reader.join(ASK_S)
         self._errors.close()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self._own_folder is not None:
+            self._own_folder.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

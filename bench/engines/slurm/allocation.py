@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -32,13 +32,17 @@ from bench.engines.root_cause import is_chatter
 from bench.engines.settings_file import Environment, Interpreter, exporter_words, last_words, read_settings, setup_lines
 from bench.engines.slurm.node_list import call, fields, job_line, last_line, read_nodes
 from bench.engines.slurm.nodes import (
+    GpuWords,
     capacity_of_job,
     capacity_of_partition,
     check_count,
     check_job,
     find_partitions,
+    gpus_of,
     host_names,
+    read_gpu_words,
     step_gpus,
+    unclear_words,
 )
 from bench.engines.trees import engines_of_trees
 from bench.engines.wire.trees import RankTree
@@ -91,15 +95,22 @@ def read_capacity(request: NodeRequest) -> Capacity:
     """
     settings, nodes = read_settings(request.file, SlurmSettings), request.nodes
     if (job := os.environ.get("SLURM_JOB_ID")) is not None:
-        return capacity_of_job(job, nodes=nodes, asks=f"{plural(nodes, 'node')} of job {job} would be used")
-    return capacity_of_partition(
-        asked_partitions(settings, os.environ),
-        nodes=nodes,
-        constraint=settings.constraint,
-        gres=settings.gres,
-        is_exclusive=settings.exclusive,
-        asks=f"the request to Slurm would be `{shlex.join(_salloc(settings, nodes))}`",
-    )
+        has = capacity_of_job(job, nodes=nodes, asks=f"{plural(nodes, 'node')} of job {job} would be used")
+    else:
+        has = capacity_of_partition(
+            asked_partitions(settings, os.environ),
+            nodes=nodes,
+            constraint=settings.constraint,
+            gpus=asked_gpus(settings, os.environ),
+            is_exclusive=settings.exclusive,
+            asks=f"the request to Slurm would be `{shlex.join(_salloc(settings, nodes))}`",
+        )
+    step = read_gpu_words(settings.srun)  # Agents get what the user's own words for srun name.
+    if step.of_node is not None:
+        return replace(has, gpus=gpus_of(step.of_node))
+    if step.unclear is not None:
+        return replace(has, gpus=None, notes=(*has.notes, unclear_words(step.unclear)))
+    return has
 
 
 def _salloc(settings: SlurmSettings, nodes: int) -> list[str]:
@@ -125,6 +136,13 @@ def asked_partitions(settings: SlurmSettings, user: Mapping[str, str]) -> str | 
         elif word.startswith("-p"):
             partitions = word.removeprefix("-p")
     return partitions
+
+
+def asked_gpus(settings: SlurmSettings, user: Mapping[str, str]) -> GpuWords:
+    """Return what salloc will be asked of GPUs: by the environment, then by the settings, which come later."""
+    options = {"SALLOC_GRES": "--gres", "SALLOC_GPUS_PER_NODE": "--gpus-per-node", "SALLOC_GPUS": "--gpus"}
+    words = [f"{option}={user[name]}" for name, option in options.items() if name in user]
+    return read_gpu_words([*words, *_salloc(settings, 1)])
 
 
 class SlurmAllocation:
@@ -244,7 +262,8 @@ class SlurmAllocation:
     def left_s(self) -> float:
         """Return the seconds until the job's time limit; infinity if it has none, or if the limit is unknown."""
         with suppress(InfrastructureFailed, ValueError, KeyError):
-            return (datetime.fromisoformat(self.state()["EndTime"]) - datetime.now()).total_seconds()
+            # Slurm tells the local time, whose distance to now is another one where summer time begins or ends between.
+            return datetime.fromisoformat(self.state()["EndTime"]).timestamp() - time.time()
         return math.inf
 
     def gpu_words(self) -> list[str]:

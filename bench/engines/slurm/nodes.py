@@ -82,12 +82,12 @@ class _NodeCapacity:
 
 
 def capacity_of_partition(
-    name: str | None, *, nodes: int, constraint: str | None, gres: str | None, is_exclusive: bool, asks: str
+    name: str | None, *, nodes: int, constraint: str | None, gpus: GpuWords, is_exclusive: bool, asks: str
 ) -> Capacity:
     """Return what the nodes of a partition, or of several, have at least, of those that fit and are up.
 
     name: as `find_partitions`. constraint: a feature that they must have; one with operators is not looked at.
-    gres: what is asked of each. asks: by which words, for people.
+    gpus: what is asked of each. asks: by which words, for people.
 
     Raises:
         InfrastructureFailed: Slurm does not answer.
@@ -97,7 +97,7 @@ def capacity_of_partition(
     check_count(nodes, partitions, node_count)
     wanted_partitions = set(partitions.split(","))
     counts_gpus = _counts_gpus()
-    needed_gpus = None if gres is None else gpus_of(gres)
+    needed_gpus = None if gpus.of_node is None else gpus_of(gpus.of_node)
     doubts = ImplausibleAnswers("Slurm")
     partition_nodes = [node for node in read_nodes(implausible=doubts) if wanted_partitions & set(node.partitions)]
     fitting = [node for node in partition_nodes if _has_feature(node, constraint)] or partition_nodes
@@ -111,15 +111,18 @@ def capacity_of_partition(
     fitting = [node for node in fitting if node.gets_jobs] or fitting
     of_nodes = [_node_has(node, counts_gpus, doubts) for node in fitting]
     if not is_exclusive:  # Of a shared node, a job has the GPUs that it asked for.
+        is_known = counts_gpus and gpus.unclear is None
         of_nodes = [
             _NodeCapacity(
-                cores=node.cores, memory_bytes=node.memory_bytes, gpus=needed_gpus or (() if counts_gpus else None)
+                cores=node.cores, memory_bytes=node.memory_bytes, gpus=needed_gpus or (() if is_known else None)
             )
             for node in of_nodes
         ]
     examples = "; ".join([*away[:PLACES_TOLD], *(["..."] if len(away) > PLACES_TOLD else [])])
     unusable = f"{plural(len(away), 'node')} of the {_partitions(partitions)} without jobs now: {examples}"
     notes = [unusable] if away else []
+    if counts_gpus and not is_exclusive and not needed_gpus and gpus.unclear is not None:
+        notes.append(unclear_words(gpus.unclear))
     return _least(of_nodes, f"a node of the {_partitions(partitions)}", asks, doubts, notes)
 
 
@@ -134,8 +137,8 @@ def capacity_of_job(job: str, *, nodes: int, asks: str) -> Capacity:
     check_job(nodes, job, resources.nodes)
     counts_gpus, doubts = _counts_gpus(), ImplausibleAnswers("Slurm")
     capacities = []
-    for part in resources.parts:
-        (node,) = read_nodes(part.nodes[:1], doubts)
+    nodes_of_parts = read_nodes([part.nodes[0] for part in resources.parts], doubts) if resources.parts else []
+    for part, node in zip(resources.parts, nodes_of_parts, strict=True):
         whole = _node_has(node, counts_gpus, doubts)
         cores, memory_bytes = part.cores, part.megabytes * MEGABYTE
         if whole.cores is not None and cores > whole.cores:
@@ -225,9 +228,10 @@ def _given_in_text(job: str) -> _JobResources:
     # A part for each kind of nodes: "Nodes=node[0-1] CPU_IDs=0-7 Mem=1000 GRES=gpu:a100:2(IDX:0-1)".
     for part in re.findall(r"\bNodes=\S+ CPU_IDs=\S* Mem=\S* GRES=\S*", line.partition(" MinCPUsNode=")[0]):
         part_fields = fields(part)
+        names = part_fields["Nodes"]  # Most often one name, for which Slurm need not be called.
         parts.append(
             _JobPart(
-                nodes=tuple(host_names(part_fields["Nodes"])),
+                nodes=(names,) if re.fullmatch(r"[\w.-]+", names) else tuple(host_names(names)),
                 cores=_count(part_fields["CPU_IDs"]),
                 megabytes=int(part_fields["Mem"] or 0),
                 gres=part_fields["GRES"],
@@ -255,6 +259,48 @@ def gpus_of(text: str) -> tuple[str, ...]:
             count = int(parts.pop()) if parts and parts[-1].isdigit() else 1
             types += [parts[0] if parts else "GPU"] * (count if count <= MOST_GPUS else 0)
     return tuple(types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuWords:
+    """What words for salloc or srun ask of GPUs.
+
+    of_node: generic resources of each node, as "gpu:a100:2"; None if no word names them. unclear: a word that does not
+    say how many GPUs a node gets.
+    """
+
+    of_node: str | None = None
+    unclear: str | None = None
+
+
+_NOT_OF_A_NODE = ("--gpus", "-G", "--gpus-per-task", "--gpus-per-socket")
+
+
+def read_gpu_words(words: Sequence[str]) -> GpuWords:
+    """Return what the words ask of GPUs; of several words that say it, the last one counts, as in Slurm."""
+    of_node: str | None = None
+    unclear: str | None = None
+    remaining = iter(words)
+    for word in remaining:
+        name, sign, value = ("-G", "=", word[2:]) if re.match(r"-G[^=]", word) else word.partition("=")
+        if name not in ("--gres", "--gpus-per-node", *_NOT_OF_A_NODE):
+            continue
+        value = value if sign else next(remaining, "")
+        if name == "--gres":
+            of_node = value
+        elif name == "--gpus-per-node":
+            of_node = ",".join(f"gpu:{gpus}" for gpus in value.split(","))
+        else:
+            unclear = f"{name}={value}"
+    return GpuWords(of_node=of_node, unclear=unclear)
+
+
+def unclear_words(word: str) -> str:
+    """Return the notice of a word that does not say how many GPUs a node gets."""
+    return (
+        f"{word} does not say how many GPUs each node gets, so none are planned; use --gpus-per-node, or set"
+        ' device = "cuda" and ranks in each case'
+    )
 
 
 def _counts_gpus() -> bool:

@@ -18,7 +18,6 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
-from bench.gate.detector.growth import Growth, NoiseGrowth, growth_of, since_night
 from bench.gate.detector.hypotheses import Weighed, begin, moved_mean, since, weigh, with_reruns
 from bench.gate.detector.level_filter import Change, Filter, NightValue
 from bench.gate.detector.night import (
@@ -26,11 +25,11 @@ from bench.gate.detector.night import (
     Night,
     SeriesNoise,
     TrialSample,
-    grown,
     learn,
     require_finite,
     trial_variance,
 )
+from bench.gate.detector.noise_change import Growth, grown, growth
 from bench.gate.detector.placements import learn_offsets, reduce_trials
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import KeptNight, SeriesAlert, SeriesState, Suspected
@@ -54,7 +53,6 @@ class JudgedNight:
     score: standard deviations between the night and what its regime expected; p_value: of that, two-sided; both take
     reruns in where there were some. log_value: of the night, placements' offsets removed; expected_log: before it.
     half_width: of the 95 % interval of their difference. visible_log: the least difference that would be suspected.
-    noise_growth: where nights or trials differ more than they did, None where they do not.
     """
 
     state: SeriesState
@@ -70,7 +68,6 @@ class JudgedNight:
     expected_log: float | None = None
     half_width: float | None = None
     visible_log: float | None = None
-    noise_growth: NoiseGrowth | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +133,7 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
             reason=reason,
             log_value=current.log_value,
         )
-    noise, growth = _noise(now, settings)
+    noise, increase = _noise(now, settings)
     hypotheses = before.hypotheses
     if hypotheses is None:
         values = [
@@ -145,9 +142,9 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
             if kept.number >= before.regime_starts[-1]
         ]
         _, hypotheses = begin(values, noise, settings)
-    value = NightValue(night.number, current.log_value, growth.trials**2 * current.variance)
+    value = NightValue(night.number, current.log_value, increase.trials**2 * current.variance)
     suspected = Suspected(value=value, hypotheses=hypotheses)
-    return _weighed(now, suspected, night.trials, error, noise, growth, settings)
+    return _weighed(now, suspected, night.trials, error, noise, increase, settings)
 
 
 def confirm_by_rerun(
@@ -166,17 +163,17 @@ def confirm_by_rerun(
         raise ValueError("there is no rerun to confirm the suspicion with; give its trials, or leave it a suspicion")
     error = _trial_error(state.nights[:-1], reruns)
     again = reduce_trials(reruns, state.placements, error, settings)
-    noise, growth = _noise(state, settings)
+    noise, increase = _noise(state, settings)
     first = suspected.value
     before = moved_mean(suspected.hypotheses, first.number, noise, settings)
     value, agree = with_reruns(
-        before, first, NightValue(first.number, again.log_value, growth.trials**2 * again.variance), noise, settings
+        before, first, NightValue(first.number, again.log_value, increase.trials**2 * again.variance), noise, settings
     )
     last = state.nights[-1]
     now = with_fields(state, nights=(*state.nights[:-1], with_fields(last, log_value=value.log_value)), suspected=None)
     hypotheses = with_fields(suspected, value=value)
     rerun_counts = _Reruns(agree=agree, trials=last.trials + len(reruns))
-    return _weighed(now, hypotheses, reruns, error, noise, growth, settings, rerun_counts)
+    return _weighed(now, hypotheses, reruns, error, noise, increase, settings, rerun_counts)
 
 
 def level(state: SeriesState) -> SeriesLevel | None:
@@ -218,7 +215,7 @@ def _weighed(
     trials: Sequence[TrialSample],
     error: float,
     noise: SeriesNoise,
-    growth: Growth,
+    increase: Growth,
     settings: DetectorSettings,
     reruns: _Reruns | None = None,
 ) -> JudgedNight:
@@ -247,7 +244,6 @@ def _weighed(
         p_value=_p_value(weighed.scores, noise),
         log_value=value.log_value,
         expected_log=mean,
-        noise_growth=since_night(growth, [night.number for night in state.nights[-settings.growth_nights :]]),
         half_width=_quantile(RANGE / 2 + 0.5, noise) * deviation,
         visible_log=_quantile(1 - settings.suspicion_p / 2, noise) * deviation,
     )
@@ -401,8 +397,8 @@ def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]
 def _noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise, Growth]:
     """Learn the noise of the newest night, from nights that are settled; larger where it has grown since."""
     slow = _slow_noise(state, settings)
-    growth = _growth(state, slow, settings)
-    return grown(slow, growth), growth
+    increase = growth(state, slow, settings)
+    return grown(slow, increase), increase
 
 
 def _slow_noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
@@ -416,24 +412,6 @@ def _slow_noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
     edges = (settled[0].number, *starts, math.inf)
     regimes = [[night.log_value for night in settled if start <= night.number < end] for start, end in pairwise(edges)]
     return learn([values for values in regimes if values], median(night.variance for night in settled), settings)
-
-
-def _growth(state: SeriesState, slow: SeriesNoise, settings: DetectorSettings) -> Growth:
-    """Return how the noise of the newest nights has grown beyond the slow scale."""
-    nights = state.nights[-settings.growth_nights :]
-    starts = {*state.regime_starts, state.likely_onset}
-    usual = trial_variance([(night.spread, night.trials) for night in state.nights if night.spread is not None])
-    differences: list[float | None] = [None]
-    for before, after in pairwise(nights):
-        faded = slow.correlation ** (after.number - before.number)
-        variance = 2 * slow.night_variance * (1 - faded) + before.variance + after.variance
-        differences.append(
-            None if after.number in starts else (after.log_value - before.log_value) / math.sqrt(variance)
-        )
-    # The newest night may have a new level: it counts by its trials alone.
-    differences[-1] = None
-    spreads = [None if night.spread is None else (night.spread / usual, night.trials - 1) for night in nights]
-    return growth_of(differences, spreads, settings)
 
 
 def _freedom(noise: SeriesNoise) -> int:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.gate.detector.growth import Growth
 from bench.gate.detector.settings import DetectorSettings
 
 RESOLUTION = 0.001
@@ -204,24 +203,6 @@ def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: D
         weights=of_phi,
         phis=_PHIS,
         night_variances=night_variance,
-        long_run_variances=long_run,
-    )
-
-
-def grown(noise: SeriesNoise, growth: Growth) -> SeriesNoise:
-    """Return the noise of nights that differ more than those that it was learned from."""
-    factor = growth.nights**2
-    if factor == 1.0:
-        return noise
-    errors = noise.long_run_variances - noise.night_variances * (1 + noise.phis) / (1 - noise.phis)
-    night_variances = factor * noise.night_variances
-    long_run = night_variances * (1 + noise.phis) / (1 - noise.phis) + growth.trials**2 * errors
-    return replace(
-        noise,
-        night_variance=factor * noise.night_variance,
-        long_run_variance=float(noise.weights @ long_run),
-        outlier_variance=factor * noise.outlier_variance,
-        night_variances=night_variances,
         long_run_variances=long_run,
     )
 

@@ -1,7 +1,12 @@
-"""Whether a series' noise has changed: since which night its nights differ more or less, and by which factor.
+"""Whether a series' noise has changed: larger noise that the next night is judged by, and what is reported of either.
 
-Two scales are compared: how far nights lie from those around them, before and after each place. Levels and slow
-wandering do not enter. It decides nothing; it dates what the nightly rule already allows for.
+The noise of a series is learned slowly, from a hundred nights. `growth` holds against it what differences of
+neighbouring nights and the scatter of trials show of the newest nights: if they are larger, a night is judged by the
+larger noise, long before the slow scale knows it. A level that changes makes one large difference; noise that grows
+makes each of them large.
+
+`noise_change` decides nothing; it dates for a reader what the nightly rule already allows for. Two scales are compared:
+how far nights lie from those around them, before and after each place. Levels and slow wandering do not enter.
 
 Source: Klotz 1962 (a rank test of scale).
 """
@@ -9,15 +14,24 @@ Source: Klotz 1962 (a rank test of scale).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
-from bench.gate.detector.night import CLIP_SDS, RESOLUTION, robust_sd
+from bench.gate.detector.night import CLIP_SDS, RESOLUTION, SeriesNoise, robust_sd, trial_variance
 from bench.gate.detector.rank_scan import best_split, neighbour_inflation, ranks
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState
+
+_FACTORS = np.array([2.0, 2.8, 4.0, 5.6, 8.0])
+"""Factors that are weighed, of a deviation: each the root of 2 larger than the one before."""
+_OUTLIER_RATE = 0.05
+_OUTLIER_SD = 10.0
+"""One difference in twenty may be of an outlier, of any size up to some ten deviations."""
 
 FEWEST_NIGHTS = 12
 """On each side: the deviation of fewer is known to no better than a fifth."""
@@ -28,6 +42,21 @@ _HALF_WIDTH = 7
 SMALLEST_FACTOR = 1.5
 """Nobody acts on less, and the nightly rule follows it by itself."""
 RANGE_SDS = 1.96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How much larger the deviations are now than the slow scale says. 1.0 where they are not.
+
+    nights, trials: factors by which deviations of nights and of trials are taken to have grown, as means over what is
+    probable.
+    """
+
+    nights: float
+    trials: float
+
+
+NO_GROWTH = Growth(nights=1.0, trials=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +74,92 @@ class NoiseChange:
         """The change in words; `{night}` in them stands for the onset, which only the caller can date."""
         word = "increased" if self.factor > 1 else "decreased"
         return f"noise has {word} since {{night}}: x {self.factor:.2g} [{self.low:.2g}, {self.high:.2g}]"
+
+
+def growth(state: SeriesState, slow: SeriesNoise, settings: DetectorSettings) -> Growth:
+    """Return how the noise of the newest nights has grown beyond the slow scale."""
+    nights = state.nights[-settings.growth_nights :]
+    starts = {*state.regime_starts, state.likely_onset}
+    usual = trial_variance([(night.spread, night.trials) for night in state.nights if night.spread is not None])
+    differences: list[float | None] = [None]
+    for before, after in pairwise(nights):
+        faded = slow.correlation ** (after.number - before.number)
+        variance = 2 * slow.night_variance * (1 - faded) + before.variance + after.variance
+        differences.append(
+            None if after.number in starts else (after.log_value - before.log_value) / math.sqrt(variance)
+        )
+    # The newest night may have a new level: it counts by its trials alone.
+    differences[-1] = None
+    spreads = [None if night.spread is None else (night.spread / usual, night.trials - 1) for night in nights]
+    return _growth_of(differences, spreads, settings)
+
+
+def _growth_of(
+    differences: Sequence[float | None], spreads: Sequence[tuple[float, int] | None], settings: DetectorSettings
+) -> Growth:
+    """Return how the noise of the newest nights has grown.
+
+    differences: of each night from the one before, in standard deviations by the slow scale; None where there is none,
+    as of a night that began a regime. spreads: of each night, how the variance among its trials compares with the slow
+    one, and the degrees of freedom; None where it has one trial.
+    """
+    if len(differences) < 2:
+        return NO_GROWTH
+    of_nights = _gain(np.array([math.nan if value is None else value for value in differences]))
+    of_trials = _gain_of_variance(
+        np.array([1.0 if spread is None else spread[0] for spread in spreads]),
+        np.array([0 if spread is None else spread[1] for spread in spreads]),
+    )
+    # Sums from each night to the newest: what the data say of noise that has been larger since that night.
+    nights = np.cumsum(of_nights[::-1], axis=0)[::-1]
+    trials = np.cumsum(of_trials[::-1], axis=0)[::-1]
+    prior = math.log(settings.noise_changes_per_night / (3 * len(_FACTORS)))
+    # (what grew, since, factor): nights alone, trials alone, or both.
+    odds = np.exp(np.minimum(prior + np.stack([nights, trials, nights + trials]), 500.0))
+    total = 1.0 + odds.sum()
+    shares = odds / total
+    logs = np.log(_FACTORS)
+    if total < 2.0:
+        return NO_GROWTH  # It is likelier that nothing has grown.
+    return Growth(
+        nights=math.exp(float(((shares[0] + shares[2]) @ logs).sum())),
+        trials=math.exp(float(((shares[1] + shares[2]) @ logs).sum())),
+    )
+
+
+def grown(noise: SeriesNoise, increase: Growth) -> SeriesNoise:
+    """Return the noise of nights that differ more than those that it was learned from."""
+    factor = increase.nights**2
+    if factor == 1.0:
+        return noise
+    errors = noise.long_run_variances - noise.night_variances * (1 + noise.phis) / (1 - noise.phis)
+    night_variances = factor * noise.night_variances
+    long_run = night_variances * (1 + noise.phis) / (1 - noise.phis) + increase.trials**2 * errors
+    return replace(
+        noise,
+        night_variance=factor * noise.night_variance,
+        long_run_variance=float(noise.weights @ long_run),
+        outlier_variance=factor * noise.outlier_variance,
+        night_variances=night_variances,
+        long_run_variances=long_run,
+    )
+
+
+def _gain(differences: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the log-likelihood of each difference at each factor, less that at factor 1; 0 where there is none."""
+    square = np.minimum(differences * differences, 1e4)[:, None]
+    outlier = _OUTLIER_RATE / _OUTLIER_SD * np.exp(-0.5 * square / _OUTLIER_SD**2) + 1e-100
+    usual = (1 - _OUTLIER_RATE) * np.exp(-0.5 * square) + outlier
+    grown = (1 - _OUTLIER_RATE) / _FACTORS * np.exp(-0.5 * square / _FACTORS**2) + outlier
+    result: NDArray[np.float64] = np.nan_to_num(np.log(grown / usual))
+    return result
+
+
+def _gain_of_variance(ratios: NDArray[np.float64], freedom: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the same of variances among trials, which a broken trial may have made large: so only up to a limit."""
+    squares = 0.5 * np.minimum(ratios, 16.0)[:, None] * (1 - _FACTORS**-2.0)
+    result: NDArray[np.float64] = np.minimum(freedom[:, None] * (squares - np.log(_FACTORS)), 3.0)
+    return result
 
 
 def noise_change(

@@ -42,7 +42,7 @@ class Visible:
     @property
     def words(self) -> str:
         """What can be seen, in a clause."""
-        smallest = f"with {self.history} nights, changes of {_percent(self.smallest)} or more are detectable"
+        smallest = f"with {self.history} nights, lasting changes of {_percent(self.smallest)} or more are detectable"
         if self.smallest <= self.target:
             return smallest
         if self.nights is None:

@@ -1,7 +1,8 @@
-"""Prints the doctor's page, and the check of several nodes, as tables, JSON or CSV."""
+"""Prints the doctor's page, the check of several nodes, and what it cleaned, as tables, JSON or CSV."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -10,8 +11,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from bench.errors import plural
 from bench.machine.doctor.fleet import Fleet, in_units, lines_of
 from bench.machine.doctor.page import RUNS_SEARCHED, Entry, GpuFields, MachineComparison, Page, ReachedCeiling
+from bench.machine.temporary_folders import Swept
 from bench.report.format import figure, wide_interval_notes
 from bench.report.table import Block, Table, indented, write
 from collectors.nvml.library import FieldSupport, SupportState
@@ -229,3 +232,29 @@ def _fleet_rows(fleet: Fleet) -> Iterator[dict[str, Any]]:
         yield {"node": finding.node, "name": name, "what": "finding", "fatal": finding.is_fatal, "text": finding.text}
     for text in fleet.absent:
         yield {"what": "absent", "text": text}
+
+
+# Leftovers.
+
+SWEPT_SCHEMA_VERSION = 1
+SWEPT_COLUMNS = ("action", "folder", "content", "reason")
+
+
+def print_swept(swept: Sequence[Swept], format_name: str, *, is_dry: bool) -> None:
+    """Print the folders that a sweep removed, or would remove, and those that it left and why."""
+    removed = "would be removed" if is_dry else "removed"
+    rows = [
+        {
+            "action": removed if folder.left is None else "left",
+            "folder": str(folder.path),
+            "content": folder.content,
+            "reason": folder.left or "its process has ended",
+        }
+        for folder in swept
+    ]
+    cells = [[str(row[name]) for name in SWEPT_COLUMNS] for row in rows]
+    page: list[Block] = [Table(SWEPT_COLUMNS, cells, words=range(4), unbroken=(1,)), ""] if rows else []
+    count = sum(folder.left is None for folder in swept)
+    summary = f"{tempfile.gettempdir()}: {plural(count, 'folder')} {removed}, {len(swept) - count} left"
+    document = {"schema_version": SWEPT_SCHEMA_VERSION, "is_dry_run": is_dry, "folders": rows}
+    write(format_name, [*page, summary], lambda: document, rows, SWEPT_COLUMNS)

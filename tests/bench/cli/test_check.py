@@ -53,7 +53,7 @@ def test_a_night_like_the_others_is_fine(tmp_path: Path, capsys: pytest.CaptureF
     said = capsys.readouterr()
     power, counts = said.out.splitlines()
     assert re.fullmatch(
-        r"4 unchanged figures: with 20 nights, changes of [\d.]+( to [\d.]+)? % or more are detectable", power
+        r"4 unchanged figures: with 20 nights, lasting changes of [\d.]+( to [\d.]+)? % or more are detectable", power
     )
     assert counts == "suite nightly, night night0019: 4 same"
     assert said.err == ""
@@ -65,7 +65,7 @@ def test_same_is_said_only_where_a_night_shows_it(tmp_path: Path, capsys: pytest
         fill(FakeNights(history, first_ns=first_ns, sd_ratio=0.03), 20)
     assert run(["check", "--details", "--store", _url(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"night0019: 2 no change shown \(less than 1\d % would not be detected\)\n", said)
+    assert re.search(r"night0019: 2 no change shown \(less than 1\d % would not be detected in one night\)\n", said)
     assert " same" not in said
     run(["check", "--format", "json", "--store", _url(tmp_path)])
     (check,) = json.loads(capsys.readouterr().out)
@@ -109,9 +109,9 @@ def test_each_figure_says_what_its_history_can_show(
 ) -> None:
     assert run(["check", *slow]) == 5
     words = " ".join(capsys.readouterr().out.split())
-    pattern = r"with \d+ nights, changes of [\d.]+ % or more are detectable"
+    pattern = r"with \d+ nights, lasting changes of [\d.]+ % or more are detectable"
     assert re.search(rf"ddp: mean step, step: {pattern}", words)
-    assert re.search(r"2 unchanged figures: with 40 nights, changes of [\d.]+ ", words)
+    assert re.search(r"2 unchanged figures: with 40 nights, lasting changes of [\d.]+ ", words)
     run(["check", "--format", "json", *slow])
     (document,) = json.loads(capsys.readouterr().out)
     for verdict in document["verdicts"]:
@@ -124,7 +124,7 @@ def test_each_figure_says_what_its_history_can_show(
         fill(FakeNights(history, first_ns=first_ns, sd_ratio=0.01), 12)
     run(["check", "--format", "markdown", "--store", _url(tmp_path)])
     noisy = capsys.readouterr().out
-    assert re.search(r"with 12 nights, changes of [\d.]+ % or more are detectable; 3 % (after|with)", noisy)
+    assert re.search(r"with 12 nights, lasting changes of [\d.]+ % or more are detectable; 3 % (after|with)", noisy)
 
 
 def test_details_show_figures_that_are_as_they_were(slow: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from bench.engines.root_cause import joint_cause
 from bench.engines.wire.frames import new_key, write_key
 from bench.engines.wire.run_files import LogSizes
 from bench.engines.wire.tcp import AgentListener
-from bench.errors import InfrastructureFailed
+from bench.errors import InfrastructureFailed, say
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import TrialEnded, TrialOrder, TrialProgress
 from bench.results.trials import read_trials
@@ -58,7 +58,7 @@ class Remote:
 
 
 @contextmanager
-def _remote(folder: Path, *arguments: str) -> Iterator[Remote]:
+def _remote(folder: Path, *arguments: str, tell: Callable[[str], None] = say) -> Iterator[Remote]:
     key, key_file, runs = new_key(), folder / "key", folder / "node"
     write_key(key_file, key)
     (folder / "runner").mkdir()
@@ -79,6 +79,7 @@ def _remote(folder: Path, *arguments: str) -> Iterator[Remote]:
                 log_sizes=LogSizes(folder / "runner"),
                 name="the agent of node 0",
                 kill=agent.kill,
+                tell=tell,
             )
             yield Remote(agent=agent, link=link, folder=folder)
             link.hang_up(WITHIN_S)
@@ -131,6 +132,23 @@ def test_an_agent_of_another_machine_reports_limits_of_its_node_once(
     assert said[0].startswith(
         "the agent of node 0: NCCL_IB_HCA: nosuch0, but needed: a device for nosuch0 (/sys/class/"
     )
+
+
+@pytest.mark.slow
+def test_a_message_that_takes_a_runner_long_is_no_silence_of_its_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_IB_HCA", "nosuch0")
+    notices: list[str] = []
+
+    def tell(notice: str) -> None:
+        notices.append(notice)
+        time.sleep(12.0)  # An agent that sends nothing for 7 s is given up.
+
+    with _remote(tmp_path, "--host", "127.0.0.2", tell=tell) as started:
+        started.link.machine()
+        assert started.run("run", small_case("single", 1)).outcome == "done"
+    assert len(notices) == 1
 
 
 def test_a_cause_names_files_as_the_runner_finds_them(remote: Remote) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from bench.engines.cluster import NodeRequest
 from bench.engines.local import LocalAllocation
-from bench.engines.node.tree_folder import PREFIX
 from bench.session.checkouts import SOURCE, check_checkout, check_out
 from bench.session.measure import CaseOrder, CasePlace, TrialSettings, measure
 from tests.bench.made.examples import small_case
@@ -42,4 +41,4 @@ def test_two_nodes_run_an_old_tree_and_the_present_one_in_turn(tmp_path: Path) -
     assert found == [(old, "done", 2), (new, "done", 2)]
     mine = {str(one.tree.folder.parent) for one in checked}
     assert not [path for path in mine if Path(path).exists()]
-    assert all(Path(path).name.startswith(PREFIX) for path in mine)
+    assert all(Path(path).name.startswith("observatory-tree-") for path in mine)

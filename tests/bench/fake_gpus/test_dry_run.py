@@ -15,6 +15,7 @@ from tests.support.nvml.library import fake_node
 from tests.support.nvml.scenes import (
     A100,
     B200,
+    FORBIDDEN,
     H100,
     LOST,
     MISMATCH,
@@ -135,6 +136,15 @@ CASES = {
         variables=(("CUDA_VISIBLE_DEVICES", mig_uuid(0, 3)),),
         out="single on 1: cuda, nccl",
         err=f'device: cuda (1 GPU; CUDA_VISIBLE_DEVICES is "{mig_uuid(0, 3)}" and shows 1 of 4 GPUs)',
+    ),
+    "a pod with one of eight": Case(
+        scene={**EIGHT, **{f"{gpu}.All": FORBIDDEN for gpu in range(8) if gpu != 3}},
+        words="run single --dry-run",
+        out="single on 1: cuda, nccl",
+        err="device: cuda (1 GPU; this process may not open /dev/nvidia* of 7 of 8 GPUs, which a container or a",
+    ),
+    "a pod with one, which counts as number 0": Case(
+        scene=node_of(H100), out="ddp on 1: cuda, nccl", err="device: cuda (1 GPU)"
     ),
     "fewer by the user": Case(
         scene=EIGHT,

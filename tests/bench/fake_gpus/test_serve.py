@@ -237,11 +237,15 @@ def test_a_late_gpu_holds_no_other_up(page: Page, server: Serving) -> None:
 
 
 def test_what_changes_while_it_runs_is_shown(page: Page, server: Serving) -> None:
-    """A GPU falls off the bus, and another has an XID."""
-    server.node.show({**ward(), f"{LOSING}.All": LOST, f"{HEALTHY}.Events": "8:31"})
+    """A GPU falls off the bus, another has an XID, and an NVLink of a third goes down."""
+    changed: Answers = {f"{LOSING}.All": LOST, f"{HEALTHY}.Events": "8:31", f"{BUSY}.NvLinkState.3": 0}
+    assert page.labels_of("info", BUSY)["nvlink"] == "4.0 x18"
+    server.node.show({**ward(), **changed})
     after = server.page_where(
         lambda page: (
-            page.labels_of("state_info", LOSING)["state"] == "lost" and bool(page.of("xid_errors_total", HEALTHY))
+            page.labels_of("state_info", LOSING)["state"] == "lost"
+            and bool(page.of("xid_errors_total", HEALTHY))
+            and page.labels_of("info", BUSY)["nvlink"] == "4.0 x17"
         )
     )
     assert page.of("power_watts", LOSING) == [612.345]

@@ -53,6 +53,16 @@ def test_accepting_closes_a_confirmed_change(history: History) -> None:
     assert [one.outcome for one in _steps(history)] == ["same"]
 
 
+@pytest.mark.parametrize("times_ns", [(ACCEPTED_NS, ACCEPTED_NS + DAY_NS), (ACCEPTED_NS + DAY_NS, ACCEPTED_NS)])
+def test_of_several_accepted_levels_the_newest_counts(history: History, times_ns: tuple[int, int]) -> None:
+    nights = FakeNights(history)
+    fill(nights, 30)
+    _steps(history)
+    levels = {now_ns: _accept(history, metric=RUN_STEP_SECONDS.name, now_ns=now_ns) for now_ns in times_ns}
+    (newest,) = levels[max(times_ns)]
+    assert load_accepted(history, "nightly") == {newest.key: newest}
+
+
 def test_slow_creep_is_found_against_the_accepted_level_though_each_night_passes(history: History) -> None:
     nights = FakeNights(history, sd_ratio=0.006)
     fill(nights, 30)

@@ -6,6 +6,7 @@ import pytest
 
 from bench.gate import missing as missing_module
 from bench.gate.check import SuiteCheck, check_suite
+from bench.gate.missing import NIGHTS_SEEN
 from bench.rank.messages import FailureCause
 from bench.store.history import History
 from bench.store.suite_record import CaseOutcome
@@ -117,6 +118,17 @@ def test_a_figure_that_stopped_is_named(history: History) -> None:
     assert missing.kind == "stopped"
     assert missing.what == "ddp: observatory_run_mean_step_seconds"
     assert missing.reason == "it was measured last on 2024-10-07"
+
+
+@pytest.mark.parametrize("nights_ago", range(1, NIGHTS_SEEN + 2))
+def test_a_figure_that_stopped_is_named_for_as_many_nights_as_are_looked_at(nights_ago: int, history: History) -> None:
+    nights = FakeNights(history)
+    fill(nights, 6)
+    for number in range(6, 6 + nights_ago):
+        _without_mean_step(history, nights.add_run(number, "ddp", nights.trials(STEP_S)))
+        nights.add_record(number, done=1)
+    missing = _check(history, 5 + nights_ago).missing
+    assert [each.kind for each in missing] == (["stopped"] if nights_ago <= NIGHTS_SEEN else [])
 
 
 def _without_mean_step(history: History, run: Summary) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.serve.history_source import HistorySource, of_history
+from bench.serve.history_source import HistorySource, Reader, of_history
 from bench.store.history import History
 from collectors.metrics.metric import Sample
 from collectors.prometheus.exposition import Owned
@@ -61,6 +61,25 @@ def test_a_reader_that_fails_is_named_and_the_others_go_on(url: str, failure: Ex
     assert (_values(source), notices) == ([0, 1], [f"numbers are no longer updated: {said}"])
     source.ask()
     assert (_values(source), len(notices)) == ([1, 2], 1)
+
+
+class Nameless(Counting):
+    """Fails, and then cannot say what it reads, either."""
+
+    @property
+    def what(self) -> str:  # type: ignore[override]
+        raise LookupError("no name")
+
+
+def test_a_bug_outside_of_any_reader_is_told_and_ends_nothing(url: str) -> None:
+    notices: list[str] = []
+    nameless: Reader = Nameless(ZeroDivisionError("no"))  # type: ignore[assignment]
+    source = HistorySource(url, [nameless, Counting()], on_notice=notices.append)
+    source.ask()
+    (notice,) = notices
+    assert notice.startswith("results are no longer updated: a bug of ours, LookupError: no name")
+    source.ask()
+    assert (_values(source), len(notices)) == ([1, 1], 1)
 
 
 def test_a_store_that_is_not_there_is_said_once_for_all_readers(tmp_path: Path) -> None:

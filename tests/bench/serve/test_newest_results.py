@@ -370,7 +370,7 @@ def test_a_failed_case_of_a_suite_or_an_ad_hoc_run_is_told_elsewhere(url: str, n
     member = SuiteMember(suite="night", id="20261123-010203-night-abc123", case="ddp")
     _add(
         url,
-        _summary("a", 10, outcome="failed", purpose=Purpose(member=member)),
+        _summary("a", 10, outcome="failed", purpose=Purpose(origin="nightly", member=member)),
         _summary("b", 10, outcome="failed", purpose=Purpose(note="trying")),
     )
     newest.ask()
@@ -420,6 +420,12 @@ def test_fourteen_nights_that_ran_are_usual_and_what_lies_before_is_not(url: str
         _add(url, _night(day, 2.0))
         newest.ask()
     assert _usual_s(newest) == [2.0]
+
+
+def test_each_of_fourteen_nights_counts_for_what_is_usual_and_no_other(url: str, newest: HistorySource) -> None:
+    _add(url, *(_night(day, float(day)) for day in range(1, 21)))
+    newest.ask()
+    assert _usual_s(newest) == [12.5]  # The median of 6 to 19.
 
 
 def test_of_what_was_measured_otherwise_nothing_is_usual(url: str, newest: HistorySource) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -26,7 +29,7 @@ from bench.suite.ledger import (
     is_written,
     read_ledger,
 )
-from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk
+from tests.collectors.files_and_sockets.simulated_disk import Crash, SimulatedDisk
 
 NAMES = ("ddp", "fsdp", "single")
 BEGUN = Begun(suite="smoke", suite_run="20261123-010203-smoke-abc123", digest="d" * 64, time_ns=1)
@@ -75,6 +78,24 @@ def test_a_record_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch:
             ledger.write(record)
             assert disk.after_power_loss(tmp_path / LEDGER) == (tmp_path / LEDGER).read_bytes()
     assert read_ledger(tmp_path / LEDGER).records == RECORDS
+
+
+def test_a_crash_at_any_call_leaves_every_record_that_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for crash_at in range(7):  # Before it makes the file, syncs the folder, and syncs each record; then nowhere.
+        folder = tmp_path / str(crash_at)
+        folder.mkdir()
+        written: list[Record] = []
+        with monkeypatch.context() as patch:
+            disk = SimulatedDisk(patch, crash_at=crash_at)
+            with suppress(Crash), LedgerWriter(folder) as ledger:
+                for record in RECORDS[:4]:
+                    ledger.write(record)
+                    written.append(record)
+        whole = b"".join(msgspec.json.encode(record) + b"\n" for record in written)
+        assert len(written) == max(0, crash_at - 2)
+        assert disk.may_hold(folder / LEDGER) <= ({whole} if written else {whole, None})
 
 
 def test_a_case_that_is_done_is_not_missing_and_one_that_failed_only_where_it_is_repeated() -> None:
@@ -206,6 +227,36 @@ def test_a_ledger_that_is_being_written_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Misuse, match="is being run by process"):
             LedgerWriter(tmp_path)
     assert not is_written(tmp_path)
+
+
+def test_a_runner_of_another_host_is_named_as_such(tmp_path: Path) -> None:
+    """Within a PID namespace, the kernel lists locks of processes outside as those of another host: without one."""
+    program = (
+        "import sys; from pathlib import Path; from bench.suite.ledger import LedgerWriter;"
+        " LedgerWriter(Path(sys.argv[1]))"
+    )
+    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", "--uts", sys.executable, "-P", "-c", program]
+    try:
+        if subprocess.run([*elsewhere[:5], "true"], capture_output=True).returncode:
+            pytest.skip("no right to make a PID namespace here")
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    with LedgerWriter(tmp_path) as ledger:
+        ledger.write(BEGUN)
+        refused = subprocess.run([*elsewhere, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert "is being run by a process that this machine does not list, perhaps on another host; wait" in refused.stderr
+
+
+def test_two_runners_whose_file_system_does_not_lock_between_hosts_are_noticed(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as ledger:
+        ledger.write(BEGUN)
+        with (tmp_path / LEDGER).open(
+            "ab"
+        ) as other:  # What another host's runner does where its lock is not seen here.
+            other.write(msgspec.json.encode(RECORDS[1]) + b"\n")
+        with pytest.raises(InfrastructureFailed, match="is also written by another runner, perhaps on another host"):
+            ledger.write(RECORDS[2])
+    assert read_ledger(tmp_path / LEDGER).records == RECORDS[:2]
 
 
 def test_a_folder_without_a_ledger_is_no_suite_run(tmp_path: Path) -> None:

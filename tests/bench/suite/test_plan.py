@@ -313,6 +313,25 @@ def test_cases_that_were_measured_in_turn_share_their_time(folder: Path) -> None
     assert [one.estimate_s for one in _plan(folder, text, HERE, *runs).cases] == [pytest.approx(20), pytest.approx(20)]
 
 
+@pytest.mark.parametrize(
+    ("times_s", "estimates_s"),
+    [
+        (((100, 140), (140, 160)), (40, 20)),  # One begins in the moment in which the other ends.
+        (((100, 140), (120, 160)), (30, 30)),  # For 20 s each alone, and for 20 s both.
+        (((100, 140), (100, 120)), (30, 10)),
+        (((100, 140), (120, 140)), (30, 10)),
+    ],
+)
+def test_a_moment_counts_for_the_runs_that_were_measured_then(
+    folder: Path, times_s: tuple[tuple[float, float], ...], estimates_s: tuple[float, ...]
+) -> None:
+    text = ONE + "\n[case.single]\nranks = 1\ntrials = 4\nsteps = 20\nwarm_up = 5\ntrace_steps = 0"
+    cases = [planned.case for planned in _plan(folder, text).cases]
+    runs = [_run(case, *of_case) for case, of_case in zip(cases, times_s, strict=True) if case is not None]
+    planned = _plan(folder, text, HERE, *runs).cases
+    assert [each.estimate_s for each in planned] == [pytest.approx(time_s) for time_s in estimates_s]
+
+
 def test_on_a_cluster_an_estimate_is_that_of_the_newest_run_on_whichever_hardware(folder: Path) -> None:
     node = replace(HERE, cluster=Capacity(whose="a node of the partition night", asks=""))
     old = replace(_run(_case(folder), 0, 8), hardware="old")

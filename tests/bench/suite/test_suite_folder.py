@@ -9,9 +9,10 @@ import pytest
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.suite.file import Suite, read_suite
-from bench.suite.folder import begin, find_suite_run, resume, suite_of, suite_run_folders
+from bench.suite.folder import SUITE, begin, find_suite_run, resume, suite_of, suite_run_folders
 from bench.suite.ledger import LEDGER, CaseEnded, Ended, fold, read_ledger
 from bench.suite.results import read_result
+from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk
 
 SMOKE = """
 schema_version = 1
@@ -35,6 +36,16 @@ def begun(folder: Path, of: Suite, outcome: str | None = None) -> str:
         if outcome is not None:
             ledger.write(Ended(outcome=outcome, time_ns=9))  # type: ignore[arg-type]
         return ledger.folder.name
+
+
+def test_a_suite_run_that_has_begun_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smoke = suite(tmp_path)
+    disk = SimulatedDisk(monkeypatch)
+    with begin(smoke, tmp_path / "runs") as ledger:
+        for path in (ledger.path, ledger.folder / SUITE):
+            assert disk.may_hold(path) == {path.read_bytes()}
+        assert disk.has_name(ledger.folder)
+        assert disk.has_name(ledger.folder.parent)
 
 
 def test_a_suite_run_is_begun_with_its_suite_beside_its_ledger(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ VALUES = {
 
 
 class LoggingRanks:
-    """Writes what 8 ranks would, each of which names its GPU of the recorded node and has the pid that is there."""
+    """Writes what ranks would, each of which names a GPU of the recorded node and has the pid that is there."""
 
-    def __init__(self, run: Run, step_s: float) -> None:
+    def __init__(self, run: Run, step_s: float, ranks: range = range(RANKS)) -> None:
         self._step_s = step_s
         self._steps = 0
-        self._logs = [SampleLog(run.folder / f"rank{rank}.jsonl") for rank in range(RANKS)]
+        self._logs = [SampleLog(run.folder / f"rank{rank}.jsonl") for rank in ranks]
         seldom = (rank_metrics.LIVE_TENSOR_BYTES, rank_metrics.TIMELINE_PEAK_BYTES)
         traced = [metric for metric in rank_metrics.METRICS if metric.name.startswith("observatory_traced_")]
         each_step = [metric for metric in rank_metrics.METRICS if metric not in (*seldom, *traced)]

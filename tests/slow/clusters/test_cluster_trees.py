@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.engines.node.tree_folder import PREFIX
 from bench.session.checkouts import SOURCE
 from tests.bench.made.planted_trees import PlantedTrees, plant
 from tests.slow.clusters.nights import Night, defaults, wait, words_of
@@ -73,7 +72,7 @@ def _check(night: Night, trees: PlantedTrees) -> None:
     assert median(bad["trials"]) > median(good["trials"])
     assert all(any(note.startswith("ranks were 0-1 on ") for note in side["notes"]) for side in (good, bad))
     wait(lambda: not _agents(night))
-    assert list(night.nodes.glob(f"{PREFIX}*")) == []
+    assert list(night.nodes.glob("observatory-tree-*")) == []
 
 
 def _agents(night: Night) -> list[psutil.Process]:

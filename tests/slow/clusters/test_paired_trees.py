@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.engines.node.tree_folder import PREFIX
 from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.planted_trees import PlantedTrees, git, plant
 from tests.bench.made.real_nights import RealNights
@@ -37,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, trees: PlantedTrees) -> Iter
         place.make_before(faster=1.0)
         git(trees.folder, "checkout", "--quiet", trees.commits[2])
         yield place
-        assert list(Path(temporary).glob(f"{PREFIX}*")) == []
+        assert list(Path(temporary).glob("observatory-tree-*")) == []
 
 
 @pytest.fixture(scope="module")

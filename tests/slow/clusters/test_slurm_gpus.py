@@ -126,6 +126,20 @@ def test_words_of_the_user_for_srun_come_first(slurm: Slurm, short_path: Path) -
     assert set(_devices(short_path).values()) == {"0"}
 
 
+@pytest.mark.parametrize("request_words", ['gres = "gpu:2"\n', 'salloc = ["--gpus-per-node=2"]\n'])
+def test_of_shared_nodes_a_dry_run_counts_the_gpus_that_agents_get(
+    request_words: str, slurm: Slurm, short_path: Path
+) -> None:
+    night = _night(slurm, short_path, f'partition = "gpu"\nexclusive = false\n{request_words}')
+    words = night.command("--nodes=2", "--dry-run")
+    done = subprocess.run(words, env=night.environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == FINE, done.stderr
+    assert json.loads(done.stdout)["cluster"]["gpus"] == ["GPU"] * 2
+    code, _, messages = night.run("--nodes=2")
+    assert code == FINE, messages
+    assert set(_devices(short_path).values()) == {"0,1"}
+
+
 # Ranks that Slurm starts itself, as docs/reference/cli.md shows it.
 
 RANK = (

@@ -20,7 +20,7 @@ from tests.stack.alerts.nights import BEAT_MINUTES, CRITICAL, KIND, NIGHT, OWNER
 from tests.stack.alerts.rehearsal import SCRAPED
 from tests.support.grafana_expressions import select
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 (ACCEPTED,) = (one.ratio for one in THRESHOLDS.accepted_efficiency if one.strategy == "ddp")
 FRESH_HOURS = THRESHOLDS.efficiency.fresh_hours

@@ -19,7 +19,7 @@ from tests.dashboards.alert_links import ALERTS, GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
 from tests.support.grafana_expressions import select
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 BEAT_MINUTES = 5
 REMEMBERED_HOURS = THRESHOLDS.gate.remembered_hours

@@ -19,7 +19,7 @@ from collectors.metrics.gpu_health import GPU_ECC_VOLATILE_ERRORS, GPU_MEMORY_RE
 from tests.stack.alerts.alertmanager import SHIPPED
 from tests.stack.alerts.rehearsal import SCRAPED, Rehearsal, shown
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 HEALTHY = {
     **shown(AGENT_BEATS, "0+60x60"),

@@ -15,7 +15,7 @@ from tests.dashboards.alert_links import THRESHOLDS
 from tests.stack.alerts.nights import BEAT_MINUTES, KIND, NIGHT, OWNER, USUAL, alert_of, rehearse
 from tests.support.grafana_expressions import select
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 LOW = 0.80
 HALF_INTERVAL = 0.01
@@ -161,7 +161,6 @@ def test_results_compare_with_those_of_the_same_kind_of_baseline(tmp_path: Path)
     rehearse(_series(fleet, lambda result: "history"), {LAST * 24 + 3: _low("history")}, tmp_path)
 
 
-@pytest.mark.slow
 def test_nights_count_though_rules_are_evaluated_more_seldom_than_prometheus_looks_back(tmp_path: Path) -> None:
     beat_minutes = 11  # No divisor of a day, and more than the five minutes of the look back.
     nights = THRESHOLDS.efficiency.least_nights + 2  # A result just after midnight is of the next day.

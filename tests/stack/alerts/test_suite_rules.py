@@ -24,7 +24,7 @@ from tests.dashboards.alert_links import ALERTS, GROUPS, THRESHOLDS, links_of
 from tests.dashboards.promtool import promtool
 from tests.support.grafana_expressions import select
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 BEAT_MINUTES = 5
 HOUR = 60 // BEAT_MINUTES

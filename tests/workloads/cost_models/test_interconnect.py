@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
 from typing import get_args
 
 import pytest
 
-from workloads.cost_models.communication import CommunicationBackend, Link, collective_time_s
+from workloads.cost_models.communication import (
+    CommunicationBackend,
+    Link,
+    collective_time_s,
+    wire_factor,
+    wire_messages,
+)
 from workloads.cost_models.interconnect import (
     Interconnect,
     MeshAxis,
@@ -30,6 +39,98 @@ CLUSTER = Interconnect(levels=(level("node", 8, 300), level("cluster", 64, 50)))
 
 def time_ms(collective: Collective, axis: MeshAxis, backend: CommunicationBackend = "nccl") -> float:
     return 1e3 * axis_time_s(collective, GIGABYTE, axis, CLUSTER, backend)
+
+
+def groups_of(axis: MeshAxis) -> Iterator[range]:
+    """Yield the ranks of each group, in order."""
+    block = axis.size * axis.stride
+    for start in range(0, axis.ranks, block):
+        for offset in range(axis.stride):
+            yield range(start + offset, start + block, axis.stride)
+
+
+def enumerated_s(
+    collective: Collective,
+    payload_bytes: int,
+    axis: MeshAxis,
+    interconnect: Interconnect,
+    backend: CommunicationBackend,
+) -> float:
+    """Return the time of a collective by the loads of each message of each group, as the docstrings define them."""
+    below = [1, *(each.ranks for each in interconnect.levels[:-1])]
+    total_s = 0.0
+    for sent, messages, is_in_turn in phases_of(collective, axis.size, backend):
+        loads: Counter[tuple[int, str, int]] = Counter()
+        slowest_s = 0.0
+        for group in groups_of(axis):
+            hops_s = []
+            for source, destination, nths in ((group[source], group[other], nths) for source, other, nths in sent):
+                meeting = max(number for number, ranks in enumerate(below) if source // ranks != destination // ranks)
+                hops_s.append(interconnect.levels[meeting].link.latency_s)
+                for number in range(meeting + 1):
+                    loads[number, "out", source // below[number]] += nths
+                    loads[number, "in", destination // below[number]] += nths
+            slowest_s = max(slowest_s, messages * (sum(hops_s) / len(hops_s) if is_in_turn else max(hops_s)))
+        bandwidths = [each.link.bandwidth_bytes_per_second for each in interconnect.levels]
+        busiest = max(nths / bandwidths[number] for (number, _, _), nths in loads.items())
+        total_s += slowest_s + payload_bytes * busiest / axis.size
+    return total_s
+
+
+def phases_of(
+    collective: Collective, ranks: int, backend: CommunicationBackend
+) -> list[tuple[list[tuple[int, int, int]], int, bool]]:
+    """Return each phase's messages (source, destination, nths of the tensor), how many follow each other, and whether
+    they go from hop to hop."""
+    others, messages = range(1, ranks), wire_messages(collective, ranks, backend)
+    match collective, backend:
+        case ("broadcast", "gloo"):
+            return [([(member - (1 << member.bit_length() - 1), member, ranks) for member in others], messages, False)]
+        case ("broadcast", "nccl"):
+            return [([(member - 1, member, ranks) for member in others], messages, True)]
+        case ("reduce", "gloo"):
+            ring = [(member, (member - 1) % ranks, ranks - 1) for member in range(ranks)]
+            return [(ring, ranks - 1, True), *phases_of("gather", ranks, backend)]
+        case ("reduce", "nccl"):
+            return [([(member, member - 1, ranks) for member in others], messages, True)]
+        case ("all_to_all", _):
+            pairs = [(member, other, 1) for member, other in product(range(ranks), repeat=2) if member != other]
+            return [(pairs, messages, False)]
+        case ("gather", _):
+            return [([(member, 0, 1) for member in others], messages, False)]
+        case ("scatter", _):
+            return [([(0, member, 1) for member in others], messages, False)]
+        case ("send", _):
+            return [([(member - 1, member, ranks) for member in others], messages, False)]
+    nths = round(wire_factor(collective, ranks, backend) * ranks)
+    return [([(member, (member + 1) % ranks, nths) for member in range(ranks)], messages, True)]
+
+
+LEVELS = [
+    Interconnect(levels=(level("node", 48, 7, 2.0),)),
+    Interconnect(levels=(level("node", 1, 300, 1.0), level("cluster", 48, 50, 3.0))),
+    Interconnect(levels=(level("node", 4, 300, 1.0), level("cluster", 48, 50, 3.0))),
+    Interconnect(levels=(level("node", 6, 3, 9.0), level("cluster", 48, 50, 4.0))),
+    Interconnect(levels=(level("node", 2, 90, 1.0), level("rack", 6, 7, 5.0), level("hall", 48, 11, 2.0))),
+    Interconnect(levels=(level("node", 4, 90, 1.0), level("rack", 16, 7, 5.0), level("hall", 48, 11, 2.0))),
+    Interconnect(levels=(level("node", 5, 90, 1.0), level("rack", 25, 7, 5.0), level("hall", 50, 1, 2.0))),
+]
+
+
+@pytest.mark.parametrize("interconnect", LEVELS)
+@pytest.mark.parametrize("backend", get_args(CommunicationBackend))
+def test_groups_that_are_alike_cost_what_all_groups_one_by_one_do(
+    interconnect: Interconnect, backend: CommunicationBackend
+) -> None:
+    meshes = [
+        MeshAxis(size=size, stride=stride, repeats=repeats)
+        for size, stride, repeats in product((2, 3, 4, 6, 8, 12, 16), (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 3, 4))
+        if size * stride * repeats <= 48
+    ]
+    for axis, collective in product(meshes, get_args(Collective)):
+        expected_s = enumerated_s(collective, GIGABYTE, axis, interconnect, backend)
+        elapsed_s = axis_time_s(collective, GIGABYTE, axis, interconnect, backend)
+        assert elapsed_s == pytest.approx(expected_s, rel=1e-12), (collective, axis)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
@@ -111,7 +212,7 @@ def test_messages_that_travel_at_once_pay_the_latency_of_the_slowest() -> None:
 
 
 def test_an_axis_divides_all_ranks_into_groups_a_stride_apart() -> None:
-    groups = [list(group) for group in MeshAxis(size=2, stride=2, repeats=2).groups()]
+    groups = [list(group) for group in groups_of(MeshAxis(size=2, stride=2, repeats=2))]
     assert groups == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
@@ -175,7 +276,7 @@ def test_no_level_and_no_rank_are_refused() -> None:
 
 def test_an_axis_that_is_cut_has_its_groups_side_by_side() -> None:
     whole = MeshAxis(size=4, stride=2, repeats=3)
-    assert [list(group) for group in whole.cut(2).groups()][:4] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert [list(group) for group in groups_of(whole.cut(2))][:4] == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert whole.cut(2).ranks == whole.ranks
     with pytest.raises(ValueError, match="an axis of 4 ranks cannot be cut into groups of 3"):
         whole.cut(3)

@@ -52,6 +52,15 @@ def test_slow_computing_is_not_sure_to_be_the_limit() -> None:
     assert found.command == "observatory analyse kernels 20261123-184106-run"
 
 
+def test_computing_is_held_against_the_ceiling_for_the_time_in_which_it_runs() -> None:
+    """Of a step that is half computing, half of the ceiling is all that its computing can reach."""
+    made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.005, idle_s=0.005)
+    verdict = diagnose(observed_of(case_of(), made, _mfu(0.3), link=FAST))  # type: ignore[arg-type]
+    assert verdict.limit.kind == "compute"
+    assert "computing reaches 50 % of the measured ceiling" in verdict.reason
+    assert "while computing, it reaches 50 % of the measured ceiling" in _evidence(verdict)
+
+
 def test_transfers_that_could_be_hidden_are_exposed_communication() -> None:
     made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.04)
     found = diagnose(observed_of(case_of(options={"overlap": False}), made, link=FAST))
@@ -143,6 +152,30 @@ def test_a_rank_that_stands_out_is_a_straggler_with_its_host() -> None:
     assert (found.limit.kind, found.is_sure) == ("straggler", True)
     assert "rank 2 on b holds the others up, by compute: 38.0 % of the traced time" in _evidence(found)
     assert likely_limit(found) == "straggler 38 % of the step [37, 39], model predicts 0 %"
+
+
+def test_what_a_straggler_costs_is_taken_once_first_from_the_waiting() -> None:
+    made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.0, waiting_s=0.02, idle_s=0.02)
+    late = held_up({0: 0.001, 1: 0.002, 2: 0.15, 3: 0.001}, straggler=2)
+    shares = _shares(diagnose(observed_of(case_of(), made, *late, link=FAST)))
+    assert shares["straggler"] == pytest.approx(0.15, rel=0.02)
+    assert shares["compute"] == pytest.approx(0.6, rel=0.02)
+    assert shares["host"] == pytest.approx(0.2, rel=0.02)
+    assert shares["imbalance"] == pytest.approx(0.05, rel=0.05)
+
+
+def test_what_a_straggler_costs_beyond_the_waiting_is_taken_from_what_it_does_meanwhile() -> None:
+    made = Made(step_s=0.1, compute_s=0.06, exposed_s=0.0, waiting_s=0.02, idle_s=0.02)
+    late = held_up({0: 0.001, 1: 0.002, 2: 0.3, 3: 0.001}, straggler=2)
+    shares = _shares(diagnose(observed_of(case_of(), made, *late, link=FAST)))
+    assert shares["straggler"] == pytest.approx(0.3, rel=0.02)
+    assert shares["compute"] == pytest.approx(0.5, rel=0.02)
+    assert shares["host"] == pytest.approx(0.2, rel=0.02)
+    assert "imbalance" not in shares
+
+
+def _shares(diagnosis: Diagnosis) -> dict[str, float]:
+    return {finding.kind: finding.share.value for finding in diagnosis.findings if finding.share is not None}
 
 
 def test_a_rank_that_may_be_late_by_chance_is_only_likely_a_straggler() -> None:

@@ -56,6 +56,22 @@ def test_a_cost_that_exceeds_the_other_in_each_trial_is_sure_although_their_inte
     assert (found.limit.kind, found.is_sure) == ("exposed_communication", True)
 
 
+def test_a_cost_whose_lead_may_be_chance_is_not_sure() -> None:
+    """It leads in two trials of three and by the medians; the interval of its lead holds 0."""
+    run = _with_shares(
+        observed_of(case_of(), EVEN, link=FAST),
+        compute=(0.25, 0.25, 0.25),
+        exposed_communication=(0.40, 0.32, 0.36),
+        idle=(0.25, 0.34, 0.30),
+    )
+    verdict = diagnose(run)
+    assert (verdict.limit.kind, verdict.is_sure) == ("exposed_communication", False)
+    assert "it may be host, 30 % of the step" in verdict.reason
+    assert verdict.limit.share is not None
+    assert verdict.limit.share.low is not None
+    assert verdict.limit.share.low > 0.1  # That is no other doubt.
+
+
 def test_one_trial_is_not_sure_below_half_of_the_step() -> None:
     found = diagnose(observed_of(case_of(), Made(step_s=0.1, compute_s=0.06, exposed_s=0.04), trials=1, link=FAST))
     assert (found.limit.kind, found.is_sure) == ("exposed_communication", False)

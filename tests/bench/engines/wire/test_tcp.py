@@ -107,12 +107,12 @@ def test_an_agent_is_met_though_silent_strangers_have_taken_all_places(listener:
 def test_refusals_of_many_strangers_take_a_bounded_number_of_lines(log: Log) -> None:
     with closing(AgentListener("127.0.0.1", KEY, log=log.put)) as listener:
         for _ in range(MOST_TOLD + 5):
-            with socket.create_connection(("127.0.0.1", listener.port), timeout=WITHIN_S) as stranger:
-                with suppress(OSError):  # The listener may have hung up by now.
-                    stranger.sendall(b"x" * 100)
-                    stranger.shutdown(socket.SHUT_WR)
-                    while stranger.recv(1):
-                        pass
+            stranger = socket.create_connection(("127.0.0.1", listener.port), timeout=WITHIN_S)
+            with stranger, suppress(OSError):  # The listener may hang up at any step.
+                stranger.sendall(b"x" * 100)
+                stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(1):
+                    pass
         with _agent(listener):
             _next(listener).stream.close()
     lines = [log.line() for _ in range(log.qsize())]

@@ -74,7 +74,8 @@ def test_the_history_that_a_change_needs_is_the_first_that_shows_it() -> None:
 def test_a_change_that_no_history_shows_is_said_to_need_none() -> None:
     assert history_needed(NOISE, 0.001) is None
     wide = Visible(history=12, smallest=0.9, target=0.03, nights=None)
-    assert wide.words == "with 12 nights, changes of 90 % or more are detectable; no history is long enough for 3 %"
+    can_show = "with 12 nights, lasting changes of 90 % or more are detectable"
+    assert wide.words == f"{can_show}; no history is long enough for 3 %"
 
 
 def test_a_larger_change_is_confirmed_sooner_and_never_on_its_first_nights() -> None:
@@ -92,11 +93,11 @@ def test_correlated_nights_show_less() -> None:
 
 def test_what_can_be_seen_is_said_in_words() -> None:
     said = Visible(history=12, smallest=0.14, target=0.03, nights=60)
-    assert said.words == "with 12 nights, changes of 14 % or more are detectable; 3 % after about 60 nights"
+    assert said.words == "with 12 nights, lasting changes of 14 % or more are detectable; 3 % after about 60 nights"
     said = Visible(history=80, smallest=0.013, target=0.03, nights=14)
-    assert said.words == "with 80 nights, changes of 1.3 % or more are detectable"
+    assert said.words == "with 80 nights, lasting changes of 1.3 % or more are detectable"
     said = Visible(history=11, smallest=2.4, target=0.03, nights=None)
-    assert said.words.startswith("with 11 nights, changes of x 3.4 or more")
+    assert said.words.startswith("with 11 nights, lasting changes of x 3.4 or more")
 
 
 def test_a_constant_metric_shows_small_changes_and_a_new_series_nothing_yet() -> None:
@@ -113,15 +114,18 @@ def test_a_constant_metric_shows_small_changes_and_a_new_series_nothing_yet() ->
 @pytest.mark.parametrize(
     ("powers", "words"),
     [
-        ([(0.01, 14), (0.02, 14)], "changes of 1 to 2 % or more are detectable"),
-        ([(0.01, 14), (0.05, 40), (0.04, 30)], "changes of 1 to 5 % or more are detectable; 3 % after about 40 nights"),
+        ([(0.01, 14), (0.02, 14)], "lasting changes of 1 to 2 % or more are detectable"),
+        (
+            [(0.01, 14), (0.05, 40), (0.04, 30)],
+            "lasting changes of 1 to 5 % or more are detectable; 3 % after about 40 nights",
+        ),
         (
             [(0.01, 14), (0.05, 40), (0.9, None)],
-            "changes of 1 to 90 % or more are detectable; no history is long enough for 3 % in 1 of them",
+            "lasting changes of 1 to 90 % or more are detectable; no history is long enough for 3 % in 1 of them",
         ),
         (
             [(0.8, None), (0.9, None)],
-            "changes of 80 to 90 % or more are detectable; no history is long enough for 3 %",
+            "lasting changes of 80 to 90 % or more are detectable; no history is long enough for 3 %",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bench.gate.detector.detector import judge, level
+from bench.gate.detector.detector import judge, learned_noise, level
 from bench.gate.detector.night import Night
 from bench.gate.detector.state import SeriesState
 from tests.bench.gate.detector.made_nights import Noise, at, judged, made, pages, trial
@@ -65,14 +65,11 @@ def growing(first: int, nights: int, factor: float, seed: int) -> list[Night]:
     return result
 
 
-def test_noise_that_has_grown_is_said_with_its_night_and_factor() -> None:
+def test_a_night_is_judged_by_noise_that_has_grown_before_the_slow_scale_knows_it() -> None:
     for seed in range(3):
-        found = judged(growing(60, 90, 3.0, seed), reruns=None)
-        assert all(night.noise_growth is None for night in found[:60])
-        growth = found[-1].noise_growth
-        assert growth is not None
-        assert 55 <= growth.since <= 68
-        assert 2.0 <= growth.factor <= 4.0
+        found = judged(growing(60, 75, 3.0, seed), reruns=None)
+        before, after = (math.sqrt(learned_noise(found[night].state).night_variance) for night in (59, 74))
+        assert 2.0 <= after / before <= 4.0
 
 
 def test_noise_that_has_grown_is_no_change_of_the_level() -> None:
@@ -85,7 +82,8 @@ def test_noise_that_has_grown_is_no_change_of_the_level() -> None:
 
 def test_a_step_is_no_growth_of_the_noise() -> None:
     found = judged(made([0.0] * 40 + [0.3] * 20, Noise()))
-    assert all(night.noise_growth is None for night in found)
+    before, after = (learned_noise(found[night].state).night_variance for night in (39, 59))
+    assert after < 2 * before
     assert [onset for onset, _, _ in pages(found)] == [40]
 
 

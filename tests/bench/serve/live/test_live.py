@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -317,3 +318,37 @@ def test_the_rates_of_a_step_are_speed_which_only_measured_steps_have(tmp_path: 
     assert _values(live, TOKENS_PER_SECOND) == _values(live, MFU) == []
     _write(run.folder / "rank0.jsonl", _reading("measured", *rates))
     assert [value for value, _ in _values(live, MFU)] == [0.5]
+
+
+@pytest.fixture(scope="module")
+def opened() -> list[str]:
+    """The names of the logs that this process opens from now on; a hook cannot be removed again, so there is one."""
+    names: list[str] = []
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and str(arguments[0]).endswith(".jsonl"):
+            names.append(Path(str(arguments[0])).name)
+
+    sys.addaudithook(note)
+    return names
+
+
+def test_of_a_large_run_a_look_opens_the_logs_that_are_here_and_have_grown(
+    tmp_path: Path, live: RunLogs, opened: list[str]
+) -> None:
+    def look() -> list[str]:
+        opened.clear()
+        live.read()
+        return list(opened)
+
+    run = begin(dataclasses.replace(small_case(), ranks=4096), make_machine(), tmp_path)
+    ranks = range(16, 24)  # Those of the third node of 8.
+    for rank in ranks:
+        _write(run.folder / f"rank{rank}.jsonl", _opened(run, rank), _step("measured", 0.5, 8))
+    _write(run.folder / "rank4096.jsonl", _opened(run, 4096))  # The run has no such rank.
+    assert look() == [f"rank{rank}.jsonl" for rank in ranks]
+    assert look() == []
+    _write(run.folder / "rank17.jsonl", _step("measured", 0.75, 16))
+    assert look() == ["rank17.jsonl"]
+    assert [labels["rank"] for _, labels in _values(live, STEP_SECONDS)] == [str(rank) for rank in ranks]
+    assert [value for value, _ in _values(live, STEP_SECONDS)] == [0.5, 0.75, *[0.5] * 6]

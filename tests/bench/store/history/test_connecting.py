@@ -44,6 +44,11 @@ def test_the_users_data_folder_is_made(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "data/parallel-observatory/history.sqlite").is_file()
 
 
+def test_what_is_committed_is_on_the_disk(tmp_path: Path) -> None:
+    with History(f"sqlite:///{tmp_path}/history.sqlite") as history, history.transaction() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL: each commit is synced.
+
+
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
     assert f"folder {tmp_path}/no does not exist; make it" in _refusal(f"sqlite:///{tmp_path}/no/history.sqlite")
     assert not (tmp_path / "no").exists()

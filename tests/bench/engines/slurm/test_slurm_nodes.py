@@ -15,7 +15,7 @@ import pytest
 from bench.cli import main
 from bench.engines.cluster import Capacity, Meeting, NodeRequest
 from bench.engines.slurm.allocation import SlurmAllocation, SlurmPlacement, read_capacity
-from bench.engines.slurm.nodes import capacity_of_job, capacity_of_partition, gpus_of
+from bench.engines.slurm.nodes import GpuWords, capacity_of_job, capacity_of_partition, gpus_of
 from bench.errors import InfrastructureFailed, Misuse
 
 NODES = """
@@ -67,7 +67,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def _capacity(name: str | None, *, nodes: int = 1, is_exclusive: bool = True, **said: Any) -> Capacity:
-    words = {"constraint": None, "gres": None, "asks": "asks"} | said
+    words = {"constraint": None, "gpus": GpuWords(), "asks": "asks"} | said
     return capacity_of_partition(name, nodes=nodes, is_exclusive=is_exclusive, **words)
 
 
@@ -130,13 +130,39 @@ def test_the_partition_is_the_one_that_salloc_takes(
 
 def test_nodes_without_the_feature_or_the_resources_are_not_looked_at() -> None:
     assert _capacity("gpu", constraint="h100").cores == 96
-    assert _capacity("all", gres="gpu:8").cores == 96
+    assert _capacity("all", gpus=GpuWords(of_node="gpu:8")).cores == 96
     assert _capacity("gpu", constraint="ib&h100").cores == 64  # What has operators is Slurm's own matter.
 
 
 def test_of_a_shared_node_a_job_has_the_gpus_that_it_asks_for() -> None:
     assert _capacity("gpu", is_exclusive=False).gpus == ()
-    assert _capacity("gpu", is_exclusive=False, gres="gpu:h100:2").gpus == ("h100", "h100")
+    assert _capacity("gpu", is_exclusive=False, gpus=GpuWords(of_node="gpu:h100:2")).gpus == ("h100", "h100")
+
+
+SHARED = "partition = 'gpu'\nexclusive = false\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "gpus"),
+    [
+        ("salloc = ['--gres=gpu:2']", {}, 2),
+        ("salloc = ['--gpus-per-node', 'h100:2']", {}, 2),
+        ("gres = 'gpu:4'\nsalloc = ['--gres', 'gpu:1']", {"SALLOC_GRES": "gpu:2"}, 1),
+        ("", {"SALLOC_GPUS_PER_NODE": "2"}, 2),
+        ("gres = 'gpu:4'\nsrun = ['--gres=none']", {}, 0),
+        ("salloc = ['-G4']", {}, None),
+        ("", {"SALLOC_GPUS": "4"}, None),
+        ("gres = 'gpu:4'\nsrun = ['--gpus-per-task=1']", {}, None),
+    ],
+)
+def test_gpus_are_those_that_salloc_and_srun_are_asked_for_in_any_way(
+    text: str, variables: Mapping[str, str], gpus: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = read_capacity(NodeRequest(file=_file(tmp_path, SHARED + text)))
+    assert (None if found.gpus is None else len(found.gpus)) == gpus
+    assert any("does not say how many GPUs each node gets" in note for note in found.notes) == (gpus is None)
 
 
 def test_gpus_that_slurm_does_not_count_are_untold(slurm: Recorded) -> None:
@@ -240,7 +266,7 @@ def test_a_node_whose_gpus_are_unknown_hides_none_of_another(slurm: Recorded) ->
 def test_a_job_has_no_more_than_its_node(slurm: Recorded) -> None:
     job = JOB.replace("CPU_IDs=0-31 Mem=0", "CPU_IDs=0-4294967294 Mem=99999999")
     node = "NodeName=a0 CPUTot=64 RealMemory=500000 State=ALLOCATED Partitions=gpu"
-    slurm.write("scontrol", f"{job}\n{node}\na0\nGresTypes = gpu\n")
+    slurm.write("scontrol", f"{job}\n{node}\n{node.replace('a0', 'a1')}\nGresTypes = gpu\n")
     found = capacity_of_job("7", nodes=2, asks="")
     assert (found.cores, found.memory_bytes) == (17, 64000 * MIB)
     assert found.implausible == {"CPU_IDs": 1, "Mem": 1}
@@ -432,7 +458,7 @@ def test_agents_of_a_job_without_an_environment_get_that_of_the_command(
 def test_the_batch_script_of_the_page_resumes_what_a_requeued_job_had_begun(
     restarts: str | None, code: int, words: str, slurm: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "clusters" / "slurm.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "clusters" / "slurm.md").read_text()
     (script,) = (text for text in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "--requeue" in text)
     if restarts is not None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
