@@ -87,6 +87,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Figures:
     """What one runner needed. CPU times are of its process alone, without its agents'.
 
+    starting_cpu_s: until all nodes have finished the trial's first beat. beating_cpu_s: from then to its end.
     queued_beats: by how many beats the agents were ahead of a report of progress, the median. logs, log_bytes: of all
     ranks. wrong: names of logs that do not have each byte once. listed: how often the run's folder was listed while the
     run continued. left_out: nodes that were left out, and why.
@@ -97,7 +98,8 @@ class Figures:
     descriptors: int
     rss_bytes: int
     meeting_cpu_s: float
-    trial_cpu_s: float
+    starting_cpu_s: float
+    beating_cpu_s: float
     collecting_cpu_s: float
     logs: int
     log_bytes: int
@@ -111,7 +113,7 @@ class Figures:
     @property
     def cpu_s(self) -> float:
         """CPU time of all of it."""
-        return self.meeting_cpu_s + self.trial_cpu_s + self.collecting_cpu_s
+        return self.meeting_cpu_s + self.starting_cpu_s + self.beating_cpu_s + self.collecting_cpu_s
 
 
 # The made agents.
@@ -272,15 +274,17 @@ def measure(plan: Plan) -> Figures:
 
 def _measure(plan: Plan, folder: Path, runs: Path, collected: int) -> Figures:
     before = {path.name: path.stat().st_size for path in (runs / RUN).glob("rank*.jsonl")}
+    cpu_s = [time.process_time()]  # When agents were started, had met, had begun, had ended, and were collected.
     nodes, queued = MadeNodes(plan, folder), list[int]()
 
     def see(progress: TrialProgress) -> None:
+        if progress.steps == 1:
+            cpu_s.append(time.process_time())
         queued.append(max(0, nodes.sent_beats() - progress.steps))
         if plan.stops_s and progress.steps == plan.beats // 2:
             nodes.signal(signal.SIGSTOP)
             threading.Timer(plan.stops_s, nodes.signal, (signal.SIGCONT,)).start()
 
-    cpu_s = [time.process_time()]
     with _counted_listings(runs / RUN) as listings, ClusterEngine(nodes, runs) as engine:
         left_out = engine.drop_missing()
         cpu_s.append(time.process_time())
@@ -291,7 +295,7 @@ def _measure(plan: Plan, folder: Path, runs: Path, collected: int) -> Figures:
             outcome: str = engine.run(order, see).outcome
         except InfrastructureFailed as error:
             outcome = str(error)
-        cpu_s.append(time.process_time())
+        cpu_s += [time.process_time()] * (4 - len(cpu_s))
         if collected < count:
             notes = [line for node in engine.nodes()[:collected] for line in node.link.collect(RUN)]
         else:
@@ -305,8 +309,9 @@ def _measure(plan: Plan, folder: Path, runs: Path, collected: int) -> Figures:
         descriptors=descriptors,
         rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         meeting_cpu_s=cpu_s[1] - cpu_s[0],
-        trial_cpu_s=cpu_s[2] - cpu_s[1],
-        collecting_cpu_s=cpu_s[3] - cpu_s[2],
+        starting_cpu_s=cpu_s[2] - cpu_s[1],
+        beating_cpu_s=cpu_s[3] - cpu_s[2],
+        collecting_cpu_s=cpu_s[4] - cpu_s[3],
         logs=len(logs),
         log_bytes=sum(map(len, logs.values())),
         queued_beats=median(queued or [0]),
@@ -362,7 +367,7 @@ def main() -> None:
         figures = measure(msgspec.json.decode(arguments.plan, type=Plan))
         print(msgspec.json.encode(figures).decode(), flush=True)
         os._exit(0)
-    print("| nodes | threads | open files | memory | to meet | trial | a node and beat | to collect | logs | behind |")
+    print("| nodes | threads | open files | memory | to meet | to start | trial | to collect | logs | behind |")
     print("|---:|" + "---:|" * 9)
     for nodes in arguments.nodes:
         row = measured(Plan(nodes=nodes, beats=arguments.beats, beat_s=arguments.beat_seconds))
@@ -371,8 +376,8 @@ def main() -> None:
             continue
         print(
             f"| {row.nodes} | {row.threads} | {row.descriptors} | {row.rss_bytes / 1e6:.0f} MB"
-            f" | {row.meeting_cpu_s:.2f} s | {row.trial_cpu_s / arguments.beats / arguments.beat_seconds:.3f} cores"
-            f" | {row.trial_cpu_s / row.nodes / arguments.beats * 1e3:.2f} ms"
+            f" | {row.meeting_cpu_s:.2f} s | {row.starting_cpu_s:.2f} s"
+            f" | {row.beating_cpu_s / (arguments.beats - 1) / arguments.beat_seconds:.3f} cores"
             f" | {row.collecting_cpu_s:.2f} s | {row.log_bytes / 1e6:.1f} MB | {row.queued_beats:g} beats |"
             + "".join(f" {problem}" for problem in (row.outcome, *row.wrong[:2], *row.notes[:2]) if problem != "done"),
             flush=True,

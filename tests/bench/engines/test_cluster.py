@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,11 +21,14 @@ from bench.case import Case
 from bench.engines.agent_link import AgentLink, StartLimit
 from bench.engines.cluster import ClusterEngine, Meeting, NodeRequest, _unlike_others
 from bench.engines.local import LocalAllocation, LocalNodes
-from bench.engines.trial_parts import ReadyNode, spread
+from bench.engines.trial_parts import Parts, ReadyNode, spread
+from bench.engines.wire.channel import ChannelThreads, Heartbeat
+from bench.engines.wire.frames import SignedWire, SocketStream, meet, new_key
+from bench.engines.wire.run_files import LogSizes
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.rank.fault_injection import Fault
-from bench.rank.messages import Ready, TrialEnded, TrialOrder, TrialProgress
+from bench.rank.messages import EndTrial, Ready, ToAgent, TrialEnded, TrialOrder, TrialProgress
 from bench.results.trials import read_trials
 from tests.bench.made.examples import make_machine, small_case
 from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk
@@ -340,3 +347,82 @@ def test_an_agent_that_does_not_come_is_told_with_the_reason(tmp_path: Path) -> 
         ),
     ):
         engine.machine()
+
+
+@contextmanager
+def _linked(folder: Path, count: int, silent_s: float) -> Iterator[tuple[list[ReadyNode], list[SignedWire]]]:
+    """So many nodes whose agents are wires of this test."""
+    key, threads = new_key(), ChannelThreads()
+    with ExitStack() as stack:
+        stack.callback(threads.close, 60.0)
+        nodes, agents = [], []
+        for number in range(count):
+            ours, theirs = socket.socketpair()
+            stack.enter_context(theirs)
+            link = AgentLink(
+                SocketStream(ours),
+                partial(meet, key=key, side="runner"),
+                log_sizes=LogSizes(folder),
+                name=f"the agent of node {number}",
+                silent_s=silent_s,
+                threads=threads,
+            )
+            agents.append(meet(SocketStream(theirs), key, "agent", node=number))
+            nodes.append(
+                ReadyNode(number=number, name=f"node {number}", link=link, ready=Ready(machine=make_machine()))
+            )
+            stack.callback(link.join, 60.0)
+            stack.callback(theirs.shutdown, socket.SHUT_RDWR)
+        yield nodes, agents
+
+
+def _orders(count: int, limit_s: float) -> list[TrialOrder]:
+    case = small_case(ranks=count, nodes=count)
+    return [TrialOrder(run="r", trial=0, case=case, limit_s=limit_s, first_rank=rank) for rank in range(count)]
+
+
+def _say(agent: SignedWire, *messages: msgspec.Struct) -> None:
+    for message in messages:
+        agent.send(msgspec.json.encode(message))
+
+
+def test_progress_is_that_of_the_slowest_node_and_reported_when_it_changes(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    reported: list[int] = []
+    with _linked(tmp_path, 3, 60.0) as (nodes, agents):
+        for number, agent in enumerate(agents):
+            for steps in (1, 2, 3 + number):
+                _say(agent, TrialProgress(run="r", trial=0, steps=steps))
+            _say(agent, TrialEnded(run="r", trial=0, outcome="done"))
+        ended = Parts(nodes, _orders(3, 60.0)).run(lambda progress: reported.append(progress.steps))
+    assert [ended[place].outcome for place in range(3)] == ["done"] * 3
+    assert reported == sorted(set(reported))
+    assert reported[-1] == 3
+
+
+def test_an_agent_that_never_answers_is_named_when_the_others_have_ended(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    with _linked(tmp_path, 2, 0.1) as (nodes, agents):
+        _say(agents[0], TrialEnded(run="r", trial=0, outcome="done"))
+        with pytest.raises(InfrastructureFailed, match="the agent of node 1 did not answer in time and was ended"):
+            Parts(nodes, _orders(2, 0.1)).run(lambda _: None)
+
+
+def test_an_agent_that_is_lost_ends_the_other_parts_which_are_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    with _linked(tmp_path, 2, 60.0) as (nodes, agents), ThreadPoolExecutor(1) as pool:
+        running = pool.submit(Parts(nodes, _orders(2, 60.0)).run, lambda _: None)
+        assert isinstance(_order_to(agents[0]), TrialOrder)
+        agents[1].stream.hang_up()
+        assert _order_to(agents[0]) == EndTrial(run="r", trial=0)
+        _say(agents[0], TrialEnded(run="r", trial=0, outcome="interrupted"))
+        with pytest.raises(InfrastructureFailed, match="the agent of node 1 ended: the agent hung up"):
+            running.result(60.0)
+
+
+def _order_to(agent: SignedWire) -> ToAgent:
+    """The next order, behind heartbeats."""
+    decoder: msgspec.json.Decoder[ToAgent | Heartbeat] = msgspec.json.Decoder(ToAgent | Heartbeat)
+    while isinstance(order := decoder.decode(agent.receive()), Heartbeat):
+        pass
+    return order

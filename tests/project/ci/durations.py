@@ -1,7 +1,7 @@
 """Where the time of the tests goes, by what they wait for and by file, as the tables of docs/maintaining/testing.md.
 
 .venv/bin/python -m pytest -n 3 --dist loadfile -m "not slow and not alone and not ray" --junitxml=durations.xml
-.venv/bin/python -m tests.support.durations durations.xml
+.venv/bin/python -m tests.project.ci.durations durations.xml
 """
 
 from __future__ import annotations
