@@ -14,9 +14,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-import numpy as np
 from msgspec.structs import replace as with_fields
-from numpy.typing import NDArray
 
 from bench.gate.detector.hypotheses import Weighed, begin, moved_mean, since, weigh, with_reruns
 from bench.gate.detector.level_filter import Change, Filter, NightValue
@@ -33,6 +31,7 @@ from bench.gate.detector.noise_change import Growth, grown, growth
 from bench.gate.detector.placements import learn_offsets, reduce_trials
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import KeptNight, SeriesAlert, SeriesState, Suspected
+from bench.gate.detector.tails import freedom, is_far, p_value, past_nights, quantile, tail_p
 
 NightVerdict = Literal["insufficient data", "no change", "suspicion", "alert", "page", "recovered"]
 RANGE = 0.95
@@ -201,7 +200,7 @@ def newest_mean(state: SeriesState, settings: DetectorSettings = SETTINGS) -> Ne
     # Variance of a mean of correlated nights: each pair `lag` apart shares correlation^lag of the night variance.
     pairs = sum((count - lag) * noise.correlation**lag for lag in range(1, count))
     variance = (noise.night_variance * (1 + 2 * pairs / count) + error) / count
-    return NewestMean(log_value=sum(values) / count, variance=variance, freedom=_freedom(noise), nights=count)
+    return NewestMean(log_value=sum(values) / count, variance=variance, freedom=freedom(noise), nights=count)
 
 
 def learned_noise(state: SeriesState, settings: DetectorSettings = SETTINGS) -> SeriesNoise:
@@ -241,18 +240,18 @@ def _weighed(
         verdict="no change",
         reason="",
         score=(value.log_value - mean) / deviation,
-        p_value=_p_value(weighed.scores, noise),
+        p_value=p_value(weighed.scores, noise),
         log_value=value.log_value,
         expected_log=mean,
-        half_width=_quantile(RANGE / 2 + 0.5, noise) * deviation,
-        visible_log=_quantile(1 - settings.suspicion_p / 2, noise) * deviation,
+        half_width=quantile(RANGE / 2 + 0.5, noise) * deviation,
+        visible_log=quantile(1 - settings.suspicion_p / 2, noise) * deviation,
     )
     page = _page(judged, weighed, settings)
     if page is not None:
         return page
     if state.alert is not None:
         return _followed(judged, state.alert, weighed, settings)
-    return _first_night(judged, suspected, weighed, reruns, settings)
+    return _first_night(judged, suspected, weighed, reruns, increase, settings)
 
 
 def _likely_onset(weighed: Weighed, settings: DetectorSettings) -> int | None:
@@ -327,7 +326,12 @@ def _followed(judged: JudgedNight, alert: SeriesAlert, weighed: Weighed, setting
 
 
 def _first_night(
-    judged: JudgedNight, suspected: Suspected, weighed: Weighed, reruns: _Reruns | None, settings: DetectorSettings
+    judged: JudgedNight,
+    suspected: Suspected,
+    weighed: Weighed,
+    reruns: _Reruns | None,
+    increase: Growth,
+    settings: DetectorSettings,
 ) -> JudgedNight:
     """Return the verdict on a night that follows no alert: suspicion, and with reruns alert or nothing."""
     assert judged.score is not None
@@ -347,10 +351,17 @@ def _first_night(
         return replace(judged, reason=f"{off} with its reruns, which do not show it")
     if judged.p_value > settings.alert_p or abs(newest.change) < settings.smallest_change:
         return replace(judged, reason=f"{off} with its reruns: too little for an alert")
+    direction = 1 if judged.score > 0 else -1
+    past = past_nights(judged.state, _slow_noise(judged.state, settings), direction)
+    if not is_far(judged.log_value - judged.expected_log, past):
+        return replace(judged, reason=f"{off} with its reruns: earlier nights lay as far off")
+    by_shape = tail_p(judged.p_value, past, increase, settings)
+    if len(judged.state.nights) > settings.shape_nights and by_shape > settings.alert_p:
+        reason = f"{off} with its reruns: too little for an alert by how earlier nights differ, p {by_shape:.2g}"
+        return replace(judged, reason=reason)
     if reruns.trials < settings.fewest_trials:
         reason = f"{off} with its reruns, {reruns.trials} trials in all; an alert needs {settings.fewest_trials}"
         return replace(judged, verdict="insufficient data", reason=reason)
-    direction = 1 if judged.score > 0 else -1
     alert = _alert([newest], newest, direction, suspected.value.number, tier=1)
     now = with_fields(judged.state, alert=alert)
     return replace(judged, state=now, verdict="alert", reason=f"{off} with its reruns", is_new=True, alert=alert)
@@ -412,23 +423,6 @@ def _slow_noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
     edges = (settled[0].number, *starts, math.inf)
     regimes = [[night.log_value for night in settled if start <= night.number < end] for start, end in pairwise(edges)]
     return learn([values for values in regimes if values], median(night.variance for night in settled), settings)
-
-
-def _freedom(noise: SeriesNoise) -> int:
-    return max(noise.nights - 1, 3)
-
-
-def _quantile(probability: float, noise: SeriesNoise) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(_freedom(noise), probability))
-
-
-def _p_value(scores: NDArray[np.float64], noise: SeriesNoise) -> float:
-    """Return the two-sided p-value of scores under each model of the noise, as their mean."""
-    from scipy.special import stdtr  # Imported here: what only reads states needs no scipy.
-
-    return min(1.0, 2 * float(noise.weights @ stdtr(_freedom(noise), -np.abs(scores))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

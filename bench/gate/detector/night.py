@@ -212,8 +212,16 @@ def robust_sd(deviations: NDArray[np.float64]) -> float:
 
     The quantile is for values of which most are equal, as rounded ones are, and for those with two modes.
     """
-    middle, outer = np.quantile(np.abs(deviations), [0.5, 0.8])
-    return max(1.4826 * float(middle), 0.7803 * float(outer), RESOLUTION)
+    ordered = np.sort(np.abs(deviations))
+    return max(1.4826 * _quantile(ordered, 0.5), 0.7803 * _quantile(ordered, 0.8), RESOLUTION)
+
+
+def _quantile(ordered: NDArray[np.float64], share: float) -> float:
+    """Return numpy's own quantile of ordered values, without its checks, which take ten times as long as these few."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
+    return low + (place - below) * (high - low)
 
 
 def chi_square_median(freedom: int) -> float:
@@ -226,5 +234,6 @@ def trial_variance(spreads: Sequence[tuple[float, int]]) -> float:
 
     The median over nights, so that a night with a broken trial counts no more than one whose trials differ a little.
     """
-    scaled = [variance / chi_square_median(trials - 1) for variance, trials in spreads]
+    medians = {trials: chi_square_median(trials - 1) for trials in {trials for _, trials in spreads}}
+    scaled = [variance / medians[trials] for variance, trials in spreads]
     return max(median(scaled), RESOLUTION**2) if scaled else RESOLUTION**2

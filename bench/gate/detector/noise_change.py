@@ -14,9 +14,7 @@ Source: Klotz 1962 (a rank test of scale).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -49,14 +47,14 @@ class Growth:
     """How much larger the deviations are now than the slow scale says. 1.0 where they are not.
 
     nights, trials: factors by which deviations of nights and of trials are taken to have grown, as means over what is
-    probable.
+    probable, or 1 as long as no growth is likelier than any. factors, shares: of the nights' deviation, with their
+    probabilities.
     """
 
     nights: float
     trials: float
-
-
-NO_GROWTH = Growth(nights=1.0, trials=1.0)
+    factors: NDArray[np.float64]
+    shares: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,35 +79,22 @@ def growth(state: SeriesState, slow: SeriesNoise, settings: DetectorSettings) ->
     nights = state.nights[-settings.growth_nights :]
     starts = {*state.regime_starts, state.likely_onset}
     usual = trial_variance([(night.spread, night.trials) for night in state.nights if night.spread is not None])
-    differences: list[float | None] = [None]
-    for before, after in pairwise(nights):
-        faded = slow.correlation ** (after.number - before.number)
-        variance = 2 * slow.night_variance * (1 - faded) + before.variance + after.variance
-        differences.append(
-            None if after.number in starts else (after.log_value - before.log_value) / math.sqrt(variance)
-        )
+    numbers = np.array([night.number for night in nights])
+    values = np.array([night.log_value for night in nights])
+    errors = np.array([night.variance for night in nights])
+    faded = slow.correlation ** np.diff(numbers)
+    variances = 2 * slow.night_variance * (1 - faded) + errors[:-1] + errors[1:]
+    differences = np.concatenate([[math.nan], np.diff(values) / np.sqrt(variances)])
+    differences[[number in starts for number in numbers.tolist()]] = math.nan
     # The newest night may have a new level: it counts by its trials alone.
-    differences[-1] = None
-    spreads = [None if night.spread is None else (night.spread / usual, night.trials - 1) for night in nights]
-    return _growth_of(differences, spreads, settings)
+    differences[-1] = math.nan
+    freedom = np.array([0 if night.spread is None else night.trials - 1 for night in nights])
+    ratios = np.array([1.0 if night.spread is None else night.spread / usual for night in nights])
+    return _growth_of(_gain(differences), _gain_of_variance(ratios, freedom), settings)
 
 
-def _growth_of(
-    differences: Sequence[float | None], spreads: Sequence[tuple[float, int] | None], settings: DetectorSettings
-) -> Growth:
-    """Return how the noise of the newest nights has grown.
-
-    differences: of each night from the one before, in standard deviations by the slow scale; None where there is none,
-    as of a night that began a regime. spreads: of each night, how the variance among its trials compares with the slow
-    one, and the degrees of freedom; None where it has one trial.
-    """
-    if len(differences) < 2:
-        return NO_GROWTH
-    of_nights = _gain(np.array([math.nan if value is None else value for value in differences]))
-    of_trials = _gain_of_variance(
-        np.array([1.0 if spread is None else spread[0] for spread in spreads]),
-        np.array([0 if spread is None else spread[1] for spread in spreads]),
-    )
+def _growth_of(of_nights: NDArray[np.float64], of_trials: NDArray[np.float64], settings: DetectorSettings) -> Growth:
+    """Return how the noise has grown, from what each night and its trials say of each factor: (night, factor)."""
     # Sums from each night to the newest: what the data say of noise that has been larger since that night.
     nights = np.cumsum(of_nights[::-1], axis=0)[::-1]
     trials = np.cumsum(of_trials[::-1], axis=0)[::-1]
@@ -118,12 +103,15 @@ def _growth_of(
     odds = np.exp(np.minimum(prior + np.stack([nights, trials, nights + trials]), 500.0))
     total = 1.0 + odds.sum()
     shares = odds / total
+    # Nights may have grown alone, or with their trials.
+    of_factors = (shares[0] + shares[2]).sum(axis=0)
+    is_likely = total >= 2.0
     logs = np.log(_FACTORS)
-    if total < 2.0:
-        return NO_GROWTH  # It is likelier that nothing has grown.
     return Growth(
-        nights=math.exp(float(((shares[0] + shares[2]) @ logs).sum())),
-        trials=math.exp(float(((shares[1] + shares[2]) @ logs).sum())),
+        nights=math.exp(float(of_factors @ logs)) if is_likely else 1.0,
+        trials=math.exp(float(((shares[1] + shares[2]) @ logs).sum())) if is_likely else 1.0,
+        factors=np.concatenate([[1.0], _FACTORS]),
+        shares=np.concatenate([[1.0 - of_factors.sum()], of_factors]),
     )
 
 
@@ -151,7 +139,8 @@ def _gain(differences: NDArray[np.float64]) -> NDArray[np.float64]:
     outlier = _OUTLIER_RATE / _OUTLIER_SD * np.exp(-0.5 * square / _OUTLIER_SD**2) + 1e-100
     usual = (1 - _OUTLIER_RATE) * np.exp(-0.5 * square) + outlier
     grown = (1 - _OUTLIER_RATE) / _FACTORS * np.exp(-0.5 * square / _FACTORS**2) + outlier
-    result: NDArray[np.float64] = np.nan_to_num(np.log(grown / usual))
+    result: NDArray[np.float64] = np.log(grown / usual)
+    result[np.isnan(differences)] = 0.0
     return result
 
 
