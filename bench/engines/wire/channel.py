@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import queue
 import selectors
+import sys
 import threading
 import time
 from collections import deque
@@ -95,10 +96,7 @@ class Channel(Generic[Message]):
         self.reason: str | None = None
         self.is_refused = self.is_silent = False
         self.stream = stream
-        self.has_received, self.has_sent = (
-            threading.Event(),
-            threading.Event(),
-        )  # All of it: nothing more comes, or goes.
+        self.has_received, self.has_sent = threading.Event(), threading.Event()  # Nothing more comes, or goes.
         self._threads, self._opening, self._decoder = threads, opening, decoder
         self._on_message, self._on_end, self._new_silence = on_message, on_end, silence
         self._wire: SignedWire | None = None  # Once both sides have met.
@@ -198,6 +196,10 @@ class Channel(Generic[Message]):
         except (Refused, StreamEnded, OSError, ValueError) as error:
             self._end(error)
             return False
+        except Exception as error:  # noqa: BLE001 - A bug of ours is shown, and ends this channel alone.
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            self._end(StreamEnded(f"a message could not be handled: {error!r}"))
+            return False
         finally:
             self._is_handling = False
         return True
@@ -224,9 +226,7 @@ class Channel(Generic[Message]):
                             self._changed.notify_all()
                         elif self._is_leaving:
                             break
-                        elif (
-                            is_beat and not self._has_ended
-                        ):  # Last words may follow, but nobody waits for us any more.
+                        elif is_beat and not self._has_ended:  # After the end, nobody waits for a heartbeat.
                             body, is_beat = _HEARTBEAT, False
                         else:
                             return "idle"

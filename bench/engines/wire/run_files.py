@@ -108,9 +108,7 @@ class FileSender:
                 " --runs"
             )
         self._locks[order.run] = lock
-        if (
-            order.run not in self._starts
-        ):  # Otherwise it goes on after its files were sent, and the runner has its base.
+        if order.run not in self._starts:  # Otherwise its files have been sent once, and the runner has its base.
             self._starts[order.run] = {
                 name: path.lstat().st_size for name, path in _files(folder) if name.endswith(_APPENDED)
             }

@@ -195,12 +195,8 @@ class CountedSilence(Silence):
 
 
 def test_slow_handling_of_what_came_is_no_silence(streams: tuple[SocketStream, SocketStream]) -> None:
-    threads, silence, received, may_end = (
-        ChannelThreads(tick_s=0.01),
-        CountedSilence(0.5),
-        Received(),
-        threading.Event(),
-    )
+    threads, silence = ChannelThreads(tick_s=0.01), CountedSilence(0.5)
+    received, may_end = Received(), threading.Event()
 
     def handle(message: object) -> None:
         received.messages.put(message)
@@ -267,6 +263,43 @@ def test_channels_share_threads_and_a_full_one_holds_no_other_up() -> None:
             runner.hang_up(WITHIN_S)
             assert runner.join(WITHIN_S)
         filling.join(WITHIN_S)
+        threads.close(WITHIN_S)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_message_that_breaks_its_handler_ends_its_channel_alone() -> None:
+    threads, received, reasons = ChannelThreads(tick_s=0.01), Received(), Received()
+
+    def handle(message: object) -> None:
+        received.messages.put(message)
+        if message == AgentFailed(text="0"):
+            raise KeyError("a bug")
+
+    with ExitStack() as stack:
+        pairs = [[stack.enter_context(end) for end in socket.socketpair()] for _ in range(2)]
+        runners: list[Channel[FromAgent]] = [
+            Channel(
+                threads,
+                SocketStream(ours),
+                partial(meet, key=KEY, side="runner"),
+                msgspec.json.Decoder(FromAgent | Heartbeat),
+                on_message=handle,
+                on_end=reasons.reasons.put,
+            )
+            for ours, _ in pairs
+        ]
+        for runner in runners:
+            runner.start()
+        agents = [meet(SocketStream(theirs), KEY, "agent") for _, theirs in pairs]
+        agents[0].send(msgspec.json.encode(AgentFailed(text="0")))
+        assert reasons.reason() == "a message could not be handled: KeyError('a bug')"
+        assert received.message() == AgentFailed(text="0")
+        agents[1].send(msgspec.json.encode(AgentFailed(text="1")))
+        assert received.message() == AgentFailed(text="1")
+        for runner in runners:
+            runner.stream.abort()
+            runner.hang_up(WITHIN_S)
+            assert runner.join(WITHIN_S)
         threads.close(WITHIN_S)
 
 
