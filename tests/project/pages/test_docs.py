@@ -158,6 +158,7 @@ FOREIGN = {
         "--gpu-bind",
         "--gpus",
         "--gpus-per-node",
+        "--gpus-per-socket",
         "--gpus-per-task",
         "--gres",
         "--hpc-job-mapping-dir",
