@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 
@@ -22,13 +23,39 @@ Part = Callable[[Report, threading.Event], TrialEnded]
 class FakeLink:
     """A link to an agent that does its part as told. `tests/bench/engines/test_cluster.py` has real ones."""
 
+    silent_s = WITHIN_S
+
     def __init__(self, part: Part) -> None:
         self._part = part
+        self._answers: queue.SimpleQueue[TrialProgress | TrialEnded | InfrastructureFailed] = queue.SimpleQueue()
         self.told_to_end = threading.Event()
 
-    def run(self, _order: TrialOrder, progress: Report) -> TrialEnded:
-        """Do the part."""
-        return self._part(progress, self.told_to_end)
+    def begin(self, _order: TrialOrder, on_answer: Callable[[], object]) -> None:
+        """Begin the part, in a thread of its own."""
+
+        def put(answer: TrialProgress | TrialEnded | InfrastructureFailed) -> None:
+            self._answers.put(answer)
+            on_answer()
+
+        def do() -> None:
+            try:
+                put(self._part(put, self.told_to_end))
+            except InfrastructureFailed as error:
+                put(error)
+
+        threading.Thread(target=do, daemon=True).start()
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether `answer` returns at once."""
+        return not self._answers.empty()
+
+    def answer(self, within_s: float) -> TrialProgress | TrialEnded:
+        """Return the next answer, or raise."""
+        answer = self._answers.get(timeout=within_s)
+        if isinstance(answer, InfrastructureFailed):
+            raise answer
+        return answer
 
     def end_trial(self, _run: str, _trial: int) -> None:
         """Take note."""
