@@ -78,7 +78,7 @@ def command() -> None:
 def render(check: bool, root: Path | None, thresholds_file: Path | None, form: str, labels: dict[str, str]) -> None:
     """Write dashboards, rules and the page of metrics, from boards, catalogue and thresholds.
 
-    Deletes dashboards of ours that no board defines any more, and no other file.
+    Deletes rendered dashboards that no board defines any more, and no other file.
 
     \b
     Example:

@@ -57,8 +57,8 @@ def command(
     """Describe this machine on one page, and what has changed since the last good run.
 
     This command does not measure this machine: ceilings come from earlier probes. If the history cannot be read, the
-    page says so. With --engine or --nodes, it reads the state and clock of each node and measures the nodes against
-    each other for some seconds; the exit code is 4 if a node is bad. --clean prints which folders it leaves, and why.
+    page says so. With --engine or --nodes, it reads the state and clock of each node and compares the nodes with each
+    other for a few seconds; the exit code is 4 if a node is bad. --clean prints which folders it leaves, and why.
 
     \b
     Example:

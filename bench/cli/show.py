@@ -49,7 +49,8 @@ RUNS_SEARCHED = 200
     "--import",
     "import_path",
     type=NamedPath(is_folder=False),
-    help="File of `nccl-tests -J`, compared with RUN or with the most similar run of collectives on as many ranks.",
+    help="File of `nccl-tests -J`, compared with RUN or with the most similar run of collectives on the same"
+    " number of ranks.",
 )
 @click.option(
     "--export",

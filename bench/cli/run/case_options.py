@@ -68,7 +68,9 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
         named_option(
             "precision", "Arithmetic precision of the model.", type=click.Choice(get_args(Precision)), default="fp32"
         ),
-        click.option("--device", type=click.Choice(get_args(Device)), help="[default: cuda where a GPU is, else cpu]"),
+        click.option(
+            "--device", type=click.Choice(get_args(Device)), help="[default: cuda if there is a GPU, else cpu]"
+        ),
         click.option("--backend", type=click.Choice(get_args(Backend)), help="[default: nccl on cuda, gloo on cpu]"),
         named_option("threads", "CPU threads of a rank.", default=1),
         NO_BIND,

@@ -68,7 +68,7 @@ def bisect(
 
     The commits are those between the last good and the first bad run of a case that `observatory check` reports. At
     most log2(n) + 2 of n commits are measured, each in turn with another one, so that the machine's own changes cancel.
-    The command names the commit, or the environment, or says unsure.
+    The command names the commit, names the environment, or reports `unsure`.
 
     \b
     Example:

@@ -95,7 +95,9 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     show_default=True,
     help="Exported results: the history and this node, the history only, or none of the history.",
 )
-@click.option("--demo", "is_demo", is_flag=True, help="Export recorded GPUs and a made-up run, to try the dashboards.")
+@click.option(
+    "--demo", "is_demo", is_flag=True, help="Export recorded GPUs and made-up runs and suites, to try the dashboards."
+)
 @RUNS
 @OF_ALL_USERS
 @STORE

@@ -41,7 +41,7 @@ def command() -> None:
 
 @command.command(name="up")
 @click.option("--agent", "has_agent", is_flag=True, help="Also watch this node, its runs and results.")
-@click.option("--demo", "has_demo", is_flag=True, help="Also show recorded GPUs and a made-up run.")
+@click.option("--demo", "has_demo", is_flag=True, help="Also show recorded GPUs and made-up runs and suites.")
 @click.option(
     "--targets",
     "target_folders",
