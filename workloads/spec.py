@@ -13,7 +13,7 @@ from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import States, Transfer, full_model_bytes, replicated_states
+from workloads.cost_models.terms import States, Transfer, replicated_states
 
 # A rank's share of each batch, which follows from the device mesh.
 
@@ -204,7 +204,7 @@ class StrategySpec(ABC):
     name: str
     kind: WorkloadKind = "training"
     summary: str
-    version: int = 1
+    version: int = 2  # Weights follow from the seed by a hash; before, torch's generator drew them.
     cuda_version: int | None = None
     options: tuple[Option, ...]
     needs: Needs = Needs()
@@ -320,13 +320,6 @@ class StrategySpec(ABC):
     def paper_states(self, setup: Setup) -> States:
         """Return a rank's states as the paper counts them, which gives all ranks as much."""
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
-
-    def building_bytes(self, setup: Setup, rank: int) -> int:
-        """Return the least that a rank holds on its device at the worst moment before the first step.
-
-        Every strategy makes the whole model on each rank, and divides it then.
-        """
-        return full_model_bytes(setup.shape)
 
     def peak(self, setup: Setup) -> Prediction | Absent:
         """Predict the live tensors of the rank that holds most, at the peak of a step."""

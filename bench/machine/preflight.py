@@ -216,7 +216,7 @@ def _most(case: Case, ranks: Sequence[int]) -> _Need:
 
 
 def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
-    """Yield what these ranks hold together at each possible worst moment; all ranks build at the same time."""
+    """Yield what these ranks hold together at each possible worst moment; before the first step they hold less."""
     spec = case.spec()
     if spec.kind == "probe":
         yield _need("buffers of", "take", ranks, sum(spec.working_bytes(case, rank) for rank in ranks))
@@ -226,9 +226,7 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         rank_states.parameters_bytes + rank_states.gradients_bytes + rank_states.optimizer_bytes
         for rank_states in states
     )
-    building_bytes = sum(spec.building_bytes(case, rank) for rank in ranks)
     yield _need("parameters, gradients and optimizer state of", "take", ranks, states_bytes)
-    yield _need("the full model, built on each of", "before it is sharded, takes", ranks, building_bytes)
     if case.device != "cpu":
         return  # On a GPU, the peak depends on the kernels.
     if len(ranks) == case.ranks:

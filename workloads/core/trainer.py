@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from workloads.core.attention import attend_of, attention_notes
-from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss
+from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss, rotary_tables
+from workloads.core.weights import fill_weights
 from workloads.options import check_of, microbatch_count, rate_factor
 from workloads.protocols import Phase
 from workloads.spec import Precision, Setup
@@ -157,10 +158,19 @@ class Trainer:
 
 
 def make_model(setup: Setup) -> Transformer:
-    """Make the reference model on the rank's device, with equal weights on all ranks, whatever was drawn before."""
-    torch.manual_seed(setup.seed)
+    """Make the whole reference model on the rank's device."""
+    model = outline_model(setup)
+    materialise(setup, model)
+    return model
+
+
+def outline_model(setup: Setup, *, device: str = "meta") -> Transformer:
+    """Make the reference model on the meta device, where it takes no memory, to be divided and then materialised.
+
+    device: another one, for a library that divides modules while they are made.
+    """
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
-    with torch.device(setup.device):
+    with torch.device(device):
         model = Transformer(setup.shape, checkpoint=checkpoint)
     attend, compile_mode = attend_of(setup), str(setup.options["compile"])
     for block in model.blocks:
@@ -170,6 +180,24 @@ def make_model(setup: Setup) -> Transformer:
             # Each block in place, so that no name changes; all blocks share one graph.
             block.compile(mode=compile_mode, fullgraph=True)
     return model
+
+
+def materialise(setup: Setup, part: nn.Module, *, device: str | None = None) -> None:
+    """Give what this rank holds of an outlined model its memory and its first values.
+
+    part: the model, or a stage of it, after it was divided.
+    device: of the weights, where it is not the setup's, for example because they are offloaded.
+    """
+    part.to_empty(device=device or setup.device)
+    fill_weights(part.named_parameters(), seed=setup.seed, layers=setup.shape.layers)
+    fill_tables(setup, part)
+
+
+def fill_tables(setup: Setup, part: nn.Module) -> None:
+    """Set the rotary tables, which `to_empty` leaves without values; made on the host, they are the same anywhere."""
+    tables = rotary_tables(setup.shape.sequence, setup.shape.head_width)
+    for name, table in zip(("cos_sr", "sin_sr"), tables, strict=True):
+        part.register_buffer(name, table.to(setup.device), persistent=False)
 
 
 def make_optimizer(setup: Setup, parameters: Iterable[nn.Parameter]) -> AdamW:

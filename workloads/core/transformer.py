@@ -7,7 +7,6 @@ Source: Touvron et al. 2023, LLaMA (RMSNorm before each part, SwiGLU, rotary emb
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -28,7 +27,6 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 ROTARY_BASE = 500_000.0
 NORM_EPSILON = 1e-5
-WEIGHT_DEVIATION = 0.02
 
 SAVED = frozenset(
     {
@@ -43,7 +41,10 @@ SAVED = frozenset(
 
 
 class Transformer(nn.Module):
-    """Tokens to logits. Embedding and head are not tied; linear layers have no bias."""
+    """Tokens to logits. Embedding and head are not tied; linear layers have no bias.
+
+    Weights begin as torch makes them; `workloads.core.weights` gives those that training begins with.
+    """
 
     cos_sr: Tensor
     sin_sr: Tensor
@@ -57,21 +58,6 @@ class Transformer(nn.Module):
         cos_sr, sin_sr = rotary_tables(shape.sequence, shape.head_width)
         self.register_buffer("cos_sr", cos_sr, persistent=False)
         self.register_buffer("sin_sr", sin_sr, persistent=False)
-        self.initialise(shape)
-
-    def initialise(self, shape: Shape) -> None:
-        """Draw all weights again, in the order of their names.
-
-        The two products that write to the residual stream get a smaller deviation, so that its variance does not grow
-        with depth. Source: Radford et al. 2019, GPT-2, section 2.3.
-        """
-        residual_deviation = WEIGHT_DEVIATION / math.sqrt(2 * shape.layers)
-        for name, weight in self.named_parameters():
-            if weight.dim() == 1:
-                nn.init.ones_(weight)
-            else:
-                is_residual = name.endswith(("attention.o.weight", "mlp.down.weight"))
-                nn.init.normal_(weight, std=residual_deviation if is_residual else WEIGHT_DEVIATION)
 
     def forward(self, tokens_bs: Tensor) -> Tensor:
         """Return the logits of each token's successor, (b, s, v), in the precision of autocast."""

@@ -22,8 +22,16 @@ from torch.optim import Optimizer
 
 from workloads.core.attention import attention_notes
 from workloads.core.mesh import share_world_timeout
-from workloads.core.trainer import AUTOCAST_TYPES, LearningRate, make_model, make_optimizer
-from workloads.core.transformer import next_token_loss
+from workloads.core.trainer import (
+    AUTOCAST_TYPES,
+    LearningRate,
+    fill_tables,
+    make_model,
+    make_optimizer,
+    outline_model,
+)
+from workloads.core.transformer import Transformer, next_token_loss
+from workloads.core.weights import fill_flat
 from workloads.options import local_batch
 from workloads.protocols import Phase, Workload
 from workloads.spec import Backend, Device, Setup
@@ -127,10 +135,12 @@ class DeepSpeedTrainer:
     """
 
     def __init__(self, setup: Setup, group: dist.ProcessGroup, phase: Phase) -> None:
-        model = make_model(setup)
+        deepspeed, config = start(setup.device, setup.backend), settings(setup)
+        model = sharded_model(deepspeed, setup, config) if setup.options["stage"] == 3 else make_model(setup)
         optimizer = make_optimizer(setup, model.parameters())
         self._weights = dict(model.named_parameters())
-        self._shapes = {name: weight.shape for name, weight in self._weights.items()}
+        # Stage 3 leaves a weight empty between its uses.
+        self._shapes = {name: getattr(weight, "ds_shape", weight.shape) for name, weight in self._weights.items()}
         self._layout = LAYOUTS[int(setup.options["stage"])]
         self._group, self._phase = group, phase
         self._device = torch.device(setup.device)
@@ -138,9 +148,7 @@ class DeepSpeedTrainer:
         self._learning_rate = LearningRate(setup)
         self._gradients: list[Tensor] = []
         optimizer.register_step_post_hook(self._keep_gradients)
-        engine: Any = start(setup.device, setup.backend).initialize(
-            model=model, optimizer=optimizer, config=settings(setup), dist_init_required=False
-        )[0]
+        engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
         # The engine has made groups of its own.
         share_world_timeout(self._device)
         self._engine = engine
@@ -195,6 +203,22 @@ class DeepSpeedTrainer:
         """Keep the gradients of an update; the hook runs after each, and a stage may make several in a step."""
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         self._gradients += [weight.grad for weight in weights]
+
+
+def sharded_model(deepspeed: ModuleType, setup: Setup, config: dict[str, Any]) -> Transformer:
+    """Make the model for stage 3: each module is divided as soon as it is made, so that one is whole at a time."""
+    # The precision is the configuration's: given a dtype, DeepSpeed 0.19 takes bf16 where fp16 is not supported.
+    # `linear` stays torch's, as in all strategies.
+    with deepspeed.zero.Init(config_dict_or_path=config, mem_efficient_linear=False):
+        model = outline_model(setup, device=setup.device)
+    for name, weight in model.named_parameters():
+        # This rank's part of the flat weight, with padding at the end.
+        part: Tensor = weight.ds_tensor  # type: ignore[attr-defined]
+        first = dist.get_rank() * part.numel()
+        own = part[: max(0, weight.ds_numel - first)]  # type: ignore[attr-defined]
+        fill_flat(own, name, first, seed=setup.seed, dims=len(weight.ds_shape), layers=setup.shape.layers)  # type: ignore[attr-defined]
+    fill_tables(setup, model)
+    return model
 
 
 def settings(setup: Setup) -> dict[str, Any]:

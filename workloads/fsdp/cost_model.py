@@ -112,20 +112,6 @@ def sharded_states(sharding: Sharding, rank: int) -> States:
     )
 
 
-def building_bytes(sharding: Sharding) -> int:
-    """Return the most that a rank holds while a model that was made whole is divided, unit by unit.
-
-    The parts of a unit's weights are copies; the whole weights are freed at the end of the unit. Parts that the host
-    keeps leave the device one by one.
-    """
-    built = most = elements(sharding.weights())
-    for unit in (*sharding.inner_units() * sharding.shape.layers, sharding.outer_unit()):
-        parts = [padded_elements((weight,), sharding.ranks) for weight in unit]
-        most = max(most, built + (max(parts) if sharding.is_copied_away else sum(parts)))
-        built += (0 if sharding.is_copied_away else sum(parts)) - elements(unit)
-    return ELEMENT_BYTES * most
-
-
 def sharded_transfers(sharding: Sharding) -> tuple[Transfer, ...]:
     """Return the collectives of one step: units are gathered, gathered again, and their gradients reduced."""
     if sharding.ranks == 1:

@@ -12,7 +12,6 @@ from workloads.cost_models.terms import States, Transfer
 from workloads.fsdp.cost_model import (
     Sharding,
     Wrap,
-    building_bytes,
     sharded_states,
     sharded_step_peak,
     sharded_transfers,
@@ -149,9 +148,6 @@ class ShardedSpec(StrategySpec):
 
     def paper_states(self, setup: Setup) -> States:
         return paper_states(setup.shape.parameters(), stage=self.stage, data_ranks=self.mesh(setup)["shard"])
-
-    def building_bytes(self, setup: Setup, rank: int) -> int:
-        return building_bytes(self.sharding(setup))
 
     def peak(self, setup: Setup) -> Prediction | Absent:
         sharding = self.sharding(setup)

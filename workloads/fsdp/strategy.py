@@ -5,7 +5,7 @@ computes. The rest (embedding, norm, head) is gathered at the start of forward a
 first to need it.
 Computation in bf16 and fp16 is autocast's, as in `single`, so that weights travel in fp32: a policy of FSDP2 that
 gathers them in two bytes would round the residual stream too, and so compute something else.
-Not covered: a model that no device can hold whole; the model is made whole on each device, and then divided.
+The model is divided before it has memory, so that a rank never holds more than its part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from workloads.core.mesh import share_world_timeout
 from workloads.core.sharded_gradients import NORM_EPSILON
-from workloads.core.trainer import Trainer, make_model
+from workloads.core.trainer import Trainer, materialise, outline_model
 from workloads.core.transformer import Block, Transformer
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
@@ -40,8 +40,9 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     """
     # zero2 has no such option.
     reshard = (int(setup.options["reshard"]) or True) if "reshard" in setup.options else False
-    model, device = make_model(setup), torch.device(setup.device)
+    model, device = outline_model(setup), torch.device(setup.device)
     units = shard(setup, model, mesh, reshard=reshard)
+    materialise(setup, model, device="cpu" if setup.options["offload"] else None)
     prefetch(units, int(setup.options["prefetch"]))
     trainer = Trainer(
         setup,

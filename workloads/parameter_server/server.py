@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import AdamW, Optimizer
 
 from workloads.core.trainer import LearningRate, adamw_settings
+from workloads.core.weights import fill_weights
 from workloads.cost_models.terms import divide
 from workloads.parameter_server.messages import Inbox, PeerLost, Push, flatten, split
 from workloads.protocols import Phase
@@ -64,11 +65,14 @@ def place(model: nn.Module, servers: int) -> WeightPlacement:
 class ServerWeights:
     """The weights that one server holds, with their gradients and AdamW states."""
 
-    def __init__(self, setup: Setup, model: nn.Module, placement: WeightPlacement, group: dist.ProcessGroup) -> None:
-        """Keep this rank's weights of the model."""
+    def __init__(self, setup: Setup, placement: WeightPlacement, group: dist.ProcessGroup) -> None:
+        """Make this rank's weights of the model."""
         indices = placement.held_by(group.rank())
-        weights = list(model.parameters())
-        self.model = nn.ParameterList(weights[index] for index in indices)
+        self._names = [placement.names[index] for index in indices]
+        self._device = torch.device(setup.device)
+        self.model = nn.ParameterList(torch.empty(placement.shapes[index], device=self._device) for index in indices)
+        named = zip(self._names, self.model, strict=True)
+        fill_weights(named, seed=setup.seed, layers=setup.shape.layers)
         self.optimizer: Optimizer = AdamW(self.model.parameters(), **adamw_settings(setup))
         self._learning_rate = LearningRate(setup)
         self.received_bytes = 0
@@ -76,10 +80,8 @@ class ServerWeights:
         self.sent_bytes = 0
         self.size = sum(weight.numel() for weight in self.model)
         """Elements of the weights together."""
-        self._names = [placement.names[index] for index in indices]
         self._placement = placement
         self._group = group
-        self._device = weights[0].device
 
     def begin_step(self) -> None:
         """Reset the byte counts, and set the learning rate for all updates of this step."""

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from workloads.core.mesh import timeout_of
-from workloads.core.trainer import Trainer, make_model
+from workloads.core.trainer import Trainer, materialise, outline_model
 from workloads.parameter_server.cost_model import StepTraffic
 from workloads.parameter_server.messages import Inbox, ServerLink, connect, serve_worker, timeout_s
 from workloads.parameter_server.server import (
@@ -70,16 +70,17 @@ class RemoteOptimizer(Optimizer):
 
 def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     """Build a server or a worker, by the rank, connected with all others."""
-    model, group = make_model(setup), mesh.get_group("server")
-    device, servers = _device_of(model), int(setup.options["servers"])
+    model, group = outline_model(setup), mesh.get_group("server")
+    device, servers = torch.device(setup.device), int(setup.options["servers"])
     placement = place(model, servers)
     messages = connect(group, device)
     among_servers = dist.new_group(range(servers), backend="gloo", timeout=timeout_of(group, device))
     if group.rank() >= servers:
+        materialise(setup, model)
         return Worker(setup, model, phase, placement, group, messages)
 
     share, workers, inbox = (
-        ServerWeights(setup, model, placement, group),
+        ServerWeights(setup, placement, group),
         range(servers, setup.ranks),
         Inbox(timeout_s(messages)),
     )

@@ -2,7 +2,7 @@
 
 The first stage also has the embedding, the last the norm, the head and the loss. Weights keep the names that they have
 in the whole model.
-Not covered: a model that does not fit on one device; it is created whole on each, and then cut.
+The model is cut before it has memory, so that a rank never holds another's stages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StageModel(nn.Module):
     sin_sr: Tensor
 
     def __init__(self, model: Transformer, blocks: range) -> None:
-        """Take over the weights of these blocks; the other blocks are freed with the model."""
+        """Take over these blocks, and what the first or the last stage has beside them."""
         super().__init__()
         is_first, is_last = blocks.start == 0, blocks.stop == len(model.blocks)
         self.embedding = model.embedding if is_first else None

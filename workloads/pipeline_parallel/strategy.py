@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from workloads.core.trainer import Clip, autocast, make_model
+from workloads.core.trainer import Clip, autocast, materialise, outline_model
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Pipeline, balance
 from workloads.options import local_batch
@@ -47,7 +47,7 @@ class PartTimes:
 def measure_parts(setup: Setup, model: Transformer, sequences: int) -> PartTimes:
     """Return the median time of each part over several passes, averaged over all ranks.
 
-    sequences: of one microbatch. The whole model is on each rank, and is left without gradients.
+    model: only its first block is measured; all are alike. sequences: of one microbatch.
     """
     shape, device = setup.shape, model.cos_sr.device
     tokens_bs = torch.arange(sequences * shape.sequence, device=device).reshape(sequences, -1) % shape.vocabulary
@@ -60,15 +60,12 @@ def measure_parts(setup: Setup, model: Transformer, sequences: int) -> PartTimes
     def of_head() -> Tensor:
         return next_token_loss(model.head(model.norm(stream_bsd)), tokens_bs)
 
-    of_blocks: list[Callable[[], Tensor]] = [
-        partial(block, stream_bsd, model.cos_sr, model.sin_sr) for block in model.blocks
-    ]
-    own_s = [_median_s(setup, run) for run in (of_embedding, *of_blocks, of_head)]
-    model.zero_grad()
+    of_block = partial(model.blocks[0], stream_bsd, model.cos_sr, model.sin_sr)
+    own_s = [_median_s(setup, run) for run in (of_embedding, of_block, of_head)]
     all_s = torch.tensor(own_s, device=device, dtype=torch.float64)
     dist.all_reduce(all_s)
-    embedding_s, *blocks_s, head_s = (all_s / dist.get_world_size()).tolist()
-    return PartTimes(embedding_s=embedding_s, blocks_s=tuple(blocks_s), head_s=head_s)
+    embedding_s, block_s, head_s = (all_s / dist.get_world_size()).tolist()
+    return PartTimes(embedding_s=embedding_s, blocks_s=(block_s,) * shape.layers, head_s=head_s)
 
 
 def _median_s(setup: Setup, run: Callable[[], Tensor]) -> float:
@@ -112,13 +109,14 @@ def make_trainer(
     """
     pipeline = spec.pipeline(setup)
     sequences = local_batch(setup, spec.data_ranks(setup))
-    model, group = make_model(setup), mesh.get_group("stage")
-    blocks_of = divide(setup, model, pipeline, sequences)
+    model, group = outline_model(setup), mesh.get_group("stage")
+    blocks_of = divide(setup, pipeline, sequences)
     ranges = cut(setup.shape.layers, blocks_of)
     models = {stage: StageModel(model, ranges[stage]) for stage in pipeline.stages_of(group.rank())}
     stages = list(models.values())
     for stage in stages:
         prepare(stage)
+        materialise(setup, stage)
     choice = setup.options[BALANCE.name]
     *most, last = map(str, blocks_of)
     note = f"balance={choice} gave the stages, in the order of the model, {', '.join(most)} and {last} blocks"
@@ -136,10 +134,18 @@ def make_trainer(
     )
 
 
-def divide(setup: Setup, model: Transformer, pipeline: Pipeline, sequences: int) -> tuple[int, ...]:
+def divide(setup: Setup, pipeline: Pipeline, sequences: int) -> tuple[int, ...]:
     """Return the number of blocks of each stage, the same on all ranks. sequences: of a microbatch."""
     if setup.options[BALANCE.name] != "measured":
         return counts(setup, pipeline.stages)
+    model = outline_model(setup)
+    model.blocks = model.blocks[:1]
+    materialise(setup, model)
+    return balance_by_time(setup, model, pipeline, sequences)
+
+
+def balance_by_time(setup: Setup, model: Transformer, pipeline: Pipeline, sequences: int) -> tuple[int, ...]:
+    """Return the number of blocks of each stage, by the times that a model's parts take; see `measure_parts`."""
     times = measure_parts(setup, model, sequences)
     return balance(times.blocks_s, pipeline.stages, before=times.embedding_s, after=times.head_s)
 

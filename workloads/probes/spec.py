@@ -36,6 +36,7 @@ class ProbeSpec(StrategySpec):
     """Base of the specs of probes, which have no model: what describes training is empty."""
 
     kind = "probe"
+    version = 1
     cuda_version = 2
     parity = Parity(kind="none", reason="a probe trains nothing")
 

@@ -33,7 +33,7 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import AdamW
 
 from workloads.core.sharded_gradients import AgreeingScaler, add_up, clip_gradients, parameter_groups
-from workloads.core.trainer import Trainer, adamw_settings, make_model
+from workloads.core.trainer import Trainer, adamw_settings, make_model, materialise, outline_model
 from workloads.core.transformer import Block
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
@@ -104,7 +104,7 @@ def _block_plan(stream: Placement) -> dict[str, ParallelStyle]:
 
 
 def _apply(plan: dict[str, ParallelStyle], module: nn.Module, axis: DeviceMesh) -> None:
-    # All ranks have created the same weights, so each takes its part without any transfer.
+    # Weights have no values yet, so that there is nothing to transfer.
     parallelize_module(module, axis, plan, src_data_rank=None)
 
 
@@ -141,8 +141,9 @@ class TensorTrainer(Trainer):
     """A `Workload` that holds its part of the weights, and whose loss is that of all ranks."""
 
     def __init__(self, setup: Setup, mesh: DeviceMesh, phase: Phase) -> None:
-        model, group = make_model(setup), mesh.get_group("tensor")
+        model, group = outline_model(setup), mesh.get_group("tensor")
         parallelize(setup, model, mesh)
+        materialise(setup, model)
         self._is_sequence_sharded = bool(setup.options["sequence_parallel"])
         self._is_loss_sharded = bool(setup.options["loss_parallel"])
         super().__init__(

@@ -164,21 +164,21 @@ def test_free_memory_that_is_not_told_is_not_judged() -> None:
     check_memory(_on_gpus(), host_bytes=0, gpus=(gpu(0),), memory=(GpuMemory(index=0, reason="NVML: Not Supported"),))
 
 
-def test_a_model_is_made_whole_before_it_is_divided() -> None:
-    case = _on_gpus("fsdp", ranks=8, model=PRESETS["8b"])
-    whole = 4 * PRESETS["8b"].parameters()
-    assert least_bytes(case, 0) >= whole
-    gpus = tuple(gpu(index, 24 * GIB) for index in range(8))
-    with pytest.raises(Misuse, match=r"the full model, built on each of 1 rank before it is sharded, takes 3"):
-        check_memory(case, host_bytes=0, gpus=gpus)
+def test_a_model_that_fits_only_divided_is_let_through() -> None:
+    case = _on_gpus("fsdp", ranks=64, model=PRESETS["70b"])
+    states = case.spec().states(case, 0)
+    held = states.parameters_bytes + states.gradients_bytes + states.optimizer_bytes
+    assert least_bytes(case, 0) == held < 4 * PRESETS["70b"].parameters() / 8
+    gpus = tuple(gpu(index, 24 * GIB) for index in range(64))
+    check_memory(case, host_bytes=0, gpus=gpus)
 
 
-def test_ranks_that_share_a_gpu_build_at_the_same_time() -> None:
+def test_ranks_that_share_a_gpu_hold_their_parts_at_the_same_time() -> None:
     case = _on_gpus("fsdp", ranks=8)
-    one = case.spec().building_bytes(case, 0)
-    check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one),))
-    with pytest.raises(Misuse, match=r"built on each of 8 ranks"):
-        check_memory(case, host_bytes=0, gpus=(gpu(0, 8 * one - 1),))
+    every = sum(least_bytes(case, rank) for rank in range(8))
+    check_memory(case, host_bytes=0, gpus=(gpu(0, every),))
+    with pytest.raises(Misuse, match=r"optimizer state of 8 ranks"):
+        check_memory(case, host_bytes=0, gpus=(gpu(0, every - 1),))
 
 
 def test_a_gpu_that_does_not_tell_its_memory_is_not_judged() -> None:

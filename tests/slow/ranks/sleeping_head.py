@@ -18,7 +18,7 @@ from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
 from workloads.pipeline_parallel.simulator import StageTimes
 from workloads.pipeline_parallel.stages import PipelineTrainer, StageModel, cut
-from workloads.pipeline_parallel.strategy import divide
+from workloads.pipeline_parallel.strategy import balance_by_time, divide
 from workloads.registry import spec_of
 from workloads.spec import OptionValue
 
@@ -73,7 +73,8 @@ def _perform(balance: str) -> Balanced:
     for block in model.blocks:
         put_to_sleep(block, Bed(BLOCK_S))
     put_to_sleep(model.head, Bed(HEAD_BLOCKS * BLOCK_S))
-    blocks = divide(setup, model, pipeline, sequences=1)
+    is_measured = setup.options["balance"] == "measured"
+    blocks = balance_by_time(setup, model, pipeline, 1) if is_measured else divide(setup, pipeline, 1)
     parts = cut(SHAPE.layers, blocks)
     stages = {stage: StageModel(model, parts[stage]) for stage in pipeline.stages_of(dist.get_rank())}
     trainer = PipelineTrainer(

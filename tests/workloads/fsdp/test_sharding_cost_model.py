@@ -10,10 +10,9 @@ import pytest
 
 from workloads.cost_models.communication import wire_bytes
 from workloads.cost_models.shape import PRESETS, Shape
-from workloads.cost_models.terms import Transfer, block_weights, elements, model_weights, replicated_states
+from workloads.cost_models.terms import Transfer, elements, model_weights, replicated_states
 from workloads.fsdp.cost_model import (
     Sharding,
-    building_bytes,
     own_elements,
     padded_elements,
     sharded_states,
@@ -54,17 +53,6 @@ def test_all_parts_together_are_the_model(ranks: int) -> None:
     own = [own_elements(weights, rank=rank, ranks=ranks) for rank in range(ranks)]
     assert sum(own) == elements(weights)
     assert max(own) <= padded_elements(weights, ranks)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_while_a_model_is_divided_it_is_whole_beside_the_parts_of_its_first_block(ranks: int) -> None:
-    whole, block = elements(model_weights(EVEN)), elements(block_weights(EVEN))
-    assert building_bytes(Sharding(shape=EVEN, ranks=ranks)) == 4 * (whole + block // ranks)
-
-
-def test_parts_that_go_to_the_host_leave_one_by_one() -> None:
-    whole, largest = elements(model_weights(EVEN)), EVEN.mlp_width * EVEN.width
-    assert building_bytes(Sharding(shape=EVEN, ranks=2, is_copied_away=True)) == 4 * (whole + largest // 2)
 
 
 @pytest.mark.parametrize("wrap", ["block", "layer"])

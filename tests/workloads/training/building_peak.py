@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -14,17 +15,21 @@ from torch.utils._pytree import tree_leaves
 
 from tests.workloads.training.setups import SmallSetup
 from tests.workloads.training.training_runs import make_ready
+from workloads.core import weights
 
 
-def building_peak(setup: SmallSetup) -> int:
-    """Build the setup's strategy on this rank; the peak, the tables of the rotary embedding included."""
-    with _LiveBytes() as live:
+def building_peak(setup: SmallSetup, chunk: int) -> int:
+    """Build the setup's strategy on this rank; the peak, the tables of the rotary embedding included.
+
+    chunk: elements of a weight that are made at a time.
+    """
+    with patch.object(weights, "CHUNK_ELEMENTS", chunk), LiveBytes() as live:
         make_ready(setup)
     peak_bytes: int = live.peak_bytes
     return peak_bytes
 
 
-class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives no types.
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives no types.
     """Adds up the memory behind all tensors that operators give, for as long as something holds it."""
 
     def __init__(self) -> None:
