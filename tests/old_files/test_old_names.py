@@ -30,8 +30,8 @@ def test_every_command_has_every_option_and_choice_that_it_had() -> None:
 
 
 _NEW_VERSIONS = {spec.name: spec.version for spec in SPECS if spec.kind == "training"}
-"""Strategies that measure something else than in that version, and whose cases thus have other keys, on purpose: weights
-follow from a hash, and parameter_server sends its messages by gloo, no longer by torch's RPC."""
+"""Strategies that measure something else than in that version, and whose cases thus have other keys, on purpose: their
+weights follow from a hash, and parameter_server sends its messages by gloo, no longer by torch's RPC."""
 
 
 def test_every_strategy_has_its_versions_and_options_with_their_defaults() -> None:
