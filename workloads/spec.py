@@ -321,6 +321,10 @@ class StrategySpec(ABC):
         """Return a rank's states as the paper counts them, which gives all ranks as much."""
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
 
+    def unreduced_bytes(self, setup: Setup, rank: int) -> int:
+        """Return the whole gradients that a rank of a sharded model adds up until the last microbatch reduces them."""
+        return 0
+
     def peak(self, setup: Setup) -> Prediction | Absent:
         """Predict the live tensors of the rank that holds most, at the peak of a step."""
         return Absent(reason=f"no cost model predicts which tensors of {setup.strategy} live at the peak of a step")

@@ -227,6 +227,9 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         for rank_states in states
     )
     yield _need("parameters, gradients and optimizer state of", "take", ranks, states_bytes)
+    if unreduced_bytes := sum(spec.unreduced_bytes(case, rank) for rank in ranks):
+        what = "states, and whole gradients until the last microbatch reduces them, of"
+        yield _need(what, "take", ranks, states_bytes + unreduced_bytes)
     if case.device != "cpu":
         return  # On a GPU, the peak depends on the kernels.
     if len(ranks) == case.ranks:

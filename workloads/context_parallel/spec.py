@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes
+from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
-from workloads.cost_models.terms import Transfer, replicated_states
+from workloads.cost_models.terms import States, Transfer, replicated_states
+from workloads.fsdp.cost_model import Sharding, sharded_states, sharded_transfers
 from workloads.options import (
     BUCKET_MB,
     COLLECTIVES_IN_GRAPHS,
+    GATHERED_IN_GRAPHS,
     HEAD_MULTIPLE,
     HIGH_PRIORITY,
     TRAINING_OPTIONS,
@@ -23,6 +25,7 @@ from workloads.options import (
     local_batch,
     microbatch,
     microbatch_count,
+    numbers_agreed,
     peak_not_covered,
     pinned_kernel,
     priority_axes,
@@ -31,11 +34,17 @@ from workloads.options import (
 )
 from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec, nearest_multiples
 
-SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB)
+SHARDED = Option(
+    name="sharded",
+    default=False,
+    help="shard weights, gradients and optimizer states over the ranks by FSDP2, as fsdp does; false: whole on each",
+    added_later=True,
+)
+SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB, SHARDED)
 
 
 class SequenceSpec(StrategySpec):
-    """Base of the specs whose ranks hold different positions of the same sequences, and the whole model each."""
+    """Base of the specs whose ranks hold different positions of the same sequences; by default the whole model each."""
 
     options = SEQUENCE_OPTIONS
 
@@ -48,6 +57,8 @@ class SequenceSpec(StrategySpec):
 
     def refusals(self, setup: Setup) -> list[str]:
         reasons = [*training_refusals(setup, data_ranks=1), *bucket_refusals(setup)]
+        if SHARDED.of(setup):
+            reasons += graph_refusals(setup, GATHERED_IN_GRAPHS)
         sequence, chunks = setup.shape.sequence, self.chunks(setup)
         if sequence % chunks:
             fitting = nearest_multiples(sequence, chunks)
@@ -56,9 +67,35 @@ class SequenceSpec(StrategySpec):
             )
         return reasons
 
+    def sharding(self, setup: Setup) -> Sharding:
+        """Describe sharded states to FSDP2's cost model."""
+        return Sharding(
+            shape=setup.shape,
+            ranks=setup.ranks,
+            microbatches=microbatch_count(setup),
+            numbers=numbers_agreed(setup),
+            is_overlapped=setup.backend == "nccl",
+        )
+
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
-        """Return the all_reduce that averages the gradients of all positions, bucket by bucket during backward."""
-        return () if setup.ranks == 1 else (bucketed_average(setup, "sequence"),)
+        """Return what averages the gradients of all positions: an all_reduce, bucket by bucket during backward.
+
+        Sharded states are gathered and reduced unit by unit instead.
+        """
+        if setup.ranks == 1:
+            return ()
+        if SHARDED.of(setup):
+            return tuple(replace(each, axis="sequence") for each in sharded_transfers(self.sharding(setup)))
+        return (bucketed_average(setup, "sequence"),)
+
+    def states(self, setup: Setup, rank: int) -> States:
+        return sharded_states(self.sharding(setup), rank) if SHARDED.of(setup) else replicated_states(setup.shape)
+
+    def paper_states(self, setup: Setup) -> States:
+        is_sharded = bool(SHARDED.of(setup))
+        return paper_states(
+            setup.shape.parameters(), stage=3 if is_sharded else 0, data_ranks=setup.ranks if is_sharded else 1
+        )
 
     def paper_activations(self, setup: Setup) -> int:
         """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""
@@ -78,6 +115,8 @@ class SequenceSpec(StrategySpec):
         """
         if (reason := peak_not_covered(setup)) is not None:
             return reason
+        if SHARDED.of(setup):
+            return Absent(reason="no cost model of live tensors covers sharded states whose ranks divide a sequence")
         full, states = microbatch(setup, data_ranks=1), replicated_states(setup.shape)
         # The tensors of one microbatch at the rank's own positions, except those of attention.
         own = replace(full, shape=replace(setup.shape, sequence=setup.shape.sequence // setup.ranks))
@@ -150,6 +189,8 @@ class RingAttentionSpec(SequenceSpec):
             {"overlap": False},
             {"bucket_mb": 0.1},
             {"accumulate": 2},
+            {"sharded": True},
+            {"sharded": True, "accumulate": 2, "checkpoint": "full"},
             {"checkpoint": "full"},
             {"checkpoint": "selective", "accumulate": 2},
         ),
@@ -256,6 +297,8 @@ class UlyssesSpec(SequenceSpec):
             {},
             {"bucket_mb": 0.1},
             {"accumulate": 2},
+            {"sharded": True},
+            {"sharded": True, "accumulate": 2, "checkpoint": "full"},
             {"checkpoint": "full"},
             {"checkpoint": "selective", "accumulate": 2},
         ),

@@ -1,8 +1,8 @@
 """Trainer of sequences whose positions are divided among ranks, and Ulysses, which divides attention by heads.
 
-Each rank holds the whole model and reads the same sequences as the others, but passes only its own positions through
-the model. Only attention looks at other positions; it is passed in. In Ulysses each rank holds all positions of some
-heads inside attention; positions are exchanged for heads before and after it.
+Each rank holds the whole model, or with sharded states its part of it. It reads the same sequences as the others, but
+passes only its own positions through the model. Only attention looks at other positions; it is passed in. In Ulysses
+each rank holds all positions of some heads inside attention; positions are exchanged for heads before and after it.
 Dimensions: b sequences, h query heads, k key and value heads, s this rank's positions, t all positions, e elements of a
 head, r half of a head, v vocabulary; n ranks.
 Source: Jacobs et al. 2023, DeepSpeed Ulysses, section 3.
@@ -12,19 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from workloads.context_parallel.cost_model import PositionLayout
+from workloads.context_parallel.spec import SHARDED
 from workloads.core.attention import attend_of
 from workloads.core.mesh import make_group
-from workloads.core.trainer import Trainer, make_model
+from workloads.core.trainer import Trainer, materialise, outline_model
 from workloads.core.transformer import Attend, Block, attend
 from workloads.data_parallel.strategy import replicate
+from workloads.fsdp.strategy import clip_gradients, shard
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
@@ -44,9 +47,9 @@ class SequenceTrainer(Trainer):
     """A `Workload` whose loss on each rank is the mean over the rank's own positions.
 
     The mean over ranks is then the mean over all tokens, so gradients are averaged over the axis `sequence`. This
-    happens bucket by bucket during backward, in a separate process group: in attention's group, attention's messages,
-    which backward waits for, would queue behind buckets. Every rank enters the collectives of both groups from one
-    thread, in one order.
+    happens bucket by bucket during backward, or unit by unit by FSDP2 where states are sharded; in a process group
+    other than attention's, whose messages, which backward waits for, would queue behind them. Every rank enters the
+    collectives of both groups from one thread, in one order.
     """
 
     def __init__(
@@ -65,15 +68,24 @@ class SequenceTrainer(Trainer):
         """
         axis, device = mesh.get_group("sequence"), torch.device(setup.device)
         held_s = positions(layout, sequence=setup.shape.sequence, rank=axis.rank(), ranks=axis.size()).to(device)
-        model = make_model(setup)
-        replica = replicate(setup, model, make_group(axis, device))
-        # After `replicate`: a new replica copies all buffers of the first rank, and the tables of positions are
-        # buffers.
-        model.cos_sr, model.sin_sr = model.cos_sr[held_s], model.sin_sr[held_s]
+        group, model = make_group(axis, device), outline_model(setup)
         for block in model.blocks:
             assert isinstance(block, Block)
             block.attention.attend = attend
-        super().__init__(setup, replica, phase, no_sync=replica.no_sync, notes=notes)
+        options: dict[str, Any] = {"notes": notes}
+        wrapped: nn.Module = model
+        if SHARDED.of(setup):
+            shard(model, DeviceMesh.from_group(group, setup.device, mesh_dim_names=("shard",)))
+            materialise(setup, model)
+            options["clip"] = partial(clip_gradients, group=group, device=device)
+        else:
+            materialise(setup, model)
+            wrapped = replica = replicate(setup, model, group)
+            options["no_sync"] = replica.no_sync
+        # After `replicate`: a new replica copies all buffers of the first rank, and the tables of positions are
+        # buffers.
+        model.cos_sr, model.sin_sr = model.cos_sr[held_s], model.sin_sr[held_s]
+        super().__init__(setup, wrapped, phase, **options)
         self._positions_s = held_s
 
     def _inputs(self, tokens_bs: Tensor) -> Tensor:

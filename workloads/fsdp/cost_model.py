@@ -48,7 +48,9 @@ class Sharding:
     ranks: number of ranks that share a weight. replicas: groups of such ranks, which average their gradients.
     is_resharded: weights are divided again after forward, and gathered a second time in backward.
     resharded_ranks: ranks that weights are divided among between forward and backward, where these are not all.
-    microbatches: forward and backward passes of a step; only the last one's backward reduces gradients.
+    microbatches: forward and backward passes of a step.
+    is_reduced_last: only the last microbatch's backward reduces gradients, which are whole on each rank until then;
+        otherwise each does.
     reduced_bytes: bytes of a gradient's element in transfer.
     numbers: single numbers that the ranks add up after backward: the norm that clipping needs, fp16's overflow.
     is_copied_away: gradients are copied to the host, without their padding.
@@ -62,6 +64,7 @@ class Sharding:
     is_resharded: bool = True
     resharded_ranks: int | None = None
     microbatches: int = 1
+    is_reduced_last: bool = False
     reduced_bytes: int = ELEMENT_BYTES
     numbers: int = 0
     is_copied_away: bool = False
@@ -112,6 +115,12 @@ def sharded_states(sharding: Sharding, rank: int) -> States:
     )
 
 
+def unreduced_bytes(sharding: Sharding) -> int:
+    """Return the whole gradients that each rank adds up until the last microbatch reduces them."""
+    is_kept = sharding.is_reduced_last and sharding.microbatches > 1
+    return ELEMENT_BYTES * elements(sharding.weights()) if is_kept else 0
+
+
 def sharded_transfers(sharding: Sharding) -> tuple[Transfer, ...]:
     """Return the collectives of one step: units are gathered, gathered again, and their gradients reduced."""
     if sharding.ranks == 1:
@@ -153,7 +162,9 @@ def _gather(
 def _reductions(sharding: Sharding) -> Iterator[Transfer]:
     units = [(unit, sharding.shape.layers) for unit in reversed(sharding.inner_units())]
     behind: Literal["backward"] | None = "backward" if sharding.is_overlapped else None
-    for unit, calls in (*units, (sharding.outer_unit(), 1)):
+    passes = 1 if sharding.is_reduced_last else sharding.microbatches
+    for unit, count in (*units, (sharding.outer_unit(), 1)):
+        calls = passes * count
         part_bytes = calls * sharding.reduced_bytes * padded_elements(unit, sharding.ranks)
         yield Transfer(
             collective="reduce_scatter",
@@ -239,10 +250,11 @@ class _Live:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """Forward and backward of one microbatch: the first finds no gradients, the last reduces them."""
+    """Forward and backward of one microbatch: the first finds no gradients, the last leaves no weights gathered."""
 
     is_first: bool
     is_last: bool
+    is_reduced: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +291,7 @@ class _Model:
     def moments(self) -> Iterator[_Live]:
         """Yield the moments that can be the peak."""
         layers, count = self.sharding.shape.layers, self.sharding.microbatches
-        for one_pass in {_Pass(is_first=index == 0, is_last=index == count - 1) for index in range(count)}:
+        for one_pass in {self._pass(index) for index in {0, 1, count - 1} & set(range(count))}:
             yield from self._forward(one_pass)
             yield self._live(one_pass, self.step.head(), _UnitState(incoming=0))
             yield self._live(one_pass, self.step.last_norm(), _UnitState(incoming=0, ready_bytes=self._head_bytes))
@@ -288,6 +300,10 @@ class _Model:
             for below in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
                 yield from self._block(one_pass, below)
         yield from self._end()
+
+    def _pass(self, index: int) -> _Pass:
+        is_last = index == self.sharding.microbatches - 1
+        return _Pass(is_first=index == 0, is_last=is_last, is_reduced=is_last or not self.sharding.is_reduced_last)
 
     def _forward(self, one_pass: _Pass) -> Iterator[_Live]:
         """Yield the moments of forward: the last unit is gathered, its buffer kept until the head has computed."""
@@ -356,7 +372,7 @@ class _Model:
 
         First the unit's weights are divided again and its gradients are laid end to end; then gloo reduces a copy.
         """
-        if not one_pass.is_last:
+        if not one_pass.is_reduced:
             return
         unit = self.units[state.finished]
         resharded = replace(state, resharded=1, gathered=state.gathered - 1)
@@ -372,6 +388,8 @@ class _Model:
     def _end(self) -> Iterator[_Live]:
         """Yield the end of backward: the embedding gets its gradient, then the outer unit is reduced."""
         outer, parts_bytes = self.outer, sum(unit.part_bytes for unit in self.units)
+        if self.sharding.microbatches > 1 and not self.sharding.is_reduced_last:
+            parts_bytes += outer.part_bytes
         yield _Live(
             gathered_bytes=outer.gathered_bytes,
             gradients_bytes=parts_bytes + outer.gradients_bytes,
@@ -397,7 +415,7 @@ class _Model:
             if self.kept_ranks is not None:
                 parts_bytes = _gathered_bytes(units[resharded + state.gathered :]) // self.kept_ranks
         in_flight_bytes = state.in_flight_bytes
-        if one_pass.is_last and state.finished and not state.resharded:
+        if one_pass.is_reduced and state.finished and not state.resharded:
             in_flight_bytes = units[state.finished - 1].reduced_bytes  # It is kept until the next reduction.
         return _Live(
             gathered_bytes=self.outer.gathered_bytes + _gathered_bytes(gathered),
@@ -408,9 +426,12 @@ class _Model:
 
     def _gradients_bytes(self, one_pass: _Pass, state: _UnitState) -> int:
         finished, after = self.units[: state.finished], self.units[state.finished :]
-        finished_bytes = sum(unit.part_bytes if one_pass.is_last else unit.gradients_bytes for unit in finished)
+        finished_bytes = sum(unit.part_bytes if one_pass.is_reduced else unit.gradients_bytes for unit in finished)
         if one_pass.is_first:
             return finished_bytes + state.ready_bytes
+        if not self.sharding.is_reduced_last:
+            # Each microbatch before has left this rank's part of all gradients.
+            return sum(unit.part_bytes for unit in (*self.units, self.outer)) + state.ready_bytes
         # From the second microbatch on, gradients that are not reduced yet are whole already.
         whole_bytes = finished_bytes + self.outer.gradients_bytes + sum(unit.gradients_bytes for unit in after)
         if state.resharded:

@@ -15,6 +15,7 @@ from workloads.fsdp.cost_model import (
     sharded_states,
     sharded_step_peak,
     sharded_transfers,
+    unreduced_bytes,
 )
 from workloads.options import (
     GATHERED_IN_GRAPHS,
@@ -28,6 +29,13 @@ from workloads.options import (
 )
 from workloads.spec import Needs, Option, Parity, Setup, StrategySpec
 
+REDUCE = Option(
+    name="reduce",
+    default="each",
+    choices=("each", "last"),
+    help="with accumulate: reduce gradients in each microbatch, or only in the last, with whole ones until then",
+    added_later=True,
+)
 SHARDING_OPTIONS: tuple[Option, ...] = (
     *TRAINING_OPTIONS,
     Option(
@@ -42,6 +50,7 @@ SHARDING_OPTIONS: tuple[Option, ...] = (
         choices=("fp32", "bf16"),
         help="precision in which gradients are reduced, and in which unsharded gradients accumulate",
     ),
+    REDUCE,
     Option(
         name="offload",
         default=False,
@@ -124,6 +133,7 @@ class ShardedSpec(StrategySpec):
             is_resharded=self.stage == 3,
             resharded_ranks=int(options.get(RESHARD.name, 0)) or None,
             microbatches=int(options["accumulate"]),
+            is_reduced_last=REDUCE.of(setup) == "last",
             reduced_bytes=2 if options["reduce_dtype"] == "bf16" else 4,
             numbers=numbers_agreed(setup),
             is_copied_away=bool(options["offload"]) and setup.device == "cuda",
@@ -145,6 +155,9 @@ class ShardedSpec(StrategySpec):
 
     def states(self, setup: Setup, rank: int) -> States:
         return sharded_states(self.sharding(setup), rank)
+
+    def unreduced_bytes(self, setup: Setup, rank: int) -> int:
+        return unreduced_bytes(self.sharding(setup))
 
     def paper_states(self, setup: Setup) -> States:
         return paper_states(setup.shape.parameters(), stage=self.stage, data_ranks=self.mesh(setup)["shard"])
@@ -188,6 +201,7 @@ class FsdpSpec(ShardedSpec):
             {},
             {"wrap": "layer"},
             {"accumulate": 2},
+            {"accumulate": 2, "reduce": "last"},
             {"checkpoint": "full"},
             {"wrap": "layer", "checkpoint": "selective", "accumulate": 2},
             {"offload": True},
@@ -225,4 +239,12 @@ class Zero2Spec(ShardedSpec):
     summary = "ZeRO-2: gradients and optimizer states sharded; weights gathered once a step, sharded between steps"
     stage = 2
     options = SHARDING_OPTIONS
-    parity = Parity(variants=({}, {"wrap": "layer"}, {"accumulate": 2}, {"checkpoint": "full"}))
+    parity = Parity(
+        variants=(
+            {},
+            {"wrap": "layer"},
+            {"accumulate": 2},
+            {"accumulate": 2, "reduce": "last"},
+            {"checkpoint": "full"},
+        )
+    )

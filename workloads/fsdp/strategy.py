@@ -25,6 +25,7 @@ from workloads.core.mesh import share_world_timeout
 from workloads.core.sharded_gradients import NORM_EPSILON
 from workloads.core.trainer import Trainer, materialise, outline_model
 from workloads.core.transformer import Block, Transformer
+from workloads.fsdp.spec import REDUCE
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
@@ -41,14 +42,22 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     # zero2 has no such option.
     reshard = (int(setup.options["reshard"]) or True) if "reshard" in setup.options else False
     model, device = outline_model(setup), torch.device(setup.device)
-    units = shard(setup, model, mesh, reshard=reshard)
+    units = shard(
+        model,
+        mesh,
+        reshard=reshard,
+        is_by_layer=setup.options["wrap"] == "layer",
+        reduce_dtype=torch.bfloat16 if setup.options["reduce_dtype"] == "bf16" else None,
+        # Pinned memory is for copies to and from a GPU.
+        host=CPUOffloadPolicy(pin_memory=setup.device == "cuda") if setup.options["offload"] else None,
+    )
     materialise(setup, model, device="cpu" if setup.options["offload"] else None)
     prefetch(units, int(setup.options["prefetch"]))
     trainer = Trainer(
         setup,
         model,
         phase,
-        no_sync=partial(without_reduction, model, is_kept_gathered=reshard is False),
+        no_sync=partial(before_last, model, is_kept_gathered=reshard is False, is_reduced=REDUCE.of(setup) == "each"),
         clip=partial(clip_gradients, group=mesh.get_group("shard"), device=device),
     )
     # With `reshard` torch has just made groups of the ranks that share a weight between forward and backward.
@@ -56,22 +65,32 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     return trainer
 
 
-def shard(setup: Setup, model: Transformer, mesh: DeviceMesh, *, reshard: bool | int) -> list[FSDPModule]:
-    """Divide the model in place; return its units, in the order of forward.
+def shard(
+    model: Transformer,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool | int = True,
+    is_by_layer: bool = False,
+    reduce_dtype: torch.dtype | None = None,
+    host: OffloadPolicy | None = None,
+) -> list[FSDPModule]:
+    """Divide the model in place over a mesh of one axis, or of two for replicas; return its units in forward's order.
 
     reshard: between forward and backward, divide weights again among all ranks (True) or among so many; False: keep
     them gathered.
+    is_by_layer: a unit is half of a block. reduce_dtype: of gradients in transfer; None: that of the weights.
+    host: how parts are kept on the host; None: they stay on the device.
     """
-    reduce_dtype = torch.bfloat16 if setup.options["reduce_dtype"] == "bf16" else None
-    # Pinned memory is for copies to and from a GPU.
-    host = CPUOffloadPolicy(pin_memory=setup.device == "cuda") if setup.options["offload"] else OffloadPolicy()
     divide = partial(
-        fully_shard, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype), offload_policy=host
+        fully_shard,
+        mesh=mesh,
+        mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
+        offload_policy=host or OffloadPolicy(),
     )
     modules: list[nn.Module] = []
     for block in model.blocks:
         assert isinstance(block, Block)
-        modules += [block] if setup.options["wrap"] == "block" else [block.attention, block.mlp]
+        modules += [block.attention, block.mlp] if is_by_layer else [block]
     units = [divide(module, reshard_after_forward=reshard) for module in modules]
     divide(model, reshard_after_forward=False)
     return units
@@ -87,10 +106,10 @@ def prefetch(units: Sequence[FSDPModule], count: int) -> None:
 
 
 @contextmanager
-def without_reduction(model: nn.Module, *, is_kept_gathered: bool) -> Iterator[None]:
-    """Let backward leave whole gradients on each rank, for accumulation; and gathered weights, where these are kept."""
+def before_last(model: nn.Module, *, is_kept_gathered: bool, is_reduced: bool) -> Iterator[None]:
+    """Let backward of a microbatch before the last keep weights gathered, and whole gradients, where these are kept."""
     assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(False)
+    model.set_requires_gradient_sync(is_reduced)
     model.set_reshard_after_backward(not is_kept_gathered)
     try:
         yield

@@ -88,6 +88,13 @@ class MeshStages:
             optimizer_bytes=2 * own_bytes + NUMBER_BYTES * len(weights),
         )
 
+    def unreduced_bytes(self, rank: int) -> int:
+        """Return the whole gradients of a rank's stages, which FSDP2 reduces only in the last microbatch."""
+        if self.bucket_bytes is not None or self.pipeline.microbatches == 1:
+            return 0
+        pipeline_rank = rank // self.traffic.ranks % self.pipeline.ranks
+        return ELEMENT_BYTES * elements(self.weights(pipeline_rank))
+
     def transfers(self) -> tuple[Transfer, ...]:
         """Return, for each axis and collective, the transfers of the rank that passes most to it."""
         ranks = range(self.pipeline.ranks)

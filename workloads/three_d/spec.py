@@ -206,6 +206,9 @@ class ThreeDSpec(PipelineSpec):
     def states(self, setup: Setup, rank: int) -> States:
         return self._cost_model(setup).states(rank)
 
+    def unreduced_bytes(self, setup: Setup, rank: int) -> int:
+        return self._cost_model(setup).unreduced_bytes(rank)
+
     def paper_states(self, setup: Setup) -> States:
         return paper_states(
             setup.shape.parameters(),

@@ -21,6 +21,8 @@ from bench.machine.preflight import (
 from tests.bench.made.examples import TINY, make_case, make_probe
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import PRESETS
+from workloads.registry import spec_of
+from workloads.spec import OptionValue
 
 GIB = 1 << 30
 NONE_DIVIDED = 16
@@ -171,6 +173,25 @@ def test_a_model_that_fits_only_divided_is_let_through() -> None:
     assert least_bytes(case, 0) == held < 4 * PRESETS["70b"].parameters() / 8
     gpus = tuple(gpu(index, 24 * GIB) for index in range(64))
     check_memory(case, host_bytes=0, gpus=gpus)
+
+
+def test_whole_gradients_that_wait_for_the_last_microbatch_are_refused() -> None:
+    options: dict[str, OptionValue] = {"accumulate": 2, "reduce": "last"}
+    case = _on_gpus("fsdp", ranks=64, model=replace(PRESETS["70b"], batch=128))
+    gpus = tuple(gpu(index, 80 * GIB) for index in range(64))
+    check_memory(case, host_bytes=0, gpus=gpus)
+    with pytest.raises(Misuse, match=r"until the last microbatch reduces them, of 1 rank take 299.9 GB"):
+        check_memory(replace(case, options={**case.options, **options}), host_bytes=0, gpus=gpus)
+
+
+def test_stages_that_fsdp_divides_hold_whole_gradients_until_the_last_microbatch() -> None:
+    three_d = spec_of("three_d")
+    case = _on_gpus("three_d", ranks=8)
+    sharded = replace(case, options={**case.options, "data_axis": "fsdp", "tensor_ranks": 1})
+    for rank in range(8):
+        states = three_d.states(sharded, rank)
+        assert three_d.unreduced_bytes(sharded, rank) == 4 * states.parameters_bytes
+        assert three_d.unreduced_bytes(case, rank) == 0
 
 
 def test_ranks_that_share_a_gpu_hold_their_parts_at_the_same_time() -> None:

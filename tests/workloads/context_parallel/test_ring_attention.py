@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 import pytest
@@ -13,6 +12,7 @@ from tests.workloads.training.training_runs import make_ready, train
 from tests.workloads.training.watched_steps import watch_step
 from workloads.context_parallel.ring_attention import RingTrainer
 from workloads.context_parallel.spec import RingAttentionSpec
+from workloads.cost_models.communication import recorded_bytes
 from workloads.protocols import CountsPairs
 from workloads.spec import LIMITS, OptionValue, Precision
 
@@ -38,6 +38,7 @@ def sent_in_a_step(setup: SmallSetup) -> dict[str, int]:
         {"causal": False, "overlap": False},
         {"checkpoint": "full"},
         {"checkpoint": "selective", "accumulate": 2},
+        {"sharded": True, "accumulate": 2},
     ],
     ids=str,
 )
@@ -45,9 +46,7 @@ def test_ranks_send_the_bytes_that_the_spec_declares(
     options: Mapping[str, OptionValue], precision: Precision, on_ranks: OnRanks
 ) -> None:
     setup = small_setup("ring_attention", ranks=2, precision=precision, options=options)
-    declared: Counter[str] = Counter()
-    for transfer in RingAttentionSpec().transfers(setup):
-        declared[transfer.collective] += transfer.payload_bytes
+    declared = recorded_bytes(RingAttentionSpec().transfers(setup), "gloo")
     assert on_ranks(2, sent_in_a_step, setup) == [declared, declared]
 
 

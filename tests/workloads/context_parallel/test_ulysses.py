@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from tests.workloads.training.training_runs import make_ready, train
 from tests.workloads.training.watched_steps import WatchedStep, watch_step
 from workloads.context_parallel.spec import UlyssesSpec
 from workloads.cost_models.absent import Absent
+from workloads.cost_models.communication import recorded_bytes
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
 from workloads.spec import LIMITS, OptionValue, Precision
@@ -56,16 +56,13 @@ def watched(asked: list[SmallSetup]) -> list[WatchedStep]:
 
 
 def test_collectives_are_handed_the_bytes_that_the_card_declares(on_ranks: OnRanks) -> None:
-    asked = setups()
+    sharded: dict[str, OptionValue] = {"sharded": True, "accumulate": 2, "checkpoint": "full"}
+    asked = [*setups(), small_setup("ulysses", ranks=2, options=sharded)]
     for steps in on_ranks(2, watched, asked):
         for setup, step in zip(asked, steps, strict=True):
-            declared: Counter[str] = Counter()
-            calls = 0
-            for transfer in UlyssesSpec().transfers(setup):
-                declared[transfer.collective] += transfer.payload_bytes
-                calls += transfer.calls
-            assert step.payload_bytes == declared, setup
-            assert step.calls == calls, setup
+            transfers = UlyssesSpec().transfers(setup)
+            assert step.payload_bytes == recorded_bytes(transfers, "gloo"), setup
+            assert step.calls == sum(transfer.calls for transfer in transfers), setup
 
 
 def test_four_ranks_train_as_one_does(on_ranks: OnRanks) -> None:

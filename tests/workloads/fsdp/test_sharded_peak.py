@@ -59,6 +59,8 @@ def test_the_peak_is_as_predicted_in_each_way_of_checkpointing(strategy: str, on
     setups = [
         sharded(strategy),
         sharded(strategy, checkpoint="full", accumulate=2),
+        sharded(strategy, checkpoint="full", accumulate=2, reduce="last"),
+        sharded(strategy, accumulate=4),
         sharded(strategy, shape=DEEP, precision="bf16", checkpoint="selective"),
         sharded(strategy, shape=WORDY, precision="bf16"),
     ]
@@ -80,6 +82,8 @@ def test_the_peak_where_weights_are_most_is_as_predicted(on_ranks: OnRanks) -> N
     setups = [
         sharded("zero2", shape=HEAVY, precision="bf16", checkpoint="full"),
         sharded("zero2", shape=HEAVY, wrap="layer", accumulate=2),
+        sharded("zero2", shape=HEAVY, wrap="layer", accumulate=2, reduce="last"),
+        sharded("fsdp", shape=HEAVY, accumulate=2),
         sharded("zero2", shape=HEAVY, wrap="layer"),
         sharded("fsdp", shape=HEAVY, precision="bf16", wrap="layer", checkpoint="full", accumulate=2),
     ]

@@ -36,6 +36,7 @@ CASES: list[tuple[str, int, Shape, Mapping[str, OptionValue]]] = [
     ("zero2", 2, SMALL, {"accumulate": 2}),
     ("zero2", 4, UNEVEN, {"wrap": "layer"}),
     ("fsdp", 2, SMALL, {"accumulate": 2, "clip": 0.0}),
+    ("fsdp", 2, SMALL, {"accumulate": 2, "reduce": "last"}),
     ("fsdp", 2, SMALL, {"wrap": "layer", "checkpoint": "full"}),
     ("fsdp", 4, UNEVEN, {"reduce_dtype": "bf16"}),
     ("fsdp", 4, UNEVEN, {"reshard": 2}),

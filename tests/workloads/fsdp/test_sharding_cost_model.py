@@ -17,6 +17,7 @@ from workloads.fsdp.cost_model import (
     padded_elements,
     sharded_states,
     sharded_transfers,
+    unreduced_bytes,
 )
 
 EVEN = Shape(layers=3, width=64, heads=4, kv_heads=2, mlp_width=128, vocabulary=64, sequence=16, batch=8)
@@ -92,12 +93,25 @@ def test_weights_that_stay_gathered_are_gathered_once_a_step(microbatches: int) 
     assert totals(sharded_transfers(sharding))["all_gather"] == 4 * EVEN.parameters()
 
 
-def test_weights_that_are_divided_again_are_gathered_in_each_pass_but_gradients_reduced_once() -> None:
+@pytest.mark.parametrize(("is_reduced_last", "reductions"), [(False, 4), (True, 1)])
+def test_each_pass_gathers_weights_that_are_divided_again_and_reduces_gradients_that_are_not_kept_whole(
+    is_reduced_last: bool, reductions: int
+) -> None:
     once, often = (
-        totals(sharded_transfers(Sharding(shape=EVEN, ranks=2, microbatches=microbatches))) for microbatches in (1, 4)
+        totals(
+            sharded_transfers(Sharding(shape=EVEN, ranks=2, microbatches=microbatches, is_reduced_last=is_reduced_last))
+        )
+        for microbatches in (1, 4)
     )
     assert often["all_gather"] == 4 * once["all_gather"]
-    assert often["reduce_scatter"] == once["reduce_scatter"] == 4 * EVEN.parameters()
+    assert often["reduce_scatter"] == reductions * once["reduce_scatter"] == reductions * 4 * EVEN.parameters()
+
+
+def test_gradients_that_are_reduced_last_are_whole_until_then() -> None:
+    last = Sharding(shape=PRESETS["70b"], ranks=64, microbatches=2, is_reduced_last=True)
+    assert unreduced_bytes(last) == 4 * PRESETS["70b"].parameters() == pytest.approx(282e9, rel=0.01)
+    assert unreduced_bytes(replace(last, is_reduced_last=False)) == 0
+    assert unreduced_bytes(replace(last, microbatches=1)) == 0
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
