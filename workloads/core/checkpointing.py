@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,10 +34,7 @@ from torch.optim import Optimizer
 
 from workloads.core.trainer import plain_name
 from workloads.protocols import KeepsOwnStates, KeepsProgress, Workload
-from workloads.spec import Setup
-
-SaveMode = Literal["sync", "async"]
-"""sync: training stands until all is on disk. async: until all is copied to the host's memory; a thread writes it."""
+from workloads.spec import SaveMode, Setup
 
 SCHEMA_VERSION = 1
 ABOUT = "case.json"
@@ -252,7 +249,7 @@ def _check_files(folder: Path) -> None:
         metadata = PlainReader(folder).read_metadata()
     except FileNotFoundError:
         raise CheckpointUnusable(
-            f"{folder}: {METADATA} is missing: the save did not finish, or each node has its own files; copy all files to"
+            f"{folder}: {METADATA} is missing: the save did not finish, or each node has its own files; copy all to"
             " one folder that every rank sees"
         ) from None
     except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, IndexError, KeyError) as error:

@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from tests.workloads.training.setups import SmallSetup
 from tests.workloads.training.training_runs import Ready, make_ready
-from workloads.core.checkpointing import CheckpointUnusable, SaveMode, admit_plans, load, save, states_of
+from workloads.core.checkpointing import CheckpointUnusable, admit_plans, load, save, states_of
 from workloads.protocols import KeepsProgress
+from workloads.spec import SaveMode
 
 BEFORE, AFTER = 2, 2
 """Steps before a checkpoint is saved, and after it."""
