@@ -55,7 +55,8 @@ class Saver:
         """Save a checkpoint in place of the one before, and log what it took.
 
         Raises:
-            DiskFull: a rank's disk has no room; what this rank had written is removed by then.
+            DiskFull: a rank's disk has no room.
+            Exception: whatever else made the save fail. What this rank had written is removed by then.
         """
         case, rank = self.order.case, self.order.rank
         remove(self.folder, rank)  # Before the next one, so that the disk needs room for one.
@@ -68,8 +69,12 @@ class Saver:
             if case.save_mode == "async":
                 written_at_ns = self._train_until(saved)
             saved.result()
-        except OSError as error:
-            raise self._explained(error) from error
+        except Exception as error:
+            needed = checkpoint_bytes(self.workload)
+            remove(self.folder, rank)  # The log needs room, too.
+            if as_full_disk(error) is not None:
+                raise DiskFull(self._advice(needed)) from error
+            raise
         self.log.reading(
             "checkpoint",
             [
@@ -99,14 +104,8 @@ class Saver:
         saved.exception()
         return ends_ns[0]
 
-    def _explained(self, error: OSError) -> OSError:
-        """Return the error for people; make room first, so that the log can still be written."""
-        ranks = self.order.case.ranks
-        needed = checkpoint_bytes(self.workload)
-        remove(self.folder, self.order.rank)
-        if as_full_disk(error) is None:
-            return OSError(error.errno, f"no checkpoint can be saved: {error.strerror}", str(self.folder))
-        return DiskFull(
-            f"{error.strerror}: a checkpoint in {self.folder} needs up to {needed:,} bytes for each of"
-            f" {plural(ranks, 'rank')}; free as much, or choose another disk with --runs"
+    def _advice(self, needed: int) -> str:
+        return (
+            f"No space left on device: a checkpoint in {self.folder} needs up to {needed:,} bytes for each of"
+            f" {plural(self.order.case.ranks, 'rank')}; free as much, or choose another disk with --runs"
         )

@@ -30,6 +30,9 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
 from torch.optim import Optimizer
 
 from workloads.core.trainer import plain_name
@@ -124,8 +127,7 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ABOUT).write_text(json.dumps(describe(setup), indent=1) + "\n", encoding="utf-8")
     states = {**states_of(workload), **_progress_of(workload)}
-    # The writer flushes each file to disk before its rank reports it as written.
-    writer = FileSystemWriter(folder, sync_files=True)
+    writer = _Writer(folder, sync_files=True)
     ended: Future[None] = Future()
     if mode == "sync":
         with _plain_errors():
@@ -146,6 +148,24 @@ def save(
     saved: Any = state_dict_saver.async_save(states, storage_writer=writer, process_group=group)
     saved.add_done_callback(end)
     return ended
+
+
+class _Writer(FileSystemWriter):
+    """Flushes each file to disk before its rank reports it as written, and reports the system's error if one is full.
+
+    torch's archive raises an error of its own when it is closed after a failed write, which hides the system's.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, OSError) and cause.errno is not None:
+                    raise OSError(cause.errno, os.strerror(cause.errno), str(self.path)) from error
+                cause = cause.__cause__ or cause.__context__
+            raise
 
 
 def written_bytes(folder: Path, rank: int) -> int:
