@@ -14,7 +14,7 @@ from collectors.settings_file import near_name
 from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
 from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of
-from workloads.spec import Backend, Device, Option, OptionValue, Precision, StrategySpec
+from workloads.spec import Backend, Device, Option, OptionValue, Precision, SaveMode, StrategySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class Case:
     options: all options of the strategy, including those left at their default; see `StrategySpec.settled`.
     nodes: the ranks are spread over this many nodes, evenly and in order.
     bind: bind each rank to the cores of its GPU's NUMA node; never on a CPU. Older versions bound none.
+    save_every: measured steps between two checkpoints; None: none is saved. save_mode: see `SaveMode`.
     """
 
     strategy: str
@@ -48,6 +49,8 @@ class Case:
     options: Mapping[str, OptionValue]
     nodes: int = 1
     bind: bool = False
+    save_every: int | None = None
+    save_mode: SaveMode = "sync"
 
     @property
     def title(self) -> str:
@@ -81,6 +84,9 @@ class Case:
             del fields["nodes"]
         if not self.bind:  # Keeps the keys of runs from before ranks were bound.
             del fields["bind"]
+        if self.save_every is None:  # Keeps the keys of runs without checkpoints.
+            del fields["save_mode"]
+        del fields["save_every"]
         # The history may have strategies that no longer exist.
         for spec in SPECS:
             if spec.name == self.strategy:
@@ -130,6 +136,8 @@ def settings_of(case: Case) -> tuple[str, ...]:
         del usual["trace_steps"]  # Probes trace nothing.
     words += [(name, getattr(case, name), value) for name, value in usual.items()]
     words.append(("bind", case.bind, case.device == "cuda"))
+    if case.save_every is not None:
+        words += [("save_every", case.save_every, ""), ("save_mode", case.save_mode, "sync")]
     return tuple(f"{name}={_short(value)}" for name, value, default in words if value != default)
 
 
@@ -220,10 +228,27 @@ def check(case: Case) -> Case:
         raise Misuse("bind is true on cpu, and only ranks on a GPU are bound to its cores; leave it out")
     if case.device == "cpu" and case.backend == "nccl":
         raise Misuse("backend nccl needs --device cuda; use --backend gloo on the CPU")
+    _check_saves(case)
     reasons = spec.all_refusals(case)
     if reasons:
         raise Misuse(f"{spec.name}: {'; '.join(reasons)}")
     return case
+
+
+def _check_saves(case: Case) -> None:
+    if case.save_every is None:
+        if case.save_mode != "sync":
+            raise Misuse(f"save-mode is {case.save_mode}, but no checkpoint is saved; add --save-every 5")
+        return
+    if case.save_every < 1:
+        raise Misuse(f"save-every is {case.save_every}; it must be 1 or more measured steps")
+    if case.model is None:
+        raise Misuse(f"{case.strategy} is a probe and trains no model that could be saved; leave --save-every out")
+    if case.save_every > case.steps:
+        raise Misuse(
+            f"save-every is {case.save_every}, but {plural(case.steps, 'step')} of a trial are measured, so none would"
+            f" be saved; use --save-every {case.steps} or less"
+        )
 
 
 def one_rank_baseline(case: Case, scaling: str) -> Case | None:
@@ -248,6 +273,8 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
         model=replace(case.shape, batch=batch),
         options=options,
         backend="nccl" if case.device == "cuda" else "gloo",
+        save_every=None,
+        save_mode="sync",
     )
     return None if single.all_refusals(baseline) else baseline
 
@@ -278,10 +305,12 @@ class InstrumentationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     trace_every: measured steps between two profiler windows; None: one window, after all measured steps.
     memory_snapshot: measure the memory of a step by category, and on CUDA the history of its blocks.
+    keep_checkpoint: keep the last checkpoint of each trial, where the case saves any.
     """
 
     trace_every: int | None = None
     memory_snapshot: bool = False
+    keep_checkpoint: bool = False
 
 
 NO_INSTRUMENTATION = InstrumentationOptions()
@@ -291,8 +320,10 @@ def check_instrumentation(options: InstrumentationOptions, case: Case) -> Instru
     """Return the instrumentation options if they fit the case.
 
     Raises:
-        Misuse: there would be no steps between two windows, or none in a window.
+        Misuse: there would be no steps between two windows, or none in a window, or no checkpoint to keep.
     """
+    if options.keep_checkpoint and case.save_every is None:
+        raise Misuse("--keep-checkpoint keeps the last checkpoint, but none is saved; add --save-every 5")
     if options.trace_every is None:
         return options
     if options.trace_every < 1:

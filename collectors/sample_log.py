@@ -24,10 +24,10 @@ from collectors.metrics.metric import Sample
 from collectors.metrics.rank import ALLOCATED_BYTES, STEP_SECONDS
 from workloads.cost_models.schedules import ActionKind, MessageEnd
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version 2: a node's log holds changes between whole lines. Version 3: the marks `probe` and `nccl_log` were `probed`
-and `told`."""
-Mark = Literal["warm_up", "measured", "memory", "traced", "probe", "nccl_log"]
+and `told`. Version 4: the marks `checkpoint` and `saving`."""
+Mark = Literal["warm_up", "measured", "memory", "traced", "probe", "nccl_log", "checkpoint", "saving"]
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
@@ -54,6 +54,7 @@ class Reading(msgspec.Struct, frozen=True, tag="reading", kw_only=True, omit_def
 
     probe: of a probe; step then counts its measurements. nccl_log: of a probe too, but taken while NCCL logged its
     choices, which slows the calls.
+    checkpoint: of one save. saving: of a step while a checkpoint was written in the background.
     begun_ns: time from which on a probe's device did nothing but what was measured; None where nobody asks.
     """
 

@@ -185,5 +185,24 @@ class HoldsTensors(Protocol):
         """Return the tensors held after a step, for parameters, gradients and optimizer, in this order."""
 
 
+@runtime_checkable
+class KeepsProgress(Protocol):
+    """A workload that goes on from numbers besides its tensors, such as the step of its learning rate."""
+
+    def progress(self) -> Mapping[str, float]:
+        """Return these numbers, by name."""
+
+    def resume(self, progress: Mapping[str, float]) -> None:
+        """Go on from the numbers that `progress` returned."""
+
+
+@runtime_checkable
+class KeepsOwnStates(Protocol):
+    """A workload whose states are cut by rank and not by weight, so that only as many ranks can go on from them."""
+
+    def own_states(self) -> Mapping[str, Tensor]:
+        """Return all tensors that training goes on from, by name; ranks that give one name hold equal tensors."""
+
+
 Build = Callable[[Setup, DeviceMesh, Phase], Workload]
 """The function that a strategy's entry in `workloads.registry` names: seeds, makes model and optimizer, wraps them."""

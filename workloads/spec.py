@@ -48,6 +48,8 @@ def share_in_mesh(axes: Mapping[str, int], rank: int) -> DataShare:
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
 Precision = Literal["fp32", "bf16", "fp16"]
+SaveMode = Literal["sync", "async"]
+"""Training stands until a checkpoint is on disk (sync), or until it is copied to the host's memory (async)."""
 OptionValue = bool | int | float | str
 WorkloadKind = Literal["training", "probe"]
 """training: optimizer steps of a model. probe: a measurement of the machine, which has no model."""

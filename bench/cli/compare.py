@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _OF_AB = (
     *("ranks", "options", "device", "backend", "precision", "threads", "bind", "seed"),
     *("shape_name", *DIMENSIONS, "trials", "steps", "warm_up", "trace_steps", "limit_s"),
+    *("save_every", "save_mode"),
     *("a_settings", "b_settings", "a_checkout", "b_checkout"),
 )
 _OF_AA = ("settings", "only")
@@ -37,7 +38,7 @@ GROUPS = {
     "What is compared": ("margin", "has_all", "strategy", "suite_name"),
     "Two sides now (--ab)": ("a_settings", "b_settings", "a_checkout", "b_checkout", "ranks", "options"),
     "Both sides (--ab)": ("device", "backend", "precision", "threads", "bind", "seed", "shape_name", *DIMENSIONS),
-    "How they are measured (--ab)": ("trials", "steps", "warm_up", "trace_steps", "limit_s"),
+    "How they are measured (--ab)": ("trials", "steps", "warm_up", "trace_steps", "limit_s", "save_every", "save_mode"),
     "One side twice (--aa)": ("settings", "only"),
     "Where results go, and messages": ("runs_folder", "store_url", "format_name", "quiet"),
 }

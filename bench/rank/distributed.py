@@ -408,6 +408,8 @@ def as_full_disk(error: BaseException) -> DiskFull | None:
     For example, closing an archive after a failed write raises a ValueError. C++ code passes on the system's words.
     """
     cause: BaseException | None = error
+    if isinstance(error, DiskFull):  # Already explained.
+        return error
     while cause is not None:
         for number, words in _FULL.items():
             if isinstance(cause, OSError) and cause.errno == number:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -21,6 +22,7 @@ from bench.rank.distributed import Membership, TrialLog, joined, wait_for_all
 from bench.rank.fault_commit import commit_at
 from bench.rank.instrumentation import Instrumentation, PhaseMarks
 from bench.rank.messages import RankOrder
+from bench.rank.saving import Saver
 from bench.results.mfu import Peak, flops_per_second_per_device, peak_of
 from collectors.metrics.metric import Metric, Sample
 from collectors.metrics.rank import (
@@ -32,6 +34,7 @@ from collectors.metrics.rank import (
     MFU,
     OBSERVER_SECONDS,
     PHASE_SECONDS,
+    SAVING_STEP_SECONDS,
     STEP_SECONDS,
     TOKENS,
     TOKENS_PER_SECOND,
@@ -114,26 +117,49 @@ class TrainingLoop:
         self._train(case.warm_up, "warm_up", recorder)
         wait_for_all(device)
 
-        # The measured steps, in groups of this length, with a profiler window between two groups.
-        window_interval = self.order.instrumentation.trace_every or case.steps
-        for done in range(0, case.steps, window_interval):
-            if done:
+        # The measured steps, in groups between which a checkpoint is saved or a profiler window lies.
+        saver = self._make_saver(recorder)
+        trace_every, save_every = self.order.instrumentation.trace_every, case.save_every
+        done = 0
+        while done < case.steps:
+            group = min(case.steps - done, *(every - done % every for every in (trace_every, save_every) if every))
+            self._train(group, "measured", recorder)
+            wait_for_all(device)
+            done += group
+            if saver is not None and save_every and done % save_every == 0:
+                saver.save()
+            if trace_every and done % trace_every == 0 and done < case.steps:
                 instrumentation.trace()
                 wait_for_all(device)
-            self._train(min(window_interval, case.steps - done), "measured", recorder)
-            wait_for_all(device)
+        if saver is not None:
+            saver.end()
 
         if case.trace_steps:
             instrumentation.trace()
             instrumentation.time_actions()
         instrumentation.measure_memory()
 
-    def _train(self, steps: int, mark: Mark, recorder: StepRecorder) -> None:
-        """Run this many consecutive steps, and log each."""
+    def _make_saver(self, recorder: StepRecorder) -> Saver | None:
+        """Make what saves checkpoints, if the case has any."""
+        if self.order.case.save_every is None:
+            return None
+        return Saver(
+            order=self.order,
+            log=self.log,
+            device=self.membership.device,
+            workload=self.workload,
+            train=lambda steps, is_saving: self._train(steps, "saving", recorder, is_counted=is_saving),
+        )
+
+    def _train(
+        self, steps: int, mark: Mark, recorder: StepRecorder, *, is_counted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Run this many consecutive steps, and log each at whose begin `is_counted` is true."""
         recorder.start()
         for number in range(steps):
+            is_logged = is_counted()
             loss = self._train_step()
-            recorder.end_step(loss, is_last=number == steps - 1)
+            recorder.end_step(loss, is_last=number == steps - 1, is_logged=is_logged)
             self.log.step += 1
             recorder.write_finished(mark)
             self.membership.leave_store(has_communicated=True)
@@ -180,7 +206,8 @@ class StepRecorder:
         )
         self._tokens = 0.0
         self._is_loss_finite = True
-        self._ended: deque[list[Sample]] = deque()  # Samples of finished steps whose times are not known yet.
+        # Samples of finished steps whose times are not known yet; None of a step that is not logged.
+        self._ended: deque[list[Sample] | None] = deque()
         self._begun_ns = 0  # When the recorder began to work on the last step.
         self._observer_ns = 0  # How long it worked on the last step.
 
@@ -189,8 +216,11 @@ class StepRecorder:
         self._marks.start()
         self._observer_ns = 0
 
-    def end_step(self, loss: Tensor | None, *, is_last: bool) -> None:
-        """End the running step, and begin the next one unless this is the last before a pause."""
+    def end_step(self, loss: Tensor | None, *, is_last: bool, is_logged: bool = True) -> None:
+        """End the running step, and begin the next one unless this is the last before a pause.
+
+        is_logged: whether the step is logged.
+        """
         # In this step: reading memory in its phases, and writing the step before it.
         observer_ns = self._observer_ns + self._marks.take_reading_ns()
         self._begun_ns = time.perf_counter_ns()
@@ -200,7 +230,8 @@ class StepRecorder:
         # A rank whose optimizer updates nothing itself has no learning rate.
         rates = [group["lr"] for group in self._workload.optimizer.param_groups if "lr" in group]
         learning_rate = [LEARNING_RATE.at(rates[0])] if rates else []
-        self._ended.append([*memory, *learning_rate, OBSERVER_SECONDS.at(observer_ns / 1e9)])
+        samples = [*memory, *learning_rate, OBSERVER_SECONDS.at(observer_ns / 1e9)]
+        self._ended.append(samples if is_logged else None)
 
     def write_finished(self, mark: Mark) -> None:
         """Log the steps whose times are known by now."""
@@ -214,6 +245,12 @@ class StepRecorder:
             self._write(times, mark)
 
     def _write(self, times: StepTimes, mark: Mark) -> None:
+        ended = self._ended.popleft()
+        if mark == "saving":
+            if ended is not None:
+                self._log.reading(mark, [SAVING_STEP_SECONDS.at(times.step_s)])
+            return
+        assert ended is not None, "all other steps are logged"
         self._tokens += self._step_tokens
         loss = []
         if times.loss is not None and math.isfinite(times.loss):
@@ -230,7 +267,7 @@ class StepRecorder:
             *(self._speed.samples(times.step_s) if mark == "measured" else []),
             *loss,
             *([GRADIENT_NORM.at(norm)] if norm is not None and math.isfinite(norm) else []),
-            *self._ended.popleft(),
+            *ended,
         ]
         self._log.reading(mark, samples)
 

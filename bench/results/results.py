@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.case import Case
+from bench.results.checkpoints import checkpoint_estimates
 from bench.results.estimate import Estimate, estimate, estimate_share
 from bench.results.mfu import Peak, flops_per_second_per_device, mfu, peak_of
 from bench.results.pipeline import AXIS, pipeline_estimates
@@ -192,6 +193,7 @@ def results_of(
         estimates += _energy(shape.tokens, times_s, [power for power in powers if isinstance(power, Power)])
     if any(trial.traced is None for trial in trials):
         notes.append("the division of a step and counted traffic are absent: no step was traced; use --trace-steps 3")
+    estimates += checkpoint_estimates([trial.saves for trial in trials])
     estimates += _traced(trials)
     estimates += _attention_pairs(case, trials)
     estimates += _traffic(case, trials)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
+from bench.results.checkpoints import Saves, join_saves
 from bench.results.estimate import spread
 from bench.results.gpu_clocks import GpuBeats
 from bench.results.pipeline import TimedStep, join_steps
@@ -234,6 +235,7 @@ class Trial:
     power: of its GPUs, or why it is not known.
     traced: the steps under the profiler, None where there were none.
     timed_steps: the steps in which the actions of pipeline stages were timed; empty without stages.
+    saves: its checkpoints; None where it saved none.
     """
 
     number: int
@@ -252,6 +254,7 @@ class Trial:
     power: Power | Absent = _NO_GPU
     traced: Traced | None
     timed_steps: tuple[TimedStep, ...]
+    saves: Saves | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +328,7 @@ def _join(number: int, ranks: Sequence[RankTrial], beats: GpuBeats | None) -> Tr
         power=_NO_GPU if beats is None else _power(number, ranks, beats),
         traced=join_traced([rank.of("traced") for rank in ranks]),
         timed_steps=join_steps([rank.timed_actions for rank in ranks]),
+        saves=join_saves([rank.of("checkpoint") for rank in ranks], [rank.of("saving") for rank in ranks]),
     )
 
 
@@ -340,6 +344,8 @@ def _power(number: int, ranks: Sequence[RankTrial], beats: GpuBeats) -> Power | 
         begun_ns, ended_ns = measured[0].time_ns, measured[-1].time_ns
         if any(begun_ns < traced.time_ns < ended_ns for traced in part.of("traced")):
             return Absent(reason="profiler windows lie between the measured steps; without --trace-every none do")
+        if any(begun_ns < saved.time_ns < ended_ns for saved in part.of("checkpoint")):
+            return Absent(reason="checkpoints were saved between the measured steps; without --save-every none are")
         power_w = beats.mean_power_w(part.gpu_uuid, begun_ns, ended_ns)
         if isinstance(power_w, Absent):
             return Absent(reason=f"in the measured steps of rank {rank} in trial {number}, {power_w.reason}")

@@ -26,7 +26,7 @@ from bench.machine.limits.demand import demand_of
 from bench.machine.limits.registry import too_small
 from bench.machine.preflight import available_bytes, check_memory, check_processes, warn_of_memory
 from workloads.cost_models.shape import PRESETS, Shape
-from workloads.spec import LARGEST, Backend, Device, Precision
+from workloads.spec import LARGEST, Backend, Device, Precision, SaveMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ class CaseArgs:
     warm_up: int = USUAL["warm_up"]
     trace_steps: int = USUAL["trace_steps"]
     seed: int = SEED
+    save_every: int | None = None
+    save_mode: SaveMode = "sync"
     options: Sequence[str] = ()
 
 
@@ -225,6 +227,8 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
         options=parse_options(spec, args.options),
         nodes=node.nodes_for(max(1, ranks)),
         bind=args.bind and device == "cuda",
+        save_every=args.save_every,
+        save_mode=args.save_mode,
     )
     case = check(replace(case, options=spec.settled(case)))
     if case.backend == "nccl" and node.has_told_gpus and (most := math.ceil(case.ranks / case.nodes)) > gpus:

@@ -124,6 +124,10 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     for case in declared:
         if case["args"]["bind"]:  # The default. Older versions did not know it, and their suite runs can be resumed.
             del case["args"]["bind"]
+        if case["args"]["save_every"] is None:  # Likewise.
+            del case["args"]["save_every"], case["args"]["save_mode"]
+        if not case["instrumentation"]["keep_checkpoint"]:
+            del case["instrumentation"]["keep_checkpoint"]
     content = msgspec.json.encode((name, is_nightly, hours, declared, levers), order="sorted")
     return Suite(
         name=name,
@@ -160,7 +164,20 @@ class _Resolved:
 _LISTS = ("tags", "zip", "exclude")
 """Keys whose lists are no sweeps."""
 _OF_TRAINING = frozenset(Training.__struct_fields__)
-_OF_ARGS = ("device", "backend", "precision", "threads", "bind", "trials", "steps", "warm_up", "trace_steps", "seed")
+_OF_ARGS = (
+    "device",
+    "backend",
+    "precision",
+    "threads",
+    "bind",
+    "trials",
+    "steps",
+    "warm_up",
+    "trace_steps",
+    "seed",
+    "save_every",
+    "save_mode",
+)
 """Keys that are fields of `CaseArgs` by the same name."""
 
 
@@ -286,7 +303,9 @@ def _case(table: str, point: Point, place: str) -> SuiteCase:
         expect=Expected(**values["expect"]) if "expect" in values else None,
         keep_traces=values.get("keep_traces", False),
         instrumentation=InstrumentationOptions(
-            trace_every=values.get("trace_every"), memory_snapshot=values.get("memory_snapshot", False)
+            trace_every=values.get("trace_every"),
+            memory_snapshot=values.get("memory_snapshot", False),
+            keep_checkpoint=values.get("keep_checkpoint", False),
         ),
     )
 

@@ -130,6 +130,25 @@ RESIDENT_BYTES = RANK.gauge(
 )
 
 
+# Checkpoints.
+
+CHECKPOINT_STALL_SECONDS = RANK.gauge(
+    "observatory_checkpoint_stall_seconds",
+    "Time for which a rank's training stood while a checkpoint was saved: until all ranks' files were on disk, or until"
+    " its states were copied to the host's memory if a thread writes them.",
+)
+CHECKPOINT_WRITE_SECONDS = RANK.gauge(
+    "observatory_checkpoint_write_seconds",
+    "Time from the begin of a save until a rank knew that all ranks' files were on disk.",
+)
+CHECKPOINT_BYTES = RANK.gauge("observatory_checkpoint_bytes", "Bytes of the files that a rank wrote in one checkpoint.")
+SAVING_STEP_SECONDS = RANK.gauge(
+    "observatory_saving_step_seconds",
+    "Time of one optimizer step of a rank that began while a checkpoint was written in the background; never part of"
+    " speed.",
+)
+
+
 # Traced steps: how their time divides into computation, communication and neither.
 
 TRACED_STEP_SECONDS = RANK.gauge(

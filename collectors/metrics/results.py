@@ -109,6 +109,34 @@ RUN_TOKEN_ENERGY_JOULES = RUN.gauge(
 RUN_LOSS = RUN.gauge(
     "observatory_run_loss_nats", "Cross-entropy of the last measured step, as the mean over ranks that compute a loss."
 )
+RUN_CHECKPOINT_STALL_SECONDS = RUN.gauge(
+    "observatory_run_checkpoint_stall_seconds",
+    "Time for which training stood for one checkpoint: the rank that stood longest, the median over a trial's saves,"
+    " then over trials. In sync mode until all files were on disk, in async mode until states were copied to the host.",
+    better="lower",
+)
+RUN_CHECKPOINT_WRITE_SECONDS = RUN.gauge(
+    "observatory_run_checkpoint_write_seconds",
+    "Time from the begin of a save until all ranks' files were flushed to disk: the median over a trial's saves, then"
+    " over trials.",
+    better="lower",
+)
+RUN_CHECKPOINT_RANK_BYTES = RUN.gauge(
+    "observatory_run_checkpoint_rank_bytes",
+    "Bytes that the rank which writes most writes in one checkpoint.",
+    better="lower",
+)
+RUN_CHECKPOINT_BYTES_PER_SECOND = RUN.gauge(
+    "observatory_run_checkpoint_bytes_per_second",
+    "Bytes of all ranks' files of one checkpoint, divided by the time until they were flushed to disk.",
+    better="higher",
+)
+RUN_SAVING_STEP_SECONDS = RUN.gauge(
+    "observatory_run_saving_step_seconds",
+    "Time of steps that began while a checkpoint was written in the background: the median step of the slowest rank in"
+    " a trial, and the median of that over trials. Such steps are extra ones and no part of any other figure.",
+    better="lower",
+)
 RUN_TRACED_STEP_SECONDS = RUN.gauge(
     "observatory_run_traced_step_seconds",
     "Step under the profiler: the median over a trial's ranks and traced steps, then over trials; what it exceeds the"

@@ -47,6 +47,10 @@ NOT_SHOWN |= {
     rank.LIVE_TENSOR_BYTES: f"{_ONCE_A_RUN} figure of the result.",
     rank.STAGE_ACTIVATION_BYTES: f"{_ONCE_A_RUN} figure of each stage, which the pipeline's dashboard shows.",
     rank.TIMELINE_PEAK_BYTES: f"{_ONCE_A_RUN} timeline with all that was held then.",
+    **dict.fromkeys(
+        (rank.CHECKPOINT_STALL_SECONDS, rank.CHECKPOINT_WRITE_SECONDS, rank.CHECKPOINT_BYTES, rank.SAVING_STEP_SECONDS),
+        "A rank tells it once for each checkpoint; `observatory show RUN --details` has the run's own figures of it.",
+    ),
     rank.ATTENTION_PAIRS: f"{_ONCE_A_RUN} share of the rank with the most.",
 }
 
@@ -72,6 +76,7 @@ NOT_SHOWN |= {
     results.RUN_TOKENS_PER_SECOND: "Panels show it per device, which is comparable between world sizes.",
     results.RUN_FLOPS: "Panels show it as MFU, a share of the peak.",
     results.RUN_DATA_WAIT_SECONDS: "Panels show the phase `data` of the step, which contains it.",
+    results.RUN_CHECKPOINT_RANK_BYTES: "It is fixed by the case; panels show the time and the rate of writing it.",
     results.RUN_TRACED_STEP_SECONDS: "The profiler makes it longer; panels show its parts as shares.",
     suites.SUITE_CASES: "Cases of all nights add up in it; panels count those of the newest run of a suite.",
     suites.SUITE_LAST_END: "Panels show when a suite's newest run began, from which its period is counted.",

@@ -92,7 +92,7 @@ def _summary(run: Path) -> Any:
     """What the file has, with the keys that later versions added."""
     found = json.loads((run / "summary.json").read_text())
     found["purpose"]["member"] = None
-    found["case"] |= {"nodes": 1, "bind": False}
+    found["case"] |= {"nodes": 1, "bind": False, **_UNSAVED}
     if found["cause"] is not None:
         found["cause"]["explained"] = []
     version = found.pop("schema_version")
@@ -142,6 +142,8 @@ def test_a_fresh_history_made_of_the_folders_is_the_old_history(runs: Path, sqli
     assert _rows(fresh, tmp_path) == _rows(Path(sqlite_url.removeprefix("sqlite:///")), tmp_path)
 
 
+_UNSAVED: dict[str, Any] = {"save_every": None, "save_mode": "sync"}
+"""What cases have had since checkpoints can be saved."""
 _UNKNOWN_OF_OLD_RUNS = (
     *("is_rerun", "definition_version", "commit_id", "environment", "hosts"),
     *("spread_ratio", "steps"),
@@ -164,6 +166,7 @@ def _rows(store: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
                 row["summary_json"]["purpose"].setdefault("member", None)
                 row["summary_json"]["case"].setdefault("nodes", 1)
                 row["summary_json"]["case"].setdefault("bind", False)
+                row["summary_json"]["case"] = _UNSAVED | row["summary_json"]["case"]
                 for name in ("step_spreads", "hosts", "in_turn_with"):
                     row["summary_json"].setdefault(name, [])
                 row["summary_json"].setdefault("drill", None)
@@ -171,6 +174,7 @@ def _rows(store: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
                     row["summary_json"]["cause"].setdefault("explained", [])
                 row["case_json"].setdefault("nodes", 1)
                 row["case_json"].setdefault("bind", False)
+                row["case_json"] = _UNSAVED | row["case_json"]
                 row["machine_json"].setdefault("nodes_here", 1)
                 for name in ("container_image", "cpu_limit_cores", "memory_limit_bytes"):
                     row["machine_json"].setdefault(name, None)
@@ -417,11 +421,13 @@ def test_a_run_of_today_has_the_files_of_an_old_one(name: str, runs: Path, sqlit
 
 
 _ADDED = {
-    "case.json": {"/purpose/member", "/resumed", "/case/nodes", "/case/bind"},
+    "case.json": {"/purpose/member", "/resumed", "/case/nodes", "/case/bind", "/case/save_every", "/case/save_mode"},
     "summary.json": {
         "/purpose/member",
         "/case/nodes",
         "/case/bind",
+        "/case/save_every",
+        "/case/save_mode",
         "/step_spreads",
         "/hosts",
         "/in_turn_with",

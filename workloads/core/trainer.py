@@ -6,7 +6,7 @@ Dimensions: b sequences of a rank, s sequence + 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -42,6 +42,14 @@ class LearningRate:
             if "lr" in group:
                 group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
         self._step += 1
+
+    def progress(self) -> dict[str, float]:
+        """Return the number of steps begun; see `workloads.protocols.KeepsProgress`."""
+        return {"steps": self._step}
+
+    def resume(self, progress: Mapping[str, float]) -> None:
+        """Go on after the steps of this progress."""
+        self._step = int(progress["steps"])
 
 
 WEIGHT_DECAY = 0.1
@@ -118,6 +126,17 @@ class Trainer:
 
     def gradient_norm(self) -> Tensor | None:
         return self._gradient_norm
+
+    def progress(self) -> dict[str, float]:
+        """See `KeepsProgress`: steps begun, and in fp16 the scale of the loss and what it has gone through."""
+        return {**self._learning_rate.progress(), **self._scaler.state_dict()}
+
+    def resume(self, progress: Mapping[str, float]) -> None:
+        self._learning_rate.resume(progress)
+        if self._scaler.is_enabled():
+            counts = ("growth_interval", "_growth_tracker")
+            state = {name: progress[name] for name in self._scaler.state_dict()}
+            self._scaler.load_state_dict({name: int(n) if name in counts else n for name, n in state.items()})
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
         """Run forward and backward of all microbatches; see `Workload.step` for what is returned."""

@@ -199,6 +199,49 @@ class DeepSpeedTrainer:
             "optimizer": [*states, *(each for state in states.values() for each in state.values())],
         }
 
+    def progress(self) -> dict[str, float]:
+        """See `KeepsProgress`."""
+        return self._learning_rate.progress()
+
+    def resume(self, progress: Mapping[str, float]) -> None:
+        self._learning_rate.resume(progress)
+        # Small weights that stage 3 keeps gathered are older than their parts now: free them, to be gathered again.
+        kept: list[Any] = [
+            weight for weight in self._weights.values() if hasattr(weight, "ds_tensor") and weight.numel()
+        ]
+        if kept:
+            kept[0].partition(kept)
+
+    def own_states(self) -> dict[str, Tensor]:
+        """See `KeepsOwnStates`: whole weights, the rank's parts of divided ones, and what its updates read."""
+        self._make_states_of_parts()
+        own = f"rank{self._group.rank()}"
+        whole = {id(weight) for weight in self._weights.values()}
+        states: dict[str, Tensor] = {}
+        for name, weight in self._weights.items():
+            if hasattr(weight, "ds_tensor"):  # Divided by stage 3, which may also have gathered it.
+                states[f"{own}.weights.{name}"] = weight.ds_tensor
+            else:
+                states[f"weights.{name}"] = weight
+        for place, (part, kept) in enumerate(self.optimizer.state.items()):
+            if id(part) not in whole:
+                states[f"{own}.optimizer.{place}.weights"] = part
+            states |= {f"{own}.optimizer.{place}.{key}": tensor for key, tensor in kept.items()}
+        return states
+
+    def _make_states_of_parts(self) -> None:
+        """Make the optimizer's states in stage 3, which passes it one part at a time, none before the first update."""
+        parts = getattr(self._engine.optimizer, "fp32_partitioned_groups_flat", ())
+        if not parts or self.optimizer.state:
+            return
+        for part, place in zip(parts, self._engine.optimizer.sub_group_to_group_id.values(), strict=True):
+            group = self.optimizer.param_groups[place]
+            before = group["params"], group["lr"], part.grad
+            group["params"], group["lr"], part.grad = [part], 0.0, torch.zeros_like(part)
+            self.optimizer.step()
+            group["params"], group["lr"], part.grad = before
+        self._gradients.clear()  # The hook kept those of these updates.
+
     def _keep_gradients(self, optimizer: Optimizer, *_: object) -> None:
         """Keep the gradients of an update; the hook runs after each, and a stage may make several in a step."""
         weights = (weight for group in optimizer.param_groups for weight in group["params"])

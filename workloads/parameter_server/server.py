@@ -8,7 +8,7 @@ of steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +104,22 @@ class ServerWeights:
         self.sent_bytes += copies * weights.nbytes
         return weights
 
+    def progress(self) -> dict[str, float]:
+        """See `KeepsProgress`."""
+        return self._learning_rate.progress()
+
+    def resume(self, progress: Mapping[str, float]) -> None:
+        """See `KeepsProgress`."""
+        self._learning_rate.resume(progress)
+
+    def own_states(self) -> dict[str, Tensor]:
+        """See `KeepsOwnStates`: the weights that this server holds, and AdamW's states for them."""
+        states: dict[str, Tensor] = {}
+        for name, weight in zip(self._names, self.model, strict=True):
+            states[f"weights.{name}"] = weight
+            states |= {f"optimizer.{name}.{key}": kept for key, kept in self.optimizer.state[weight].items()}
+        return states
+
     def full_gradients(self) -> dict[str, Tensor]:
         """See `Workload.full_gradients`; all ranks must call it."""
         gradients = {}
@@ -131,6 +147,7 @@ class SynchronousServer:
         self.model: nn.Module = share.model
         self.optimizer = share.optimizer
         self.full_gradients = share.full_gradients
+        self.progress, self.resume, self.own_states = share.progress, share.resume, share.own_states
         self._share = share
         self._phase = phase
         self._inbox = inbox
@@ -212,6 +229,7 @@ class AsynchronousServer:
         self.model: nn.Module = share.model
         self.optimizer = share.optimizer
         self.full_gradients = share.full_gradients
+        self.progress, self.resume, self.own_states = share.progress, share.resume, share.own_states
         self.largest_lead = 0
         """The most steps that a worker was ahead of the slowest when it pushed."""
         self._share = share

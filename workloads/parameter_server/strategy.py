@@ -109,18 +109,24 @@ class Worker(Trainer):
         self._remote = RemoteOptimizer(model, placement, messages)
         self._placement = placement
         self._group = group
+        self._is_synchronous = setup.options["mode"] == "synchronous"
         super().__init__(
             setup,
             model,
             phase,
             optimizer=self._remote,
             # Servers clip the mean of all workers; a gradient that updates alone is clipped by its worker.
-            clip=_leave if setup.options["mode"] == "synchronous" else nn.utils.clip_grad_norm_,
+            clip=_leave if self._is_synchronous else nn.utils.clip_grad_norm_,
         )
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Return the gradients that the servers updated with; all ranks must call it."""
         return self._placement.gather({}, self._group, _device_of(self.model))
+
+    def own_states(self) -> dict[str, Tensor]:
+        """See `KeepsOwnStates`: the weights, which servers save also where all are equal between steps."""
+        own = "" if self._is_synchronous else f"rank{self._group.rank()}."
+        return {f"{own}weights.{name}": weight for name, weight in self.model.named_parameters()}
 
     def payload_bytes(self) -> dict[str, int]:
         """Return the bytes that were sent and received in the last step."""

@@ -22,7 +22,7 @@ from workloads.cost_models.shape import DIMENSIONS
 
 _ALIKE = ("trials", "steps", "warm_up", "trace_steps", "seed")
 """How often and how long a side is measured, and with which weights: alike on both, or there is nothing to compare."""
-_NUMBERS = ("ranks", "threads", *DIMENSIONS)
+_NUMBERS = ("ranks", "threads", "save_every", *DIMENSIONS)
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -92,9 +92,10 @@ def check_choices(args: CaseArgs, side: str) -> CaseArgs:
     """
     from typing import get_args
 
-    from workloads.spec import Backend, Device, Precision
+    from workloads.spec import Backend, Device, Precision, SaveMode
 
-    for key, kind in (("device", Device), ("backend", Backend), ("precision", Precision)):
+    kinds = (("device", Device), ("backend", Backend), ("precision", Precision), ("save_mode", SaveMode))
+    for key, kind in kinds:
         value, known = getattr(args, key), get_args(kind)
         if value is not None and value not in known:
             raise Misuse(f'--{side} {key} is "{value}"; it may be {", ".join(known)}')

@@ -327,7 +327,21 @@ def pair(name: str, a: Summary, b: Summary) -> Pair:
     return Pair(name=name, a=a, b=b, differences=tuple(differences(a.case, b.case)), is_in_turn=is_in_turn)
 
 
-_KEYS = ("strategy", "ranks", "nodes", "device", "backend", "precision", "threads", "bind", "seed", "steps", "warm_up")
+_KEYS = (
+    "strategy",
+    "ranks",
+    "nodes",
+    "device",
+    "backend",
+    "precision",
+    "threads",
+    "bind",
+    "seed",
+    "steps",
+    "warm_up",
+    "save_every",
+    "save_mode",
+)
 
 
 def differences(a: Case, b: Case) -> Iterable[str]:

@@ -9,7 +9,7 @@ import click
 
 from bench.cli.completion import complete_option
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
-from workloads.spec import Backend, Device, Precision
+from workloads.spec import Backend, Device, Precision, SaveMode
 
 
 class GroupedCommand(click.Command):
@@ -65,6 +65,15 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
         named_option("steps", "Measured steps of a trial.", default=20),
         named_option("warm_up", "Unmeasured steps before the measured ones.", default=5),
         named_option("trace_steps", "Steps under the profiler, after the measured ones.", default=3),
+        click.option(
+            "--save-every", type=int, metavar="STEPS", help="Interval between checkpoints, in measured steps."
+        ),
+        named_option(
+            "save_mode",
+            "Whether training stands until a checkpoint is on disk (sync) or only copied (async).",
+            type=click.Choice(get_args(SaveMode)),
+            default="sync",
+        ),
         named_option(
             "precision", "Arithmetic precision of the model.", type=click.Choice(get_args(Precision)), default="fp32"
         ),

@@ -22,6 +22,7 @@ GROUPS = {
     "The model": ("shape_name", *DIMENSIONS),
     "How it is measured": ("trials", "steps", "warm_up", "limit_s"),
     "What is observed": ("trace_steps", "keep_traces", "trace_every", "memory_snapshot", "with_timeline", "port"),
+    "Checkpoints": ("save_every", "save_mode", "keep_checkpoint"),
     "Where results go, and messages": (
         *("runs_folder", "shared", "store_url", "format_name", "has_details", "quiet", "verbose", "note", "is_nightly"),
     ),
@@ -55,6 +56,7 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
 @click.option("--keep-traces", is_flag=True, help="Also keep each rank's full trace, as torch.profiler wrote it.")
 @click.option("--trace-every", type=int, metavar="STEPS", help="Interval between traced steps, in measured steps.")
 @click.option("--memory-snapshot", is_flag=True, help="Record the memory of one step, by category and block.")
+@click.option("--keep-checkpoint", is_flag=True, help="Keep the last checkpoint of each trial in the run's folder.")
 @click.option("--with-baseline", type=click.Choice(["weak", "strong"]), help="Also measure `single`, in turn.")
 @click.option(
     "--baseline",

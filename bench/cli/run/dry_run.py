@@ -16,6 +16,7 @@ from bench.report.format import readable
 from bench.report.table import Block, Table, write
 from bench.suite.plan_report import cluster_lines
 from workloads.cost_models.absent import Absent
+from workloads.cost_models.checkpoint import checkpoint_bytes
 from workloads.cost_models.peak_memory import Prediction
 
 RANKS_SHOWN = 16
@@ -128,6 +129,12 @@ def _step_lines(case: Case) -> Iterator[str]:
         else f"{readable(peak.total_bytes, 'bytes')} of live tensors"
     )
     yield f"peak of a step on the rank that holds most: {predicted}"
+    if case.save_every is not None:
+        size_bytes = checkpoint_bytes(case)
+        yield (
+            f"a checkpoint: {readable(size_bytes, 'bytes')} over all ranks, {case.save_mode}, after each"
+            f" {plural(case.save_every, 'measured step')}; only the newest of a trial is on disk"
+        )
     for transfer in spec.transfers(case):
         yield (
             f"a step's {transfer.collective} over {transfer.axis}: {readable(transfer.payload_bytes, 'bytes')},"
@@ -143,5 +150,6 @@ def _document(case: Case) -> dict[str, object]:
         "key": case.key(),
         "ranks": list(_ranks(case)),
         "peak_bytes": peak.total_bytes if isinstance(peak, Prediction) else None,
+        "checkpoint_bytes": None if case.save_every is None else checkpoint_bytes(case),
         "transfers": [] if case.model is None else spec.transfers(case),
     }

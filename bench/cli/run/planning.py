@@ -21,6 +21,7 @@ from bench.engines.cluster import Capacity
 from bench.engines.registry import nodes_to_ask
 from bench.errors import Misuse, plural, say
 from bench.machine.device_checks import why_no_gpu
+from bench.machine.disk import check_disk
 from bench.machine.gpus import read_memory, why_numbered_otherwise
 from bench.rank.fault_injection import Fault, parse_fault
 from bench.session.case_args import CaseArgs, NodeResources, case_of_args, check_limit, check_room, read_node
@@ -57,6 +58,7 @@ class RunOptions:
     keep_traces: bool
     trace_every: int | None
     memory_snapshot: bool
+    keep_checkpoint: bool
     with_timeline: bool
     port: int
     runs_folder: Path
@@ -77,6 +79,7 @@ class RunOptions:
 
 TRAINING_OPTIONS = (
     *("shape_name", *DIMENSIONS, "trace_steps", "keep_traces", "trace_every", "memory_snapshot"),
+    *("save_every", "save_mode", "keep_checkpoint"),
     *("with_baseline", "baseline_run", "is_check", "mistakes", "with_timeline"),
 )
 """Parameters of the command that a probe does not take."""
@@ -151,7 +154,13 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     elif options.mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")
 
-    instrumentation = InstrumentationOptions(trace_every=options.trace_every, memory_snapshot=options.memory_snapshot)
+    if node.cluster is None:
+        check_disk(case, options.runs_folder)
+    instrumentation = InstrumentationOptions(
+        trace_every=options.trace_every,
+        memory_snapshot=options.memory_snapshot,
+        keep_checkpoint=options.keep_checkpoint,
+    )
     settings = TrialSettings(
         limit_s=options.limit_s,
         keep_traces=options.keep_traces,

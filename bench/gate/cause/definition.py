@@ -28,7 +28,12 @@ PARTS_SHOWN = 3
 _LONGEST_VALUE = 40
 OTHER_MACHINE_NIGHTS = 3
 """Nights after which another machine is taken for the successor, and not for one that takes turns."""
-_PARTS = {"version": "version of the strategy", "ranks": "ranks", "bind": "binding to cores"}
+_PARTS = {
+    "version": "version of the strategy",
+    "ranks": "ranks",
+    "bind": "binding to cores",
+    "save_mode": "mode of checkpoints",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

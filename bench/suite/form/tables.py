@@ -16,7 +16,7 @@ from collectors.metrics.registry import METRICS
 from collectors.settings_file import JsonSchema
 from workloads.cost_models.shape import PRESETS
 from workloads.registry import SPECS
-from workloads.spec import LARGEST, Backend, Device, Option, Precision
+from workloads.spec import LARGEST, Backend, Device, Option, Precision, SaveMode
 
 SCHEMA_VERSION = 1
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$(?!\n)"
@@ -136,6 +136,9 @@ class Training(_Table, frozen=True):
     keep_traces: A[bool, key("Also keep each rank's full trace, as torch.profiler wrote it.")] = False
     trace_every: A[A[int, Meta(ge=1)] | None, key("Interval between traced steps, in measured steps.")] = None
     memory_snapshot: A[bool, key("Record the memory of one step, by category and block.")] = False
+    save_every: A[A[int, Meta(ge=1)] | None, key("Interval between checkpoints, in measured steps.")] = None
+    save_mode: A[Swept[SaveMode], key("Whether training stands until a checkpoint is on disk or only copied.")] = "sync"
+    keep_checkpoint: A[bool, key("Keep the last checkpoint of each trial.")] = False
     scaling: A[Scaling | None, key(SCALING)] = None
     baseline: A[Text | None, key(BASELINE)] = None
 
