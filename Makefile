@@ -25,7 +25,7 @@ SHARED := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfi
 demo: $(VENV)/.installed
 	@gpus=$$($(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 8))") || exit 1; \
 	case $$gpus in \
-		0) set -- ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny --option bucket_mb=1;; \
+		0) set -- ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny;; \
 		1) set -- single --device cuda --trials 3 --shape 125m --batch 8 --precision bf16;; \
 		*) set -- ddp --device cuda --ranks $$gpus --trials 3 --with-baseline weak --shape 125m \
 			--batch $$((8 * gpus)) --precision bf16;; \

@@ -15,6 +15,7 @@ from bench.case import (
     check,
     find_spec,
     parse_options,
+    settle,
 )
 from bench.engines.cluster import Capacity, NodeRequest
 from bench.engines.registry import CAPACITIES, ENGINES
@@ -226,7 +227,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
         nodes=node.nodes_for(max(1, ranks)),
         bind=args.bind and device == "cuda",
     )
-    case = check(replace(case, options=spec.settled(case)))
+    case = check(settle(case))
     if case.backend == "nccl" and node.has_told_gpus and (most := math.ceil(case.ranks / case.nodes)) > gpus:
         why = f": {node.gpus.hidden.text}" if node.gpus.hidden is not None else ""
         if node.nodes > 1:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from workloads.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, settled_buckets
 from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
 from workloads.cost_models.terms import Transfer, replicated_states
 from workloads.options import (
-    BUCKET_MB,
     COLLECTIVES_IN_GRAPHS,
     HEAD_MULTIPLE,
     HIGH_PRIORITY,
     TRAINING_OPTIONS,
     WIDEST_HEAD,
-    bucket_refusals,
-    bucketed_average,
     graph_refusals,
     local_batch,
     microbatch,
@@ -29,7 +27,7 @@ from workloads.options import (
     priority_refusals,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec, nearest_multiples
+from workloads.spec import ELEMENT_BYTES, Option, OptionValue, Parity, Setup, StrategySpec, nearest_multiples
 
 SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB)
 
@@ -55,6 +53,12 @@ class SequenceSpec(StrategySpec):
                 f"sequence {sequence} cannot be cut into {chunks} equal chunks; --sequence {fitting} would fit"
             )
         return reasons
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return settled_buckets(setup)
+
+    def notes(self, setup: Setup) -> list[str]:
+        return bucket_notes(setup)
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         """Return the all_reduce that averages the gradients of all positions, bucket by bucket during backward."""
@@ -212,7 +216,7 @@ class RingAttentionSpec(SequenceSpec):
         return super().peak(setup)
 
     def notes(self, setup: Setup) -> list[str]:
-        notes = []
+        notes = super().notes(setup)
         if not setup.options["causal"]:
             notes.append("attention is not causal: tokens are seen before they are predicted, so losses mean nothing")
         if setup.options["checkpoint"] == "selective" and setup.ranks > 1:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from workloads.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, buckets, settled_buckets
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fresh_gradients, step_peak
@@ -20,17 +21,14 @@ from workloads.data_parallel.cost_model import (
     sent_bytes,
     top_k_bytes,
 )
+from workloads.learning_rate import RECIPE
 from workloads.options import (
-    BUCKET_MB,
     TRAINING_OPTIONS,
-    bucket_refusals,
-    bucketed_average,
-    buckets,
     microbatch,
     peak_not_covered,
     training_refusals,
 )
-from workloads.spec import Needs, Option, Parity, Setup, StrategySpec
+from workloads.spec import Needs, Option, OptionValue, Parity, Setup, StrategySpec
 
 COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="powersgd: columns of each low-rank factor")
 DENSITY = Option(name="density", default=0.01, minimum=0.0, help="topk: share of a gradient's elements that is sent")
@@ -161,6 +159,7 @@ class DdpSpec(StrategySpec):
             {"bucket_mb": 0.1},
             {"accumulate": 2},
             {"accumulate": 2, "overlap": False},
+            RECIPE,
             {"checkpoint": "full"},
             {"static_graph": True},
             {"find_unused_parameters": True},
@@ -178,6 +177,12 @@ class DdpSpec(StrategySpec):
             *_replica_refusals(setup),
             *_compression_refusals(setup),
         ]
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return settled_buckets(setup)
+
+    def notes(self, setup: Setup) -> list[str]:
+        return bucket_notes(setup) if setup.options["overlap"] else []
 
     def incomparable(self, setup: Setup) -> str | None:
         compress = setup.options["compress"]
@@ -264,10 +269,13 @@ class Zero1Spec(StrategySpec):
     name = "zero1"
     summary = "ZeRO-1: as ddp, but ranks shard optimizer states by whole weights, and so unevenly"
     options = (*TRAINING_OPTIONS, BUCKET_MB)
-    parity = Parity(variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}))
+    parity = Parity(variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE))
 
     def refusals(self, setup: Setup) -> list[str]:
         return [*training_refusals(setup, data_ranks=setup.ranks), *bucket_refusals(setup)]
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return settled_buckets(setup)
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         if setup.ranks == 1:
@@ -296,5 +304,6 @@ class Zero1Spec(StrategySpec):
             return []
         shares = [f"{self.states(setup, rank).optimizer_bytes:,}" for rank in range(setup.ranks)]
         return [
-            f"optimizer states are sharded weight by weight, and so unevenly: bytes by rank are {', '.join(shares)}"
+            *bucket_notes(setup),
+            f"optimizer states are sharded weight by weight, and so unevenly: bytes by rank are {', '.join(shares)}",
         ]

@@ -9,6 +9,7 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import ZeroStage, paper_states
 from workloads.cost_models.terms import States, Transfer
 from workloads.deepspeed.cost_model import EngineModel, engine_states, engine_transfers
+from workloads.learning_rate import RECIPE
 from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals
 from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
 
@@ -139,6 +140,7 @@ class DeepSpeedSpec(StrategySpec):
             {"stage": 2, "reduce_bucket_size": 10_000, "accumulate": 2},
             {"stage": 3, "param_persistence_threshold": 100, "checkpoint": "full"},
             {"stage": 3, "offload": True, "accumulate": 2},
+            {"stage": 2, **RECIPE},
         ),
     )
 

@@ -17,6 +17,7 @@ from workloads.fsdp.cost_model import (
     sharded_step_peak,
     sharded_transfers,
 )
+from workloads.learning_rate import RECIPE
 from workloads.options import (
     GATHERED_IN_GRAPHS,
     TRAINING_OPTIONS,
@@ -195,6 +196,7 @@ class FsdpSpec(ShardedSpec):
             {"checkpoint": "full"},
             {"wrap": "layer", "checkpoint": "selective", "accumulate": 2},
             {"offload": True},
+            RECIPE,
         )
     )
 
@@ -223,10 +225,15 @@ class HsdpSpec(ShardedSpec):
 
 
 class Zero2Spec(ShardedSpec):
-    """Spec of `zero2`: gradients and optimizer states are divided; weights are gathered once a step."""
+    """Spec of `zero2`: FSDP2 without resharding. Weights are gathered once a step and divided between steps.
+
+    The paper's second stage keeps weights whole at all times, as `deepspeed` with stage=2 does.
+    """
 
     name = "zero2"
-    summary = "ZeRO-2: gradients and optimizer states sharded; weights gathered once a step, sharded between steps"
+    summary = (
+        "FSDP2 without resharding: weights gathered once a step, states as ZeRO-3 between; deepspeed stage=2 is ZeRO-2"
+    )
     stage = 2
     options = SHARDING_OPTIONS
     parity = Parity(variants=({}, {"wrap": "layer"}, {"accumulate": 2}, {"checkpoint": "full"}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.terms import States, Transfer
+from workloads.learning_rate import RECIPE
 from workloads.options import TRAINING_OPTIONS, training_refusals
 from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_traffic
 from workloads.spec import DataShare, Needs, Option, Parity, Setup, StrategySpec
@@ -48,7 +49,7 @@ class ParameterServerSpec(StrategySpec):
     )
     needs = Needs(minimum_ranks=2)
     version = 2  # Messages are flat tensors over gloo; before, calls of torch's RPC.
-    parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}))
+    parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE))
 
     def mesh(self, setup: Setup) -> dict[str, int]:
         # Servers and workers do different things, so the mesh has no data axis.

@@ -22,6 +22,7 @@ from workloads.cost_models.schedules import (
     why_not,
 )
 from workloads.cost_models.terms import States, Transfer
+from workloads.learning_rate import RECIPE
 from workloads.options import (
     ACCUMULATE,
     DEFER_RECEIVES,
@@ -234,7 +235,7 @@ class OneFOneBSpec(PipelineSpec):
     name = "one_f_one_b"
     summary = "1F1B: as GPipe, but each backward starts as soon as it can, so that fewer microbatches are in flight"
     only_schedule = "one_f_one_b"
-    parity = Parity(variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}))
+    parity = Parity(variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}, RECIPE))
 
 
 class PipelineNaiveSpec(PipelineSpec):

@@ -17,7 +17,8 @@ from tests.support.ranks import OnRanks
 from tests.workloads.training.setups import SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready
 from workloads.core.trainer import make_model
-from workloads.options import Check, Mistake, rate_factor
+from workloads.learning_rate import rate_factor
+from workloads.options import Check, Mistake
 from workloads.spec import DataShare
 
 
