@@ -125,7 +125,7 @@ def settings_of(case: Case) -> tuple[str, ...]:
     ]
     if case.model is not None:
         preset = min(PRESETS, key=lambda name: len(_unlike(case.shape, PRESETS[name])))
-        words.append(("shape", preset, "tiny"))
+        words.append(("shape", preset, "tiny" if case.device == "cpu" else None))  # On GPUs their memory decides.
         words += [(name, getattr(case.model, name), "") for name in _unlike(case.model, PRESETS[preset])]
     usual = {"nodes": 1, "threads": 1, **USUAL, "seed": SEED}
     if case.model is None:

@@ -267,9 +267,10 @@ def case_words(case: Case) -> list[str]:
     words = _place_words(case)
     shape = case.shape
     preset, dimensions = nearest_preset(shape)
-    words += [f"--shape {preset}"] if preset != "tiny" else []
+    has_gpu = case.device == "cuda"  # There the defaults depend on the GPU.
+    words += [f"--shape {preset}"] if preset != "tiny" or has_gpu else []
     words += [f"--{dimension.replace('_', '-')} {getattr(shape, dimension)}" for dimension in dimensions]
-    words += [f"--precision {case.precision}"] if case.precision != "fp32" else []
+    words += [f"--precision {case.precision}"] if case.precision != "fp32" or has_gpu else []
     words += [f"--threads {case.threads}"] if case.threads != 1 else []
     words += ["--no-bind"] if case.device == "cuda" and not case.bind else []
     return words

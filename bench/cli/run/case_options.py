@@ -59,14 +59,20 @@ LIMIT = click.option(
 def case_options(*, trials: int) -> Callable[[Any], Any]:
     """Return what adds the options of a case, all but its strategy and its ranks. trials: the default."""
     options = (
-        click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}."),
+        click.option(
+            "--shape",
+            "shape_name",
+            help=f"One of {', '.join(PRESETS)}. [default: tiny on a CPU; 125m or 1b by a GPU's memory]",
+        ),
         _dimensions,
         named_option("trials", "Number of trials, each with fresh ranks.", default=trials),
         named_option("steps", "Measured steps of a trial.", default=20),
         named_option("warm_up", "Unmeasured steps before the measured ones.", default=5),
         named_option("trace_steps", "Steps under the profiler, after the measured ones.", default=3),
         named_option(
-            "precision", "Arithmetic precision of the model.", type=click.Choice(get_args(Precision)), default="fp32"
+            "precision",
+            "Arithmetic precision of the model. [default: bf16 for models on a GPU, else fp32]",
+            type=click.Choice(get_args(Precision)),
         ),
         click.option(
             "--device", type=click.Choice(get_args(Device)), help="[default: cuda if there is a GPU, else cpu]"
