@@ -221,6 +221,15 @@ MICROBATCHES = Option(
 )
 """Replaces `accumulate` in pipelines."""
 
+LOSS_CHUNKS = Option(
+    name="loss_chunks",
+    default=1,
+    minimum=1,
+    help="chunks of positions in which head and loss are computed, and again in backward, so that the logits of one"
+    " chunk live at a time; 1: all at once",
+    added_later=True,
+)
+
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""
 COLLECTIVES_IN_GRAPHS = (
@@ -250,6 +259,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
         help="mode of torch.compile, which compiles each block",
     ),
     ATTENTION,
+    LOSS_CHUNKS,
     Option(
         name="workers",
         default=1,
@@ -273,6 +283,29 @@ def microbatch_option(setup: Setup) -> Option:
 def microbatch_count(setup: Setup) -> int:
     """Return the number of microbatches that a data rank's batch is split into."""
     return int(setup.options[microbatch_option(setup).name])
+
+
+def loss_chunks(setup: Setup) -> int:
+    """Return the number of chunks in which the loss is computed."""
+    return int(LOSS_CHUNKS.of(setup))
+
+
+def unchunked_refusals(setup: Setup, because: str) -> list[str]:
+    """Return why a strategy computes the loss only at once. because: what stands against chunks, and what would do."""
+    if loss_chunks(setup) == 1:
+        return []
+    return [f"option {LOSS_CHUNKS.name} is {loss_chunks(setup)}, but {because}; leave it out"]
+
+
+def _chunk_refusals(setup: Setup, data_ranks: int) -> list[str]:
+    """Return why a microbatch cannot be cut into the chunks."""
+    positions = local_batch(setup, data_ranks) * setup.shape.sequence
+    if loss_chunks(setup) <= max(1, positions):
+        return []
+    return [
+        f"option {LOSS_CHUNKS.name} is {loss_chunks(setup)}, and a microbatch of a rank has {positions} positions; use"
+        f" {positions} or fewer"
+    ]
 
 
 def local_batch(setup: Setup, data_ranks: int) -> int:
@@ -299,12 +332,19 @@ def peak_not_covered(setup: Setup) -> Absent | None:
         return Absent(reason="the cost model of activations covers the CPU's kernels only")
     if setup.options["compile"] != "none":
         return Absent(reason="which activations a compiled block keeps is the compiler's choice")
+    if loss_chunks(setup) > 1:
+        return Absent(reason="the cost model of activations does not cover a loss that is computed in chunks")
     return None
 
 
 def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
     """Return why no strategy could train this setup. data_ranks: those that share a batch."""
-    return [*batch_refusals(setup, data_ranks), *rate_refusals(setup), *attention_refusals(setup)]
+    return [
+        *batch_refusals(setup, data_ranks),
+        *rate_refusals(setup),
+        *attention_refusals(setup),
+        *_chunk_refusals(setup, data_ranks),
+    ]
 
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:

@@ -156,6 +156,7 @@ class RingAttentionSpec(SequenceSpec):
             {"accumulate": 2},
             {"checkpoint": "full"},
             {"checkpoint": "selective", "accumulate": 2},
+            {"loss_chunks": 2},
         ),
     )
 
@@ -262,6 +263,7 @@ class UlyssesSpec(SequenceSpec):
             {"accumulate": 2},
             {"checkpoint": "full"},
             {"checkpoint": "selective", "accumulate": 2},
+            {"loss_chunks": 2},
         ),
     )
 

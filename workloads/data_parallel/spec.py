@@ -160,6 +160,7 @@ class DdpSpec(StrategySpec):
             {"accumulate": 2},
             {"accumulate": 2, "overlap": False},
             RECIPE,
+            {"loss_chunks": 3, "accumulate": 2},
             {"checkpoint": "full"},
             {"static_graph": True},
             {"find_unused_parameters": True},
@@ -244,7 +245,9 @@ class SingleSpec(StrategySpec):
     summary = "one rank trains the full model; the baseline of all others"
     options = TRAINING_OPTIONS
     needs = Needs(maximum_ranks=1)
-    parity = Parity(variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}))
+    parity = Parity(
+        variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}, {"loss_chunks": 5})
+    )
 
     def refusals(self, setup: Setup) -> list[str]:
         return training_refusals(setup, data_ranks=1)
@@ -269,7 +272,9 @@ class Zero1Spec(StrategySpec):
     name = "zero1"
     summary = "ZeRO-1: as ddp, but ranks shard optimizer states by whole weights, and so unevenly"
     options = (*TRAINING_OPTIONS, BUCKET_MB)
-    parity = Parity(variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE))
+    parity = Parity(
+        variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE, {"loss_chunks": 2})
+    )
 
     def refusals(self, setup: Setup) -> list[str]:
         return [*training_refusals(setup, data_ranks=setup.ranks), *bucket_refusals(setup)]

@@ -10,7 +10,7 @@ from workloads.cost_models.memory import ZeroStage, paper_states
 from workloads.cost_models.terms import States, Transfer
 from workloads.deepspeed.cost_model import EngineModel, engine_states, engine_transfers
 from workloads.learning_rate import RECIPE
-from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals
+from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals, unchunked_refusals
 from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
 
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -154,6 +154,7 @@ class DeepSpeedSpec(StrategySpec):
         return [
             *not_installed(),
             *training_refusals(setup, data_ranks=setup.ranks),
+            *unchunked_refusals(setup, "DeepSpeed's engine may free the head's weight before backward"),
             *_idle_options(setup, stage),
             *_engine_refusals(setup, stage),
         ]

@@ -197,6 +197,7 @@ class FsdpSpec(ShardedSpec):
             {"wrap": "layer", "checkpoint": "selective", "accumulate": 2},
             {"offload": True},
             RECIPE,
+            {"loss_chunks": 4, "checkpoint": "full", "accumulate": 2},
         )
     )
 
@@ -208,7 +209,14 @@ class HsdpSpec(ShardedSpec):
     summary = "hybrid sharded: as fsdp within each group of ranks, gradients averaged between groups"
     options = (*SHARDING_OPTIONS, SHARD_RANKS, RESHARD)
     needs = Needs(minimum_ranks=4)
-    parity = Parity(variants=({}, {"accumulate": 2}, {"wrap": "layer", "checkpoint": "full"}))
+    parity = Parity(
+        variants=(
+            {},
+            {"accumulate": 2},
+            {"wrap": "layer", "checkpoint": "full"},
+            {"loss_chunks": 2},
+        )
+    )
 
     def mesh(self, setup: Setup) -> dict[str, int]:
         shard_ranks = int(setup.options[SHARD_RANKS.name])
@@ -236,4 +244,6 @@ class Zero2Spec(ShardedSpec):
     )
     stage = 2
     options = SHARDING_OPTIONS
-    parity = Parity(variants=({}, {"wrap": "layer"}, {"accumulate": 2}, {"checkpoint": "full"}))
+    parity = Parity(
+        variants=({}, {"wrap": "layer"}, {"accumulate": 2}, {"checkpoint": "full"}, {"loss_chunks": 2, "accumulate": 2})
+    )

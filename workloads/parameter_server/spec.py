@@ -49,7 +49,7 @@ class ParameterServerSpec(StrategySpec):
     )
     needs = Needs(minimum_ranks=2)
     version = 2  # Messages are flat tensors over gloo; before, calls of torch's RPC.
-    parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE))
+    parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE, {"loss_chunks": 2}))
 
     def mesh(self, setup: Setup) -> dict[str, int]:
         # Servers and workers do different things, so the mesh has no data axis.

@@ -23,6 +23,7 @@ from workloads.options import (
     microbatch_count,
     numbers_agreed,
     training_refusals,
+    unchunked_refusals,
 )
 from workloads.pipeline_parallel.spec import (
     PIPELINE_OPTIONS,
@@ -34,7 +35,7 @@ from workloads.pipeline_parallel.spec import (
 )
 from workloads.spec import ELEMENT_BYTES, Needs, Option, OptionValue, Parity, Setup, nearest_multiples
 from workloads.tensor_parallel.cost_model import TensorTraffic, paper_activation_bytes
-from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, compile_refusals, divisibility_refusals
+from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, SHARDED_HEAD, compile_refusals, divisibility_refusals
 from workloads.three_d.cost_model import MeshStages
 
 PIPELINE_RANKS = Option(
@@ -130,7 +131,7 @@ class ThreeDSpec(PipelineSpec):
     parity = Parity(
         variants=(
             {},
-            {"tensor_ranks": 1, "data_axis": "fsdp", "balance": "flops"},
+            {"tensor_ranks": 1, "data_axis": "fsdp", "balance": "flops", "loss_chunks": 2},
             {"tensor_ranks": 1, "schedule": "zbv", "stages": 2, "bucket_mb": 0.1},
             {"schedule": "interleaved_zero_bubble", "stages": 2, "sequence_parallel": True},
             {"schedule": "interleaved", "stages": 2, "checkpoint": "full"},
@@ -170,6 +171,7 @@ class ThreeDSpec(PipelineSpec):
         reasons = [
             *training_refusals(setup, data_ranks=axes["data"]),
             *size_refusals(setup),
+            *(unchunked_refusals(setup, SHARDED_HEAD) if axes["tensor"] > 1 else ()),
             *stages_refusals(setup, self.pipeline(setup), data_ranks=axes["data"]),
             *divisibility_refusals(setup, ranks=axes["tensor"], option=TENSOR_RANKS.name),
             *compile_refusals(setup, ranks=axes["tensor"]),
