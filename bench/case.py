@@ -11,8 +11,8 @@ import msgspec
 
 from bench.errors import Misuse, plural
 from collectors.settings_file import near_name
+from workloads.core.learning_rate import DECAY_STEPS, decay_steps
 from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
-from workloads.learning_rate import DECAY_STEPS, decay_steps
 from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of
 from workloads.spec import Backend, Device, Option, OptionValue, Precision, StrategySpec

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal, get_args
 
+from workloads.core.learning_rate import RATE_OPTIONS, rate_refusals
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import Checkpoint, Microbatch
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
-from workloads.learning_rate import RATE_OPTIONS, rate_refusals
 from workloads.spec import Option, OptionValue, Setup, nearest_multiples
 
 # Attention: the option that pins the kernel on a GPU.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from workloads.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, settled_buckets
 from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
+from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, settled_buckets
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak

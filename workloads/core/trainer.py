@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from workloads.core.attention import attend_of, attention_notes
+from workloads.core.learning_rate import rate_factor
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss
-from workloads.learning_rate import rate_factor
 from workloads.options import check_of, loss_chunks, microbatch_count
 from workloads.protocols import Phase
 from workloads.spec import Precision, Setup

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from workloads.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, buckets, settled_buckets
+from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, buckets, settled_buckets
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fresh_gradients, step_peak
@@ -21,7 +22,6 @@ from workloads.data_parallel.cost_model import (
     sent_bytes,
     top_k_bytes,
 )
-from workloads.learning_rate import RECIPE
 from workloads.options import (
     TRAINING_OPTIONS,
     microbatch,

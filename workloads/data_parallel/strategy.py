@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
-from workloads.buckets import bucket_mb
+from workloads.core.buckets import bucket_mb
 from workloads.core.mesh import make_group
 from workloads.core.trainer import Trainer, adamw_settings, gather_gradients, make_model
 from workloads.data_parallel.compression import (

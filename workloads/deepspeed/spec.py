@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import ZeroStage, paper_states
 from workloads.cost_models.terms import States, Transfer
 from workloads.deepspeed.cost_model import EngineModel, engine_states, engine_transfers
-from workloads.learning_rate import RECIPE
 from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals, unchunked_refusals
 from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
 

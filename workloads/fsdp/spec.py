@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction
@@ -17,7 +18,6 @@ from workloads.fsdp.cost_model import (
     sharded_step_peak,
     sharded_transfers,
 )
-from workloads.learning_rate import RECIPE
 from workloads.options import (
     GATHERED_IN_GRAPHS,
     TRAINING_OPTIONS,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.terms import States, Transfer
-from workloads.learning_rate import RECIPE
 from workloads.options import TRAINING_OPTIONS, training_refusals
 from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_traffic
 from workloads.spec import DataShare, Needs, Option, Parity, Setup, StrategySpec

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction
@@ -22,7 +23,6 @@ from workloads.cost_models.schedules import (
     why_not,
 )
 from workloads.cost_models.terms import States, Transfer
-from workloads.learning_rate import RECIPE
 from workloads.options import (
     ACCUMULATE,
     DEFER_RECEIVES,

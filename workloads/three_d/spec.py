@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from workloads.buckets import BUCKET_MB, bucket_bytes, settled_buckets, size_refusals
+from workloads.core.buckets import BUCKET_MB, bucket_bytes, settled_buckets, size_refusals
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, ScheduleName, actions, live_microbatches

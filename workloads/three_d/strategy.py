@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from workloads.buckets import bucket_bytes
+from workloads.core.buckets import bucket_bytes
 from workloads.core.sharded_gradients import AgreeingScaler, add_up, clip_gradients, local_gradient
 from workloads.pipeline_parallel.stages import StageModel
 from workloads.pipeline_parallel.strategy import make_trainer

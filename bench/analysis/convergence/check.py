@@ -20,7 +20,7 @@ from bench.errors import Misuse, plural
 from bench.rank.evidence import StepEvidence, read_evidence
 from bench.rank.messages import FailureCause
 from bench.session.measure import MeasuredRuns
-from workloads.learning_rate import rate_factor
+from workloads.core.learning_rate import rate_factor
 from workloads.options import Check, Mistake, check_of
 from workloads.spec import DATA_AXES, LIMITS
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.ranks import OnRanks
 from tests.workloads.data_parallel.test_ddp import payloads_of_a_step
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
-from workloads.buckets import bucket_mb, bucket_notes, buckets, filled_buckets
+from workloads.core.buckets import bucket_mb, bucket_notes, buckets, filled_buckets
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.registry import SPECS
 from workloads.spec import OptionValue, StrategySpec

@@ -12,8 +12,8 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from tests.workloads.training.setups import small_setup
+from workloads.core.learning_rate import decay_steps, rate_factor
 from workloads.core.trainer import LearningRate
-from workloads.learning_rate import decay_steps, rate_factor
 from workloads.options import training_refusals
 from workloads.spec import OptionValue
 
