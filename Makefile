@@ -21,14 +21,15 @@ SHARED := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfi
 .PHONY: test-ray test-torch test-python servers drawing screenshots
 .PHONY: install install-dev check benchmarks clean
 
-# On the CPU two ranks; one GPU trains alone; several, up to 8, train together, each with the batch of one.
+# On the CPU two ranks; one GPU trains alone; several, up to 8, train together, each with the batch of one. The model and
+# its precision are the device's defaults.
 demo: $(VENV)/.installed
 	@gpus=$$($(BIN)/python -c "import torch; print(min(torch.cuda.device_count(), 8))") || exit 1; \
 	case $$gpus in \
-		0) set -- ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny --option bucket_mb=1;; \
-		1) set -- single --device cuda --trials 3 --shape 125m --batch 8 --precision bf16;; \
-		*) set -- ddp --device cuda --ranks $$gpus --trials 3 --with-baseline weak --shape 125m \
-			--batch $$((8 * gpus)) --precision bf16;; \
+		0) set -- ddp --device cpu --ranks 2 --trials 3 --with-baseline weak;; \
+		1) set -- single --device cuda --trials 3;; \
+		*) set -- ddp --device cuda --ranks $$gpus --trials 3 --with-baseline weak \
+			--batch $$((8 * gpus));; \
 	esac; \
 	echo "$(BIN)/observatory run $$*"; \
 	$(BIN)/observatory run "$$@"

@@ -11,6 +11,7 @@ import msgspec
 
 from bench.errors import Misuse, plural
 from collectors.settings_file import near_name
+from workloads.core.learning_rate import DECAY_STEPS, decay_steps
 from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
 from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of
@@ -125,11 +126,12 @@ def settings_of(case: Case) -> tuple[str, ...]:
 
     The number of ranks, the device, the precision and the batch are not included.
     """
-    defaults = {option.name: option.default for option in known_options(case.strategy)}
-    words = [(name, value, defaults[name]) for name, value in case.options.items() if name in defaults]
+    words: list[tuple[str, OptionValue, OptionValue | None]] = [
+        (name, value, None) for name, value in options_set(case).items()
+    ]
     if case.model is not None:
         preset = min(PRESETS, key=lambda name: len(_unlike(case.shape, PRESETS[name])))
-        words.append(("shape", preset, "tiny"))
+        words.append(("shape", preset, "tiny" if case.device == "cpu" else None))  # On GPUs their memory decides.
         words += [(name, getattr(case.model, name), "") for name in _unlike(case.model, PRESETS[preset])]
     usual = {"nodes": 1, "threads": 1, **USUAL, "seed": SEED}
     if case.model is None:
@@ -139,6 +141,23 @@ def settings_of(case: Case) -> tuple[str, ...]:
     if case.save_every is not None:
         words += [("save_every", case.save_every, ""), ("save_mode", case.save_mode, "sync")]
     return tuple(f"{name}={_short(value)}" for name, value, default in words if value != default)
+
+
+def options_set(case: Case) -> dict[str, OptionValue]:
+    """Return the options that somebody set: those whose values are not what the case would have without them."""
+    return {
+        option.name: value
+        for option in known_options(case.strategy)
+        if (value := case.options.get(option.name, option.default)) != option.default
+        and value != _left_out(case, option)
+    }
+
+
+def _left_out(case: Case, option: Option) -> OptionValue:
+    """Return the value that the case would have for an option that nobody set; some defaults depend on the case."""
+    defaults = {each.name: each.default for each in known_options(case.strategy)}
+    without = replace(case, options={**defaults, **case.options, option.name: option.default})
+    return settle(without).options[option.name]
 
 
 def _short(value: OptionValue) -> str:
@@ -186,6 +205,14 @@ def parse_options(spec: StrategySpec, texts: Iterable[str]) -> dict[str, OptionV
         except ValueError as error:
             raise Misuse(f"{spec.name}: {error}") from None
     return {name: values.get(name, option.default) for name, option in options.items()}
+
+
+def settle(case: Case) -> Case:
+    """Return the case with the defaults filled in that depend on it: on its shape, its backend or its steps."""
+    options = dict(case.spec().settled(case))
+    if DECAY_STEPS.name in options:
+        options[DECAY_STEPS.name] = decay_steps(case, case.warm_up + case.steps + case.trace_steps)
+    return replace(case, options=options)
 
 
 USUAL = {"trials": 3, "steps": 20, "warm_up": 5, "trace_steps": 3}

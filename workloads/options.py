@@ -5,16 +5,15 @@ A refusal is a message that says why a setup cannot run, and what would; see `St
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal, get_args
 
+from workloads.core.learning_rate import RATE_OPTIONS, rate_refusals
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import Checkpoint, Microbatch
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
-from workloads.cost_models.terms import Transfer, bucket_count
 from workloads.spec import Option, OptionValue, Setup, nearest_multiples
 
 # Attention: the option that pins the kernel on a GPU.
@@ -208,78 +207,6 @@ def offload_notes(setup: Setup) -> list[str]:
     return []
 
 
-# DistributedDataParallel: the size and number of its gradient buckets.
-
-BUCKET_MB = Option(
-    name="bucket_mb", default=25.0, minimum=0.001, help="MiB of gradients in a bucket, which are averaged together"
-)
-
-
-def bucket_refusals(setup: Setup) -> list[str]:
-    """Return why buckets cannot have this size."""
-    bucket_mb, compile_mode = setup.options[BUCKET_MB.name], setup.options["compile"]
-    if compile_mode == "none" or float(bucket_mb) >= 1:
-        return []
-    return [
-        f"option bucket_mb is {bucket_mb} with compile={compile_mode}; torch.compile needs buckets of at least 1 MB:"
-        " use bucket_mb=1 or more, or compile=none"
-    ]
-
-
-def bucket_bytes(setup: Setup) -> int:
-    """Return the bytes of gradients at which a bucket is full."""
-    return int(float(setup.options[BUCKET_MB.name]) * 2**20)
-
-
-def buckets(setup: Setup) -> int:
-    """Return about how many buckets hold all gradients; not exactly, because a weight is never cut."""
-    return bucket_count(4 * setup.shape.parameters(), bucket_bytes(setup))
-
-
-def bucketed_average(setup: Setup, axis: str) -> Transfer:
-    """Return the all_reduce that averages all gradients over an axis, bucket by bucket during backward."""
-    return Transfer(
-        collective="all_reduce",
-        axis=axis,
-        payload_bytes=4 * setup.shape.parameters(),
-        calls=buckets(setup),
-        behind="backward",
-    )
-
-
-# Learning rate: the rules that scale it with the number of data ranks.
-
-RateRule = Literal["base", "linear", "sqrt"]
-"""How the rate grows with the data ranks: not at all, with their number, or with its square root."""
-
-RULES: tuple[RateRule, ...] = get_args(RateRule)
-
-
-def scale(rule: RateRule, data_ranks: int) -> float:
-    """Return what the rule multiplies the rate by after warm-up.
-
-    Source: linear: Goyal et al. 2017, Accurate, large minibatch SGD, section 2.1. sqrt: Krizhevsky 2014, One weird
-    trick for parallelizing convolutional neural networks; Hoffer et al. 2017, Train longer, generalize better.
-    """
-    match rule:
-        case "base":
-            return 1.0
-        case "linear":
-            return float(data_ranks)
-        case "sqrt":
-            return math.sqrt(data_ranks)
-
-
-def factor(rule: RateRule, *, data_ranks: int, warm_up: int, step: int) -> float:
-    """Return what the rate of a step, counted from 0, is multiplied by.
-
-    It grows from 1 in equal increments to the rule's scale, which step `warm_up` is the first to have.
-    Source: Goyal et al. 2017, section 2.2, gradual warm-up.
-    """
-    warm = scale(rule, data_ranks)
-    return warm if step >= warm_up else 1.0 + (warm - 1.0) * step / warm_up
-
-
 ACCUMULATE = Option(
     name="accumulate",
     default=1,
@@ -294,6 +221,15 @@ MICROBATCHES = Option(
 )
 """Replaces `accumulate` in pipelines."""
 
+LOSS_CHUNKS = Option(
+    name="loss_chunks",
+    default=1,
+    minimum=1,
+    help="chunks of positions in which head and loss are computed, and again in backward, so that the logits of one"
+    " chunk live at a time; 1: all at once",
+    added_later=True,
+)
+
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""
 COLLECTIVES_IN_GRAPHS = (
@@ -303,20 +239,7 @@ GATHERED_IN_GRAPHS = "FSDP2 gathers weights at new addresses each time, so the g
 
 TRAINING_OPTIONS: tuple[Option, ...] = (
     ACCUMULATE,
-    Option(name="learning_rate", default=3e-4, minimum=0.0, help="learning rate of AdamW"),
-    Option(
-        name="lr_rule",
-        default="base",
-        choices=RULES,
-        help="scaling of the learning rate: none (base), by the number of data ranks (linear), or by its square"
-        " root (sqrt)",
-    ),
-    Option(
-        name="lr_warm_up",
-        default=0,
-        minimum=0,
-        help="steps over which the learning rate grows from learning_rate to its value by lr_rule",
-    ),
+    *RATE_OPTIONS,
     Option(
         name="clip",
         default=1.0,
@@ -336,6 +259,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
         help="mode of torch.compile, which compiles each block",
     ),
     ATTENTION,
+    LOSS_CHUNKS,
     Option(
         name="workers",
         default=1,
@@ -361,15 +285,32 @@ def microbatch_count(setup: Setup) -> int:
     return int(setup.options[microbatch_option(setup).name])
 
 
+def loss_chunks(setup: Setup) -> int:
+    """Return the number of chunks in which the loss is computed."""
+    return int(LOSS_CHUNKS.of(setup))
+
+
+def unchunked_refusals(setup: Setup, because: str) -> list[str]:
+    """Return why a strategy computes the loss only at once. because: what stands against chunks, and what would do."""
+    if loss_chunks(setup) == 1:
+        return []
+    return [f"option {LOSS_CHUNKS.name} is {loss_chunks(setup)}, but {because}; leave it out"]
+
+
+def _chunk_refusals(setup: Setup, data_ranks: int) -> list[str]:
+    """Return why a microbatch cannot be cut into the chunks."""
+    positions = local_batch(setup, data_ranks) * setup.shape.sequence
+    if loss_chunks(setup) <= max(1, positions):
+        return []
+    return [
+        f"option {LOSS_CHUNKS.name} is {loss_chunks(setup)}, and a microbatch of a rank has {positions} positions; use"
+        f" {positions} or fewer"
+    ]
+
+
 def local_batch(setup: Setup, data_ranks: int) -> int:
     """Return the sequences of one microbatch: the effective batch divided by data ranks and microbatches."""
     return setup.shape.batch // (data_ranks * microbatch_count(setup))
-
-
-def rate_factor(setup: Setup, *, data_ranks: int, step: int) -> float:
-    """Return what the learning rate of a step, counted from 0, is multiplied by. data_ranks: those sharing a batch."""
-    rule: RateRule = setup.options["lr_rule"]  # type: ignore[assignment]  # The option allows no other word.
-    return factor(rule, data_ranks=data_ranks, warm_up=int(setup.options["lr_warm_up"]), step=step)
 
 
 def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
@@ -391,12 +332,19 @@ def peak_not_covered(setup: Setup) -> Absent | None:
         return Absent(reason="the cost model of activations covers the CPU's kernels only")
     if setup.options["compile"] != "none":
         return Absent(reason="which activations a compiled block keeps is the compiler's choice")
+    if loss_chunks(setup) > 1:
+        return Absent(reason="the cost model of activations does not cover a loss that is computed in chunks")
     return None
 
 
 def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
     """Return why no strategy could train this setup. data_ranks: those that share a batch."""
-    return [*batch_refusals(setup, data_ranks), *_rate_refusals(setup), *attention_refusals(setup)]
+    return [
+        *batch_refusals(setup, data_ranks),
+        *rate_refusals(setup),
+        *attention_refusals(setup),
+        *_chunk_refusals(setup, data_ranks),
+    ]
 
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:
@@ -424,14 +372,3 @@ def graph_refusals(setup: Setup, because: str) -> list[str]:
         f"option compile is {mode}, which replays a block as a CUDA graph; {because}: use compile=default, or"
         " max-autotune-no-cudagraphs"
     ]
-
-
-def _rate_refusals(setup: Setup) -> list[str]:
-    """Return why a warm-up of the learning rate would have no effect."""
-    options = setup.options
-    if options["lr_rule"] == "base" and options["lr_warm_up"]:
-        return [
-            f"option lr_warm_up is {options['lr_warm_up']} with lr_rule=base, which does not scale the learning rate:"
-            " leave it out, or use lr_rule=linear or sqrt"
-        ]
-    return []

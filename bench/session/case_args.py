@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from bench.case import (
     check,
     find_spec,
     parse_options,
+    settle,
 )
 from bench.engines.cluster import Capacity, NodeRequest
 from bench.engines.registry import CAPACITIES, ENGINES
@@ -25,8 +27,9 @@ from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus
 from bench.machine.limits.demand import demand_of
 from bench.machine.limits.registry import too_small
 from bench.machine.preflight import available_bytes, check_memory, check_processes, warn_of_memory
+from bench.session.default_model import ON_CPU, PROBE, DefaultModel, default_model
 from workloads.cost_models.shape import PRESETS, Shape
-from workloads.spec import LARGEST, Backend, Device, Precision, SaveMode
+from workloads.spec import LARGEST, Backend, Device, Precision, SaveMode, StrategySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +37,17 @@ class CaseArgs:
     """The case that a command line asks for; the strategy and the machine determine what is None.
 
     ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of the preset's.
+    shape_name, precision: None takes what `default_model` says of the device.
     bind: bind each rank to the cores of its GPU; without effect on a CPU.
     """
 
     strategy: str
     ranks: tuple[int, ...] | None = None
-    shape_name: str = "tiny"
+    shape_name: str | None = None
     dimensions: Mapping[str, int | None] = field(default_factory=dict)
     device: Device | None = None
     backend: Backend | None = None
-    precision: Precision = "fp32"
+    precision: Precision | None = None
     threads: int = 1
     bind: bool = True
     trials: int = USUAL["trials"]
@@ -205,6 +209,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
             f" {node.cores} or fewer"
         )
     device = _device(args, node)
+    default = default_model(device, node.gpus.gpus) if spec.kind == "training" else PROBE
     gpus = len(node.gpus.gpus)
     if ranks is None:
         usual = (node.ranks_per_node or gpus or 1) * node.nodes if device == "cuda" else max(2, node.nodes)
@@ -214,10 +219,10 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
         strategy=spec.name,
         version=spec.version_on(device),
         ranks=ranks,
-        model=None if spec.kind == "probe" else shape_of(args),
+        model=None if spec.kind == "probe" else shape_of(args, default.shape_name),
         device=device,
         backend=args.backend or ("nccl" if device == "cuda" else "gloo"),
-        precision=args.precision,
+        precision=args.precision or default.precision,
         threads=args.threads,
         trials=args.trials,
         steps=args.steps,
@@ -230,7 +235,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
         save_every=args.save_every,
         save_mode=args.save_mode,
     )
-    case = check(replace(case, options=spec.settled(case)))
+    case = _checked(case, args, default)
     if case.backend == "nccl" and node.has_told_gpus and (most := math.ceil(case.ranks / case.nodes)) > gpus:
         why = f": {node.gpus.hidden.text}" if node.gpus.hidden is not None else ""
         if node.nodes > 1:
@@ -245,6 +250,54 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
     return case
 
 
+def _checked(case: Case, args: CaseArgs, default: DefaultModel) -> Case:
+    """Return the case if it can be run, with the options that the default model adds where it decides the shape.
+
+    A strategy may refuse some: a zero-bubble schedule recomputes nothing, and stages may not divide the layers.
+
+    Raises:
+        Misuse: it cannot be run, with the user's own options or with added ones.
+    """
+    spec = case.spec()
+    if args.shape_name is not None or not default.options:
+        return check(settle(case))
+    layers = [case.shape.layers]
+    if default.divisible_layers is not None and args.dimensions.get("layers") is None:
+        layers.append(default.divisible_layers)
+    for count in layers:
+        for texts in _options_to_try(args, spec, default):
+            tried = replace(case, model=replace(case.shape, layers=count), options=parse_options(spec, texts))
+            with contextlib.suppress(Misuse):
+                return check(settle(tried))
+    return check(settle(case))
+
+
+def _options_to_try(args: CaseArgs, spec: StrategySpec, default: DefaultModel) -> Iterator[tuple[str, ...]]:
+    """Yield the user's options with what the default model adds, then with less of it, and with its fallbacks."""
+    chosen = {text.partition("=")[0] for text in args.options}
+    known = {option.name for option in spec.options} - chosen
+    added = tuple(text for text in default.options if text.partition("=")[0] in known)
+    more = tuple(text for text in default.fallbacks if text.partition("=")[0] in known)
+    for texts in dict.fromkeys((added, (), (*added, *more), more)):
+        yield (*args.options, *texts)
+
+
+def default_lines(args: CaseArgs, case: Case, node: NodeResources) -> list[str]:
+    """Return one line on the model that a case has because nobody chose one; none on the CPU.
+
+    Example: "no --shape given: 1b with checkpoint=full in bf16, by the 80 GiB of GPU 0".
+    """
+    if args.shape_name is not None or case.model is None or case.device == "cpu":
+        return []
+    default = default_model(case.device, node.gpus.gpus)
+    given = {text.partition("=")[0] for text in args.options}
+    pairs = (text.partition("=") for text in (*default.options, *default.fallbacks))
+    added = [f"{name}={value}" for name, _, value in pairs if name not in given and case.options.get(name) == value]
+    if args.dimensions.get("layers") is None and case.shape.layers == default.divisible_layers:
+        added.insert(0, f"{case.shape.layers} layers")
+    return [replace(default, precision=case.precision, options=tuple(added)).words]
+
+
 def check_limit(limit_s: float) -> None:
     """Refuse a limit of a trial that is no time.
 
@@ -255,19 +308,22 @@ def check_limit(limit_s: float) -> None:
         raise Misuse(f"limit is {limit_s:g}; it must be a number of seconds, 1 or more")
 
 
-def shape_of(args: CaseArgs) -> Shape:
+def shape_of(args: CaseArgs, default_name: str = ON_CPU) -> Shape:
     """Return the preset with the given dimensions in place of its own.
+
+    default_name: of the preset where none is given. All defaults have one batch.
 
     Raises:
         Misuse: the preset is unknown, or the dimensions do not fit together.
     """
-    if args.shape_name not in PRESETS:
-        raise Misuse(f'shape "{args.shape_name}" is unknown; use one of {", ".join(PRESETS)}')
+    name = default_name if args.shape_name is None else args.shape_name
+    if name not in PRESETS:
+        raise Misuse(f'shape "{name}" is unknown; use one of {", ".join(PRESETS)}')
     dimensions = {name: size for name, size in args.dimensions.items() if size is not None}
     try:
-        return replace(PRESETS[args.shape_name], **dimensions)
+        return replace(PRESETS[name], **dimensions)
     except ValueError as error:
-        raise Misuse(f"shape {args.shape_name}: {error}") from None
+        raise Misuse(f"shape {name}: {error}") from None
 
 
 def _device(args: CaseArgs, node: NodeResources) -> Device:

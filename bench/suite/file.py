@@ -275,7 +275,7 @@ def _case(table: str, point: Point, place: str) -> SuiteCase:
     args = CaseArgs(
         strategy=values.get("strategy", table),
         ranks=(values["ranks"],) if "ranks" in values else None,
-        shape_name=values.get("shape", "tiny"),
+        shape_name=values.get("shape"),
         dimensions={name: values[name] for name in DIMENSIONS if name in values},
         options=options,
         **{name: values[name] for name in _OF_ARGS if name in values},
@@ -438,7 +438,8 @@ def _training_ranks(suite_case: SuiteCase, place: str) -> int:
         model=shape_of(args),
         device="cpu",
         backend="gloo",
-        **{name: getattr(args, name) for name in _OF_ARGS if name not in ("device", "backend")},
+        precision=args.precision or "fp32",
+        **{name: getattr(args, name) for name in _OF_ARGS if name not in ("device", "backend", "precision")},
         options=parse_options(spec, args.options),
     )
     try:

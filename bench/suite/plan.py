@@ -20,7 +20,7 @@ from bench.machine.machine import hardware_here
 from bench.rank.fault_injection import Fault, parse_fault
 from bench.results.efficiency import scaling_between
 from bench.results.noise import TrialNoise
-from bench.session.case_args import NodeResources, case_of_args, check_room
+from bench.session.case_args import NodeResources, case_of_args, check_room, default_lines
 from bench.store.nights import noise_of_series
 from bench.store.summary import Summary
 from bench.suite.file import Suite, SuiteCase
@@ -146,12 +146,16 @@ def _check(suite_case: SuiteCase, node: NodeResources, suite: Suite) -> _Checked
     crowds: list[str] = []
     if refusal is None:
         try:
-            crowds = check_room(case, node)
+            crowds = [*default_lines(suite_case.args, case, node), *check_room(case, node)]
             _check_needed_memory(suite_case, case, node)
         except Misuse as error:
             refusal = _without_dashes(str(error))
     return _Checked(
-        suite_case=suite_case, case=case, fault=fault, refusal=refusal, crowds=() if refusal else tuple(crowds)
+        suite_case=suite_case,
+        case=case,
+        fault=fault,
+        refusal=refusal,
+        crowds=() if refusal else tuple(map(_without_dashes, crowds)),
     )
 
 

@@ -86,7 +86,7 @@ def _row(planned: PlannedCase, left_out: str | None) -> dict[str, Any]:
         "strategy": args.strategy,
         "ranks": None if case is None else case.ranks,
         "device": None if case is None else case.device,
-        "precision": args.precision,
+        "precision": args.precision if case is None else case.precision,
         "trials": args.trials,
         "steps": args.steps,
         "baseline": suite_case.baseline,

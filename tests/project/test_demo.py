@@ -12,7 +12,7 @@ import pytest
 from tests.gpu.rehearsal.recorded import case_of, dry_context
 
 ROOT = Path(__file__).parents[2]
-_ON_CPU = "run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak --shape tiny --option bucket_mb=1"
+_ON_CPU = "run ddp --device cpu --ranks 2 --trials 3 --with-baseline weak"
 
 
 def _chosen(folder: Path, gpus: int) -> subprocess.CompletedProcess[str]:

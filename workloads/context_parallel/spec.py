@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
+from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, settled_buckets
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
 from workloads.cost_models.terms import States, Transfer, replicated_states
 from workloads.fsdp.cost_model import Sharding, sharded_states, sharded_transfers
 from workloads.options import (
-    BUCKET_MB,
     COLLECTIVES_IN_GRAPHS,
     GATHERED_IN_GRAPHS,
     HEAD_MULTIPLE,
     HIGH_PRIORITY,
     TRAINING_OPTIONS,
     WIDEST_HEAD,
-    bucket_refusals,
-    bucketed_average,
     graph_refusals,
     local_batch,
     microbatch,
@@ -32,7 +30,7 @@ from workloads.options import (
     priority_refusals,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec, nearest_multiples
+from workloads.spec import ELEMENT_BYTES, Option, OptionValue, Parity, Setup, StrategySpec, nearest_multiples
 
 SHARDED = Option(
     name="sharded",
@@ -76,6 +74,12 @@ class SequenceSpec(StrategySpec):
             numbers=numbers_agreed(setup),
             is_overlapped=setup.backend == "nccl",
         )
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return settled_buckets(setup)
+
+    def notes(self, setup: Setup) -> list[str]:
+        return bucket_notes(setup)
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         """Return what averages the gradients of all positions: an all_reduce, bucket by bucket during backward.
@@ -193,6 +197,7 @@ class RingAttentionSpec(SequenceSpec):
             {"sharded": True, "accumulate": 2, "checkpoint": "full"},
             {"checkpoint": "full"},
             {"checkpoint": "selective", "accumulate": 2},
+            {"loss_chunks": 2},
         ),
     )
 
@@ -253,7 +258,7 @@ class RingAttentionSpec(SequenceSpec):
         return super().peak(setup)
 
     def notes(self, setup: Setup) -> list[str]:
-        notes = []
+        notes = super().notes(setup)
         if not setup.options["causal"]:
             notes.append("attention is not causal: tokens are seen before they are predicted, so losses mean nothing")
         if setup.options["checkpoint"] == "selective" and setup.ranks > 1:
@@ -301,6 +306,7 @@ class UlyssesSpec(SequenceSpec):
             {"sharded": True, "accumulate": 2, "checkpoint": "full"},
             {"checkpoint": "full"},
             {"checkpoint": "selective", "accumulate": 2},
+            {"loss_chunks": 2},
         ),
     )
 

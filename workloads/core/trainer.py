@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from workloads.core.attention import attend_of, attention_notes
+from workloads.core.learning_rate import rate_factor
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss, rotary_tables
 from workloads.core.weights import fill_weights
-from workloads.options import check_of, microbatch_count, rate_factor
+from workloads.options import check_of, loss_chunks, microbatch_count
 from workloads.protocols import Phase
 from workloads.spec import Precision, Setup
 
@@ -103,6 +104,7 @@ class Trainer:
         self._after_backward = after_backward
         self._setup = setup
         self._microbatches = microbatch_count(setup)
+        self._loss_chunks = loss_chunks(setup)
         self._clip = clip
         self._largest_norm = float(setup.options["clip"])
         self._gradient_norm: Tensor | None = None
@@ -151,12 +153,18 @@ class Trainer:
     def _forward_backward(self, tokens_bs: Tensor, then: Callable[[], None] = lambda: None) -> Tensor:
         """Add the microbatch's gradients to those already there, and return its part of the loss, detached."""
         with self._phase("forward"), autocast(self._setup):
-            logits_bsv = self.model(self._inputs(tokens_bs))
-            loss = next_token_loss(logits_bsv, self._targets(tokens_bs)) / self._microbatches
+            loss = self._loss(tokens_bs) / self._microbatches
         with self._phase("backward"):
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             then()
         return loss.detach()
+
+    def _loss(self, tokens_bs: Tensor) -> Tensor:
+        inputs_bs, targets_bs = self._inputs(tokens_bs), self._targets(tokens_bs)
+        if self._loss_chunks == 1:
+            return next_token_loss(self.model(inputs_bs), targets_bs)
+        loss: Tensor = self.model(inputs_bs, targets_bs, chunks=self._loss_chunks)
+        return loss
 
     def _inputs(self, tokens_bs: Tensor) -> Tensor:
         """Return the tokens that this rank reads."""

@@ -59,13 +59,19 @@ class Transformer(nn.Module):
         self.register_buffer("cos_sr", cos_sr, persistent=False)
         self.register_buffer("sin_sr", sin_sr, persistent=False)
 
-    def forward(self, tokens_bs: Tensor) -> Tensor:
-        """Return the logits of each token's successor, (b, s, v), in the precision of autocast."""
+    def forward(self, tokens_bs: Tensor, targets_bs: Tensor | None = None, *, chunks: int = 1) -> Tensor:
+        """Return the logits of each token's successor, (b, s, v), in the precision of autocast; with targets the loss.
+
+        The loss is computed in chunks here, in the model, because wrappers hold the head's weight whole only between
+        the model's forward and its backward.
+        """
         x_bsd = self.embedding(tokens_bs)
         length = tokens_bs.shape[1]
         cos_sr, sin_sr = self.cos_sr[:length], self.sin_sr[:length]
         for block in self.blocks:
             x_bsd = block(x_bsd, cos_sr, sin_sr)
+        if targets_bs is not None:
+            return chunked_loss(self.head, self.norm(x_bsd), targets_bs, chunks=chunks)
         logits_bsv: Tensor = self.head(self.norm(x_bsd))
         return logits_bsv
 
@@ -173,6 +179,23 @@ def rotate(x_bhse: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:
 def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats, a scalar in float32 whatever the precision of the logits."""
     return F.cross_entropy(logits_bsv.flatten(0, 1).float(), targets_bs.flatten())
+
+
+def chunked_loss(head: nn.Module, x_bsd: Tensor, targets_bs: Tensor, *, chunks: int) -> Tensor:
+    """Return `next_token_loss` of the head's logits, of which only those of one chunk of positions live at a time.
+
+    Backward computes the logits of each chunk again. x_bsd: what the head reads. chunks: about equal.
+    """
+    sums = [
+        checkpointing.checkpoint(_summed_loss, head, x_pd, targets_p, use_reentrant=False, preserve_rng_state=False)
+        for x_pd, targets_p in zip(x_bsd.flatten(0, 1).chunk(chunks), targets_bs.flatten().chunk(chunks), strict=True)
+    ]
+    return torch.stack(sums).sum() / targets_bs.numel()
+
+
+def _summed_loss(head: nn.Module, x_pd: Tensor, targets_p: Tensor) -> Tensor:
+    """Return the sum of the cross-entropies of p positions, a scalar in float32."""
+    return F.cross_entropy(head(x_pd).float(), targets_p, reduction="sum")
 
 
 def _policy(context: object, operation: object, *args: object, **kwargs: object) -> CheckpointPolicy:

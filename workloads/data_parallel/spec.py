@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, buckets, settled_buckets
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fresh_gradients, step_peak
@@ -21,16 +23,12 @@ from workloads.data_parallel.cost_model import (
     top_k_bytes,
 )
 from workloads.options import (
-    BUCKET_MB,
     TRAINING_OPTIONS,
-    bucket_refusals,
-    bucketed_average,
-    buckets,
     microbatch,
     peak_not_covered,
     training_refusals,
 )
-from workloads.spec import Needs, Option, Parity, Setup, StrategySpec
+from workloads.spec import Needs, Option, OptionValue, Parity, Setup, StrategySpec
 
 COMPRESS_RANK = Option(name="compress_rank", default=2, minimum=1, help="powersgd: columns of each low-rank factor")
 DENSITY = Option(name="density", default=0.01, minimum=0.0, help="topk: share of a gradient's elements that is sent")
@@ -161,6 +159,8 @@ class DdpSpec(StrategySpec):
             {"bucket_mb": 0.1},
             {"accumulate": 2},
             {"accumulate": 2, "overlap": False},
+            RECIPE,
+            {"loss_chunks": 3, "accumulate": 2},
             {"checkpoint": "full"},
             {"static_graph": True},
             {"find_unused_parameters": True},
@@ -178,6 +178,12 @@ class DdpSpec(StrategySpec):
             *_replica_refusals(setup),
             *_compression_refusals(setup),
         ]
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return settled_buckets(setup)
+
+    def notes(self, setup: Setup) -> list[str]:
+        return bucket_notes(setup) if setup.options["overlap"] else []
 
     def incomparable(self, setup: Setup) -> str | None:
         compress = setup.options["compress"]
@@ -239,7 +245,9 @@ class SingleSpec(StrategySpec):
     summary = "one rank trains the full model; the baseline of all others"
     options = TRAINING_OPTIONS
     needs = Needs(maximum_ranks=1)
-    parity = Parity(variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}))
+    parity = Parity(
+        variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}, {"loss_chunks": 5})
+    )
 
     def refusals(self, setup: Setup) -> list[str]:
         return training_refusals(setup, data_ranks=1)
@@ -264,10 +272,15 @@ class Zero1Spec(StrategySpec):
     name = "zero1"
     summary = "ZeRO-1: as ddp, but ranks shard optimizer states by whole weights, and so unevenly"
     options = (*TRAINING_OPTIONS, BUCKET_MB)
-    parity = Parity(variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}))
+    parity = Parity(
+        variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE, {"loss_chunks": 2})
+    )
 
     def refusals(self, setup: Setup) -> list[str]:
         return [*training_refusals(setup, data_ranks=setup.ranks), *bucket_refusals(setup)]
+
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return settled_buckets(setup)
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         if setup.ranks == 1:
@@ -296,5 +309,6 @@ class Zero1Spec(StrategySpec):
             return []
         shares = [f"{self.states(setup, rank).optimizer_bytes:,}" for rank in range(setup.ranks)]
         return [
-            f"optimizer states are sharded weight by weight, and so unevenly: bytes by rank are {', '.join(shares)}"
+            *bucket_notes(setup),
+            f"optimizer states are sharded weight by weight, and so unevenly: bytes by rank are {', '.join(shares)}",
         ]

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
+from workloads.core.buckets import bucket_mb
 from workloads.core.mesh import make_group
 from workloads.core.trainer import Trainer, adamw_settings, gather_gradients, make_model
 from workloads.data_parallel.compression import (
@@ -44,7 +45,7 @@ def replicate(
         model,
         device_ids=[torch.cuda.current_device()] if setup.device == "cuda" else None,
         process_group=group,
-        bucket_cap_mb=float(setup.options["bucket_mb"]),
+        bucket_cap_mb=bucket_mb(setup),
         # Gradients live in the buckets; otherwise they would be held twice, and copied.
         gradient_as_bucket_view=True,
         find_unused_parameters=find_unused_parameters,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import ZeroStage, paper_states
 from workloads.cost_models.terms import States, Transfer
 from workloads.deepspeed.cost_model import EngineModel, engine_states, engine_transfers
-from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals
+from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals, unchunked_refusals
 from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
 
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -139,6 +140,7 @@ class DeepSpeedSpec(StrategySpec):
             {"stage": 2, "reduce_bucket_size": 10_000, "accumulate": 2},
             {"stage": 3, "param_persistence_threshold": 100, "checkpoint": "full"},
             {"stage": 3, "offload": True, "accumulate": 2},
+            {"stage": 2, **RECIPE},
         ),
     )
 
@@ -152,6 +154,7 @@ class DeepSpeedSpec(StrategySpec):
         return [
             *not_installed(),
             *training_refusals(setup, data_ranks=setup.ranks),
+            *unchunked_refusals(setup, "DeepSpeed's engine may free the head's weight before backward"),
             *_idle_options(setup, stage),
             *_engine_refusals(setup, stage),
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction
@@ -205,6 +206,8 @@ class FsdpSpec(ShardedSpec):
             {"checkpoint": "full"},
             {"wrap": "layer", "checkpoint": "selective", "accumulate": 2},
             {"offload": True},
+            RECIPE,
+            {"loss_chunks": 4, "checkpoint": "full", "accumulate": 2},
         )
     )
 
@@ -216,7 +219,14 @@ class HsdpSpec(ShardedSpec):
     summary = "hybrid sharded: as fsdp within each group of ranks, gradients averaged between groups"
     options = (*SHARDING_OPTIONS, SHARD_RANKS, RESHARD)
     needs = Needs(minimum_ranks=4)
-    parity = Parity(variants=({}, {"accumulate": 2}, {"wrap": "layer", "checkpoint": "full"}))
+    parity = Parity(
+        variants=(
+            {},
+            {"accumulate": 2},
+            {"wrap": "layer", "checkpoint": "full"},
+            {"loss_chunks": 2},
+        )
+    )
 
     def mesh(self, setup: Setup) -> dict[str, int]:
         shard_ranks = int(setup.options[SHARD_RANKS.name])
@@ -233,10 +243,15 @@ class HsdpSpec(ShardedSpec):
 
 
 class Zero2Spec(ShardedSpec):
-    """Spec of `zero2`: gradients and optimizer states are divided; weights are gathered once a step."""
+    """Spec of `zero2`: FSDP2 without resharding. Weights are gathered once a step and divided between steps.
+
+    The paper's second stage keeps weights whole at all times, as `deepspeed` with stage=2 does.
+    """
 
     name = "zero2"
-    summary = "ZeRO-2: gradients and optimizer states sharded; weights gathered once a step, sharded between steps"
+    summary = (
+        "FSDP2 without resharding: weights gathered once a step, states as ZeRO-3 between; deepspeed stage=2 is ZeRO-2"
+    )
     stage = 2
     options = SHARDING_OPTIONS
     parity = Parity(
@@ -246,5 +261,6 @@ class Zero2Spec(ShardedSpec):
             {"accumulate": 2},
             {"accumulate": 2, "reduce": "last"},
             {"checkpoint": "full"},
+            {"loss_chunks": 2, "accumulate": 2},
         )
     )

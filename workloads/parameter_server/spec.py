@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.terms import States, Transfer
 from workloads.options import TRAINING_OPTIONS, training_refusals
@@ -48,7 +49,7 @@ class ParameterServerSpec(StrategySpec):
     )
     needs = Needs(minimum_ranks=2)
     version = 3  # Weights as everywhere; since 2 messages are flat tensors over gloo, before calls of torch's RPC.
-    parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}))
+    parity = Parity(variants=({}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE, {"loss_chunks": 2}))
 
     def mesh(self, setup: Setup) -> dict[str, int]:
         # Servers and workers do different things, so the mesh has no data axis.

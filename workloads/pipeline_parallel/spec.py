@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction
@@ -38,6 +39,7 @@ from workloads.options import (
     priority_axes,
     priority_refusals,
     training_refusals,
+    unchunked_refusals,
 )
 from workloads.pipeline_parallel.memory import (
     boundary_bytes,
@@ -62,6 +64,7 @@ def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[s
             f"option compile is {options['compile']} with a zero-bubble schedule; a compiled block's backward is one"
             " graph, and cannot be split into inputs and weights: use compile=none, or an interleaved schedule"
         )
+    yield from unchunked_refusals(setup, "each half of a zero-bubble schedule's backward would recompute the logits")
     if options["checkpoint"] != "none":
         yield (
             f"option checkpoint is {options['checkpoint']} with a zero-bubble schedule; each half of a backward would"
@@ -225,7 +228,14 @@ class InterleavedSpec(PipelineSpec):
     summary = "interleaved 1F1B: several smaller stages per rank, so that the pipeline fills sooner"
     only_schedule = "interleaved"
     options = (*PIPELINE_OPTIONS, DEFER_RECEIVES, STAGES)
-    parity = Parity(variants=({}, {"microbatches": 8}, {"checkpoint": "full"}))
+    parity = Parity(
+        variants=(
+            {},
+            {"microbatches": 8},
+            {"checkpoint": "full"},
+            {"loss_chunks": 2},
+        )
+    )
 
 
 class OneFOneBSpec(PipelineSpec):
@@ -234,7 +244,9 @@ class OneFOneBSpec(PipelineSpec):
     name = "one_f_one_b"
     summary = "1F1B: as GPipe, but each backward starts as soon as it can, so that fewer microbatches are in flight"
     only_schedule = "one_f_one_b"
-    parity = Parity(variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}))
+    parity = Parity(
+        variants=({}, {"microbatches": 8}, {"balance": "flops"}, {"checkpoint": "full"}, RECIPE, {"loss_chunks": 3})
+    )
 
 
 class PipelineNaiveSpec(PipelineSpec):

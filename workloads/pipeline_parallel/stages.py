@@ -29,7 +29,7 @@ from workloads.core.attention import attention_notes
 from workloads.core.collectives import gather_named
 from workloads.core.sharded_gradients import AgreeingScaler, clip_gradients, parameter_groups
 from workloads.core.trainer import Clip, Trainer, adamw_settings, autocast, gather_gradients
-from workloads.core.transformer import Transformer, next_token_loss
+from workloads.core.transformer import Transformer, chunked_loss, next_token_loss
 from workloads.cost_models.schedules import Action, ActionKind, MessageEnd, Pipeline, ScheduleName
 from workloads.options import DEFER_RECEIVES
 from workloads.protocols import MarkAction, Phase, TellMessage
@@ -45,8 +45,11 @@ class StageModel(nn.Module):
     cos_sr: Tensor
     sin_sr: Tensor
 
-    def __init__(self, model: Transformer, blocks: range) -> None:
-        """Take over these blocks, and what the first or the last stage has beside them."""
+    def __init__(self, model: Transformer, blocks: range, *, loss_chunks: int = 1) -> None:
+        """Take over these blocks, and what the first or the last stage has beside them.
+
+        loss_chunks: in which the last stage computes head and loss.
+        """
         super().__init__()
         is_first, is_last = blocks.start == 0, blocks.stop == len(model.blocks)
         self.embedding = model.embedding if is_first else None
@@ -57,6 +60,7 @@ class StageModel(nn.Module):
         self.register_buffer("sin_sr", model.sin_sr, persistent=False)
         self.targets_bs: Tensor | None = None
         """Targets of the last stage's next forward."""
+        self.loss_chunks = loss_chunks
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the residual stream after this stage's blocks, (b, s, d); on the last stage the mean loss, a scalar.
@@ -70,6 +74,8 @@ class StageModel(nn.Module):
         if self.norm is None or self.head is None:
             return x_bsd
         assert self.targets_bs is not None, "the last stage gets its targets first"
+        if self.loss_chunks > 1:
+            return chunked_loss(self.head, self.norm(x_bsd), self.targets_bs, chunks=self.loss_chunks)
         return next_token_loss(self.head(self.norm(x_bsd)), self.targets_bs)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from workloads.core.trainer import Clip, autocast, materialise, outline_model
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Pipeline, balance
-from workloads.options import local_batch
+from workloads.options import local_batch, loss_chunks
 from workloads.pipeline_parallel.spec import BALANCE, SPECS, PipelineSpec, counts
 from workloads.pipeline_parallel.stages import PipelineTrainer, StageModel, cut
 from workloads.protocols import Phase, Workload
@@ -112,7 +112,10 @@ def make_trainer(
     model, group = outline_model(setup), mesh.get_group("stage")
     blocks_of = divide(setup, pipeline, sequences)
     ranges = cut(setup.shape.layers, blocks_of)
-    models = {stage: StageModel(model, ranges[stage]) for stage in pipeline.stages_of(group.rank())}
+    models = {
+        stage: StageModel(model, ranges[stage], loss_chunks=loss_chunks(setup))
+        for stage in pipeline.stages_of(group.rank())
+    }
     stages = list(models.values())
     for stage in stages:
         prepare(stage)

@@ -19,6 +19,7 @@ from workloads.options import (
     numbers_agreed,
     peak_not_covered,
     training_refusals,
+    unchunked_refusals,
 )
 from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec
 from workloads.tensor_parallel.cost_model import (
@@ -111,6 +112,10 @@ def _async_refusals(setup: Setup, *, ranks: int) -> Iterator[str]:
         yield "option async_tp is true on 1 rank, which sends nothing; leave it out, or use --ranks 2"
 
 
+SHARDED_HEAD = "ranks share the head's vocabulary and would gather each chunk's logits again in backward"
+"""Why the loss is not computed in chunks; part of a message."""
+
+
 class TensorParallelSpec(StrategySpec):
     """Spec of `tensor_parallel`."""
 
@@ -133,6 +138,7 @@ class TensorParallelSpec(StrategySpec):
     def refusals(self, setup: Setup) -> list[str]:
         return [
             *training_refusals(setup, data_ranks=1),
+            *unchunked_refusals(setup, SHARDED_HEAD),
             *divisibility_refusals(setup, ranks=setup.ranks),
             *compile_refusals(setup, ranks=setup.ranks),
             *_async_refusals(setup, ranks=setup.ranks),

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from workloads.core.buckets import BUCKET_MB, bucket_bytes, settled_buckets, size_refusals
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, ScheduleName, actions, live_microbatches
 from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
-    BUCKET_MB,
     DEFER_RECEIVES,
     GATHERED_IN_GRAPHS,
-    bucket_bytes,
     graph_refusals,
     local_batch,
     microbatch,
     microbatch_count,
     numbers_agreed,
     training_refusals,
+    unchunked_refusals,
 )
 from workloads.pipeline_parallel.spec import (
     PIPELINE_OPTIONS,
@@ -33,9 +33,9 @@ from workloads.pipeline_parallel.spec import (
     halved_backward_refusals,
     stages_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup, nearest_multiples
+from workloads.spec import ELEMENT_BYTES, Needs, Option, OptionValue, Parity, Setup, nearest_multiples
 from workloads.tensor_parallel.cost_model import TensorTraffic, paper_activation_bytes
-from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, compile_refusals, divisibility_refusals
+from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, SHARDED_HEAD, compile_refusals, divisibility_refusals
 from workloads.three_d.cost_model import MeshStages
 
 PIPELINE_RANKS = Option(
@@ -65,7 +65,8 @@ LISTED_RANKS = 16
 """For a larger mesh the notes show the rule in place of each rank's coordinates."""
 
 
-def _replica_ranks(setup: Setup) -> int:
+def replica_ranks(setup: Setup) -> int:
+    """Return the number of ranks that hold one replica of the model."""
     return int(setup.options[PIPELINE_RANKS.name]) * int(setup.options[TENSOR_RANKS.name])
 
 
@@ -75,8 +76,8 @@ def _sharding_refusals(setup: Setup, schedule: ScheduleName, *, data_ranks: int)
     yield from graph_refusals(setup, GATHERED_IN_GRAPHS)
     if data_ranks == 1:
         yield (
-            f"option data_axis is fsdp with one replica of {_replica_ranks(setup)} ranks, so nothing can be sharded;"
-            f" use --ranks {2 * _replica_ranks(setup)}, smaller pipeline_ranks or tensor_ranks, or data_axis=ddp"
+            f"option data_axis is fsdp with one replica of {replica_ranks(setup)} ranks, so nothing can be sharded;"
+            f" use --ranks {2 * replica_ranks(setup)}, smaller pipeline_ranks or tensor_ranks, or data_axis=ddp"
         )
     if schedule in HALVED_BACKWARD:
         yield (
@@ -130,7 +131,7 @@ class ThreeDSpec(PipelineSpec):
     parity = Parity(
         variants=(
             {},
-            {"tensor_ranks": 1, "data_axis": "fsdp", "balance": "flops"},
+            {"tensor_ranks": 1, "data_axis": "fsdp", "balance": "flops", "loss_chunks": 2},
             {"tensor_ranks": 1, "schedule": "zbv", "stages": 2, "bucket_mb": 0.1},
             {"schedule": "interleaved_zero_bubble", "stages": 2, "sequence_parallel": True},
             {"schedule": "interleaved", "stages": 2, "checkpoint": "full"},
@@ -139,7 +140,7 @@ class ThreeDSpec(PipelineSpec):
 
     def mesh(self, setup: Setup) -> dict[str, int]:
         return {
-            "data": setup.ranks // _replica_ranks(setup),
+            "data": setup.ranks // replica_ranks(setup),
             "stage": int(setup.options[PIPELINE_RANKS.name]),
             "tensor": int(setup.options[TENSOR_RANKS.name]),
         }
@@ -154,8 +155,11 @@ class ThreeDSpec(PipelineSpec):
         stream_ranks = int(setup.options[TENSOR_RANKS.name]) if setup.options[SEQUENCE_PARALLEL.name] else 1
         return replace(pipeline, boundary_bytes=pipeline.boundary_bytes // stream_ranks)
 
+    def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
+        return settled_buckets(setup, parts=replica_ranks(setup))
+
     def refusals(self, setup: Setup) -> list[str]:
-        options, replica = setup.options, _replica_ranks(setup)
+        options, replica = setup.options, replica_ranks(setup)
         if setup.ranks % replica:
             fitting = nearest_multiples(setup.ranks, replica)
             return [
@@ -166,6 +170,8 @@ class ThreeDSpec(PipelineSpec):
         axes, schedule = self.mesh(setup), self.schedule(setup)
         reasons = [
             *training_refusals(setup, data_ranks=axes["data"]),
+            *size_refusals(setup),
+            *(unchunked_refusals(setup, SHARDED_HEAD) if axes["tensor"] > 1 else ()),
             *stages_refusals(setup, self.pipeline(setup), data_ranks=axes["data"]),
             *divisibility_refusals(setup, ranks=axes["tensor"], option=TENSOR_RANKS.name),
             *compile_refusals(setup, ranks=axes["tensor"]),
@@ -196,7 +202,7 @@ class ThreeDSpec(PipelineSpec):
                 numbers=numbers,
                 has_all_to_all=setup.device == "cuda",
             ),
-            bucket_bytes=None if is_sharded else bucket_bytes(setup),
+            bucket_bytes=None if is_sharded else bucket_bytes(setup, parts=replica_ranks(setup)),
             numbers=numbers,
         )
 
@@ -214,7 +220,7 @@ class ThreeDSpec(PipelineSpec):
             setup.shape.parameters(),
             stage=2 if setup.options[DATA_AXIS.name] == "fsdp" else 0,
             data_ranks=self.mesh(setup)["data"],
-            model_ranks=_replica_ranks(setup),
+            model_ranks=replica_ranks(setup),
         )
 
     def paper_activations(self, setup: Setup) -> int:

@@ -16,15 +16,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from workloads.core.buckets import bucket_bytes
 from workloads.core.sharded_gradients import AgreeingScaler, add_up, clip_gradients, local_gradient
-from workloads.options import bucket_bytes
 from workloads.pipeline_parallel.stages import StageModel
 from workloads.pipeline_parallel.strategy import make_trainer
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 from workloads.tensor_parallel.strategy import norm_weights, parallelize
 from workloads.three_d.cost_model import fill_buckets
-from workloads.three_d.spec import ThreeDSpec
+from workloads.three_d.spec import ThreeDSpec, replica_ranks
 
 
 @torch.no_grad()
@@ -71,7 +71,9 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
             add_up([weight for stage in stages for weight in norm_weights(stage)], mesh.get_group("tensor"))
         if not is_sharded and mesh["data"].size() > 1:
             weights = (weight for stage in stages for weight in stage.parameters())
-            average_gradients(weights, mesh.get_group("data"), bucket_bytes=bucket_bytes(setup))
+            average_gradients(
+                weights, mesh.get_group("data"), bucket_bytes=bucket_bytes(setup, parts=replica_ranks(setup))
+            )
 
     return make_trainer(
         setup,

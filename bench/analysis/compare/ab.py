@@ -12,7 +12,7 @@ from bench.engines.local import LocalEngine
 from bench.engines.wire.trees import RankTree
 from bench.errors import Misuse
 from bench.machine.gpus import read_memory
-from bench.session.case_args import CaseArgs, NodeResources, case_of_args, check_room, read_node
+from bench.session.case_args import CaseArgs, NodeResources, case_of_args, check_room, default_lines, read_node
 from bench.session.checkouts import Checkout, check_checkout, check_out
 from bench.session.measure import CaseOrder, CasePlace, TrialSettings
 from bench.session.persist import PersistedRuns
@@ -142,7 +142,8 @@ def plan_side(letter: str, args: CaseArgs, request: SideRequest, node: NodeResou
     try:
         own = check_choices(args_of_side(args, request.settings, side), side)
         case = case_of_args(own, None if own.ranks is None else own.ranks[0], node)
-        crowds = check_room(case, node, read_memory(node.gpus.gpus) if case.device == "cuda" else ())
+        room = check_room(case, node, read_memory(node.gpus.gpus) if case.device == "cuda" else ())
+        crowds = [*default_lines(own, case, node), *room]
     except Misuse as error:
         raise Misuse(f"side {letter}: {error}") from None
     words = [*request.settings, *([] if request.checkout is None else [f"checkout {request.checkout}"])]

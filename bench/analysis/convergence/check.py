@@ -20,7 +20,8 @@ from bench.errors import Misuse, plural
 from bench.rank.evidence import StepEvidence, read_evidence
 from bench.rank.messages import FailureCause
 from bench.session.measure import MeasuredRuns
-from workloads.options import Check, Mistake, check_of, rate_factor
+from workloads.core.learning_rate import rate_factor
+from workloads.options import Check, Mistake, check_of
 from workloads.spec import DATA_AXES, LIMITS
 
 # The verdict: losses compared step by step
@@ -263,8 +264,12 @@ def _refuse_incomparable(case: Case) -> None:
 
 
 def _refuse_idle_mistakes(case: Case, check: Check, mistakes: Sequence[Mistake]) -> None:
-    factor = rate_factor(case, data_ranks=check.data_ranks, step=case.steps - 1)
-    if "learning_rate" in mistakes and factor == 1.0:
+    unscaled = replace(case, options={**case.options, "lr_rule": "base"})
+    with_rule, without_rule = (
+        [rate_factor(each, data_ranks=check.data_ranks, step=step) for step in range(case.steps)]
+        for each in (case, unscaled)
+    )
+    if "learning_rate" in mistakes and with_rule == without_rule:
         raise Misuse(
             f"cause learning_rate omits the rule, but lr_rule={case.options['lr_rule']} over"
             f" {plural(check.data_ranks, 'data rank')} changes nothing; add --option lr_rule=linear"

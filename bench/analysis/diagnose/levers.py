@@ -13,7 +13,7 @@ from itertools import takewhile
 from bench.analysis.diagnose.costs import slow_links
 from bench.analysis.diagnose.laws import NEAR_CEILING, exposed_ratio, memory_in_use, stage_cuts
 from bench.analysis.diagnose.observed import CostFinding, Observed, Remedy
-from bench.case import Case, known_options, written
+from bench.case import Case, known_options, options_set, written
 from bench.results.estimate import of_metric
 from collectors.metrics.results import RUN_STRAGGLER_RATIO
 from workloads.cost_models.schedules import Pipeline, actions
@@ -267,9 +267,10 @@ def case_words(case: Case) -> list[str]:
     words = _place_words(case)
     shape = case.shape
     preset, dimensions = nearest_preset(shape)
-    words += [f"--shape {preset}"] if preset != "tiny" else []
+    has_gpu = case.device == "cuda"  # There the defaults depend on the GPU.
+    words += [f"--shape {preset}"] if preset != "tiny" or has_gpu else []
     words += [f"--{dimension.replace('_', '-')} {getattr(shape, dimension)}" for dimension in dimensions]
-    words += [f"--precision {case.precision}"] if case.precision != "fp32" else []
+    words += [f"--precision {case.precision}"] if case.precision != "fp32" or has_gpu else []
     words += [f"--threads {case.threads}"] if case.threads != 1 else []
     words += ["--no-bind"] if case.device == "cuda" and not case.bind else []
     return words
@@ -277,12 +278,7 @@ def case_words(case: Case) -> list[str]:
 
 def option_words(case: Case) -> list[str]:
     """Return the options of the case that are not at their defaults, as words of a command line."""
-    defaults = {option.name: option.default for option in known_options(case.strategy)}
-    return [
-        f"--option {name}={written(value)}"
-        for name, value in case.options.items()
-        if name in defaults and value != defaults[name]
-    ]
+    return [f"--option {name}={written(value)}" for name, value in options_set(case).items()]
 
 
 def run_command(case: Case, *more: str, without: tuple[str, ...] = ()) -> str:

@@ -59,7 +59,11 @@ LIMIT = click.option(
 def case_options(*, trials: int) -> Callable[[Any], Any]:
     """Return what adds the options of a case, all but its strategy and its ranks. trials: the default."""
     options = (
-        click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}."),
+        click.option(
+            "--shape",
+            "shape_name",
+            help=f"One of {', '.join(PRESETS)}. [default: tiny on a CPU; 125m or 1b by a GPU's memory]",
+        ),
         _dimensions,
         named_option("trials", "Number of trials, each with fresh ranks.", default=trials),
         named_option("steps", "Measured steps of a trial.", default=20),
@@ -75,7 +79,9 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
             default="sync",
         ),
         named_option(
-            "precision", "Arithmetic precision of the model.", type=click.Choice(get_args(Precision)), default="fp32"
+            "precision",
+            "Arithmetic precision of the model. [default: bf16 for models on a GPU, else fp32]",
+            type=click.Choice(get_args(Precision)),
         ),
         click.option(
             "--device", type=click.Choice(get_args(Device)), help="[default: cuda if there is a GPU, else cpu]"

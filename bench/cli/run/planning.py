@@ -24,7 +24,15 @@ from bench.machine.device_checks import why_no_gpu
 from bench.machine.disk import check_disk
 from bench.machine.gpus import read_memory, why_numbered_otherwise
 from bench.rank.fault_injection import Fault, parse_fault
-from bench.session.case_args import CaseArgs, NodeResources, case_of_args, check_limit, check_room, read_node
+from bench.session.case_args import (
+    CaseArgs,
+    NodeResources,
+    case_of_args,
+    check_limit,
+    check_room,
+    default_lines,
+    read_node,
+)
 from bench.session.measure import TrialSettings
 from bench.session.persist import check_baseline
 from bench.store.history import check_store, find_run
@@ -97,7 +105,8 @@ class Plan:
     cases: measured in turn, each with the fault to inject. is_curve: --ranks names several numbers of ranks.
     explicit_baseline: the run that --baseline names.
     device_reason: why this device was chosen; None if the user named it. crowds: warnings of more processes than cores,
-    and of tensor axes that cross nodes. cluster: the cluster whose nodes were planned for; None for this machine.
+    and of tensor axes that cross nodes; the model that nobody chose.
+    cluster: the cluster whose nodes were planned for; None for this machine.
     """
 
     cases: tuple[tuple[Case, Fault | None], ...]
@@ -135,6 +144,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         try:
             case = case_of_args(args, count, node)
             is_here = case.device == "cuda" and node.cluster is None
+            crowds += default_lines(args, case, node)
             crowds += check_room(case, node, read_memory(node.gpus.gpus) if is_here else ())
         except Misuse as error:
             raise Misuse(f"--ranks {count}: {error}" if is_curve else str(error)) from None

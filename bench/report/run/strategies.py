@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.case import Case, parse_options, written
+from bench.case import Case, parse_options, settle, written
 from bench.report.table import Block, Table, indented, open_console
 from workloads.cost_models.shape import PRESETS
 from workloads.spec import Option, OptionValue, StrategySpec
@@ -59,7 +59,7 @@ def default_case(spec: StrategySpec) -> Case:
         seed=0,
         options=parse_options(spec, ()),
     )
-    return replace(case, options=spec.settled(case))
+    return settle(case)
 
 
 def example(spec: StrategySpec) -> str:

@@ -122,7 +122,7 @@ class Expected(_Table, frozen=True):
 class Training(_Table, frozen=True):
     """Keys of a model or of its training, which a probe does not take."""
 
-    shape: A[Swept[Preset], key("Preset of the model's dimensions.")] = "tiny"
+    shape: A[Swept[Preset] | None, key("Preset of the model's dimensions; by default as in `run`.")] = None
     # Cost models list each layer's weights.
     layers: A[Swept[A[int, Meta(ge=1, le=10_000)]] | None, key("Replaces the shape's layers.")] = None
     width: A[Swept[Dimension] | None, key("Replaces the shape's width.")] = None
@@ -151,7 +151,7 @@ class Defaults(Training, frozen=True):
     )
     device: A[Swept[Device] | None, key("By default cuda where a GPU is, else cpu.")] = None
     backend: A[Swept[Backend] | None, key("By default nccl on cuda, gloo on cpu.")] = None
-    precision: A[Swept[Precision], key("Arithmetic precision of the model.")] = "fp32"
+    precision: A[Swept[Precision] | None, key("Arithmetic precision; by default bf16 for models on GPUs.")] = None
     threads: A[Swept[A[int, Meta(ge=1)]], key("CPU threads of a rank.")] = 1
     bind: A[Swept[bool], key("Bind each rank to the cores of its GPU; without effect on a CPU.")] = True
     trials: A[Swept[A[int, Meta(ge=1, le=MOST["trials"])]], key("Number of trials, each with fresh ranks.")] = USUAL[

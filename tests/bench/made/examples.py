@@ -19,6 +19,11 @@ TINY = Shape(layers=2, width=16, heads=2, kv_heads=1, mlp_width=32, vocabulary=3
 SMALL = replace(TINY, batch=4)
 
 
+WITH_BUCKETS = ("ddp", "zero1", "ring_attention", "ulysses", "three_d")
+WHOLE_MODEL_MB = 25.0
+"""A bucket that holds all gradients, so that what a case predicts does not depend on the default for its shape."""
+
+
 def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: Any) -> Case:
     """A case of a shape that is too small to matter."""
     spec = find_spec(strategy)
@@ -36,7 +41,7 @@ def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: 
         warm_up=2,
         trace_steps=0,
         seed=0,
-        options=parse_options(spec, ()),
+        options=parse_options(spec, [f"bucket_mb={WHOLE_MODEL_MB}"] if strategy in WITH_BUCKETS else ()),
     )
     return replace(case, **changes)
 

@@ -16,8 +16,9 @@ from tests.bench.made.examples import make_case
 from tests.support.ranks import OnRanks
 from tests.workloads.training.setups import SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready
+from workloads.core.learning_rate import rate_factor
 from workloads.core.trainer import make_model
-from workloads.options import Check, Mistake, rate_factor
+from workloads.options import Check, Mistake
 from workloads.spec import DataShare
 
 

@@ -26,6 +26,7 @@ from bench.machine.doctor.page import GpuFields, Page, Section
 from bench.machine.gpus import Gpu
 from bench.rank.messages import FailureCause
 from bench.results.estimate import Estimate, estimate, estimate_share
+from bench.session.default_model import PROBE, default_model
 from bench.store.summary import Summary
 from collectors.metrics import agent, gpu, results
 from collectors.metrics import probes as probes_metrics
@@ -191,16 +192,20 @@ def case_of(said: Mapping[str, Any]) -> Case:
         Misuse: the spec or the case refuses them.
     """
     spec = find_spec(said["strategy"])
+    h200 = Gpu(index=0, name="NVIDIA H200", uuid="GPU-0", memory_bytes=141 * 2**30)
+    default = PROBE if spec.kind == "probe" else default_model(said["device"], (h200,))
     dimensions = {name: said[name] for name in DIMENSIONS if said[name] is not None}
     case = check(
         Case(
             strategy=spec.name,
             version=spec.version,
             ranks=(said["ranks"] or (spec.needs.minimum_ranks,))[0],
-            model=None if spec.kind == "probe" else replace(PRESETS[said["shape_name"]], **dimensions),
+            model=None
+            if spec.kind == "probe"
+            else replace(PRESETS[said["shape_name"] or default.shape_name], **dimensions),
             device=said["device"],
             backend=said["backend"] or ("nccl" if said["device"] == "cuda" else "gloo"),
-            precision=said["precision"],
+            precision=said["precision"] or default.precision,
             threads=said["threads"],
             trials=said["trials"],
             steps=said["steps"],

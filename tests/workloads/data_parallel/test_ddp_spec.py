@@ -111,7 +111,7 @@ def test_a_weight_whose_indices_int32_cannot_hold_is_refused_for_topk_only() -> 
 
 @pytest.mark.parametrize(("compress", "share"), [("none", 1), ("fp16", 2), ("bf16", 2)])
 def test_elements_of_half_the_bytes_make_half_the_payload(compress: str, share: int) -> None:
-    (transfer,) = DdpSpec().transfers(setup({"compress": compress}))
+    (transfer,) = DdpSpec().transfers(setup({"compress": compress, "bucket_mb": 25.0}))
     assert transfer == Transfer(
         collective="all_reduce", axis="data", payload_bytes=WEIGHTS_BYTES // share, behind="backward"
     )

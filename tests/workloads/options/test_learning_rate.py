@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workloads.options import RateRule, factor, scale
+from workloads.core.learning_rate import RateRule, factor, scale
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("base", 1.0), ("linear", 16.0), ("sqrt", 4.0)])

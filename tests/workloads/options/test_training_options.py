@@ -20,7 +20,7 @@ def test_a_warm_up_to_the_rate_that_is_there_is_refused(strategy: str) -> None:
     (reason,) = spec.refusals(small_setup(strategy, ranks=ranks_of(spec), options={"lr_warm_up": 3}))
     assert reason == (
         "option lr_warm_up is 3 with lr_rule=base, which does not scale the learning rate: leave it out, or use"
-        " lr_rule=linear or sqrt"
+        " lr_rule=linear or sqrt, or lr_warm_up_start=0.1"
     )
 
 

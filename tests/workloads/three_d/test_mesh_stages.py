@@ -50,7 +50,7 @@ def test_fsdp_divides_what_a_stage_holds_among_its_replicas() -> None:
 
 
 def test_replicas_average_what_the_largest_stage_holds() -> None:
-    (averaged,) = of(transfers(), "data")
+    (averaged,) = of(transfers(bucket_mb=25.0), "data")
     elements = 2 * (BLOCK // 2 + NORMS) + 64 + TABLE // 2
     assert averaged == Transfer(collective="all_reduce", axis="data", payload_bytes=4 * elements)
 

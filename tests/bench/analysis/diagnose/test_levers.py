@@ -99,8 +99,8 @@ def test_on_several_nodes_the_setting_is_tried_by_a_run() -> None:
     case = case_of("ddp", 4, nodes=2, options={"overlap": False})
     command = try_command(case, Remedy(words="", settings={"overlap": "true"}))
     assert (
-        command
-        == "observatory run ddp --ranks 4 --nodes 2 --engine ENGINE --device cpu --batch 16 --option overlap=true"
+        command == "observatory run ddp --ranks 4 --nodes 2 --engine ENGINE --device cpu --batch 16"
+        " --option bucket_mb=25.0 --option overlap=true"
     )
 
 

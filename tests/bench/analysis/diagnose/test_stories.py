@@ -31,7 +31,7 @@ def _by_the_law(case: Case, compute_s: float, link: Link, base: Case, base_compu
 
 def test_four_ranks_that_are_slower_than_two_are_bound_by_communication() -> None:
     """Strong scaling over a link of high latency: each rank computes half as long, and many buckets take thrice."""
-    link = Link(bandwidth_bytes_per_second=100e6, latency_s=2e-3)
+    link = Link(bandwidth_bytes_per_second=100e6, latency_s=4e-3)
     two, four = (case_of(ranks=ranks, options={"bucket_mb": 0.1}) for ranks in (2, 4))
     assert predicted(four, 0.1, link).step_s > 2 * predicted(two, 0.2, link).step_s
     found = diagnose(_by_the_law(four, 0.1, link, two, 0.2))
