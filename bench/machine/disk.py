@@ -1,4 +1,4 @@
-"""Preflight check of the disk: whether a case's checkpoint fits into the folder of runs, before anything starts."""
+"""Preflight check of the disk: how large a case's checkpoint is, and whether it fits into the folder of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,25 @@ from pathlib import Path
 
 from bench.case import Case
 from bench.errors import Misuse
-from workloads.cost_models.checkpoint import checkpoint_bytes
+from workloads.cost_models.memory import FULL_BYTES
+
+MOMENTS = 2
+"""AdamW's states of a weight."""
+
+
+def checkpoint_bytes(case: Case) -> int:
+    """Return the bytes of all tensors in a checkpoint: weights, AdamW's two moments, and copies that an update reads.
+
+    DeepSpeed's ZeRO (stages 1 to 3) updates a copy of the weights, which is saved also. The workers of an asynchronous
+    parameter server hold weights of different age, each saved. torch's format adds less than 2 KB for each part of a
+    tensor.
+    """
+    copies = 1 + MOMENTS
+    if case.strategy == "deepspeed" and int(case.options["stage"]) > 0:
+        copies += 1
+    if case.strategy == "parameter_server" and case.options["mode"] == "asynchronous":
+        copies += case.ranks - int(case.options["servers"])
+    return copies * FULL_BYTES * case.shape.parameters()
 
 
 def free_bytes(folder: Path) -> int | None:

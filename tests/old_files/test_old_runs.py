@@ -337,7 +337,7 @@ DAMAGES = {
     ),
     "log newer": Damage(
         _without_summary(_newer(f"{DDP}/rank1.jsonl"), DDP), ("show", f"{{runs}}/{DDP}"), 2,
-        f"{{runs}}/{DDP}/rank1.jsonl: written with schema version 99, but this program reads up to 3;"
+        f"{{runs}}/{DDP}/rank1.jsonl: written with schema version 99, but this program reads up to 4;"
         " use the version that wrote it",
     ),
     "window cut": Damage(

@@ -10,13 +10,13 @@ from rich.console import Console
 from bench.case import Case, written
 from bench.cli.run.planning import Plan, RunOptions
 from bench.errors import plural
+from bench.machine.disk import checkpoint_bytes
 from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
 from bench.report.format import readable
 from bench.report.table import Block, Table, write
 from bench.suite.plan_report import cluster_lines
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.checkpoint import checkpoint_bytes
 from workloads.cost_models.peak_memory import Prediction
 
 RANKS_SHOWN = 16

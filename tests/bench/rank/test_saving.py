@@ -10,6 +10,7 @@ import pytest
 
 from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions
 from bench.engines.local import LocalEngine
+from bench.machine.disk import checkpoint_bytes
 from bench.rank.messages import TrialEnded, TrialOrder
 from bench.results.checkpoints import checkpoint_folder
 from bench.results.trials import read_trials
@@ -17,7 +18,6 @@ from collectors.metrics.rank import CHECKPOINT_BYTES, SAVING_STEP_SECONDS, TOKEN
 from collectors.sample_log import Reading, read
 from tests.bench.made.examples import small_case
 from workloads.core.checkpointing import check
-from workloads.cost_models.checkpoint import checkpoint_bytes
 from workloads.spec import SaveMode
 
 SAVED = replace(small_case(steps=5, warm_up=1, trace_steps=0), save_every=2)

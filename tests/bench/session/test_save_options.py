@@ -15,10 +15,9 @@ import pytest
 
 from bench.case import Case, InstrumentationOptions, baseline_case, check, check_instrumentation, settings_of
 from bench.errors import Misuse
-from bench.machine.disk import check_disk, free_bytes
+from bench.machine.disk import check_disk, checkpoint_bytes, free_bytes
 from tests.bench.made.examples import small_case
 from tests.bench.made.small_disk import on_a_small_disk
-from workloads.cost_models.checkpoint import checkpoint_bytes
 
 CASE = small_case(steps=10)
 SAVED = replace(CASE, save_every=5)

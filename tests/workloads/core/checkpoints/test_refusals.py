@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.ranks import OnRanks
-from tests.workloads.checkpoints.saving_runs import refusal, train_and_save
+from tests.workloads.core.checkpoints.saving_runs import refusal, train_and_save
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready
 from workloads.core.checkpointing import METADATA, _plan_of, admit_plans, remove, save, written_bytes

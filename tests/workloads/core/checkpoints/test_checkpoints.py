@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.ranks import OnRanks
-from tests.workloads.checkpoints.saving_runs import Resumed, load_and_train, train_and_save
+from tests.workloads.core.checkpoints.saving_runs import Resumed, load_and_train, train_and_save
 from tests.workloads.training.setups import SMALL, ranks_of, small_setup
 from workloads.registry import SPECS
 from workloads.spec import OptionValue
