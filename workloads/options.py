@@ -60,9 +60,16 @@ def attention_refusals(setup: Setup) -> Iterator[str]:
     if kernel != "math" and (width % multiple or (kernel != "efficient" and width > WIDEST_HEAD)):
         most = "" if kernel == "efficient" else f" up to {WIDEST_HEAD}"
         yield (
-            f"option attention is {kernel} with width / heads {width}; this kernel takes multiples of {multiple}{most}:"
-            f" use such a --width for {setup.shape.heads} heads, or attention=math"
+            f"option attention is {kernel} with {setup.shape.head_words} {width}; this kernel takes multiples of"
+            f" {multiple}{most}: {head_remedy(setup)}, or attention=math"
         )
+
+
+def head_remedy(setup: Setup) -> str:
+    """Return how to get heads of another width, for messages."""
+    if setup.shape.head_dim is not None:
+        return "use a config.json with such a head_dim"
+    return f"use such a --width for {setup.shape.heads} heads"
 
 
 # Convergence checks: the options that they add to a case, which no spec lists. No command line sets them and
@@ -397,6 +404,16 @@ def peak_not_covered(setup: Setup) -> Absent | None:
 def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
     """Return why no strategy could train this setup. data_ranks: those that share a batch."""
     return [*batch_refusals(setup, data_ranks), *_rate_refusals(setup), *attention_refusals(setup)]
+
+
+def tied_refusals(setup: Setup, because: str) -> list[str]:
+    """Return why a strategy cannot train a head that has the embedding's weight. because: where the two would lie."""
+    if not setup.shape.is_tied:
+        return []
+    return [
+        f"the shape ties head and embedding (tie_word_embeddings), but {because}: set tie_word_embeddings to false in"
+        " its config.json, or use fsdp"
+    ]
 
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:

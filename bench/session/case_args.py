@@ -25,7 +25,8 @@ from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus
 from bench.machine.limits.demand import demand_of
 from bench.machine.limits.registry import too_small
 from bench.machine.preflight import available_bytes, check_memory, check_processes, warn_of_memory
-from workloads.cost_models.shape import PRESETS, Shape
+from bench.session.shape_file import named_shape
+from workloads.cost_models.shape import Shape
 from workloads.spec import LARGEST, Backend, Device, Precision
 
 
@@ -33,7 +34,8 @@ from workloads.spec import LARGEST, Backend, Device, Precision
 class CaseArgs:
     """The case that a command line asks for; the strategy and the machine determine what is None.
 
-    ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of the preset's.
+    ranks: numbers of ranks that are measured in turn. shape_name: a preset, or the path of a config.json.
+    dimensions: of the model's shape, in place of its own.
     bind: bind each rank to the cores of its GPU; without effect on a CPU.
     """
 
@@ -252,18 +254,12 @@ def check_limit(limit_s: float) -> None:
 
 
 def shape_of(args: CaseArgs) -> Shape:
-    """Return the preset with the given dimensions in place of its own.
+    """Return the preset, or the shape of a file, with the given dimensions in place of its own.
 
     Raises:
-        Misuse: the preset is unknown, or the dimensions do not fit together.
+        Misuse: see `named_shape`.
     """
-    if args.shape_name not in PRESETS:
-        raise Misuse(f'shape "{args.shape_name}" is unknown; use one of {", ".join(PRESETS)}')
-    dimensions = {name: size for name, size in args.dimensions.items() if size is not None}
-    try:
-        return replace(PRESETS[args.shape_name], **dimensions)
-    except ValueError as error:
-        raise Misuse(f"shape {args.shape_name}: {error}") from None
+    return named_shape(args.shape_name, {name: size for name, size in args.dimensions.items() if size is not None})
 
 
 def _device(args: CaseArgs, node: NodeResources) -> Device:

@@ -142,6 +142,8 @@ class StepMoments:
         # block.
         yield from self.mlp(below=self.microbatch.shape.layers - 1)
         yield from self.mlp(below=0)
+        if self.microbatch.shape.is_tied:
+            yield self.embedding()
 
     def end_of_forward(self) -> Moment:
         """End of forward: autocast's copies of all weights, checkpointed or not, and of the logits live until here."""
@@ -208,6 +210,14 @@ class StepMoments:
             activations_bytes=kept_bytes,
             temporary_bytes=made_bytes + 3 * size.inner_bytes,
             ready=before + self._ready(down_weights),
+        )
+
+    def embedding(self) -> Moment:
+        """Backward of a tied embedding, the last: a whole gradient, which is added to that of the head."""
+        return Moment(
+            activations_bytes=self.held_bytes,
+            temporary_bytes=self.microbatch.stream_bytes + FULL_BYTES * self._head_weights,
+            ready=Fraction(1),
         )
 
     @property
@@ -315,7 +325,7 @@ class BlockMoments:
         """Backward of the block's last product (`query`): gradients of its weight and input."""
         size = self.microbatch
         kept_bytes = self._below_bytes(below) + size.stream_bytes
-        weights = size.shape.width**2
+        weights = size.shape.width * size.shape.query_width
         made_bytes = 2 * size.stream_bytes + FULL_BYTES * weights
         if size.is_autocast:  # Its inputs are freed, and the gradient of its weight is copied to fp32.
             return Moment(

@@ -37,6 +37,7 @@ from workloads.options import (
     pipeline_message_notes,
     priority_axes,
     priority_refusals,
+    tied_refusals,
     training_refusals,
 )
 from workloads.pipeline_parallel.memory import (
@@ -160,6 +161,7 @@ class PipelineSpec(StrategySpec):
     def refusals(self, setup: Setup) -> list[str]:
         return [
             *training_refusals(setup, data_ranks=1),
+            *tied_refusals(setup, "the first stage has the embedding and the last the head"),
             *stages_refusals(setup, self.pipeline(setup)),
             *halved_backward_refusals(setup, self.schedule(setup)),
         ]

@@ -23,6 +23,7 @@ from workloads.options import (
     microbatch,
     microbatch_count,
     numbers_agreed,
+    tied_refusals,
     training_refusals,
 )
 from workloads.pipeline_parallel.spec import (
@@ -166,6 +167,7 @@ class ThreeDSpec(PipelineSpec):
         axes, schedule = self.mesh(setup), self.schedule(setup)
         reasons = [
             *training_refusals(setup, data_ranks=axes["data"]),
+            *tied_refusals(setup, "its stages and tensor ranks divide the two apart"),
             *stages_refusals(setup, self.pipeline(setup), data_ranks=axes["data"]),
             *divisibility_refusals(setup, ranks=axes["tensor"], option=TENSOR_RANKS.name),
             *compile_refusals(setup, ranks=axes["tensor"]),

@@ -59,7 +59,13 @@ LIMIT = click.option(
 def case_options(*, trials: int) -> Callable[[Any], Any]:
     """Return what adds the options of a case, all but its strategy and its ranks. trials: the default."""
     options = (
-        click.option("--shape", "shape_name", default="tiny", show_default=True, help=f"One of {', '.join(PRESETS)}."),
+        click.option(
+            "--shape",
+            "shape_name",
+            default="tiny",
+            show_default=True,
+            help=f"One of {', '.join(PRESETS)}, or the path of a Llama-like model's config.json.",
+        ),
         _dimensions,
         named_option("trials", "Number of trials, each with fresh ranks.", default=trials),
         named_option("steps", "Measured steps of a trial.", default=20),
