@@ -142,8 +142,6 @@ class StepMoments:
         # block.
         yield from self.mlp(below=self.microbatch.shape.layers - 1)
         yield from self.mlp(below=0)
-        if self.microbatch.shape.is_tied:
-            yield self.embedding()
 
     def end_of_forward(self) -> Moment:
         """End of forward: autocast's copies of all weights, checkpointed or not, and of the logits live until here."""
@@ -210,14 +208,6 @@ class StepMoments:
             activations_bytes=kept_bytes,
             temporary_bytes=made_bytes + 3 * size.inner_bytes,
             ready=before + self._ready(down_weights),
-        )
-
-    def embedding(self) -> Moment:
-        """Backward of a tied embedding, the last: a whole gradient, which is added to that of the head."""
-        return Moment(
-            activations_bytes=self.held_bytes,
-            temporary_bytes=self.microbatch.stream_bytes + FULL_BYTES * self._head_weights,
-            ready=Fraction(1),
         )
 
     @property
