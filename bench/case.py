@@ -12,7 +12,7 @@ import msgspec
 from bench.errors import Misuse, plural
 from collectors.settings_file import near_name
 from workloads.core.learning_rate import DECAY_STEPS, decay_steps
-from workloads.cost_models.shape import DIMENSIONS, PRESETS, Shape
+from workloads.cost_models.shape import PRESETS, Shape, shape_in_key, unlike
 from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of
 from workloads.spec import Backend, Device, Option, OptionValue, Precision, SaveMode, StrategySpec
@@ -79,6 +79,8 @@ class Case:
     def key(self) -> str:
         """Return the case's key, equal for cases that measure the same thing, however often and however long."""
         fields = asdict(self)
+        if self.model is not None:
+            fields["model"] = shape_in_key(self.model)
         for name in ("trials", "steps", "warm_up", "trace_steps", "seed"):
             del fields[name]
         if self.nodes == 1:  # Keeps the keys of runs from before nodes existed.
@@ -132,7 +134,7 @@ def settings_of(case: Case) -> tuple[str, ...]:
     if case.model is not None:
         preset = min(PRESETS, key=lambda name: len(_unlike(case.shape, PRESETS[name])))
         words.append(("shape", preset, "tiny" if case.device == "cpu" else None))  # On GPUs their memory decides.
-        words += [(name, getattr(case.model, name), "") for name in _unlike(case.model, PRESETS[preset])]
+        words += [(name, case.model.word(name), "") for name in _unlike(case.model, PRESETS[preset])]
     usual = {"nodes": 1, "threads": 1, **USUAL, "seed": SEED}
     if case.model is None:
         del usual["trace_steps"]  # Probes trace nothing.
@@ -166,8 +168,8 @@ def _short(value: OptionValue) -> str:
 
 
 def _unlike(shape: Shape, preset: Shape) -> list[str]:
-    """Return the dimensions in which a shape differs from the preset, ignoring the batch."""
-    return [name for name in DIMENSIONS if name != "batch" and getattr(shape, name) != getattr(preset, name)]
+    """Return the fields in which a shape differs from the preset, ignoring the batch."""
+    return [name for name in unlike(shape, preset) if name != "batch"]
 
 
 def _nearest(name: str, names: Iterable[str], spec: str = "") -> str:

@@ -59,9 +59,16 @@ def attention_refusals(setup: Setup) -> Iterator[str]:
     if kernel != "math" and (width % multiple or (kernel != "efficient" and width > WIDEST_HEAD)):
         most = "" if kernel == "efficient" else f" up to {WIDEST_HEAD}"
         yield (
-            f"option attention is {kernel} with width / heads {width}; this kernel takes multiples of {multiple}{most}:"
-            f" use such a --width for {setup.shape.heads} heads, or attention=math"
+            f"option attention is {kernel} with {setup.shape.head_words} {width}; this kernel takes multiples of"
+            f" {multiple}{most}: {head_remedy(setup)}, or attention=math"
         )
+
+
+def head_remedy(setup: Setup) -> str:
+    """Return how to get heads of another width, for messages."""
+    if setup.shape.head_dim is not None:
+        return "use a config.json with such a head_dim"
+    return f"use such a --width for {setup.shape.heads} heads"
 
 
 # Convergence checks: the options that they add to a case, which no spec lists. No command line sets them and
@@ -334,6 +341,9 @@ def peak_not_covered(setup: Setup) -> Absent | None:
         return Absent(reason="which activations a compiled block keeps is the compiler's choice")
     if loss_chunks(setup) > 1:
         return Absent(reason="the cost model of activations does not cover a loss that is computed in chunks")
+    if setup.shape.is_tied:
+        # Measured on torch 2.13: at the end two more tables live than the gradient itself.
+        return Absent(reason="autograd holds the gradients of a tied head and embedding apart until both are there")
     return None
 
 
@@ -344,6 +354,16 @@ def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
         *rate_refusals(setup),
         *attention_refusals(setup),
         *_chunk_refusals(setup, data_ranks),
+    ]
+
+
+def tied_refusals(setup: Setup, because: str) -> list[str]:
+    """Return why a strategy cannot train a head that has the embedding's weight. because: where the two would lie."""
+    if not setup.shape.is_tied:
+        return []
+    return [
+        f"the shape ties head and embedding (tie_word_embeddings), but {because}: set tie_word_embeddings to false in"
+        " its config.json, or use fsdp"
     ]
 
 

@@ -38,7 +38,7 @@ from collectors.metrics.results import (
 )
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
-from workloads.cost_models.shape import DIMENSIONS
+from workloads.cost_models.shape import unlike
 from workloads.cost_models.step_time import ComputeTime, step_time
 
 Scaling = Literal["weak", "strong"]
@@ -138,10 +138,10 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
 
 
 def _differences_of_cases(case: Case, baseline: Case) -> list[str]:
-    pairs = [
-        (dimension, getattr(case.shape, dimension), getattr(baseline.shape, dimension))
-        for dimension in DIMENSIONS
-        if dimension != "batch"
+    pairs: list[tuple[str, object, object]] = [
+        (name, case.shape.word(name), baseline.shape.word(name))
+        for name in unlike(case.shape, baseline.shape)
+        if name != "batch"
     ]
     pairs += [
         (field, getattr(case, field), getattr(baseline, field)) for field in ("device", "precision", "threads", "bind")

@@ -59,4 +59,4 @@ def _name(case: Case, hardware: str) -> str:
 def _shape_words(shape: Shape) -> str:
     """Return the nearest preset and what differs from it, as "tiny width=64"."""
     preset, others = nearest_preset(shape)
-    return " ".join((preset, *(f"{name}={getattr(shape, name)}" for name in others)))
+    return " ".join((preset, *(f"{name}={shape.word(name)}" for name in others)))

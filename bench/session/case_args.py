@@ -28,7 +28,8 @@ from bench.machine.limits.demand import demand_of
 from bench.machine.limits.registry import too_small
 from bench.machine.preflight import available_bytes, check_memory, check_processes, warn_of_memory
 from bench.session.default_model import ON_CPU, PROBE, DefaultModel, default_model
-from workloads.cost_models.shape import PRESETS, Shape
+from bench.session.shape_file import named_shape
+from workloads.cost_models.shape import Shape
 from workloads.spec import LARGEST, Backend, Device, Precision, SaveMode, StrategySpec
 
 
@@ -36,8 +37,9 @@ from workloads.spec import LARGEST, Backend, Device, Precision, SaveMode, Strate
 class CaseArgs:
     """The case that a command line asks for; the strategy and the machine determine what is None.
 
-    ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of the preset's.
-    shape_name, precision: None takes what `default_model` says of the device.
+    ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of its own.
+    shape_name: a preset, or the path of a config.json. shape_name, precision: None takes what `default_model` says of
+    the device.
     bind: bind each rank to the cores of its GPU; without effect on a CPU.
     """
 
@@ -309,21 +311,15 @@ def check_limit(limit_s: float) -> None:
 
 
 def shape_of(args: CaseArgs, default_name: str = ON_CPU) -> Shape:
-    """Return the preset with the given dimensions in place of its own.
+    """Return the preset, or the shape of a file, with the given dimensions in place of its own.
 
     default_name: of the preset where none is given. All defaults have one batch.
 
     Raises:
-        Misuse: the preset is unknown, or the dimensions do not fit together.
+        Misuse: see `named_shape`.
     """
     name = default_name if args.shape_name is None else args.shape_name
-    if name not in PRESETS:
-        raise Misuse(f'shape "{name}" is unknown; use one of {", ".join(PRESETS)}')
-    dimensions = {name: size for name, size in args.dimensions.items() if size is not None}
-    try:
-        return replace(PRESETS[name], **dimensions)
-    except ValueError as error:
-        raise Misuse(f"shape {name}: {error}") from None
+    return named_shape(name, {name: size for name, size in args.dimensions.items() if size is not None})
 
 
 def _device(args: CaseArgs, node: NodeResources) -> Device:

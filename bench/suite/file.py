@@ -16,12 +16,13 @@ from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions, find_sp
 from bench.errors import Misuse, plural
 from bench.results.efficiency import Scaling
 from bench.session.case_args import CaseArgs, shape_of
+from bench.session.shape_file import is_shape_file
 from bench.suite.form.document import read_suite_document
 from bench.suite.form.sweeps import Point, is_same, points, text_of
 from bench.suite.form.tables import NAME, NAMES, Claim, Expected, SuiteNeeds, SuiteTable, Training
 from collectors.metrics.registry import METRICS
 from collectors.settings_file import BadSettings, check, nearest, shown
-from workloads.cost_models.shape import DIMENSIONS
+from workloads.cost_models.shape import DIMENSIONS, shape_in_key
 
 MOST_CASES = 2000
 """Resolved cases of a suite."""
@@ -121,7 +122,12 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
         )
     is_nightly, hours = document.get("nightly", False), document.get("period_hours")
     declared = msgspec.to_builtins(cases)
-    for case in declared:
+    for case, suite_case in zip(declared, cases, strict=True):
+        name_of_shape = suite_case.args.shape_name
+        if name_of_shape is not None and is_shape_file(
+            name_of_shape
+        ):  # What is in the file counts, and not where it lies.
+            case["args"]["shape_name"] = shape_in_key(shape_of(suite_case.args))
         if case["args"]["bind"]:  # The default. Older versions did not know it, and their suite runs can be resumed.
             del case["args"]["bind"]
         if case["args"]["save_every"] is None:  # Likewise.
@@ -192,7 +198,7 @@ def _resolve(document: Mapping[str, Any], path: Path) -> dict[str, list[_Resolve
         flat = dict(_flat(merged[name]))
         swept = [key for key, value in flat.items() if isinstance(value, list) and key not in _LISTS]
         cases = [
-            _Resolved(case=_case(name, point, place), point=point)
+            _Resolved(case=_case(name, point, place, folder=path.parent), point=point)
             for point in points(flat, swept, zipped=zipped, excluded=excluded, place=place)
         ]
         by_table[name] = _with_baselines(cases, merged[name], by_table, place, has_own_batch="batch" in tables[name])
@@ -264,9 +270,13 @@ def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _case(table: str, point: Point, place: str) -> SuiteCase:
-    """Return the case of a point, with options and shape checked, but without its baseline."""
+def _case(table: str, point: Point, place: str, folder: Path) -> SuiteCase:
+    """Return the case of a point, with options and shape checked, but without its baseline.
+
+    folder: of the suite file, to which paths in it are relative.
+    """
     values = point.values
+    shape = values.get("shape")
     options = tuple(
         f"{key.removeprefix('options.')}={text_of(value)}"
         for key, value in values.items()
@@ -275,7 +285,7 @@ def _case(table: str, point: Point, place: str) -> SuiteCase:
     args = CaseArgs(
         strategy=values.get("strategy", table),
         ranks=(values["ranks"],) if "ranks" in values else None,
-        shape_name=values.get("shape"),
+        shape_name=str(folder / shape) if shape is not None and is_shape_file(shape) else shape,
         dimensions={name: values[name] for name in DIMENSIONS if name in values},
         options=options,
         **{name: values[name] for name in _OF_ARGS if name in values},

@@ -20,6 +20,7 @@ from workloads.options import (
     TRAINING_OPTIONS,
     WIDEST_HEAD,
     graph_refusals,
+    head_remedy,
     local_batch,
     microbatch,
     microbatch_count,
@@ -148,8 +149,8 @@ def _ring_refusals(setup: Setup) -> Iterator[str]:
     width = setup.shape.head_width
     if setup.device == "cuda" and (width % HEAD_MULTIPLE or width > WIDEST_HEAD):
         yield (
-            f"width / heads is {width}; attention's kernels on a GPU take multiples of {HEAD_MULTIPLE} up to"
-            f" {WIDEST_HEAD}: use such a --width for {setup.shape.heads} heads"
+            f"{setup.shape.head_words} is {width}; attention's kernels on a GPU take multiples of {HEAD_MULTIPLE} up to"
+            f" {WIDEST_HEAD}: {head_remedy(setup)}"
         )
     if setup.device == "cuda" and pinned_kernel(setup) == "math":
         yield (

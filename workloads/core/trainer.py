@@ -216,13 +216,15 @@ def materialise(setup: Setup, part: nn.Module, *, device: str | None = None) -> 
     device: of the weights, where it is not the setup's, for example because they are offloaded.
     """
     part.to_empty(device=device or setup.device)
+    if isinstance(part, Transformer) and setup.shape.is_tied:
+        part.tie()
     fill_weights(part.named_parameters(), seed=setup.seed, layers=setup.shape.layers)
     fill_tables(setup, part)
 
 
 def fill_tables(setup: Setup, part: nn.Module) -> None:
     """Set the rotary tables, which `to_empty` leaves without values; made on the host, they are the same anywhere."""
-    tables = rotary_tables(setup.shape.sequence, setup.shape.head_width)
+    tables = rotary_tables(setup.shape)
     for name, table in zip(("cos_sr", "sin_sr"), tables, strict=True):
         part.register_buffer(name, table.to(setup.device), persistent=False)
 

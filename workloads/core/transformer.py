@@ -7,6 +7,7 @@ Source: Touvron et al. 2023, LLaMA (RMSNorm before each part, SwiGLU, rotary emb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -25,8 +26,6 @@ Checkpoint = Literal["none", "full", "selective"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Maps queries (b, h, s, e), keys and values (b, k, s, e) to outputs (b, h, s, e)."""
 
-ROTARY_BASE = 500_000.0
-NORM_EPSILON = 1e-5
 
 SAVED = frozenset(
     {
@@ -41,7 +40,7 @@ SAVED = frozenset(
 
 
 class Transformer(nn.Module):
-    """Tokens to logits. Embedding and head are not tied; linear layers have no bias.
+    """Tokens to logits. The head has the embedding's weight where the shape ties them; linear layers have no bias.
 
     Weights begin as torch makes them; `workloads.core.weights` gives those that training begins with.
     """
@@ -53,11 +52,17 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleList(Block(shape, checkpoint=checkpoint) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.norm = nn.RMSNorm(shape.width, eps=shape.norm_epsilon)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        cos_sr, sin_sr = rotary_tables(shape.sequence, shape.head_width)
+        cos_sr, sin_sr = rotary_tables(shape)
         self.register_buffer("cos_sr", cos_sr, persistent=False)
         self.register_buffer("sin_sr", sin_sr, persistent=False)
+        if shape.is_tied:
+            self.tie()
+
+    def tie(self) -> None:
+        """Give the head the embedding's weight; needed again after `to_empty`, which makes them two."""
+        self.head.weight = self.embedding.weight
 
     def forward(self, tokens_bs: Tensor, targets_bs: Tensor | None = None, *, chunks: int = 1) -> Tensor:
         """Return the logits of each token's successor, (b, s, v), in the precision of autocast; with targets the loss.
@@ -85,9 +90,9 @@ class Block(nn.Module):
 
     def __init__(self, shape: Shape, *, checkpoint: Checkpoint) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.attention_norm = nn.RMSNorm(shape.width, eps=shape.norm_epsilon)
         self.attention = Attention(shape)
-        self.mlp_norm = nn.RMSNorm(shape.width, eps=NORM_EPSILON)
+        self.mlp_norm = nn.RMSNorm(shape.width, eps=shape.norm_epsilon)
         self.mlp = SwiGLU(shape)
         self.checkpoint = checkpoint
 
@@ -114,10 +119,10 @@ class Attention(nn.Module):
         super().__init__()
         kv_width = shape.kv_heads * shape.head_width
         self.head_width = shape.head_width
-        self.q = nn.Linear(shape.width, shape.width, bias=False)
+        self.q = nn.Linear(shape.width, shape.query_width, bias=False)
         self.k = nn.Linear(shape.width, kv_width, bias=False)
         self.v = nn.Linear(shape.width, kv_width, bias=False)
-        self.o = nn.Linear(shape.width, shape.width, bias=False)
+        self.o = nn.Linear(shape.query_width, shape.width, bias=False)
         self.attend: Attend = attend
         """Mixes positions; a strategy that divides the sequence replaces it."""
 
@@ -157,14 +162,33 @@ def attend(q_bhse: Tensor, k_bkse: Tensor, v_bkse: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q_bhse, k_bkse, v_bkse, is_causal=True, enable_gqa=True)
 
 
-def rotary_tables(sequence: int, head_width: int) -> tuple[Tensor, Tensor]:
+def rotary_tables(shape: Shape) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of each position's angles, (s, r) in float32.
 
-    Source: Su et al. 2021, RoFormer, section 3.4; base of Llama 3.
+    Source: Su et al. 2021, RoFormer, section 3.4.
     """
-    frequencies_r = ROTARY_BASE ** -(torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-    angles_sr = torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies_r)
+    angles_sr = torch.outer(torch.arange(shape.sequence, dtype=torch.float32), rotary_frequencies(shape))
     return angles_sr.cos(), angles_sr.sin()
+
+
+def rotary_frequencies(shape: Shape) -> Tensor:
+    """Return the angle by which each pair of elements turns from one position to the next, (r,) in float32.
+
+    Source: see `RopeScaling`.
+    """
+    width, scaling = shape.head_width, shape.rope_scaling
+    plain_r = shape.rope_theta ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+    if scaling is None:
+        return plain_r
+    if scaling.kind == "linear":
+        return plain_r / scaling.factor
+    low, high, positions = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions
+    assert low is not None, "llama3 has it"
+    assert high is not None, "llama3 has it"
+    assert positions is not None, "llama3 has it"
+    turns_r = positions * plain_r / (2 * math.pi)  # Within the sequences that the model was first trained on.
+    kept_r = ((turns_r - low) / (high - low)).clamp(0, 1)
+    return plain_r * (kept_r + (1 - kept_r) / scaling.factor)
 
 
 def rotate(x_bhse: Tensor, cos_sr: Tensor, sin_sr: Tensor) -> Tensor:

@@ -73,6 +73,11 @@ class Microbatch:
         return self._product_bytes(self.shape.width)
 
     @property
+    def query_bytes(self) -> int:
+        """One tensor of all query heads; (tokens, query_width)."""
+        return self._product_bytes(self.shape.query_width)
+
+    @property
     def inner_bytes(self) -> int:
         """One tensor inside the MLP; (tokens, mlp_width)."""
         return self._product_bytes(self.shape.mlp_width)
@@ -106,8 +111,8 @@ class Microbatch:
     def block_bytes(self) -> int:
         """All that backward reads of one block, from the block's input to the input of its last product."""
         # Attention's output is laid out by head; the projection after it reads a copy laid out by token.
-        copy_bytes = self.width_bytes if min(self.shape.heads, self.shape.sequence) > 1 else 0
-        attention = self.width_bytes + 2 * self._kv_bytes + self._attended_bytes + copy_bytes
+        copy_bytes = self.query_bytes if min(self.shape.heads, self.shape.sequence) > 1 else 0
+        attention = self.query_bytes + 2 * self._kv_bytes + self._attended_bytes + copy_bytes
         mlp = 4 * self.inner_bytes  # Gate, its silu, up, and the product of these two.
         norms = self.norm_bytes(readers=3) + self.norm_bytes(readers=2)
         return 2 * self.stream_bytes + norms + attention + mlp + self.block_casts_bytes
@@ -119,7 +124,7 @@ class Microbatch:
             return self.block_bytes
         if self.checkpoint == "full":
             return self.stream_bytes
-        products = 3 * self.width_bytes + 2 * self._kv_bytes + 2 * self.inner_bytes
+        products = self.query_bytes + 2 * self.width_bytes + 2 * self._kv_bytes + 2 * self.inner_bytes
         return self.stream_bytes + products + self._attended_bytes
 
     @property
@@ -148,7 +153,7 @@ class Microbatch:
     @property
     def _attended_bytes(self) -> int:
         """Attention's output, and the log-sum-exp of each query."""
-        return self.width_bytes + FULL_BYTES * self._positions * self.shape.heads
+        return self.query_bytes + FULL_BYTES * self._positions * self.shape.heads
 
     def _product_bytes(self, width: int) -> int:
         return (HALF_BYTES if self.is_autocast else FULL_BYTES) * self._positions * width

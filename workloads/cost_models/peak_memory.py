@@ -315,7 +315,7 @@ class BlockMoments:
         """Backward of the block's last product (`query`): gradients of its weight and input."""
         size = self.microbatch
         kept_bytes = self._below_bytes(below) + size.stream_bytes
-        weights = size.shape.width**2
+        weights = size.shape.width * size.shape.query_width
         made_bytes = 2 * size.stream_bytes + FULL_BYTES * weights
         if size.is_autocast:  # Its inputs are freed, and the gradient of its weight is copied to fp32.
             return Moment(

@@ -117,8 +117,8 @@ Dimensions = tuple[int, ...]
 
 def attention_weights(shape: Shape) -> tuple[Dimensions, ...]:
     """Return the four projections of one block's attention."""
-    width, kv_width = shape.width, shape.kv_heads * shape.head_width
-    return (width, width), (kv_width, width), (kv_width, width), (width, width)
+    width, query_width, kv_width = shape.width, shape.query_width, shape.kv_heads * shape.head_width
+    return (query_width, width), (kv_width, width), (kv_width, width), (width, query_width)
 
 
 def mlp_weights(shape: Shape) -> tuple[Dimensions, ...]:
@@ -133,15 +133,15 @@ def block_weights(shape: Shape) -> tuple[Dimensions, ...]:
 
 
 def outer_weights(shape: Shape) -> tuple[Dimensions, ...]:
-    """Return the weights outside the blocks: embedding, last norm and head."""
-    table = (shape.vocabulary, shape.width)
-    return table, (shape.width,), table
+    """Return the weights outside the blocks: embedding, last norm, and the head where it is not tied."""
+    table, norm = (shape.vocabulary, shape.width), (shape.width,)
+    return (table, norm) if shape.is_tied else (table, norm, table)
 
 
 def model_weights(shape: Shape) -> tuple[Dimensions, ...]:
     """Return the weights of the whole model."""
-    embedding, norm, head = outer_weights(shape)
-    return embedding, *block_weights(shape) * shape.layers, norm, head
+    embedding, *last = outer_weights(shape)
+    return embedding, *block_weights(shape) * shape.layers, *last
 
 
 def elements(weights: Iterable[Dimensions]) -> int:

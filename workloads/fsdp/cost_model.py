@@ -357,7 +357,7 @@ class _Model:
                 )
         if last > first:
             yield from self._reduction(one_pass, self.blocks.mlp_ends(below), at_mlp)
-        query_bytes = FULL_BYTES * shape.width**2
+        query_bytes = FULL_BYTES * shape.width * shape.query_width
         at_query = _UnitState(
             finished=last,
             gathered=1,

@@ -256,7 +256,8 @@ class _Rank:
             product = shape.width * shape.mlp_width
             yield live(blocks.up(0), ready=before + product, is_top=shape.layers == 1)
             yield live(blocks.gate(0), ready=before + 2 * product, is_top=shape.layers == 1)
-        yield live(blocks.query(0), ready=before + shape.block_parameters() + shape.width - shape.width**2)
+        after_query = before + shape.block_parameters() + shape.width
+        yield live(blocks.query(0), ready=after_query - shape.width * shape.query_width)
         if stage == 0:
             # The embedding's gradient, which is added to that of earlier microbatches.
             made_bytes = size.stream_bytes + FULL_BYTES * table

@@ -38,6 +38,7 @@ from workloads.options import (
     pipeline_message_notes,
     priority_axes,
     priority_refusals,
+    tied_refusals,
     training_refusals,
     unchunked_refusals,
 )
@@ -163,6 +164,7 @@ class PipelineSpec(StrategySpec):
     def refusals(self, setup: Setup) -> list[str]:
         return [
             *training_refusals(setup, data_ranks=1),
+            *tied_refusals(setup, "the first stage has the embedding and the last the head"),
             *stages_refusals(setup, self.pipeline(setup)),
             *halved_backward_refusals(setup, self.schedule(setup)),
         ]

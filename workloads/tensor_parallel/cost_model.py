@@ -56,9 +56,9 @@ class ShardedMicrobatch(Microbatch):
 
     @property
     def block_bytes(self) -> int:
-        own_width_bytes = self.width_bytes // self.ranks
-        copy_bytes = own_width_bytes if min(self.shape.heads // self.ranks, self.shape.sequence) > 1 else 0
-        attention = own_width_bytes + self._own_heads_bytes + copy_bytes
+        own_query_bytes = self.query_bytes // self.ranks
+        copy_bytes = own_query_bytes if min(self.shape.heads // self.ranks, self.shape.sequence) > 1 else 0
+        attention = own_query_bytes + self._own_heads_bytes + copy_bytes
         norms = self.norm_bytes(readers=3) + self.norm_bytes(readers=2)
         return 2 * self.stream_bytes + norms + attention + 4 * self.inner_bytes + self.block_casts_bytes
 
@@ -69,7 +69,7 @@ class ShardedMicrobatch(Microbatch):
             return self.block_bytes
         if self.checkpoint == "full":
             return self.stream_bytes
-        products = self.width_bytes // self.ranks + 2 * self.width_bytes + 2 * self.inner_bytes
+        products = self.query_bytes // self.ranks + 2 * self.width_bytes + 2 * self.inner_bytes
         return self.stream_bytes + products + self._own_heads_bytes
 
     def norm_bytes(self, readers: int) -> int:

@@ -18,6 +18,7 @@ from workloads.options import (
     microbatch_count,
     numbers_agreed,
     peak_not_covered,
+    tied_refusals,
     training_refusals,
     unchunked_refusals,
 )
@@ -57,10 +58,13 @@ def divisibility_refusals(setup: Setup, *, ranks: int, option: str | None = None
     if uneven:
         most = gcd(*sharded.values())
         fitting = [str(count) for count in range(1, most + 1) if most % count == 0]
+        # Megatron copies kv heads where there are more ranks. DTensor's plan divides a weight or keeps it whole: of
+        # copies on some ranks of an axis it would neither sum the gradients nor know the norm.
+        single = "; no kv head is copied to a second rank" if ranks > shape.kv_heads else ""
         sharing, fit = (f"{ranks} ranks", "ranks would fit") if option is None else (f"{option} {ranks}", "would fit")
         yield (
             f"{' and '.join(uneven)} cannot be shared equally by {sharing}; {' or '.join(fitting)} {fit}"
-            f" {', '.join(sharded)}"
+            f" {', '.join(sharded)}{single}"
         )
 
 
@@ -139,6 +143,7 @@ class TensorParallelSpec(StrategySpec):
         return [
             *training_refusals(setup, data_ranks=1),
             *unchunked_refusals(setup, SHARDED_HEAD),
+            *tied_refusals(setup, "ranks divide the embedding by columns and the head by words"),
             *divisibility_refusals(setup, ranks=setup.ranks),
             *compile_refusals(setup, ranks=setup.ranks),
             *_async_refusals(setup, ranks=setup.ranks),

@@ -22,6 +22,7 @@ from workloads.options import (
     microbatch,
     microbatch_count,
     numbers_agreed,
+    tied_refusals,
     training_refusals,
     unchunked_refusals,
 )
@@ -172,6 +173,7 @@ class ThreeDSpec(PipelineSpec):
             *training_refusals(setup, data_ranks=axes["data"]),
             *size_refusals(setup),
             *(unchunked_refusals(setup, SHARDED_HEAD) if axes["tensor"] > 1 else ()),
+            *tied_refusals(setup, "its stages and tensor ranks divide the two apart"),
             *stages_refusals(setup, self.pipeline(setup), data_ranks=axes["data"]),
             *divisibility_refusals(setup, ranks=axes["tensor"], option=TENSOR_RANKS.name),
             *compile_refusals(setup, ranks=axes["tensor"]),

@@ -15,7 +15,7 @@ from bench.store.history import History
 from bench.store.suite_record import FAILED, SuiteRecord
 from bench.store.summary import Summary
 from collectors.settings_file import near_name
-from workloads.cost_models.shape import DIMENSIONS
+from workloads.cost_models.shape import unlike
 
 Kind = Literal["run", "suite run", "commit"]
 
@@ -348,7 +348,7 @@ def differences(a: Case, b: Case) -> Iterable[str]:
     """Yield what differs between two cases: `ranks 2 -> 4`, `option bucket_mb 1 -> 25`. Trials may always differ."""
     pairs = [(key.replace("_", "-"), getattr(a, key), getattr(b, key)) for key in _KEYS]
     if a.model is not None and b.model is not None:
-        pairs += [(name, getattr(a.model, name), getattr(b.model, name)) for name in DIMENSIONS]
+        pairs += [(name, a.model.word(name), b.model.word(name)) for name in unlike(a.model, b.model)]
     pairs += [(f"option {name}", a.options[name], b.options[name]) for name in a.options if name in b.options]
     yield from (f"{name} {_word(before)} -> {_word(after)}" for name, before, after in pairs if before != after)
 

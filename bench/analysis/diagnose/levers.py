@@ -17,7 +17,7 @@ from bench.case import Case, known_options, options_set, written
 from bench.results.estimate import of_metric
 from collectors.metrics.results import RUN_STRAGGLER_RATIO
 from workloads.cost_models.schedules import Pipeline, actions
-from workloads.cost_models.shape import nearest_preset
+from workloads.cost_models.shape import nearest_preset, particulars
 from workloads.pipeline_parallel.simulator import simulate
 
 MOST_LEVERS = 3
@@ -249,6 +249,9 @@ def _compute(case: Case) -> Iterator[Remedy]:
 ENGINE = "ENGINE"
 """Stands for the engine of a run of several nodes, which its record does not name."""
 
+CONFIG = "CONFIG.json"
+"""Stands for the file of a shape, which a run's record does not name."""
+
 
 def _place_words(case: Case) -> list[str]:
     """Return the words that put ranks where those of the case were."""
@@ -262,11 +265,14 @@ def _place_words(case: Case) -> list[str]:
 def case_words(case: Case) -> list[str]:
     """Return the words of a command line that asks for this case, without its strategy and options, as far as needed.
 
-    The shape is the preset that most dimensions are of, and the others by themselves.
+    The shape is the preset that most dimensions are of, and the others by themselves. Of a shape that only a file can
+    describe, it is `CONFIG` in place of the file, and what no file says.
     """
     words = _place_words(case)
     shape = case.shape
     preset, dimensions = nearest_preset(shape)
+    if particulars(shape):
+        preset, dimensions = CONFIG, ("sequence", "batch")
     has_gpu = case.device == "cuda"  # There the defaults depend on the GPU.
     words += [f"--shape {preset}"] if preset != "tiny" or has_gpu else []
     words += [f"--{dimension.replace('_', '-')} {getattr(shape, dimension)}" for dimension in dimensions]

@@ -62,7 +62,8 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
         click.option(
             "--shape",
             "shape_name",
-            help=f"One of {', '.join(PRESETS)}. [default: tiny on a CPU; 125m or 1b by a GPU's memory]",
+            help=f"One of {', '.join(PRESETS)}, or the path of a Llama-like model's config.json."
+            " [default: tiny on a CPU; 125m or 1b by a GPU's memory]",
         ),
         _dimensions,
         named_option("trials", "Number of trials, each with fresh ranks.", default=trials),

@@ -35,6 +35,7 @@ from bench.store.scaling_baseline import Point
 from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
+from workloads.cost_models.shape import particulars
 
 # The memory of one step by category, of the rank that held most at its peak.
 
@@ -386,6 +387,7 @@ def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
             f" MLP {shape.mlp_width}, vocabulary {shape.vocabulary}, sequence {shape.sequence}:"
             f" {shape.parameters():,} parameters"
         )
+        words += "".join(f", {name} {shape.word(name)}" for name in particulars(shape))
         rows.append(("shape", words))
     return [*rows, ("setting", case.setting), ("options", options), ("measured", measured), *note]
 

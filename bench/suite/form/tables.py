@@ -39,7 +39,6 @@ Text = A[str, Meta(pattern=r"\S", title="a text that is not empty")]
 Word = A[str, Meta(min_length=1)]
 """A text that may be swept: msgspec 0.22 corrupts memory at a text with a pattern that may also be a list."""
 Strategy: TypeAlias = Literal[tuple(spec.name for spec in SPECS)]  # type: ignore[valid-type]
-Preset: TypeAlias = Literal[tuple(PRESETS)]  # type: ignore[valid-type]
 RunMetric: TypeAlias = Literal[tuple(metric.name for metric in METRICS if metric.scope == "run")]  # type: ignore[valid-type]
 CauseKind: TypeAlias = Literal[get_args(get_type_hints(FailureCause)["kind"])]  # type: ignore[valid-type]
 Dimension = A[int, Meta(ge=1, le=2**31 - 1)]
@@ -83,6 +82,9 @@ BASELINE = (
     "Case that scaling efficiency is relative to: a table, or a resolved name. By default, on a curve, the case of the"
     " fewest ranks."
 )
+SHAPE = (
+    f"The model: {', '.join(PRESETS)}, or the path of a Llama-like model's config.json, relative to the suite's folder."
+)
 BLOCK = (
     "Cases of one block are measured in turn, trial by trial; by default those of a table, and of the table of its"
     " baseline."
@@ -122,7 +124,7 @@ class Expected(_Table, frozen=True):
 class Training(_Table, frozen=True):
     """Keys of a model or of its training, which a probe does not take."""
 
-    shape: A[Swept[Preset] | None, key("Preset of the model's dimensions; by default as in `run`.")] = None
+    shape: A[Swept[Word] | None, Meta(description=SHAPE, extra_json_schema={"examples": list(PRESETS)})] = None
     # Cost models list each layer's weights.
     layers: A[Swept[A[int, Meta(ge=1, le=10_000)]] | None, key("Replaces the shape's layers.")] = None
     width: A[Swept[Dimension] | None, key("Replaces the shape's width.")] = None

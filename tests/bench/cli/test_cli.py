@@ -78,7 +78,7 @@ MISUSE = [
         "run ddp --ranks 3",
         "observatory: ddp: batch 8 cannot be shared equally by 3 data ranks; --batch 6 or 9 would fit",
     ),
-    ("run ddp --shape huge", 'observatory: shape "huge" is unknown; use one of tiny, 125m, 1b, 8b, 70b'),
+    ("run ddp --shape huge", 'observatory: shape "huge" is unknown; use one of tiny, 125m, 1b, 8b, 70b, 405b'),
     ("run ddp --heads 3", "observatory: shape tiny: width 128 is not divisible by heads 3"),
     ("run ddp --option overlap=1", 'observatory: ddp: option overlap is "1"; it may be true or false'),
     (

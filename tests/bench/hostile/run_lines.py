@@ -9,7 +9,7 @@ HUGE = "99999999999999999999999"
 _FAULT = "does not have the form KIND@RANK:STEP, for example hang@1:3; KIND is one of raise, kill, stop, hang, wait,"
 _HERE = "but available memory is only"
 _WHOLE = "it may be a whole number of at least"
-_SHAPES = "use one of tiny, 125m, 1b, 8b, 70b"
+_SHAPES = "use one of tiny, 125m, 1b, 8b, 70b, 405b, or the path of a config.json"
 _NO_RUN = "is unknown; the history has no run yet, `observatory run` makes one"
 _NO_LIST = "is not a valid integer, nor a list like 1,2,4"
 _NOT_IN_A_CURVE = "cannot be set with it; use one number of ranks"
@@ -69,6 +69,9 @@ LINES = (
     Line("run single --shape ''", 2, f'shape "" is unknown; {_SHAPES}'),
     Line("run single --shape \x1b[31m", 2, '"\\x1b[31m" is unknown'),
     Line("run single --shape 70b --layers 100000", 2, _HERE),
+    Line("run single --shape none.json", 2, "shape none.json: No such file or directory; name the config.json of"),
+    Line("run single --shape /dev/null", 2, "shape /dev/null: "),
+    Line("run single --shape ./", 2, "Is a directory; name the config.json of a Llama-like model"),
     Line("run single --batch 0", 2, "batch is 0; it must be 1 or more"),
     Line("run single --batch -1", 2, "batch is -1; it must be 1 or more"),
     Line("run single --batch 1e9", 2, "'1e9' is not a valid integer"),

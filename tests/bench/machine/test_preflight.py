@@ -50,7 +50,7 @@ def test_on_a_cpu_training_needs_what_the_law_of_the_peak_says() -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "gpipe", "ulysses", "parameter_server", "deepspeed"])
 @pytest.mark.parametrize("changes", [{"batch": 10**9}, {"sequence": 10**11}])
-def test_a_batch_that_no_machine_holds_is_refused_whatever_shares_it(strategy: str, changes: dict[str, int]) -> None:
+def test_a_batch_that_no_machine_holds_is_refused_whatever_shares_it(strategy: str, changes: dict[str, Any]) -> None:
     case = make_case(strategy)
     case = replace(case, model=replace(case.shape, **changes))
     with pytest.raises(Misuse, match=r"a batch of \d+ sequences of \d+ tokens takes at least .* GB, but"):

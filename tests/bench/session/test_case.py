@@ -5,12 +5,14 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from bench.case import check, find_spec, one_rank_baseline, parse_options
+from bench.case import Case, check, find_spec, one_rank_baseline, parse_options, settings_of
 from bench.errors import Misuse
 from bench.rank.fault_injection import Fault, parse_fault
 from tests.bench.made.examples import SMALL, small_case
+from workloads.cost_models.shape import RopeScaling
 from workloads.registry import spec_of
 
 
@@ -106,6 +108,29 @@ def test_a_key_goes_on_where_an_option_was_added_at_its_default() -> None:
         '"precision":"fp32","ranks":1,"strategy":"single","threads":1,"version":1}'
     )
     assert small_case("single", ranks=1).key() == of_before
+
+
+def test_a_key_has_what_only_some_shapes_have() -> None:
+    scaling = RopeScaling(kind="linear", factor=2.0)
+    key = json.loads(replace(small_case(), model=replace(SMALL, head_dim=24, is_tied=True, rope_scaling=scaling)).key())
+    assert key["model"].keys() - json.loads(small_case().key())["model"].keys() == {
+        "head_dim",
+        "is_tied",
+        "rope_scaling",
+    }
+    assert key["model"]["rope_scaling"]["factor"] == 2.0
+
+
+def test_a_case_with_a_shape_of_a_file_is_read_again_as_it_was_written() -> None:
+    scaling = RopeScaling(kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192)
+    model = replace(SMALL, head_dim=24, norm_epsilon=1e-6, rope_theta=1e4, rope_scaling=scaling, is_tied=True)
+    case = replace(small_case(), model=model)
+    again = msgspec.json.decode(msgspec.json.encode(case), type=Case)
+    assert again == case
+    assert again.key() == case.key()
+    assert {"head_dim=24", "norm_epsilon=1e-06", "rope_theta=10000", "rope_scaling=llama3:8:1:4:8192"} < set(
+        settings_of(case)
+    )
 
 
 def test_a_strategy_that_is_no_more_still_has_its_key() -> None:

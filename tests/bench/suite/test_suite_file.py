@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import Misuse
+from bench.session.case_args import shape_of
 from bench.suite.file import Lever, Suite, read_suite
 from bench.suite.form.tables import CaseTable, Claim, Expected, SuiteNeeds
 from workloads.registry import SPECS
@@ -258,6 +259,26 @@ def test_a_suite_with_another_setting_has_another_digest(folder: Path) -> None:
     assert _read(folder, 'description = "other words"\n[case.ddp]').digest in digests
 
 
+_LLAMA = (
+    '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": %d,'
+    ' "num_attention_heads": 4, "vocab_size": 100}'
+)
+"""A file of a model, with its layers left open."""
+
+
+def test_a_file_of_a_shape_is_named_relative_to_the_suite_and_its_content_is_in_the_digest(folder: Path) -> None:
+    (folder / "models").mkdir()
+    digests = []
+    for place, layers in (("models/a.json", 2), ("models/a.json", 3), ("b.json", 3)):
+        (folder / place).write_text(_LLAMA % layers)
+        suite = _read(folder, f'[case.ddp]\nshape = ["tiny", "{place}"]\nsequence = 32\nranks = 2')
+        of_preset, of_file = suite.cases
+        assert (of_preset.name, of_file.name) == ("ddp[shape=tiny]", f"ddp[shape={place}]")
+        assert (shape_of(of_file.args).layers, shape_of(of_file.args).sequence) == (layers, 32)
+        digests.append(_read(folder, f'[case.ddp]\nshape = "{place}"\nsequence = 32').digest)
+    assert digests[0] != digests[1] == digests[2]
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -353,7 +374,7 @@ REFUSED = [
     ("[case.ddp]\nwidth = 100\nheads = 3", "[case.ddp] shape tiny: width 100 is not divisible by heads 3"),
     (
         '[case.ddp]\nshape = "small"',
-        'case.ddp.shape is "small"; it may be 125m, 1b, 70b, 8b or tiny, or a list of one or more of them',
+        '[case.ddp] shape "small" is unknown; use one of tiny, 125m, 1b, 8b, 70b, 405b, or the path of a config.json',
     ),
     ("[case.ddp]\nneeds = { gpu = 8 }", "unknown key 'case.ddp.needs.gpu'; did you mean 'gpus'?"),
     (

@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from tests.workloads.training.llama import llama_config, llama_name, llama_of, strengthen
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import no_phase
 from workloads.core.data import Batches
 from workloads.core.trainer import Trainer, make_model
+from workloads.core.transformer import rotary_frequencies
+from workloads.cost_models.shape import RopeScaling, Shape
 from workloads.spec import LIMITS, Precision
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 STEPS = 5
 LEARNING_RATE = 1e-2
@@ -31,69 +34,30 @@ BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 CLIP = 0.5
 
-NAMES = {
-    "embedding": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.o": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
+SCALED = RopeScaling(kind="llama3", factor=8.0, low_freq_factor=0.5, high_freq_factor=4.0, original_positions=32)
+"""Of the eight frequencies of SMALL's heads, it keeps the first, lowers the second in part and the others fully."""
+SHAPES: dict[str, Shape] = {
+    "as presets": SMALL,
+    "rope scaled as in Llama 3.1": replace(SMALL, rope_scaling=SCALED),
+    "rope scaled linearly": replace(SMALL, rope_scaling=RopeScaling(kind="linear", factor=4.0), rope_theta=10_000.0),
+    "heads wider than width / heads": replace(SMALL, head_dim=24),
+    "heads narrower": replace(SMALL, head_dim=6, kv_heads=1),
+    "a large epsilon": replace(SMALL, norm_epsilon=1e-2),
+    "head and embedding tied": replace(SMALL, is_tied=True),
+    "all of these": replace(
+        SMALL, rope_scaling=SCALED, rope_theta=1e4, head_dim=24, norm_epsilon=1e-3, is_tied=True, kv_heads=4
+    ),
 }
-"""Of our modules, Llama's names; those of a block are below `model.layers`."""
 
 
-def setup_of(precision: Precision = "fp32", *, kv_heads: int = 2, clip: float = 0.0) -> SmallSetup:
-    return small_setup(
-        shape=replace(SMALL, kv_heads=kv_heads),
-        precision=precision,
-        options={"clip": clip, "learning_rate": LEARNING_RATE},
-    )
+def setup_of(precision: Precision = "fp32", *, shape: Shape = SMALL, clip: float = 0.0) -> SmallSetup:
+    return small_setup(shape=shape, precision=precision, options={"clip": clip, "learning_rate": LEARNING_RATE})
 
 
 def trainer_of(setup: SmallSetup) -> Trainer:
-    """Ours, with gains that are not all one, and weights so large that every part of the model matters."""
     model = make_model(setup)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.1)
+    strengthen(model)
     return Trainer(setup, model, no_phase)
-
-
-def llama_name(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    if module.startswith("blocks."):
-        _, number, module = module.split(".", 2)
-        return f"model.layers.{number}.{NAMES[module]}.{kind}"
-    return f"{NAMES[module]}.{kind}"
-
-
-def llama_of(setup: SmallSetup, model: nn.Module) -> LlamaForCausalLM:
-    """Theirs, with our weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # Only here: collecting the tests need not load it.
-
-    shape = setup.shape
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        intermediate_size=shape.mlp_width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=shape.sequence + 1,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
-    )
-    llama = LlamaForCausalLM(config)
-    state = {llama_name(name): weight.detach().clone() for name, weight in model.named_parameters()}
-    llama.load_state_dict(state)
-    return llama
 
 
 def batches_of(setup: SmallSetup, count: int) -> list[Tensor]:
@@ -101,7 +65,7 @@ def batches_of(setup: SmallSetup, count: int) -> list[Tensor]:
     return [next(batches) for _ in range(count)]
 
 
-def llama_loss(setup: SmallSetup, llama: LlamaForCausalLM, tokens_bs: Tensor) -> Tensor:
+def llama_loss(setup: SmallSetup, llama: PreTrainedModel, tokens_bs: Tensor) -> Tensor:
     """It shifts its labels itself, so that it is given the whole sequences; it computes in the same precision."""
     is_half = setup.precision == "bf16"
     with torch.autocast("cpu", dtype=torch.bfloat16) if is_half else nullcontext():
@@ -112,12 +76,28 @@ def llama_loss(setup: SmallSetup, llama: LlamaForCausalLM, tokens_bs: Tensor) ->
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_logits_loss_and_every_gradient_are_those_of_llama(precision: Precision, kv_heads: int) -> None:
-    setup, limit = setup_of(precision, kv_heads=kv_heads), LIMITS[precision]
+    assert_same(setup_of(precision, shape=replace(SMALL, kv_heads=kv_heads)))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_a_file_may_set_is_computed_as_llama_does(name: str) -> None:
+    assert_same(setup_of(shape=SHAPES[name]))
+
+
+def test_frequencies_that_turn_often_are_kept_and_others_lowered_in_part_or_fully() -> None:
+    first, second, *others = rotary_frequencies(replace(SMALL, rope_scaling=SCALED)) / rotary_frequencies(SMALL)
+    assert first == 1
+    assert 1 / 8 < second < 1
+    assert all(other == pytest.approx(1 / 8) for other in others)
+
+
+def assert_same(setup: SmallSetup) -> None:
+    limit = LIMITS[setup.precision]
     trainer = trainer_of(setup)
-    llama = llama_of(setup, trainer.model)
+    llama = llama_of(llama_config(setup.shape), trainer.model)
     (tokens_bs,) = batches_of(setup, 1)
 
-    if precision == "fp32":
+    if setup.precision == "fp32":
         ours_bsv, theirs_bsv = trainer.model(tokens_bs[:, :-1]), llama(input_ids=tokens_bs[:, :-1]).logits
         assert (ours_bsv - theirs_bsv).norm() <= limit * theirs_bsv.norm()
 
@@ -139,7 +119,7 @@ def test_logits_loss_and_every_gradient_are_those_of_llama(precision: Precision,
 def test_five_steps_are_those_of_llama_with_adamw_and_clipping_by_hand() -> None:
     setup = setup_of(clip=CLIP)
     trainer = trainer_of(setup)
-    llama = llama_of(setup, trainer.model)
+    llama = llama_of(llama_config(setup.shape), trainer.model)
     start = {name: weight.detach().clone() for name, weight in llama.named_parameters()}
     means = {name: torch.zeros_like(weight) for name, weight in start.items()}
     squares = {name: torch.zeros_like(weight) for name, weight in start.items()}

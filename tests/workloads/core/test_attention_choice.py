@@ -172,7 +172,7 @@ def test_a_pinned_kernel_is_the_one_that_runs() -> None:
 def test_a_block_with_a_pinned_kernel_is_one_graph(checkpoint: Checkpoint) -> None:
     torch.manual_seed(0)
     block = Block(SMALL, checkpoint=checkpoint)
-    tables = rotary_tables(SMALL.sequence, SMALL.head_width)
+    tables = rotary_tables(SMALL)
     x_bsd = torch.randn(2, SMALL.sequence, SMALL.width, requires_grad=True)
     expected = torch.autograd.grad(block(x_bsd, *tables).sum(), x_bsd)
     block.attention.attend = Pinned(kernel="math")

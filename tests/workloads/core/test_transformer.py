@@ -15,7 +15,11 @@ from tests.workloads.training.setups import SMALL
 from workloads.core.transformer import Checkpoint, Transformer, attend, next_token_loss, rotary_tables, rotate
 from workloads.cost_models.shape import PRESETS, Shape
 
-SHAPES = (PRESETS["tiny"], replace(SMALL, layers=3, kv_heads=4, mlp_width=96, vocabulary=100, batch=2))
+SHAPES = (
+    PRESETS["tiny"],
+    replace(SMALL, layers=3, kv_heads=4, mlp_width=96, vocabulary=100, batch=2),
+    replace(SMALL, head_dim=24, is_tied=True),
+)
 
 
 def make_tokens(shape: Shape) -> Tensor:
@@ -40,7 +44,9 @@ def test_weights_are_as_many_as_the_shape_says(shape: Shape) -> None:
     assert len(weights) == shape.parameter_tensors()
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("125m", 1.25e8), ("1b", 1.10e9), ("8b", 8.03e9), ("70b", 70.55e9)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("125m", 1.25e8), ("1b", 1.10e9), ("8b", 8.03e9), ("70b", 70.55e9), ("405b", 405.85e9)]
+)
 def test_presets_have_the_size_of_their_names(name: str, parameters: float) -> None:
     with torch.device("meta"):
         model = Transformer(replace(PRESETS[name], sequence=2))
@@ -67,7 +73,7 @@ def test_attention_is_what_the_fused_kernel_takes_from_the_count(shape: Shape) -
     model, tokens_bs = make_transformer(shape), make_tokens(shape)
     with FlopCounterMode(display=False) as counter:
         loss_of(model, tokens_bs)
-    attention = 4 * shape.layers * shape.width * shape.sequence * shape.tokens
+    attention = 4 * shape.layers * shape.query_width * shape.sequence * shape.tokens
     assert counter.get_total_flops() + attention == shape.flops_per_step("palm") // 3
 
 
@@ -140,7 +146,7 @@ def test_grouped_attention_is_attention_with_repeated_heads() -> None:
 
 def test_rotated_products_depend_on_distance_only() -> None:
     torch.manual_seed(0)
-    cos_sr, sin_sr = rotary_tables(sequence=32, head_width=16)
+    cos_sr, sin_sr = rotary_tables(replace(SMALL, sequence=32))
     q_e, k_e = torch.randn(16), torch.randn(16)
     q_se, k_se = rotate(q_e.expand(32, -1), cos_sr, sin_sr), rotate(k_e.expand(32, -1), cos_sr, sin_sr)
     products = q_se @ k_se.T

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from workloads.cost_models.shape import PRESETS, Shape
 from workloads.cost_models.terms import elements, model_weights
 
 
-@pytest.mark.parametrize("shape", [SMALL, PRESETS["tiny"], PRESETS["8b"]])
+@pytest.mark.parametrize("shape", [SMALL, replace(SMALL, head_dim=24, is_tied=True), PRESETS["tiny"], PRESETS["8b"]])
 def test_dimensions_are_those_of_the_models_weights_in_their_order(shape: Shape) -> None:
     with torch.device("meta"):
         model = Transformer(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,13 +36,15 @@ def test_what_runs_is_not_refused(options: dict[str, OptionValue]) -> None:
 def test_heads_that_ranks_cannot_share_are_refused_with_the_ranks_that_could() -> None:
     (reason,) = TensorParallelSpec().refusals(setup(ranks=4))
     assert reason == (
-        "kv_heads 2 cannot be shared equally by 4 ranks; 1 or 2 ranks would fit heads, kv_heads, mlp_width, vocabulary"
+        "kv_heads 2 cannot be shared equally by 4 ranks; 1 or 2 ranks would fit heads, kv_heads, mlp_width, vocabulary;"
+        " no kv head is copied to a second rank"
     )
 
 
 @pytest.mark.parametrize("dimension", ["mlp_width", "vocabulary"])
 def test_every_dimension_that_is_divided_must_be_divisible(dimension: str) -> None:
-    (reason,) = TensorParallelSpec().refusals(setup(shape=replace(SMALL, **{dimension: 65})))
+    changes: dict[str, Any] = {dimension: 65}
+    (reason,) = TensorParallelSpec().refusals(setup(shape=replace(SMALL, **changes)))
     assert reason.startswith(f"{dimension} 65 cannot be shared equally by 2 ranks; 1 ranks would fit")
 
 
