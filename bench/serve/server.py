@@ -17,7 +17,8 @@ from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.serve.gpu_placement import Placement, with_ranks
 from bench.serve.history_source import of_history
-from bench.serve.live_runs import LiveRuns, RunLogs
+from bench.serve.live.looks import LiveRuns
+from bench.serve.live.runs import RunLogs
 from bench.serve.own_process import own_process
 from collectors.dcgm import JobMapping, JobMappingWriter
 from collectors.metrics.agent import IMPLAUSIBLE

@@ -27,7 +27,8 @@ import psutil
 from prometheus_client.exposition import choose_encoder
 
 from bench.serve.gpu_placement import Placement
-from bench.serve.live_runs import PAUSE_S, LiveRuns, RunLogs
+from bench.serve.live.looks import PAUSE_S, LiveRuns
+from bench.serve.live.runs import RunLogs
 from bench.serve.server import named
 from bench.store.run_dir import begin
 from collectors.host.collector import HostCollector

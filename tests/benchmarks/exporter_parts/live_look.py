@@ -16,7 +16,7 @@ from statistics import median
 
 from bench.errors import say
 from bench.machine.limits.process_limits import require_files
-from bench.serve.live_runs import RunLogs
+from bench.serve.live.runs import RunLogs
 from bench.store.run_dir import begin
 from tests.bench.made.examples import make_case, make_machine
 from tests.benchmarks.exporter_parts.logging_ranks import LoggingRanks

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.serve.gpu_placement import Placement
 from bench.serve.latest_results import NewestResults
-from bench.serve.live_runs import RunLogs
+from bench.serve.live.runs import RunLogs
 from bench.store.history import History
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector

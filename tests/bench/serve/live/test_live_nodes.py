@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.serve.gpu_placement import Place
-from bench.serve.live_runs import RunLogs
+from bench.serve.live.runs import RunLogs
 from bench.store.run_dir import Run, begin
 from collectors.metrics.agent import RANK_INFO
 from collectors.metrics.gpu import GPU_PROCESS_MEMORY, RANK_GPU, RANK_GPU_MEMORY

@@ -1,143 +1,29 @@
 """Live samples of the runs in progress: the newest of each log, with the labels of its owner, and counts of its steps.
 
-`RunLogs` reads the logs of a folder; `LiveRuns` does so in a thread of its own, since a disk may hang.
+`RunLogs` reads the logs of a folder; `LiveRuns` of `looks` does so in a thread of its own.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.errors import Misuse
 from bench.serve.gpu_placement import Place, RanksByPid, with_ranks
 from bench.serve.info_labels import case_labels, membership
-from bench.serve.step_counts import StepCounts
+from bench.serve.live.rank_log import LiveRank, LogFollower
+from bench.serve.live.step_counts import StepCounts
 from bench.store.active_runs import FollowedFolders
 from bench.store.run_dir import case_file, machine_of
 from bench.store.summary import series_of
-from collectors.background import BackgroundTask
-from collectors.files import in_words
-from collectors.metrics import rank as rank_metrics
 from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
-from collectors.metrics.metric import Sample
-from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
-from collectors.node.poller import HOLD_S, CollectorPoll, CollectorState
-from collectors.node.watch import agent_samples
 from collectors.prometheus.exposition import Owned
-from collectors.sample_log import Follower, Mark, NewerSchema, Newest, NodeState, Opened, Reading, Record
+from collectors.sample_log import NodeState, Opened
 from workloads.registry import SPECS
-
-# The log of one rank or node: following it, and which samples of a rank hold now.
-
-_SPEED = frozenset(
-    metric.name for metric in (STEP_SECONDS, PHASE_SECONDS, DATA_WAIT_SECONDS, TOKENS_PER_SECOND, MFU, MEASURED_MFU)
-)
-"""Metrics taken from measured steps only: warm-up, the profiler and the memory tracker make other steps slower."""
-
-_ALLOCATOR = frozenset(
-    metric.name
-    for metric in (
-        rank_metrics.ALLOCATED_BYTES,
-        rank_metrics.RESERVED_BYTES,
-        rank_metrics.ACTIVE_BYTES,
-        rank_metrics.INACTIVE_SPLIT_BYTES,
-        rank_metrics.PEAK_BYTES,
-        rank_metrics.PHASE_PEAK_BYTES,
-        rank_metrics.ALLOCATION_RETRIES,
-        rank_metrics.OUT_OF_MEMORY,
-    )
-)
-"""Metrics of the allocator, which is not asked in each step where steps are short; shown until the next account."""
-
-_STEP_MARKS = frozenset[Mark]({"warm_up", "measured"})
-
-
-_NOTHING = Newest(records=[], steps=[], is_anew=False)
-
-
-class _LogFollower:
-    """Follows a log until it cannot be read."""
-
-    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
-        self._path = path
-        self._follower: Follower | None = Follower(path)
-        self._on_notice = on_notice
-
-    def newest(self) -> Newest:
-        """Return what was finished since the last look and is not old by now, and all steps of a rank.
-
-        Nothing of a log that was given up.
-        """
-        if self._follower is None:
-            return _NOTHING
-        try:
-            newest = self._follower.newest_and_steps()
-        except NewerSchema as error:
-            return self._give_up(f"a log is not shown: {error}")
-        except OSError as error:
-            if not self._path.parent.is_dir():
-                return _NOTHING  # The folder is gone; `RunLogs` tells it of the run.
-            return self._give_up(f"a log is not shown: {self._path}: {error.strerror}")
-        for line in self._follower.left_out:
-            self._on_notice(f"{self._path.parent}/{line}")
-        self._follower.left_out.clear()
-        return newest
-
-    def _give_up(self, reason: str) -> Newest:
-        self._follower = None
-        self._on_notice(reason)
-        return _NOTHING
-
-
-@dataclass(slots=True)
-class _LiveRank:
-    """The newest samples of a rank, by the kind of step; the newest kind is the last of the dictionary.
-
-    progress_ns: when it ended a step or began a later trial last; None before its first step, which may be compiled.
-    """
-
-    opened: Opened | None = None
-    progress_ns: int | None = None
-    newest: dict[str, list[Sample]] = field(default_factory=dict)
-
-    def take(self, record: Record) -> None:
-        """Replace what the record makes old.
-
-        A new trial makes steps old, but not what is measured once a trial: live tensors and traced steps stay until
-        they are measured again.
-        """
-        if isinstance(record, Reading) or (isinstance(record, Opened) and self.progress_ns is not None):
-            self.progress_ns = record.time_ns
-        match record:
-            case Opened():
-                self.opened = record
-                self.newest.pop("step", None)
-                self.newest.pop("account", None)
-            case Reading():
-                kind = "step" if record.mark in _STEP_MARKS else record.mark
-                shown = [
-                    sample for sample in record.samples if record.mark == "measured" or sample.metric not in _SPEED
-                ]
-                self._replace(kind, [sample for sample in shown if sample.metric not in _ALLOCATOR])
-                if account := [sample for sample in shown if sample.metric in _ALLOCATOR]:
-                    self._replace("account", account)
-
-    def _replace(self, kind: str, samples: list[Sample]) -> None:
-        """Put the samples last, as the newest."""
-        self.newest.pop(kind, None)
-        self.newest[kind] = samples
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield all samples, those of the newest kind first."""
-        for samples in reversed(self.newest.values()):
-            yield from samples
-
 
 _LOG = re.compile(r"(rank|node)(0|[1-9][0-9]*)\.jsonl", re.ASCII)
 _PROBES = frozenset(spec.name for spec in SPECS if spec.kind == "probe")
@@ -166,8 +52,8 @@ class _ActiveRun:
             **membership(self._file.purpose),
             "commit": machine.commit or "",
         }
-        self._ranks: dict[str, _LiveRank] = {}  # In order; of a node, those that have a log there.
-        self._logs: dict[str, _LogFollower] = {}
+        self._ranks: dict[str, LiveRank] = {}  # In order; of a node, those that have a log there.
+        self._logs: dict[str, LogFollower] = {}
         self._changes: dict[str, tuple[int, int, int]] = {}  # By name: what each log was when it was read last.
         self._steps: StepCounts | None = None
         if self._file.case.strategy not in _PROBES:
@@ -211,7 +97,7 @@ class _ActiveRun:
             if self.folder.is_dir():  # Otherwise `RunLogs` tells it of the run.
                 self._on_notice(f"{self.folder} cannot be read ({error.strerror}): its live series are not shown")
         if new := {owner for kind, owner, _ in changed if kind == "rank"} - self._ranks.keys():
-            ranks = self._ranks | {rank: _LiveRank() for rank in new}
+            ranks = self._ranks | {rank: LiveRank() for rank in new}
             self._ranks = {rank: ranks[rank] for rank in sorted(ranks, key=int)}
         return sorted(changed, key=lambda log: (log[0] != "rank", int(log[1])))
 
@@ -246,9 +132,9 @@ class _ActiveRun:
         """Return how many steps its ranks have done, and the histogram of their times."""
         return [] if self._steps is None else list(self._steps.samples())
 
-    def _log(self, path: Path) -> _LogFollower:
+    def _log(self, path: Path) -> LogFollower:
         if path.name not in self._logs:
-            self._logs[path.name] = _LogFollower(path, self._on_notice)
+            self._logs[path.name] = LogFollower(path, self._on_notice)
         return self._logs[path.name]
 
 
@@ -350,132 +236,3 @@ class RunLogs:
             for _, state in newest.values()
             for sample in with_ranks(state.samples, self.ranks, host=state.host)
         ]
-
-
-# Looks at the logs, in a thread of their own: a disk may hang.
-
-LATE_S = 1.0
-"""How long a look may take before what is shown is called late."""
-PAUSE_S = 0.5
-"""Least time between two looks, however short the beat is: each reads from the disk."""
-_CLOSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """What a look found and when; at_ns is None before the first. read_s, read_samples: totals of all looks so far."""
-
-    samples: list[Owned] = field(default_factory=list)
-    at_ns: int | None = None
-    has_failed: bool = False
-    read_s: float = 0.0
-    read_samples: int = 0
-
-
-class LiveRuns:
-    """Looks at the runs on request, in a thread of its own, and shows what the last look found; many may ask at once.
-
-    While a look hangs in the thread, no other begins. A look that fails is begun anew at the next request.
-
-    read: returns the samples of all runs now, as `RunLogs.read` does. on_look: is told what each look found, in the
-    thread. on_notice: is told what is old or absent; from any thread. hold_s: how long the last result is shown while
-    the next one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: monotonic.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[], list[Owned]],
-        *,
-        on_notice: Callable[[str], None],
-        on_look: Callable[[Sequence[Owned]], None] | None = None,
-        hold_s: float = HOLD_S,
-        late_s: float = LATE_S,
-        pause_s: float = PAUSE_S,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._read = read
-        self._on_notice, self._on_look = on_notice, on_look
-        self._hold_s, self._late_s, self._pause_s = hold_s, late_s, pause_s
-        self._clock_ns = clock_ns
-        self._begun_ns: int | None = None
-        self._last = _Look()
-        self._asking = threading.Lock()
-        self._task = BackgroundTask("runs", self._look)
-
-    def ask(self) -> None:
-        """Begin a look, unless one goes on or began less than the pause ago; wait for nothing."""
-        self._begin(self._pause_s)
-
-    def fresh(self) -> list[Owned]:
-        """Return what a look finds now; where it is late, what the last one found."""
-        self._begin(0.0)
-        if self._state() != "late":
-            self._task.wait(self._late_s)
-        return self._newest()
-
-    def samples(self) -> list[Owned]:
-        """Return what the last look found, and the agent's samples about looking, as of a node's collector."""
-        if self._begun_ns is None:
-            return []
-        last = self._last
-        looking = CollectorPoll(
-            name="runs",
-            state=self._state(),
-            samples=[],
-            at_ns=last.at_ns,
-            read_s=last.read_s,
-            read_samples=last.read_samples,
-        )
-        return [*self._newest(), *((sample, {}) for sample in agent_samples(looking, self._clock_ns()))]
-
-    def close(self) -> None:
-        """Stop looking; leave a look that hangs behind."""
-        self._task.close(_CLOSE_S)
-
-    def _begin(self, pause_s: float) -> None:
-        with self._asking:
-            if self._task.wait(0.0):
-                now_ns = self._clock_ns()
-                if self._begun_ns is None or now_ns - self._begun_ns >= round(pause_s * 1e9):
-                    self._begun_ns = now_ns
-                    self._task.ask()
-        if self._state() == "late":
-            self._on_notice(
-                f"runs: reading their logs sometimes takes more than {self._late_s:g} s; the last reading is"
-                " shown meanwhile"
-            )
-
-    def _state(self) -> CollectorState:
-        begun_ns = self._begun_ns
-        is_in_time = begun_ns is None or self._clock_ns() - begun_ns <= round(self._late_s * 1e9)
-        if not is_in_time and not self._task.wait(0.0):
-            return "late"
-        return "failed" if self._last.has_failed else "answering"
-
-    def _newest(self) -> list[Owned]:
-        """Return what the last look found; nothing where it failed or is too old."""
-        state, last = self._state(), self._last
-        if last.at_ns is None:
-            return []
-        is_held = state == "answering" or self._clock_ns() - last.at_ns <= round(self._hold_s * 1e9)
-        return last.samples if is_held else []
-
-    def _look(self) -> None:
-        before, begun_ns = self._last, self._clock_ns()
-        samples: list[Owned] = []
-        has_failed = False
-        try:
-            samples = self._read()
-        except Exception as error:  # noqa: BLE001  # Whatever is wrong with the runs, the node is shown.
-            has_failed = True
-            self._on_notice(f"runs: {in_words(error)}; none is shown until a later read succeeds")
-        at_ns = self._clock_ns()
-        self._last = _Look(
-            samples=samples,
-            at_ns=at_ns,
-            has_failed=has_failed,
-            read_s=before.read_s + (at_ns - begun_ns) / 1e9,
-            read_samples=before.read_samples + len(samples),
-        )
-        if not has_failed and self._on_look is not None:
-            self._on_look(samples)
