@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from collectors.files import open_to_read
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
 from collectors.metrics.rank import DATA_WAIT_SECONDS, MEASURED_MFU, MFU, PHASE_SECONDS, STEP_SECONDS, TOKENS_PER_SECOND
@@ -113,3 +116,17 @@ class LiveRank:
         """Yield all samples, those of the newest kind first."""
         for samples in reversed(self.newest.values()):
             yield from samples
+
+
+def host_of(path: Path) -> str | None:
+    """Return the host on which a rank's log was begun; None where its first line is not there or cannot be read."""
+    try:
+        with open_to_read(path) as file:
+            line = file.readline(_LONGEST_HEAD)
+        return msgspec.json.decode(line, type=Opened).host
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+_LONGEST_HEAD = 65536
+"""Bytes of a log's first line at most; more is no log of ours."""
