@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from collectors.metrics.metric import Metric, Scope
-from collectors.metrics.registry import SHOWN
+from collectors.metrics.metric import OVER_RANKS, Metric, Scope
+from collectors.metrics.registry import METRICS, SHOWN
 
 OWNER_LABELS: dict[Scope, tuple[str, ...]] = {
     "rank": ("rank", "slot"),
@@ -72,14 +72,15 @@ def metrics_of(expression: str) -> list[str]:
 def definitions(expressions: Sequence[str], metrics: Sequence[str] | None = None) -> list[str]:
     """Return the definition of each metric that these expressions show.
 
-    metrics: the ones to define; None for all that are read, but for the infos that others are joined with.
+    metrics: the ones to define; None for all that are read, but for infos that others are joined with, and
+    statistics over ranks.
 
     Raises:
         BadExpression: a metric is unknown.
     """
     if metrics is None:
         read = [name.removesuffix("_bucket") for text in expressions for name in metrics_of(text)]
-        of_ours = [name for name in dict.fromkeys(read) if name in _catalogue()]
+        of_ours = [name for name in dict.fromkeys(read) if name in _catalogue() and name not in _over_ranks()]
         metrics = [name for name in of_ours if not name.endswith("_info")] or of_ours
     shown = [(name, _metric(name)) for name in metrics]
     return [f"`{name}`: {metric.help}" for name, metric in shown if metric is not None]
@@ -88,6 +89,18 @@ def definitions(expressions: Sequence[str], metrics: Sequence[str] | None = None
 @functools.cache
 def _catalogue() -> dict[str, Metric]:
     return {metric.name: metric for metric in SHOWN}
+
+
+@functools.cache
+def _over_ranks() -> frozenset[str]:
+    """Return the statistics over ranks, whose definitions are those of the ranks' own metrics beside them."""
+    return frozenset(
+        form.over_ranks(word).name
+        for metric in METRICS
+        if metric.is_aggregated
+        for _, form in metric.forms()
+        for word in OVER_RANKS[metric.kind]
+    )
 
 
 @functools.cache
@@ -114,6 +127,8 @@ def _metric(name: str) -> Metric | None:
 def _check_labels(name: str, labels: Sequence[str]) -> None:
     metric = _metric(name) if name else None
     known = _labels() if metric is None else {*labels_of(metric), *(["le"] if metric.kind == "histogram" else [])}
+    if name in _over_ranks():  # A choice of all ranks matches the label that a statistic lacks, and one rank does not.
+        known = {*known, "rank"}
     for label in labels:
         if label not in known:
             raise BadExpression(f"{name or 'a series'} has no label {label}{_instead(label, known)}")

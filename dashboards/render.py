@@ -47,6 +47,10 @@ figure of a whole run is three metrics there: the median over trials, and the lo
 there is one. If the values of a label cannot be summed (a total and its parts, or measured and expected values), each
 value is a separate metric, with the value in its name in place of the label.
 
+Names with `_rank_min_`, `_rank_p50_`, `_rank_p90_`, `_rank_p99_`, `_rank_max_`, `_rank_mean_` and `_rank_sum_` are
+statistics over all ranks of an active run of which an exporter shows more than 64: then only some ranks have series of
+their own ([exporter](monitoring/exporter.md#runs-of-many-ranks)). They have the label `slot` and no `rank`.
+
 Units are base units, ratios run from 0 to 1, and what cannot be known is absent.
 """
 

@@ -17,7 +17,8 @@ from bench.engines.wire.frames import program_version
 from bench.errors import InfrastructureFailed
 from bench.serve.gpu_placement import Placement, with_ranks
 from bench.serve.history_source import of_history
-from bench.serve.live_runs import LiveRuns, RunLogs
+from bench.serve.live.looks import LiveRuns
+from bench.serve.live.runs import RunLogs, Shown
 from bench.serve.own_process import own_process
 from collectors.dcgm import JobMapping, JobMappingWriter
 from collectors.metrics.agent import IMPLAUSIBLE
@@ -42,12 +43,14 @@ class NodePlan:
     """How this node is watched: how often and by which collectors.
 
     mapping: where to tell dcgm-exporter which run is on which GPU. of_all_users: show runs of other users, too.
+    is_own_ranks: of the runs show the ranks that run on this node only; False for all that have logs in the folder.
     """
 
     polling: PollingConfig
     opener: Callable[[PollingConfig], Sequence[NodeCollector]] = open_collectors
     mapping: JobMapping | None = None
     of_all_users: bool = False
+    is_own_ranks: bool = False
 
 
 @contextmanager
@@ -241,7 +244,7 @@ def _watch_with_runs(
     logs = RunLogs(
         runs_folder,
         on_notice=on_notice,
-        has_nodes=False,
+        shown=Shown(has_nodes=False, of_host=host if node.is_own_ranks else None),
         of_all_users=node.of_all_users,
         places_of=placement.places_of,
     )

@@ -123,10 +123,8 @@ def read_suite(path: Path, settings: Sequence[str] = ()) -> Suite:
     is_nightly, hours = document.get("nightly", False), document.get("period_hours")
     declared = msgspec.to_builtins(cases)
     for case, suite_case in zip(declared, cases, strict=True):
-        name_of_shape = suite_case.args.shape_name
-        if name_of_shape is not None and is_shape_file(
-            name_of_shape
-        ):  # What is in the file counts, and not where it lies.
+        if (shape_name := suite_case.args.shape_name) is not None and is_shape_file(shape_name):
+            # What is in the file counts, and not where it lies.
             case["args"]["shape_name"] = shape_in_key(shape_of(suite_case.args))
         if case["args"]["bind"]:  # The default. Older versions did not know it, and their suite runs can be resumed.
             del case["args"]["bind"]

@@ -15,6 +15,11 @@ Statistic = Literal["median", "low", "high"]
 """What is shown of a run's figure: its median over trials, and the ends of the 95 % interval where there is one."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 """What is shown of a figure of each rank or pair of ranks where there are many, by its word in names."""
+OVER_RANKS: dict[MetricKind, tuple[str, ...]] = {
+    "gauge": ("min", *QUANTILES, "max", "mean", "sum"),
+    "counter": ("min", "max", "sum"),
+}
+"""What is shown of the live values of all ranks of a run that has many, by kind of metric and by its word in names."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +52,7 @@ class Metric:
     help: the definition, in one sentence: what is counted, over what.
     better: the direction that is an improvement; None where neither is, as of a setting or a part of a whole.
     of_each: the label with a value for each rank or pair of a run, of which there may be thousands; None for others.
+    is_aggregated: whether an active run of many ranks has it as statistics over all ranks, too.
     """
 
     name: str
@@ -58,6 +64,7 @@ class Metric:
     better: Better | None = None
     of_each: str | None = None
     splits: tuple[LabelSplit, ...] = ()
+    is_aggregated: bool = False
 
     def at(self, value: float, **labels: str) -> Sample:
         """Return a sample of this metric.
@@ -101,6 +108,23 @@ class Metric:
             of_each=None,
         )
 
+    def over_ranks(self, word: str) -> Metric:
+        """Return the metric that shows a statistic over all ranks of an active run that has many. word: of OVER_RANKS.
+
+        observatory_step_seconds, word max: observatory_step_rank_max_seconds.
+        """
+        assert self.is_aggregated, f"{self.name} has no statistics over ranks"
+        statistic = f"{QUANTILES[word]} quantile" if word in QUANTILES else word
+        return replace(
+            self,
+            name=self._named("rank", word),
+            scope="node",
+            help=f"{self.help} This is the {statistic} over all ranks of an active run that has many.",
+            labels=(*self.labels, "slot"),
+            splits=(),
+            is_aggregated=False,
+        )
+
     def alone(self, **values: str) -> Metric:
         """Return the metric that shows the series with these values of split labels: its name contains them.
 
@@ -133,10 +157,11 @@ class Metric:
             yield form, self.alone(**form)
 
     def shown(self) -> tuple[Metric, ...]:
-        """Return the metrics by which /metrics shows this one: all its forms, and all statistics of a figure."""
+        """Return the metrics by which /metrics shows this one: all its forms, and all statistics of each."""
         forms = [form for _, form in self.forms()]
         if self.scope != "run":
-            return tuple(forms)
+            words = OVER_RANKS[self.kind] if self.is_aggregated else ()
+            return (*forms, *(form.over_ranks(word) for form in forms for word in words))
         quantiles = map(self.quantile, QUANTILES if self.of_each is not None else ())
         return (*(form.statistic(which) for form in forms for which in STATISTICS), *quantiles)
 
@@ -163,9 +188,11 @@ class Owner:
     series: name and labels as PromQL writes them: "observatory_gpu_memory_used_bytes{gpu}". A label with values that
     make no sum has them listed, "kind=total|used", and "part=total|..." where it has others that do.
     unit: given only where it is not the end of the name.
+    is_aggregated: see `Metric`.
     """
 
     scope: Scope
+    is_aggregated: bool = False
 
     def gauge(
         self,
@@ -207,6 +234,7 @@ class Owner:
             labels=tuple(label for label, _, _ in labels),
             splits=tuple(_split(label, values.split("|")) for label, _, values in labels if values),
             better=better,
+            is_aggregated=self.is_aggregated,
         )
 
 
@@ -216,6 +244,8 @@ def _split(label: str, values: list[str]) -> LabelSplit:
 
 
 RANK, NODE, RUN = Owner("rank"), Owner("node"), Owner("run")
+EACH_RANK = Owner("rank", is_aggregated=True)
+"""A rank whose values are compared, or added up, with those of the other ranks of its run."""
 
 
 def metrics_in(module: Mapping[str, object]) -> tuple[Metric, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectors.metrics.metric import NODE, RANK, metrics_in
+from collectors.metrics.metric import EACH_RANK, NODE, metrics_in
 
 # Of runs that go on, from their ranks' logs.
 
@@ -14,7 +14,7 @@ STEP_DURATION = NODE.histogram(
     " each bucket, with run, trial, rank and step (counted from 0 with the first warm-up step of the trial); a"
     " run whose name has more than about 100 letters has none.",
 )
-STEPS = RANK.counter(
+STEPS = EACH_RANK.counter(
     "observatory_steps_total{mark}",
     "Steps that a rank has completed since its run began, over all trials: warm_up (also those of a convergence"
     " check) or measured. Traced and other instrumented steps do not count. Exported as long as"

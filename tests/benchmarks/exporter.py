@@ -27,7 +27,8 @@ import psutil
 from prometheus_client.exposition import choose_encoder
 
 from bench.serve.gpu_placement import Placement
-from bench.serve.live_runs import PAUSE_S, LiveRuns, RunLogs
+from bench.serve.live.looks import PAUSE_S, LiveRuns
+from bench.serve.live.runs import RunLogs, Shown
 from bench.serve.server import named
 from bench.store.run_dir import begin
 from collectors.host.collector import HostCollector
@@ -186,7 +187,9 @@ def _agent(beat_s: float, seconds: float, runs: Path, ranks: LoggingRanks) -> _C
         wait=clock.wait,
     )
     placement = Placement(watch.node_samples, watch.processes, host=socket.gethostname())
-    live = RunLogs(runs, on_notice=print, has_nodes=False, places_of=placement.places_of, clock_ns=clock.ns)
+    live = RunLogs(
+        runs, on_notice=print, shown=Shown(has_nodes=False), places_of=placement.places_of, clock_ns=clock.ns
+    )
     looks = _Looks(live.read, cost, clock)
     watch.on_beat = looks.begin
     exporter = Exporter(SHOWN, [named([watch.samples, looks.followed.samples])], on_notice=print)

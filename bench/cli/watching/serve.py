@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _HEAR_S = 1.0
 """Longest time until a signal is heard that the kernel gave to another thread, as it may after a stop."""
-_OF_DEMO = ("runs_folder", "of_all_users", "store_url", "mapping_folder", "results")
+_OF_DEMO = ("runs_folder", "of_all_users", "store_url", "mapping_folder", "results", "ranks")
 """Options that name the user's own data, of which the demonstration shows nothing."""
 _OF_NODE = (
     "beat_s",
@@ -35,6 +35,7 @@ _OF_NODE = (
     "is_without_processes",
     "runs_folder",
     "of_all_users",
+    "ranks",
 )
 """Options of the node and its runs, of which an exporter of results shows nothing."""
 LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
@@ -96,6 +97,13 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     help="Exported results: the history and this node, the history only, or none of the history.",
 )
 @click.option(
+    "--ranks",
+    type=click.Choice(("all", "node")),
+    default="all",
+    show_default=True,
+    help="Exported ranks of active runs: all with a log in the runs folder, or those on this node only.",
+)
+@click.option(
     "--demo", "is_demo", is_flag=True, help="Export recorded GPUs and made-up runs and suites, to try the dashboards."
 )
 @RUNS
@@ -111,6 +119,7 @@ def command(
     runs_folder: Path,
     store_url: str | None,
     results: Results,
+    ranks: str,
     *,
     of_all_users: bool,
     is_per_nvlink: bool,
@@ -163,7 +172,7 @@ def command(
                     mapping = stack.enter_context(closing(JobMapping(mapping_folder)))
                 except NoMapping as error:
                     raise Misuse(str(error)) from None
-            node = NodePlan(polling=polling, mapping=mapping, of_all_users=of_all_users)
+            node = NodePlan(polling=polling, mapping=mapping, of_all_users=of_all_users, is_own_ranks=ranks == "node")
             opening = open_server(
                 runs_folder, store_url, host=host, port=port, on_notice=say, config=config, node=node, results=results
             )

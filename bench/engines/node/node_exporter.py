@@ -32,8 +32,9 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class NodeExporter:
     """Serves the node's /metrics at host and port until it is closed, unless something already serves there.
 
-    runs: the folder whose running runs it shows. targets: folder of Prometheus's targets (file_sd), in which it has a
-    file while it serves; one that serves already has its own.
+    runs: the folder whose running runs it shows, by this node's ranks: all nodes may share it.
+    targets: folder of Prometheus's targets (file_sd), in which it has a file while it serves; one that
+    serves already has its own.
     tell: is told why there is none, or what it cannot do; from another thread.
     """
 
@@ -47,6 +48,7 @@ class NodeExporter:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", __name__, "--host", host, "--port", str(port), "--runs", str(runs)),
+                *("--ranks", "node"),
                 *(() if targets is None else ("--targets", str(targets))),
             ],
             stdin=subprocess.PIPE,

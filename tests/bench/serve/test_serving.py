@@ -283,7 +283,7 @@ def test_logs_that_hang_hold_up_neither_scrapes_nor_the_watch_nor_the_end(
         answers.wait()  # As a network file system that is gone: who opens a file waits. A pipe would be refused.
         return run_dir.machine_of(folder)
 
-    monkeypatch.setattr("bench.serve.live_runs.machine_of", machine_of)
+    monkeypatch.setattr("bench.serve.live.runs.machine_of", machine_of)
     watched, notices = FakeCollector(), Notices()
     late = "runs: reading their logs sometimes takes more than 1 s; the last reading is shown meanwhile"
     node = NodePlan(polling=PollingConfig(beat_s=0.1), opener=lambda polling: [watched]) if is_watched else None

@@ -16,7 +16,7 @@ from statistics import median
 
 from bench.errors import say
 from bench.machine.limits.process_limits import require_files
-from bench.serve.live_runs import RunLogs
+from bench.serve.live.runs import RunLogs, Shown
 from bench.store.run_dir import begin
 from tests.bench.made.examples import make_case, make_machine
 from tests.benchmarks.exporter_parts.logging_ranks import LoggingRanks
@@ -43,7 +43,7 @@ def _row(world: int, logs: int, looks: int) -> str:
         try:
             ranks = LoggingRanks(run, STEP_S, range(logs))
             ranks.log_until(STEP_S)
-            live = RunLogs(Path(name), on_notice=say, has_nodes=False)
+            live = RunLogs(Path(name), on_notice=say, shown=Shown(has_nodes=False))
             first_s, series = _look(live)
             quiet, stepping = [], []
             for number in range(looks):

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.serve.gpu_placement import Placement
 from bench.serve.latest_results import NewestResults
-from bench.serve.live_runs import RunLogs
+from bench.serve.live.runs import RunLogs, Shown
 from bench.store.history import History
 from collectors.metrics.metric import Sample
 from collectors.nvml.collector import NvmlCollector
@@ -123,7 +123,9 @@ def _opened(
         read_gpus = opened.enter_context(closing(collector)).read
     newest: list[Sample] = []
     placement = Placement(lambda: newest, dict, host=run.run.machine.hostname)
-    logs = RunLogs(folder / "runs", on_notice=notices.append, has_nodes=False, places_of=placement.places_of)
+    logs = RunLogs(
+        folder / "runs", on_notice=notices.append, shown=Shown(has_nodes=False), places_of=placement.places_of
+    )
     return _Node(run=run, logs=logs, read_gpus=read_gpus, newest=newest)
 
 

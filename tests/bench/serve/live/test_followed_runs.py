@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from bench.serve.live_runs import LiveRuns
+from bench.serve.live.looks import LiveRuns
 from collectors.metrics import agent
 from collectors.metrics.metric import Metric
 from collectors.metrics.rank import STEP_SECONDS

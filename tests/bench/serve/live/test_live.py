@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.case import Case
-from bench.serve.live_runs import RunLogs
+from bench.serve.live.runs import RunLogs
 from bench.store.run_dir import Run, begin, case_file, save, summarise
 from bench.store.summary import series_of
 from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS

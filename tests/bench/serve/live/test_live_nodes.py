@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.serve.gpu_placement import Place
-from bench.serve.live_runs import RunLogs
+from bench.serve.live.runs import RunLogs, Shown
 from bench.store.run_dir import Run, begin
 from collectors.metrics.agent import RANK_INFO
 from collectors.metrics.gpu import GPU_PROCESS_MEMORY, RANK_GPU, RANK_GPU_MEMORY
@@ -52,7 +52,7 @@ def test_of_a_node_whose_log_holds_changes_the_last_beat_is_shown_whole(tmp_path
 
 
 def test_where_somebody_else_watches_the_node_its_logs_are_not_shown(tmp_path: Path) -> None:
-    live = RunLogs(tmp_path, on_notice=pytest.fail, has_nodes=False)
+    live = RunLogs(tmp_path, on_notice=pytest.fail, shown=Shown(has_nodes=False))
     run = begin(small_case(), make_machine(), tmp_path)
     _open(run)
     _poll(run.folder / "node0.jsonl", [HOST_LOAD.at(1)])

@@ -12,8 +12,8 @@ from statistics import quantiles
 import pytest
 
 from bench.case import Case
-from bench.serve.live_runs import ENDED_S, RunLogs
-from bench.serve.step_counts import LONGEST_EXEMPLAR
+from bench.serve.live.runs import ENDED_S, RunLogs
+from bench.serve.live.step_counts import LONGEST_EXEMPLAR
 from bench.store.run_dir import Run, begin
 from collectors.metrics.rank import STEP_SECONDS
 from collectors.metrics.run_counts import STEP_DURATION, STEPS

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from collectors.metrics.metric import Sample
 from collectors.metrics.run_counts import STEP_DURATION, STEPS
 from collectors.prometheus.exposition import Exemplar, Observations, Owned, histogram_of
 from collectors.sample_log import LoggedStep, Mark
@@ -45,14 +46,29 @@ class StepCounts:
                 except ValueError as error:
                     self._on_notice(f"run {self._run}: step {step.step} of rank {rank} is in no histogram: {error}")
 
-    def samples(self) -> Iterator[Owned]:
-        """Yield the histogram of the run, and the counts of its ranks; nothing before a rank is there."""
+    def done(self, rank: str) -> int:
+        """Return how many steps a rank has done."""
+        return sum(self._ranks[rank].counts.values()) if rank in self._ranks else 0
+
+    def means_s(self) -> dict[str, float]:
+        """Return the mean measured step of each rank that has one."""
+        return {rank: one.times.total / done for rank, one in self._ranks.items() if (done := one.counts["measured"])}
+
+    def of_rank(self, rank: str) -> Iterator[Sample]:
+        """Yield a rank's counts."""
+        if rank in self._ranks:
+            for mark, number in self._ranks[rank].counts.items():
+                yield STEPS.at(number, mark=mark)
+
+    def samples(self, ranks: Collection[str]) -> Iterator[Owned]:
+        """Yield the histogram of the run, and the counts of these ranks; nothing before a rank is there."""
         if self._ranks:
             times = (counts.times for counts in self._ranks.values())
             yield histogram_of(STEP_DURATION, times, exemplars=self._exemplars(), slot=self._slot), {}
-        for rank, so_far in self._ranks.items():
-            for mark, number in so_far.counts.items():
-                yield STEPS.at(number, mark=mark), {"rank": rank, "slot": self._slot}
+        for rank in self._ranks:
+            if rank in ranks:
+                for sample in self.of_rank(rank):
+                    yield sample, {"rank": rank, "slot": self._slot}
 
     def _exemplars(self) -> dict[int, Exemplar]:
         """Return the newest step of any rank in each bucket; none where the run's name is too long."""
