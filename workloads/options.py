@@ -6,13 +6,22 @@ A refusal is a message that says why a setup cannot run, and what would; see `St
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Literal, get_args
 
+from workloads.core.precision_options import (
+    NO_MASTER,
+    PRECISION_OPTIONS,
+    gradient_bytes,
+    gradient_refusals,
+    is_rounded,
+    weights_refusals,
+)
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import Checkpoint, Microbatch
+from workloads.cost_models.memory import Checkpoint, Microbatch, Weights
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
 from workloads.cost_models.terms import Transfer, bucket_count
 from workloads.spec import Option, OptionValue, Setup, nearest_multiples
@@ -233,7 +242,7 @@ def bucket_bytes(setup: Setup) -> int:
 
 def buckets(setup: Setup) -> int:
     """Return about how many buckets hold all gradients; not exactly, because a weight is never cut."""
-    return bucket_count(4 * setup.shape.parameters(), bucket_bytes(setup))
+    return bucket_count(gradient_bytes(setup) * setup.shape.parameters(), bucket_bytes(setup))
 
 
 def bucketed_average(setup: Setup, axis: str) -> Transfer:
@@ -241,7 +250,7 @@ def bucketed_average(setup: Setup, axis: str) -> Transfer:
     return Transfer(
         collective="all_reduce",
         axis=axis,
-        payload_bytes=4 * setup.shape.parameters(),
+        payload_bytes=gradient_bytes(setup) * setup.shape.parameters(),
         calls=buckets(setup),
         behind="backward",
     )
@@ -336,6 +345,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
         help="mode of torch.compile, which compiles each block",
     ),
     ATTENTION,
+    *PRECISION_OPTIONS,
     Option(
         name="workers",
         default=1,
@@ -391,12 +401,30 @@ def peak_not_covered(setup: Setup) -> Absent | None:
         return Absent(reason="the cost model of activations covers the CPU's kernels only")
     if setup.options["compile"] != "none":
         return Absent(reason="which activations a compiled block keeps is the compiler's choice")
+    if is_rounded(setup):
+        return Absent(reason="the cost model of activations covers weights=autocast only")
     return None
 
 
-def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
-    """Return why no strategy could train this setup. data_ranks: those that share a batch."""
-    return [*batch_refusals(setup, data_ranks), *_rate_refusals(setup), *attention_refusals(setup)]
+def training_refusals(
+    setup: Setup,
+    data_ranks: int,
+    *,
+    weights_refused: Mapping[Weights, str] = MappingProxyType({"bf16": NO_MASTER}),
+    is_reduced_rounded: bool = False,
+) -> list[str]:
+    """Return why the strategy could not train this setup, as far as that does not depend on how it divides the model.
+
+    data_ranks: those that share a batch. weights_refused: values of `weights` that it refuses, with the reasons.
+    is_reduced_rounded: it can round gradients for their reduction.
+    """
+    return [
+        *batch_refusals(setup, data_ranks),
+        *_rate_refusals(setup),
+        *attention_refusals(setup),
+        *weights_refusals(setup, weights_refused),
+        *gradient_refusals(setup, is_reduced=is_reduced_rounded),
+    ]
 
 
 def batch_refusals(setup: Setup, data_ranks: int) -> list[str]:

@@ -33,7 +33,7 @@ from workloads.cost_models.terms import (
 )
 
 ELEMENT_BYTES = 4
-"""Bytes of an element of weights, gradients and moments, which are held in fp32, and of weights in transfer."""
+"""Bytes of an element of weights, gradients and moments, which are held in fp32."""
 NUMBER_BYTES = 4
 """Bytes of a single number in fp32: a count of steps, a norm, a flag."""
 
@@ -49,6 +49,7 @@ class Sharding:
     is_resharded: weights are divided again after forward, and gathered a second time in backward.
     resharded_ranks: ranks that weights are divided among between forward and backward, where these are not all.
     microbatches: forward and backward passes of a step; only the last one's backward reduces gradients.
+    gathered_bytes: bytes of a weight's element in transfer, and while it computes.
     reduced_bytes: bytes of a gradient's element in transfer.
     numbers: single numbers that the ranks add up after backward: the norm that clipping needs, fp16's overflow.
     is_copied_away: gradients are copied to the host, without their padding.
@@ -62,6 +63,7 @@ class Sharding:
     is_resharded: bool = True
     resharded_ranks: int | None = None
     microbatches: int = 1
+    gathered_bytes: int = ELEMENT_BYTES
     reduced_bytes: int = ELEMENT_BYTES
     numbers: int = 0
     is_copied_away: bool = False
@@ -158,7 +160,7 @@ def _gather(
         collective="all_gather",
         axis="shard",
         ranks=sharding.resharded_ranks if phase == "backward" else None,
-        payload_bytes=calls * ELEMENT_BYTES * sharding.ranks * padded_elements(unit, sharding.ranks),
+        payload_bytes=calls * sharding.gathered_bytes * sharding.ranks * padded_elements(unit, sharding.ranks),
         calls=calls,
         behind=phase if sharding.is_overlapped else None,
     )
@@ -449,7 +451,7 @@ def _unit(weights: Sequence[Dimensions], sharding: Sharding) -> _Unit:
     part = padded_elements(weights, sharding.ranks)
     return _Unit(
         part_bytes=ELEMENT_BYTES * part,
-        gathered_bytes=ELEMENT_BYTES * sharding.ranks * part,
+        gathered_bytes=sharding.gathered_bytes * sharding.ranks * part,
         gradients_bytes=ELEMENT_BYTES * elements(weights),
         last_bytes=ELEMENT_BYTES * elements(weights[-1:]),
         reduced_bytes=sharding.reduced_bytes * sharding.ranks * part,

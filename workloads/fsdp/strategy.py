@@ -3,8 +3,8 @@
 Ranks share weights, gradients and optimizer states. A unit is a block, or half of one: it is gathered whole while it
 computes. The rest (embedding, norm, head) is gathered at the start of forward and kept until its backward, which is the
 first to need it.
-Computation in bf16 and fp16 is autocast's, as in `single`, so that weights travel in fp32: a policy of FSDP2 that
-gathers them in two bytes would round the residual stream too, and so compute something else.
+In bf16, units are gathered and computed in bf16 by FSDP2's own policy (weights=bf16_compute), or under autocast, where
+weights travel in fp32; see `workloads.core.precision_options`.
 Not covered: a model that no device can hold whole; the model is made whole on each device, and then divided.
 """
 
@@ -22,6 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from workloads.core.mesh import share_world_timeout
+from workloads.core.precision import sharding_policy
 from workloads.core.sharded_gradients import NORM_EPSILON
 from workloads.core.trainer import Trainer, make_model
 from workloads.core.transformer import Block, Transformer
@@ -55,18 +56,23 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     return trainer
 
 
-def shard(setup: Setup, model: Transformer, mesh: DeviceMesh, *, reshard: bool | int) -> list[FSDPModule]:
+def shard(
+    setup: Setup,
+    model: Transformer,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool | int,
+    policy: MixedPrecisionPolicy | None = None,
+) -> list[FSDPModule]:
     """Divide the model in place; return its units, in the order of forward.
 
     reshard: between forward and backward, divide weights again among all ranks (True) or among so many; False: keep
     them gathered.
+    policy: in what precision units are gathered, and gradients reduced; None: by the setup.
     """
-    reduce_dtype = torch.bfloat16 if setup.options["reduce_dtype"] == "bf16" else None
     # Pinned memory is for copies to and from a GPU.
     host = CPUOffloadPolicy(pin_memory=setup.device == "cuda") if setup.options["offload"] else OffloadPolicy()
-    divide = partial(
-        fully_shard, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype), offload_policy=host
-    )
+    divide = partial(fully_shard, mesh=mesh, mp_policy=policy or sharding_policy(setup), offload_policy=host)
     modules: list[nn.Module] = []
     for block in model.blocks:
         assert isinstance(block, Block)
