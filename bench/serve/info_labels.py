@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.case import Case, Purpose, known_options, written
+from bench.case import Case, Purpose, default_options, options_of, written
 from bench.machine.machine import Machine
 from bench.store.summary import Summary
 from workloads.cost_models.shape import Shape, nearest_preset
@@ -32,10 +32,10 @@ def membership(purpose: Purpose) -> dict[str, str]:
 
 def option_words(case: Case) -> str:
     """Return the options that are not at their defaults, as `microbatches=8, balance=measured`; empty for none."""
-    defaults = {option.name: option.default for option in known_options(case.strategy)}
+    defaults = default_options(case)
     return ", ".join(
         f"{name}={written(value)}"
-        for name, value in case.options.items()
+        for name, value in options_of(case).items()
         if name not in defaults or value != defaults[name]
     )
 

@@ -29,7 +29,7 @@ from workloads.options import (
     priority_refusals,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec, nearest_multiples
+from workloads.spec import DIVIDED_SUMS_LIMIT, ELEMENT_BYTES, Option, Parity, Setup, StrategySpec, nearest_multiples
 
 SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB)
 
@@ -144,6 +144,7 @@ class RingAttentionSpec(SequenceSpec):
         HIGH_PRIORITY,
     )
     parity = Parity(
+        half_weights_limit=DIVIDED_SUMS_LIMIT,
         variants=(
             {},
             {"layout": "plain"},

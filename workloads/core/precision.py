@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import AdamW
 
-from workloads.core.precision_options import grad_dtype_of, is_master_kept, weights_of
+from workloads.core.precision_options import grad_dtype_of, is_master_kept, is_rounded, weights_of
 from workloads.spec import Setup
 
 TYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -61,6 +61,11 @@ def compute_with_rounded_weights(setup: Setup, model: nn.Module) -> None:
         if type(module) not in _ROUNDED:
             raise RuntimeError(f"layer {name} is a {type(module).__name__}, for which weights=bf16_compute has no rule")
         module.__class__ = _ROUNDED[type(module)]
+
+
+def stream_dtype(setup: Setup) -> torch.dtype:
+    """Return the precision of the residual stream; the loss is fp32 in every precision."""
+    return torch.bfloat16 if is_rounded(setup) else torch.float32
 
 
 def sharding_policy(setup: Setup) -> MixedPrecisionPolicy:
@@ -139,6 +144,6 @@ def clip_in_fp32(weights: Iterable[nn.Parameter], largest_norm: float) -> Tensor
     """Scale gradients down to a norm that is added up in fp32, whatever their own precision; return the norm before."""
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
-    norm = torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     torch._foreach_mul_(gradients, (largest_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

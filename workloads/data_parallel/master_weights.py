@@ -99,7 +99,7 @@ class GradientBuckets:
         self._missing = [len(bucket) for bucket in self._buckets]
         self._sent: list[tuple[Tensor, dist.Work]] = []
         for weight in weights:
-            weight.register_post_accumulate_grad_hook(self._note)
+            weight.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]  # By torch.
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

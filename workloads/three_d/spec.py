@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from workloads.core.precision_options import grad_dtype_of, gradient_bytes, stream_bytes
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import paper_states
+from workloads.cost_models.memory import Weights, paper_states
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, ScheduleName, actions, live_microbatches
 from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
@@ -33,7 +34,7 @@ from workloads.pipeline_parallel.spec import (
     halved_backward_refusals,
     stages_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Needs, Option, Parity, Setup, nearest_multiples
+from workloads.spec import DIVIDED_SUMS_LIMIT, ELEMENT_BYTES, Needs, Option, Parity, Setup, nearest_multiples
 from workloads.tensor_parallel.cost_model import TensorTraffic, paper_activation_bytes
 from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, compile_refusals, divisibility_refusals
 from workloads.three_d.cost_model import MeshStages
@@ -128,6 +129,7 @@ class ThreeDSpec(PipelineSpec):
     )
     needs = Needs(minimum_ranks=4)
     parity = Parity(
+        half_weights_limit=DIVIDED_SUMS_LIMIT,
         variants=(
             {},
             {"tensor_ranks": 1, "data_axis": "fsdp", "balance": "flops"},
@@ -165,7 +167,7 @@ class ThreeDSpec(PipelineSpec):
             ]
         axes, schedule = self.mesh(setup), self.schedule(setup)
         reasons = [
-            *training_refusals(setup, data_ranks=axes["data"]),
+            *training_refusals(setup, data_ranks=axes["data"], is_reduced_rounded=options[DATA_AXIS.name] == "fsdp"),
             *stages_refusals(setup, self.pipeline(setup), data_ranks=axes["data"]),
             *divisibility_refusals(setup, ranks=axes["tensor"], option=TENSOR_RANKS.name),
             *compile_refusals(setup, ranks=axes["tensor"]),
@@ -190,6 +192,7 @@ class ThreeDSpec(PipelineSpec):
                 sequences=local_batch(setup, axes["data"]),
                 microbatches=microbatch_count(setup),
                 product_bytes=ELEMENT_BYTES[setup.precision],
+                stream_element_bytes=stream_bytes(setup),
                 is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
                 is_loss_sharded=False,
                 is_recomputed=options["checkpoint"] != "none",
@@ -197,8 +200,19 @@ class ThreeDSpec(PipelineSpec):
                 has_all_to_all=setup.device == "cuda",
             ),
             bucket_bytes=None if is_sharded else bucket_bytes(setup),
+            gathered_bytes=stream_bytes(setup),
+            reduced_bytes=gradient_bytes(setup),
             numbers=numbers,
         )
+
+    def default_weights(self, setup: Setup) -> Weights:
+        is_sharded = setup.options[DATA_AXIS.name] == "fsdp"
+        return "bf16_compute" if setup.precision == "bf16" and is_sharded else "autocast"
+
+    def incomparable(self, setup: Setup) -> str | None:
+        if grad_dtype_of(setup) == "fp32":
+            return None
+        return f"grad_dtype={grad_dtype_of(setup)} rounds each gradient; use grad_dtype=fp32"
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         return self._cost_model(setup).transfers()

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.case import known_options, why_ad_hoc
+from bench.case import default_options, options_of, why_ad_hoc
 from bench.errors import Misuse, plural
 from bench.rank.fault_injection import Fault, FaultKind
 from bench.report.format import digits, grouped, percent, wide_interval_notes
@@ -366,9 +366,9 @@ def print_run(
 
 def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
     case = summary.case
-    defaults = {option.name: option.default for option in known_options(case.strategy)}
+    defaults = default_options(case)
     options = ", ".join(
-        f"{name}={value}" for name, value in case.options.items() if has_details or defaults.get(name) != value
+        f"{name}={value}" for name, value in options_of(case).items() if has_details or defaults.get(name) != value
     )
     measured = (
         f"{summary.trials_done} of {case.trials} trials, {case.steps}"
