@@ -194,8 +194,8 @@ HALF_WEIGHTS_LIMIT = 6e-3
 """The same limit where both compute with weights in bf16. Measured: 2.9e-3 between one rank and 2, 4 and 8; 1.3e-2
 between this and autocast."""
 DIVIDED_SUMS_LIMIT = 1.5e-2
-"""The same where ranks also round their summands, of a product or of attention, before they are added. Measured: 1.03e-2
-and 7.5e-3."""
+"""The same where ranks also round their summands, of a product or of attention, before they are added.
+Measured: 1.03e-2 and 7.5e-3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

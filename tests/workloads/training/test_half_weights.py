@@ -10,7 +10,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tests.support.ranks import OnRanks
-from tests.workloads.precision.half_steps import (
+from tests.workloads.training.half_steps import (
     Gradients,
     gradients_in_fp64,
     gradients_under_policy,
