@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from tests.workloads.training.half_steps import (
     largest_difference,
 )
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
-from tests.workloads.training.training_runs import train
+from tests.workloads.training.training_runs import StepRecord, train
 from workloads.core.precision import sharding_policy
 from workloads.registry import spec_of
 from workloads.spec import HALF_WEIGHTS_LIMIT, LIMITS, OptionValue, Precision
@@ -144,3 +145,29 @@ def test_gradients_are_those_of_a_loop_in_fp64(
     setup = small_setup(precision=precision, options={**STILL, "weights": weights})
     ((own,),), (truth,) = on_ranks(1, train, setup, 1), on_ranks(1, gradients_in_fp64, setup)
     assert largest_difference(own.gradients, truth) <= limit
+
+
+COMPILED: tuple[tuple[str, int, Options], ...] = (
+    ("single", 1, COMPUTE),
+    ("single", 1, {**MASTER, "checkpoint": "full"}),
+    ("ddp", 2, COMPUTE),
+    ("fsdp", 2, {"accumulate": 2}),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks", "options"), COMPILED, ids=str)
+def test_compiled_blocks_round_less_often_but_compute_the_same(
+    name: str, ranks: int, options: Options, on_ranks: OnRanks, alone: Callable[[str], list[Gradients]]
+) -> None:
+    setup = small_setup(name, ranks=ranks, precision="bf16", options={**STILL, **options, "compile": "default"})
+    assert not spec_of(name).all_refusals(setup)
+    truth = alone(str(setup.options["weights"]))[0]
+    for (record,) in on_ranks(ranks, train_compiled, setup):
+        assert largest_difference(record.gradients, truth) <= LIMITS["bf16"]
+
+
+def train_compiled(setup: SmallSetup) -> list[StepRecord]:
+    """Compilation warns of torch's own code."""
+    warnings.simplefilter("ignore")
+    return train(setup, 1)
