@@ -12,6 +12,7 @@ import msgspec
 from bench.errors import Misuse, plural
 from collectors.settings_file import near_name
 from workloads.core.learning_rate import DECAY_STEPS, decay_steps
+from workloads.core.precision_options import GRAD_DTYPE, WEIGHTS
 from workloads.cost_models.shape import PRESETS, Shape, shape_in_key, unlike
 from workloads.options import microbatch_count, microbatch_option
 from workloads.registry import SPECS, spec_of
@@ -123,6 +124,19 @@ def known_options(strategy: str) -> tuple[Option, ...]:
     return next((spec.options for spec in SPECS if spec.name == strategy), ())
 
 
+def options_of(case: Case) -> dict[str, OptionValue]:
+    """Return the case's options by today's names; an option that is newer than the case has what was usual before.
+
+    Options that no longer exist come last.
+    """
+    options = known_options(case.strategy)
+    former_names = {option.formerly for option in options}
+    known = {option.name: option.of(case) for option in options if option.added_later or option.name in case.options}
+    return known | {
+        name: value for name, value in case.options.items() if name not in known and name not in former_names
+    }
+
+
 def settings_of(case: Case) -> tuple[str, ...]:
     """Return the case's settings that differ from the default, one word each: "overlap=false", "width=256", "seed=1".
 
@@ -147,12 +161,18 @@ def settings_of(case: Case) -> tuple[str, ...]:
 
 def options_set(case: Case) -> dict[str, OptionValue]:
     """Return the options that somebody set: those whose values are not what the case would have without them."""
+    values = options_of(case)
     return {
         option.name: value
         for option in known_options(case.strategy)
-        if (value := case.options.get(option.name, option.default)) != option.default
-        and value != _left_out(case, option)
+        if (value := values.get(option.name, option.default)) != option.default and value != _left_out(case, option)
     }
+
+
+def options_shown(case: Case) -> dict[str, OptionValue]:
+    """Return the options that somebody set, and those of older cases that no longer exist."""
+    known = {option.name for option in known_options(case.strategy)}
+    return options_set(case) | {name: value for name, value in options_of(case).items() if name not in known}
 
 
 def _left_out(case: Case, option: Option) -> OptionValue:
@@ -190,11 +210,13 @@ def parse_options(spec: StrategySpec, texts: Iterable[str]) -> dict[str, OptionV
         Misuse: a text is not key=value, a key is unknown or repeated, or a value is not allowed.
     """
     options = {option.name: option for option in spec.options}
+    new_names = {option.formerly: option.name for option in spec.options if option.formerly is not None}
     values: dict[str, OptionValue] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise Misuse(f'option "{text}" has no value; write {text}=VALUE')
+        name = new_names.get(name, name)
         if name not in options:
             takers = [strategy.name for strategy in SPECS if name in {option.name for option in strategy.options}]
             whose = f", which {' and '.join(takers)} {'takes' if len(takers) == 1 else 'take'}" if takers else ""
@@ -292,7 +314,13 @@ def one_rank_baseline(case: Case, scaling: str) -> Case | None:
             return None
         batch //= trained
     single = spec_of("single")
-    options = {option.name: case.options.get(option.name, option.default) for option in single.options}
+    # What an option was before it existed, it was for the baseline, too: figures of a comparison share their weights.
+    options = {
+        option.name: option.of(case) if option.added_later or option.name in case.options else option.default
+        for option in single.options
+    }
+    if options[WEIGHTS.name] != "bf16":  # One rank reduces nothing, and the gradients of its fp32 weights are fp32.
+        options[GRAD_DTYPE.name] = GRAD_DTYPE.default
     baseline = replace(
         case,
         strategy=single.name,

@@ -5,14 +5,22 @@ A refusal is a message that says why a setup cannot run, and what would; see `St
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from workloads.core.learning_rate import RATE_OPTIONS, rate_refusals
+from workloads.core.precision_options import (
+    NO_MASTER,
+    PRECISION_OPTIONS,
+    gradient_refusals,
+    is_rounded,
+    weights_refusals,
+)
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import Checkpoint, Microbatch
+from workloads.cost_models.memory import Checkpoint, Microbatch, Weights
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
 from workloads.spec import Option, OptionValue, Setup, nearest_multiples
 
@@ -267,6 +275,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
     ),
     ATTENTION,
     LOSS_CHUNKS,
+    *PRECISION_OPTIONS,
     Option(
         name="workers",
         default=1,
@@ -344,16 +353,30 @@ def peak_not_covered(setup: Setup) -> Absent | None:
     if setup.shape.is_tied:
         # Measured on torch 2.13: at the end two more tables live than the gradient itself.
         return Absent(reason="autograd holds the gradients of a tied head and embedding apart until both are there")
+    if is_rounded(setup):
+        return Absent(reason="the cost model of activations covers weights=autocast only")
     return None
 
 
-def training_refusals(setup: Setup, data_ranks: int) -> list[str]:
-    """Return why no strategy could train this setup. data_ranks: those that share a batch."""
+def training_refusals(
+    setup: Setup,
+    data_ranks: int,
+    *,
+    weights_refused: Mapping[Weights, str] = MappingProxyType({"bf16": NO_MASTER}),
+    is_reduced_rounded: bool = False,
+) -> list[str]:
+    """Return why the strategy could not train this setup, as far as that does not depend on how it divides the model.
+
+    data_ranks: those that share a batch. weights_refused: values of `weights` that it refuses, with the reasons.
+    is_reduced_rounded: it can round gradients for their reduction.
+    """
     return [
         *batch_refusals(setup, data_ranks),
         *rate_refusals(setup),
         *attention_refusals(setup),
         *_chunk_refusals(setup, data_ranks),
+        *weights_refusals(setup, weights_refused),
+        *gradient_refusals(setup, is_reduced=is_reduced_rounded),
     ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import paper_states
+from workloads.cost_models.memory import Weights, paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
@@ -82,6 +82,9 @@ class Setup(Protocol):
     def options(self) -> Mapping[str, OptionValue]: ...
 
 
+UNSETTLED = "auto"
+"""The word of an option whose default depends on the setup; see `StrategySpec.settled`."""
+
 LARGEST = 2**63 - 1
 """The largest whole number that a run's files and tensors can hold."""
 
@@ -92,8 +95,10 @@ class Option:
 
     choices: the only words allowed, for an option of text.
     minimum: the least number allowed.
-    added_later: the strategy has stored results from before the option. Setups without it have its default, and at its
-        default it is left out of a case's key, so that the series of those results go on.
+    added_later: the strategy has stored results from before the option. Setups without it have what those results had,
+        and with this value it is left out of a case's key, so that the series of those results go on.
+    before: the value that those results had; None where that is the default.
+    formerly: the option's name in older cases and commands.
     """
 
     name: str
@@ -102,10 +107,20 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     added_later: bool = False
+    before: OptionValue | None = None
+    formerly: str | None = None
 
     def of(self, setup: Setup) -> OptionValue:
-        """Return the setup's value, or the default where the setup is older than the option."""
-        return setup.options.get(self.name, self.default) if self.added_later else setup.options[self.name]
+        """Return the setup's value, or what was usual before where the setup is older than the option."""
+        options = setup.options
+        if self.name not in options and self.formerly is not None and self.formerly in options:
+            return options[self.formerly]
+        return options.get(self.name, self.value_before) if self.added_later else options[self.name]
+
+    @property
+    def value_before(self) -> OptionValue:
+        """The value that results from before the option had."""
+        return self.default if self.before is None else self.before
 
     @property
     def allowed(self) -> str:
@@ -177,6 +192,12 @@ ELEMENT_BYTES: Mapping[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 LIMITS: Mapping[Precision, float] = {"fp32": 5e-6, "fp16": 2e-3, "bf16": 3e-2}
 """Largest relative difference from `single` (norm of the difference over norm), where only the order of additions
 differs."""
+HALF_WEIGHTS_LIMIT = 6e-3
+"""The same limit where both compute with weights in bf16. Measured: 2.9e-3 between one rank and 2, 4 and 8; 1.3e-2
+between this and autocast."""
+DIVIDED_SUMS_LIMIT = 1.5e-2
+"""The same where ranks also round their summands, of a product or of attention, before they are added.
+Measured: 1.03e-2 and 7.5e-3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +206,12 @@ class Parity:
 
     kind: exact: equal within `limits`, for each of `variants` (options that must not change the result); none: not
         comparable, for `reason`.
+    half_weights_limit: in bf16, where the option `weights` is no autocast, for one gradient from equal weights.
     """
 
     kind: Literal["exact", "none"] = "exact"
     limits: Mapping[Precision, float] = field(default_factory=lambda: LIMITS)
+    half_weights_limit: float = HALF_WEIGHTS_LIMIT
     variants: tuple[Mapping[str, OptionValue], ...] = ({},)
     reason: str = ""
 
@@ -246,11 +269,17 @@ class StrategySpec(ABC):
 
         A case holds these, so that its key names what was measured.
         """
-        return setup.options
+        if setup.options.get("weights") != UNSETTLED:
+            return setup.options
+        return {**setup.options, "weights": self.default_weights(setup)}
+
+    def default_weights(self, setup: Setup) -> Weights:
+        """Return what the option `weights` is where the user says nothing."""
+        return "autocast"
 
     def options_in_key(self, values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Return the values that distinguish series of results: all but defaults of options that were added later."""
-        later = {option.name: option.default for option in self.options if option.added_later}
+        """Return the values that distinguish series of results: all but those that results had before the option."""
+        later = {option.name: option.value_before for option in self.options if option.added_later}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
     def version_on(self, device: Device) -> int:

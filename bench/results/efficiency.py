@@ -36,6 +36,7 @@ from collectors.metrics.results import (
     RUN_TOKENS_PER_SECOND,
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
 )
+from workloads.core.precision_options import GRAD_DTYPE
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
 from workloads.cost_models.shape import unlike
@@ -109,7 +110,8 @@ def scaling_efficiency(
 def scaling_between(case: Case, baseline_case: Case) -> Scaling:
     """Tell whether a run against this baseline is weak or strong scaling.
 
-    The strategies may differ, and so may `accumulate`, which does not change the batch.
+    The strategies may differ, and so may `accumulate`, which does not change the batch, and `grad_dtype`, which says
+    how gradients are reduced. `weights` may not: another arithmetic has another speed.
 
     Raises:
         Misuse: the baseline does not have fewer ranks, has another workload, or a batch that fits neither scaling.
@@ -148,7 +150,7 @@ def _differences_of_cases(case: Case, baseline: Case) -> list[str]:
     ]
     if case.strategy == baseline.strategy:
         pairs.append(("version", case.version, baseline.version))
-    baseline_names = {option.name for option in baseline.spec().options} - {"accumulate"}
+    baseline_names = {option.name for option in baseline.spec().options} - {"accumulate", GRAD_DTYPE.name}
     shared = sorted(
         (option for option in case.spec().options if option.name in baseline_names), key=lambda option: option.name
     )

@@ -20,6 +20,7 @@ from bench.results.trials import Power, Trial, read_trials
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
+from workloads.core.precision_options import precision_notes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import recorded_bytes
 from workloads.cost_models.memory import paper_activation_bytes
@@ -308,7 +309,7 @@ def findings(case: Case, folder: Path, device_name: str | None) -> Findings:
     return Findings(
         trials_done=len(logs.trials),
         estimates=estimates,
-        notes=(*spec.notes(case), *logs.notes, *notes),
+        notes=(*spec.notes(case), *precision_notes(case), *logs.notes, *notes),
         effective_batch={
             "local": local_batch(case, data_ranks),
             "data_ranks": data_ranks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.case import Case, Purpose, known_options, options_set, written
+from bench.case import Case, Purpose, options_shown, written
 from bench.machine.machine import Machine
 from bench.store.summary import Summary
 from workloads.cost_models.shape import Shape, nearest_preset
@@ -32,9 +32,7 @@ def membership(purpose: Purpose) -> dict[str, str]:
 
 def option_words(case: Case) -> str:
     """Return the options that are not at their defaults, as `microbatches=8, balance=measured`; empty for none."""
-    known = {option.name for option in known_options(case.strategy)}
-    shown = options_set(case) | {name: value for name, value in case.options.items() if name not in known}
-    return ", ".join(f"{name}={written(value)}" for name, value in shown.items())
+    return ", ".join(f"{name}={written(value)}" for name, value in options_shown(case).items())
 
 
 def versions(summary: Summary, machine: Machine | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from workloads.registry import SPECS, spec_of
 from workloads.spec import LIMITS, OptionValue, Precision, StrategySpec
 
 STEPS = 3
-GOALS = ("learning_rate", "lr_warm_up", "lr_warm_up_start", "lr_decay", "lr_decay_steps", "clip")
+GOALS = ("learning_rate", "lr_warm_up", "lr_warm_up_start", "lr_decay", "lr_decay_steps", "clip", "weights")
 """Options that say what is to be computed and not how; `single` gets them as the variant has them."""
 
 ONCE_IN_A_PROCESS = ("deepspeed", "parameter_server")

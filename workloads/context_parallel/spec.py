@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
 from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, settled_buckets
+from workloads.core.precision_options import gradient_bytes, stream_bytes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
@@ -31,7 +32,16 @@ from workloads.options import (
     priority_refusals,
     training_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Option, OptionValue, Parity, Setup, StrategySpec, nearest_multiples
+from workloads.spec import (
+    DIVIDED_SUMS_LIMIT,
+    ELEMENT_BYTES,
+    Option,
+    OptionValue,
+    Parity,
+    Setup,
+    StrategySpec,
+    nearest_multiples,
+)
 
 SHARDED = Option(
     name="sharded",
@@ -72,12 +82,14 @@ class SequenceSpec(StrategySpec):
             shape=setup.shape,
             ranks=setup.ranks,
             microbatches=microbatch_count(setup),
+            gathered_bytes=stream_bytes(setup),
+            reduced_bytes=gradient_bytes(setup),
             numbers=numbers_agreed(setup),
             is_overlapped=setup.backend == "nccl",
         )
 
     def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
-        return settled_buckets(setup)
+        return {**super().settled(setup), **settled_buckets(setup)}
 
     def notes(self, setup: Setup) -> list[str]:
         return bucket_notes(setup)
@@ -188,6 +200,7 @@ class RingAttentionSpec(SequenceSpec):
         HIGH_PRIORITY,
     )
     parity = Parity(
+        half_weights_limit=DIVIDED_SUMS_LIMIT,
         variants=(
             {},
             {"layout": "plain"},

@@ -24,6 +24,7 @@ from workloads.context_parallel.cost_model import PositionLayout
 from workloads.context_parallel.spec import SHARDED
 from workloads.core.attention import attend_of
 from workloads.core.mesh import make_group
+from workloads.core.precision import sharding_policy
 from workloads.core.trainer import Trainer, materialise, outline_model
 from workloads.core.transformer import Attend, Block, attend
 from workloads.data_parallel.strategy import replicate
@@ -75,7 +76,8 @@ class SequenceTrainer(Trainer):
         options: dict[str, Any] = {"notes": notes}
         wrapped: nn.Module = model
         if SHARDED.of(setup):
-            shard(model, DeviceMesh.from_group(group, setup.device, mesh_dim_names=("shard",)))
+            axes = DeviceMesh.from_group(group, setup.device, mesh_dim_names=("shard",))
+            shard(model, axes, policy=sharding_policy(setup))
             materialise(setup, model)
             options["clip"] = partial(clip_gradients, group=group, device=device)
         else:

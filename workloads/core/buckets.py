@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from workloads.core.precision_options import gradient_bytes
 from workloads.cost_models.terms import Transfer, elements, model_weights
 from workloads.spec import Option, OptionValue, Setup
 
 MIB = 2**20
-VALUE_BYTES = 4
-"""Bytes of a gradient's element."""
-
 BUCKET_MB = Option(
     name="bucket_mb",
     default=0.0,
@@ -50,13 +48,13 @@ def bucket_mb(setup: Setup, *, parts: int = 1) -> float:
     chosen = float(setup.options[BUCKET_MB.name])
     if chosen:
         return chosen
-    gradients_bytes = VALUE_BYTES * setup.shape.parameters() // parts
+    gradients_bytes = gradient_bytes(setup) * setup.shape.parameters() // parts
     return default_bucket_mb(gradients_bytes, is_compiled=setup.options["compile"] != "none")
 
 
 def settled_buckets(setup: Setup, *, parts: int = 1) -> Mapping[str, OptionValue]:
-    """Return the options with the size of a bucket filled in; see `StrategySpec.settled`."""
-    return {**setup.options, BUCKET_MB.name: bucket_mb(setup, parts=parts)}
+    """Return the size of a bucket as an option; see `StrategySpec.settled`."""
+    return {BUCKET_MB.name: bucket_mb(setup, parts=parts)}
 
 
 def size_refusals(setup: Setup) -> list[str]:
@@ -86,7 +84,7 @@ def bucket_notes(setup: Setup) -> list[str]:
         return []
     note = "one bucket holds all gradients, so nothing can be hidden"
     is_compiled = setup.options["compile"] != "none"
-    better_mb = default_bucket_mb(VALUE_BYTES * setup.shape.parameters(), is_compiled=is_compiled)
+    better_mb = default_bucket_mb(gradient_bytes(setup) * setup.shape.parameters(), is_compiled=is_compiled)
     if (count := count_buckets(setup, better_mb)) > 1:
         return [f"{note}; {BUCKET_MB.name}={better_mb:g} makes {count}"]
     return [f"{note}; torch.compile needs buckets of at least 1 MB" if is_compiled else note]
@@ -108,7 +106,7 @@ def count_buckets(setup: Setup, size_mb: float) -> int:
     Backward completes gradients from the head to the embedding; DistributedDataParallel notes that order in the first
     step, which has only one bucket, and then makes the buckets anew.
     """
-    sizes = [VALUE_BYTES * elements([weight]) for weight in reversed(model_weights(setup.shape))]
+    sizes = [gradient_bytes(setup) * elements([weight]) for weight in reversed(model_weights(setup.shape))]
     return filled_buckets(sizes, int(size_mb * MIB))
 
 
@@ -131,7 +129,7 @@ def bucketed_average(setup: Setup, axis: str) -> Transfer:
     return Transfer(
         collective="all_reduce",
         axis=axis,
-        payload_bytes=VALUE_BYTES * setup.shape.parameters(),
+        payload_bytes=gradient_bytes(setup) * setup.shape.parameters(),
         calls=buckets(setup),
         behind="backward",
     )

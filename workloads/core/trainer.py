@@ -17,6 +17,8 @@ from torch.optim import AdamW, Optimizer
 
 from workloads.core.attention import attend_of, attention_notes
 from workloads.core.learning_rate import rate_factor
+from workloads.core.precision import compute_with_rounded_weights
+from workloads.core.precision_options import weights_of
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss, rotary_tables
 from workloads.core.weights import fill_weights
 from workloads.options import check_of, loss_chunks, microbatch_count
@@ -59,8 +61,8 @@ AUTOCAST_TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": 
 
 
 def autocast(setup: Setup) -> AbstractContextManager[object]:
-    """Return the context of a forward in the setup's precision."""
-    dtype = AUTOCAST_TYPES.get(setup.precision)
+    """Return the context of a forward in the setup's precision; none where weights are in bf16 themselves."""
+    dtype = AUTOCAST_TYPES.get(setup.precision) if weights_of(setup) == "autocast" else None
     return nullcontext() if dtype is None else torch.autocast(setup.device, dtype=dtype)
 
 
@@ -199,6 +201,7 @@ def outline_model(setup: Setup, *, device: str = "meta") -> Transformer:
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     with torch.device(device):
         model = Transformer(setup.shape, checkpoint=checkpoint)
+    compute_with_rounded_weights(setup, model)
     attend, compile_mode = attend_of(setup), str(setup.options["compile"])
     for block in model.blocks:
         assert isinstance(block, Block)

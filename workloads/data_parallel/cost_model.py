@@ -108,17 +108,26 @@ def elements_by_rank(shape: Shape, ranks: int) -> tuple[int, ...]:
     return tuple(elements(weights) for weights in partition(shape, ranks))
 
 
-def partitioned_states(shape: Shape, *, rank: int, ranks: int) -> States:
-    """Return a rank's states: weights and gradients whole, AdamW's two moments of its own weights, all in fp32."""
-    whole_bytes = VALUE_BYTES * shape.parameters()
+def partitioned_states(
+    shape: Shape,
+    *,
+    rank: int,
+    ranks: int,
+    bytes_each: tuple[int, int, int] = (VALUE_BYTES, VALUE_BYTES, 2 * VALUE_BYTES),
+) -> States:
+    """Return a rank's states: weights and gradients whole, optimizer states of its own weights.
+
+    bytes_each: of a weight, its gradient and its optimizer states; by default all are fp32, with AdamW's two moments.
+    """
+    weight_bytes, gradient_bytes, optimizer_bytes = bytes_each
     own = partition(shape, ranks)[rank]
     return States(
-        parameters_bytes=whole_bytes,
-        gradients_bytes=whole_bytes,
-        optimizer_bytes=2 * VALUE_BYTES * elements(own) + STEP_BYTES * len(own),
+        parameters_bytes=weight_bytes * shape.parameters(),
+        gradients_bytes=gradient_bytes * shape.parameters(),
+        optimizer_bytes=optimizer_bytes * elements(own) + STEP_BYTES * len(own),
     )
 
 
-def sent_bytes(shape: Shape, ranks: int) -> int:
+def sent_bytes(shape: Shape, ranks: int, *, weight_bytes: int = VALUE_BYTES) -> int:
     """Return the bytes of updated weights in all ranks' broadcasts; a rank without weights sends one element."""
-    return sum(VALUE_BYTES * max(1, own) for own in elements_by_rank(shape, ranks))
+    return sum(weight_bytes * max(1, own) for own in elements_by_rank(shape, ranks))

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, buckets, settled_buckets
 from workloads.core.learning_rate import RECIPE
+from workloads.core.precision_options import gradient_bytes, is_master_kept, master_bytes_each
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import paper_states
+from workloads.cost_models.memory import ZeroStage, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fresh_gradients, step_peak
 from workloads.cost_models.terms import Collective, States, Transfer, replicated_states
 from workloads.data_parallel.cost_model import (
@@ -95,6 +96,33 @@ def _compression_refusals(setup: Setup) -> Iterator[str]:
             )
 
 
+def _master_refusals(setup: Setup) -> Iterator[str]:
+    """Yield what bf16 weights with a master cannot be combined with."""
+    if not is_master_kept(setup):
+        return
+    for name in ("compress", "find_unused_parameters", "static_graph"):
+        value = setup.options[name]
+        if value not in ("none", False):
+            yield (
+                f"option {name} is {str(value).lower()} with weights=bf16, whose gradients are averaged in buckets"
+                f" without it; leave it out, or use weights=bf16_compute"
+            )
+
+
+def kept_states(setup: Setup) -> States:
+    """Return the states of a rank that keeps the whole model, by the option `weights`."""
+    if not is_master_kept(setup):
+        return replicated_states(setup.shape)
+    return partitioned_states(setup.shape, rank=0, ranks=1, bytes_each=master_bytes_each(setup))
+
+
+def _paper_states(setup: Setup, *, stage: ZeroStage) -> States:
+    """Return a rank's states as the ZeRO paper counts them, or Megatron where the optimizer has the master."""
+    return paper_states(
+        setup.shape.parameters(), stage=stage, data_ranks=setup.ranks, bytes_each=master_bytes_each(setup)
+    )
+
+
 def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
     """Return the collectives of each bucket, in their order, with their bytes over all buckets."""
     shape = setup.shape
@@ -107,7 +135,7 @@ def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
         case "topk":
             return [("all_gather", setup.ranks * top_k_bytes(shape, float(setup.options["density"])))]
         case _:
-            return [("all_reduce", 4 * shape.parameters())]
+            return [("all_reduce", gradient_bytes(setup) * shape.parameters())]
 
 
 def _remembered_bytes(setup: Setup) -> int:
@@ -122,7 +150,17 @@ def _remembered_bytes(setup: Setup) -> int:
     return errors_bytes + powersgd_bytes(setup.shape, int(setup.options["compress_rank"])).right_bytes
 
 
-class DdpSpec(StrategySpec):
+class ReplicaSpec(StrategySpec):
+    """Base of the specs whose ranks keep all weights of the model."""
+
+    def states(self, setup: Setup, rank: int) -> States:
+        return kept_states(setup)
+
+    def paper_states(self, setup: Setup) -> States:
+        return _paper_states(setup, stage=0)
+
+
+class DdpSpec(ReplicaSpec):
     """Spec of `ddp`."""
 
     name = "ddp"
@@ -173,14 +211,15 @@ class DdpSpec(StrategySpec):
 
     def refusals(self, setup: Setup) -> list[str]:
         return [
-            *training_refusals(setup, data_ranks=setup.ranks),
+            *training_refusals(setup, data_ranks=setup.ranks, weights_refused={}),
             *bucket_refusals(setup),
             *_replica_refusals(setup),
             *_compression_refusals(setup),
+            *_master_refusals(setup),
         ]
 
     def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
-        return settled_buckets(setup)
+        return {**super().settled(setup), **settled_buckets(setup)}
 
     def notes(self, setup: Setup) -> list[str]:
         return bucket_notes(setup) if setup.options["overlap"] else []
@@ -238,7 +277,7 @@ class DdpSpec(StrategySpec):
 # single: one rank trains the model alone; all other strategies are compared with it.
 
 
-class SingleSpec(StrategySpec):
+class SingleSpec(ReplicaSpec):
     """Spec of `single`."""
 
     name = "single"
@@ -250,7 +289,7 @@ class SingleSpec(StrategySpec):
     )
 
     def refusals(self, setup: Setup) -> list[str]:
-        return training_refusals(setup, data_ranks=1)
+        return training_refusals(setup, data_ranks=1, weights_refused={})
 
     def mesh(self, setup: Setup) -> dict[str, int]:
         return {"data": 1}
@@ -266,34 +305,39 @@ class SingleSpec(StrategySpec):
 # zero1: as ddp, but each rank updates only some weights, and holds optimizer states for these only.
 
 
-class Zero1Spec(StrategySpec):
+class Zero1Spec(ReplicaSpec):
     """Spec of `zero1`."""
 
     name = "zero1"
-    summary = "ZeRO-1: as ddp, but ranks shard optimizer states by whole weights, and so unevenly"
+    summary = (
+        "ZeRO-1: as ddp, but ranks shard optimizer states by whole weights, and so unevenly; with weights=bf16 the"
+        " nearest relative of Megatron's distributed optimizer"
+    )
     options = (*TRAINING_OPTIONS, BUCKET_MB)
     parity = Parity(
         variants=({}, {"bucket_mb": 0.1}, {"accumulate": 2}, {"checkpoint": "full"}, RECIPE, {"loss_chunks": 2})
     )
 
     def refusals(self, setup: Setup) -> list[str]:
-        return [*training_refusals(setup, data_ranks=setup.ranks), *bucket_refusals(setup)]
+        return [*training_refusals(setup, data_ranks=setup.ranks, weights_refused={}), *bucket_refusals(setup)]
 
     def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
-        return settled_buckets(setup)
+        return {**super().settled(setup), **settled_buckets(setup)}
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         if setup.ranks == 1:
             return ()
-        weights_bytes = sent_bytes(setup.shape, setup.ranks)
+        weights_bytes = sent_bytes(setup.shape, setup.ranks, weight_bytes=2 if is_master_kept(setup) else VALUE_BYTES)
         update = Transfer(collective="broadcast", axis="data", payload_bytes=weights_bytes, calls=setup.ranks)
         return (bucketed_average(setup, "data"), update)
 
     def states(self, setup: Setup, rank: int) -> States:
-        return partitioned_states(setup.shape, rank=rank, ranks=setup.ranks)
+        if not is_master_kept(setup):
+            return partitioned_states(setup.shape, rank=rank, ranks=setup.ranks)
+        return partitioned_states(setup.shape, rank=rank, ranks=setup.ranks, bytes_each=master_bytes_each(setup))
 
     def paper_states(self, setup: Setup) -> States:
-        return paper_states(setup.shape.parameters(), stage=1, data_ranks=setup.ranks)
+        return _paper_states(setup, stage=1)
 
     def peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := peak_not_covered(setup)) is not None:

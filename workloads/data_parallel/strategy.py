@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -12,8 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
-from workloads.core.buckets import bucket_mb
+from workloads.core.buckets import bucket_bytes, bucket_mb
 from workloads.core.mesh import make_group
+from workloads.core.precision import round_weights
+from workloads.core.precision_options import grad_dtype_of, is_master_kept
 from workloads.core.trainer import Trainer, adamw_settings, gather_gradients, make_model
 from workloads.data_parallel.compression import (
     Bucket,
@@ -26,6 +29,7 @@ from workloads.data_parallel.compression import (
     Uncompressed,
     hook,
 )
+from workloads.data_parallel.master_weights import DivideUpdates, GradientBuckets, MasterTrainer
 from workloads.protocols import Phase, Workload
 from workloads.spec import Setup
 
@@ -60,6 +64,8 @@ def replicate(
 def build_ddp(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     """Build DistributedDataParallel, which averages buckets while backward runs; or average once after backward."""
     model, group = make_model(setup), mesh.get_group("data")
+    if is_master_kept(setup):
+        return build_with_master(setup, model, group, phase)
     if not setup.options["overlap"]:
         scheme = make_scheme(setup, group)
         return Trainer(setup, model, phase, after_backward=partial(average_gradients, model, scheme))
@@ -76,6 +82,31 @@ def build_ddp(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     thread = CompressionThread(make_scheme(setup, make_group(group, device)), device)
     replica.register_comm_hook(thread, hook)
     return Trainer(setup, replica, phase, no_sync=replica.no_sync, after_backward=thread.check)
+
+
+def build_with_master(
+    setup: Setup,
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    phase: Phase,
+    *,
+    divide: DivideUpdates | None = None,
+) -> Workload:
+    """Build `ddp` or `zero1` with bf16 weights and their fp32 master.
+
+    DistributedDataParallel averages gradients only in the precision of the weights, so fp32 gradients have buckets of
+    our own.
+    divide: see `MasterTrainer`.
+    """
+    make = partial(MasterTrainer, setup, model, masters=round_weights(setup, model), divide=divide)
+    if not setup.options.get("overlap", True):
+        average = partial(average_gradients, model, Uncompressed(group))
+        return make(model, phase, after_backward=average)
+    if grad_dtype_of(setup) == "bf16":
+        replica = replicate(setup, model, group)
+        return make(replica, phase, no_sync=replica.no_sync)
+    buckets = GradientBuckets(list(model.parameters()), group, bucket_bytes=bucket_bytes(setup))
+    return make(model, phase, no_sync=buckets.no_sync, after_backward=buckets.finish)
 
 
 def make_scheme(setup: Setup, group: dist.ProcessGroup) -> Scheme:
@@ -106,7 +137,10 @@ def average_gradients(model: nn.Module, scheme: Scheme) -> None:
 
 def build_single(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     """Build `single`: one rank trains the model alone."""
-    return Trainer(setup, make_model(setup), phase)
+    model = make_model(setup)
+    if is_master_kept(setup):
+        return MasterTrainer(setup, model, model, phase, masters=round_weights(setup, model))
+    return Trainer(setup, model, phase)
 
 
 # zero1: as ddp, but each rank updates only some weights, and holds optimizer states for these only.
@@ -120,10 +154,23 @@ with warnings.catch_warnings():
 def build_zero1(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     """Build `zero1`: DistributedDataParallel averages gradients; each rank broadcasts the weights that it updated."""
     model, group = make_model(setup), mesh.get_group("data")
+    divide = partial(divide_updates, setup, group)
+    if is_master_kept(setup):
+        return build_with_master(setup, model, group, phase, divide=divide)
     replica = replicate(setup, model, group)
+    return Trainer(setup, replica, phase, no_sync=replica.no_sync, optimizer=divide(model.parameters(), AdamW))
+
+
+def divide_updates(
+    setup: Setup, group: dist.ProcessGroup, weights: Iterable[nn.Parameter], make: Callable[..., AdamW]
+) -> ZeroRedundancyOptimizer:
+    """Make an optimizer that updates some of the weights on each rank, and sends them to the others.
+
+    make: makes the optimizer of a rank's own weights.
+    """
     optimizer = ZeroRedundancyOptimizer(
-        model.parameters(),
-        optimizer_class=AdamW,
+        weights,
+        optimizer_class=make,  # type: ignore[arg-type]  # It only calls it.
         process_group=group,
         # A rank's weights lie end to end, so that one broadcast sends them all.
         parameters_as_bucket_view=True,
@@ -131,4 +178,4 @@ def build_zero1(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     )
     # The states are in the inner optimizer; without this, readers of the outer one would find none.
     optimizer.state = optimizer.optim.state
-    return Trainer(setup, replica, phase, no_sync=replica.no_sync, optimizer=optimizer)
+    return optimizer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 
 from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import ZeroStage, paper_states
+from workloads.cost_models.memory import Weights, ZeroStage, paper_states
 from workloads.cost_models.terms import States, Transfer
 from workloads.deepspeed.cost_model import EngineModel, engine_states, engine_transfers
 from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals, unchunked_refusals
@@ -58,6 +58,14 @@ READ_FROM = (
     (PREFETCH_BUCKET_SIZE, 3),
 )
 """Options that some stages do not read, each with the first stage that does."""
+
+
+ENGINE_CASTS: Mapping[Weights, str] = dict.fromkeys(
+    ("bf16_compute", "bf16"),
+    "DeepSpeed's engine would cast weights by rules of its own, which no other strategy shares; leave it out, or use"
+    " fsdp or zero1",
+)
+"""Why the engine refuses weights that others can have."""
 
 
 def not_installed(find: Callable[[str], object] = find_spec) -> list[str]:
@@ -153,7 +161,7 @@ class DeepSpeedSpec(StrategySpec):
             return [f"option stage is {stage}; ZeRO has the stages 0, 1, 2 and 3"]
         return [
             *not_installed(),
-            *training_refusals(setup, data_ranks=setup.ranks),
+            *training_refusals(setup, data_ranks=setup.ranks, weights_refused=ENGINE_CASTS),
             *unchunked_refusals(setup, "DeepSpeed's engine may free the head's weight before backward"),
             *_idle_options(setup, stage),
             *_engine_refusals(setup, stage),

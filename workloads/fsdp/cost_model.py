@@ -33,7 +33,7 @@ from workloads.cost_models.terms import (
 )
 
 ELEMENT_BYTES = 4
-"""Bytes of an element of weights, gradients and moments, which are held in fp32, and of weights in transfer."""
+"""Bytes of an element of weights, gradients and moments, which are held in fp32."""
 NUMBER_BYTES = 4
 """Bytes of a single number in fp32: a count of steps, a norm, a flag."""
 
@@ -51,6 +51,7 @@ class Sharding:
     microbatches: forward and backward passes of a step.
     is_reduced_last: only the last microbatch's backward reduces gradients, which are whole on each rank until then;
         otherwise each does.
+    gathered_bytes: bytes of a weight's element in transfer, and while it computes.
     reduced_bytes: bytes of a gradient's element in transfer.
     numbers: single numbers that the ranks add up after backward: the norm that clipping needs, fp16's overflow.
     is_copied_away: gradients are copied to the host, without their padding.
@@ -65,6 +66,7 @@ class Sharding:
     resharded_ranks: int | None = None
     microbatches: int = 1
     is_reduced_last: bool = False
+    gathered_bytes: int = ELEMENT_BYTES
     reduced_bytes: int = ELEMENT_BYTES
     numbers: int = 0
     is_copied_away: bool = False
@@ -153,7 +155,7 @@ def _gather(
         collective="all_gather",
         axis="shard",
         ranks=sharding.resharded_ranks if phase == "backward" else None,
-        payload_bytes=calls * ELEMENT_BYTES * sharding.ranks * padded_elements(unit, sharding.ranks),
+        payload_bytes=calls * sharding.gathered_bytes * sharding.ranks * padded_elements(unit, sharding.ranks),
         calls=calls,
         behind=phase if sharding.is_overlapped else None,
     )
@@ -456,7 +458,7 @@ def _unit(weights: Sequence[Dimensions], sharding: Sharding) -> _Unit:
     part = padded_elements(weights, sharding.ranks)
     return _Unit(
         part_bytes=ELEMENT_BYTES * part,
-        gathered_bytes=ELEMENT_BYTES * sharding.ranks * part,
+        gathered_bytes=sharding.gathered_bytes * sharding.ranks * part,
         gradients_bytes=ELEMENT_BYTES * elements(weights),
         last_bytes=ELEMENT_BYTES * elements(weights[-1:]),
         reduced_bytes=sharding.reduced_bytes * sharding.ranks * part,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from workloads.core.learning_rate import RECIPE
+from workloads.core.precision_options import GRAD_DTYPE, grad_dtype_of, gradient_bytes, stream_bytes
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import paper_states
+from workloads.cost_models.memory import Weights, paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import States, Transfer
 from workloads.fsdp.cost_model import (
@@ -28,7 +29,7 @@ from workloads.options import (
     peak_not_covered,
     training_refusals,
 )
-from workloads.spec import Needs, Option, Parity, Setup, StrategySpec
+from workloads.spec import Needs, Option, OptionValue, Parity, Setup, StrategySpec
 
 REDUCE = Option(
     name="reduce",
@@ -44,12 +45,6 @@ SHARDING_OPTIONS: tuple[Option, ...] = (
         default="block",
         choices=("block", "layer"),
         help="unit of sharding and gathering: a block, or its attention and its MLP separately",
-    ),
-    Option(
-        name="reduce_dtype",
-        default="fp32",
-        choices=("fp32", "bf16"),
-        help="precision in which gradients are reduced, and in which unsharded gradients accumulate",
     ),
     REDUCE,
     Option(
@@ -76,6 +71,12 @@ SHARD_RANKS = Option(
     default=2,
     minimum=2,
     help="neighbouring ranks over which the model is sharded, such as a node's",
+)
+
+
+SHARDS_ARE_MASTERS = (
+    "FSDP2's shards in fp32 are the master already, and weights in bf16 beside them would only add memory; use"
+    " weights=bf16_compute"
 )
 
 
@@ -135,7 +136,8 @@ class ShardedSpec(StrategySpec):
             resharded_ranks=int(options.get(RESHARD.name, 0)) or None,
             microbatches=int(options["accumulate"]),
             is_reduced_last=REDUCE.of(setup) == "last",
-            reduced_bytes=2 if options["reduce_dtype"] == "bf16" else 4,
+            gathered_bytes=stream_bytes(setup),
+            reduced_bytes=gradient_bytes(setup),
             numbers=numbers_agreed(setup),
             is_copied_away=bool(options["offload"]) and setup.device == "cuda",
             # On gloo FSDP2 waits for each collective as soon as it has begun it.
@@ -144,12 +146,27 @@ class ShardedSpec(StrategySpec):
 
     def refusals(self, setup: Setup) -> list[str]:
         shard_ranks = self.mesh(setup)["shard"]
-        return [*training_refusals(setup, data_ranks=setup.ranks), *_sharding_refusals(setup, shard_ranks)]
+        return [
+            *training_refusals(
+                setup, data_ranks=setup.ranks, weights_refused={"bf16": SHARDS_ARE_MASTERS}, is_reduced_rounded=True
+            ),
+            *_sharding_refusals(setup, shard_ranks),
+        ]
 
     def incomparable(self, setup: Setup) -> str | None:
-        if setup.options["reduce_dtype"] == "fp32":
+        if grad_dtype_of(setup) == "fp32":
             return None
-        return f"reduce_dtype={setup.options['reduce_dtype']} rounds each gradient; use reduce_dtype=fp32"
+        return f"grad_dtype={grad_dtype_of(setup)} rounds each gradient; use grad_dtype=fp32"
+
+    def default_weights(self, setup: Setup) -> Weights:
+        return "bf16_compute" if setup.precision == "bf16" else "autocast"
+
+    def options_in_key(self, values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+        """See `StrategySpec`; older keys hold `grad_dtype` by its former name, at its default too."""
+        named = super().options_in_key(values)
+        if GRAD_DTYPE.name in values:
+            named["reduce_dtype"] = named.pop(GRAD_DTYPE.name, GRAD_DTYPE.default)
+        return named
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         return sharded_transfers(self.sharding(setup))
@@ -171,7 +188,7 @@ class ShardedSpec(StrategySpec):
             return Absent(reason="how many gathered units live at once depends on the backend and on prefetch")
         if setup.options["offload"]:
             return Absent(reason="the cost model does not cover offloading's copies of weights and gradients")
-        if setup.options["reduce_dtype"] == "bf16":
+        if grad_dtype_of(setup) == "bf16":
             return Absent(reason="gradients rounded before they are reduced live in two precisions at once")
         if sharding.ranks == 1:
             return Absent(reason="one rank alone gathers and reduces by code that the cost model does not cover")

@@ -3,8 +3,8 @@
 Ranks share weights, gradients and optimizer states. A unit is a block, or half of one: it is gathered whole while it
 computes. The rest (embedding, norm, head) is gathered at the start of forward and kept until its backward, which is the
 first to need it.
-Computation in bf16 and fp16 is autocast's, as in `single`, so that weights travel in fp32: a policy of FSDP2 that
-gathers them in two bytes would round the residual stream too, and so compute something else.
+In bf16, units are gathered and computed in bf16 by FSDP2's own policy (weights=bf16_compute), or under autocast, where
+weights travel in fp32; see `workloads.core.precision_options`.
 The model is divided before it has memory, so that a rank never holds more than its part.
 """
 
@@ -22,6 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from workloads.core.mesh import share_world_timeout
+from workloads.core.precision import sharding_policy
 from workloads.core.sharded_gradients import NORM_EPSILON
 from workloads.core.trainer import Trainer, materialise, outline_model
 from workloads.core.transformer import Block, Transformer
@@ -47,7 +48,7 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
         mesh,
         reshard=reshard,
         is_by_layer=setup.options["wrap"] == "layer",
-        reduce_dtype=torch.bfloat16 if setup.options["reduce_dtype"] == "bf16" else None,
+        policy=sharding_policy(setup),
         # Pinned memory is for copies to and from a GPU.
         host=CPUOffloadPolicy(pin_memory=setup.device == "cuda") if setup.options["offload"] else None,
     )
@@ -69,24 +70,19 @@ def shard(
     model: Transformer,
     mesh: DeviceMesh,
     *,
+    policy: MixedPrecisionPolicy,
     reshard: bool | int = True,
     is_by_layer: bool = False,
-    reduce_dtype: torch.dtype | None = None,
     host: OffloadPolicy | None = None,
 ) -> list[FSDPModule]:
     """Divide the model in place over a mesh of one axis, or of two for replicas; return its units in forward's order.
 
+    policy: in what precision units are gathered, and gradients reduced.
     reshard: between forward and backward, divide weights again among all ranks (True) or among so many; False: keep
     them gathered.
-    is_by_layer: a unit is half of a block. reduce_dtype: of gradients in transfer; None: that of the weights.
-    host: how parts are kept on the host; None: they stay on the device.
+    is_by_layer: a unit is half of a block. host: how parts are kept on the host; None: they stay on the device.
     """
-    divide = partial(
-        fully_shard,
-        mesh=mesh,
-        mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
-        offload_policy=host or OffloadPolicy(),
-    )
+    divide = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=host or OffloadPolicy())
     modules: list[nn.Module] = []
     for block in model.blocks:
         assert isinstance(block, Block)

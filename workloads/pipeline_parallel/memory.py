@@ -46,9 +46,12 @@ def stage_states(weights: Iterable[Dimensions]) -> States:
     )
 
 
-def boundary_bytes(shape: Shape, sequences: int) -> int:
-    """Return the bytes of one microbatch's residual stream, which stages hand on in fp32 in every precision."""
-    return FULL_BYTES * sequences * shape.sequence * shape.width
+def boundary_bytes(shape: Shape, sequences: int, *, element_bytes: int = FULL_BYTES) -> int:
+    """Return the bytes of one microbatch's residual stream, which stages hand on.
+
+    element_bytes: of the stream; it is fp32 also under autocast, and bf16 where weights compute in bf16.
+    """
+    return element_bytes * sequences * shape.sequence * shape.width
 
 
 def boundary_transfers(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, ...]:

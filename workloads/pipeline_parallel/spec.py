@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from workloads.core.learning_rate import RECIPE
+from workloads.core.precision_options import stream_bytes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction
@@ -158,7 +159,9 @@ class PipelineSpec(StrategySpec):
             ranks=axes["stage"],
             stages_per_rank=int(setup.options.get(STAGES.name, 1)),
             microbatches=microbatch_count(setup),
-            boundary_bytes=boundary_bytes(setup.shape, local_batch(setup, axes.get("data", 1))),
+            boundary_bytes=boundary_bytes(
+                setup.shape, local_batch(setup, axes.get("data", 1)), element_bytes=stream_bytes(setup)
+            ),
         )
 
     def refusals(self, setup: Setup) -> list[str]:

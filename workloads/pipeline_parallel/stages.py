@@ -27,6 +27,7 @@ from torch.optim import AdamW
 
 from workloads.core.attention import attention_notes
 from workloads.core.collectives import gather_named
+from workloads.core.precision import stream_dtype
 from workloads.core.sharded_gradients import AgreeingScaler, clip_gradients, parameter_groups
 from workloads.core.trainer import Clip, Trainer, adamw_settings, autocast, gather_gradients
 from workloads.core.transformer import Transformer, chunked_loss, next_token_loss
@@ -117,10 +118,10 @@ class MarkedStage(PipelineStage):
         group: dist.ProcessGroup,
         phase: Phase,
     ) -> None:
-        """model: of this stage. stream: dimensions (b, s, d) of what stages hand on for a microbatch, in fp32."""
+        """model: of this stage. stream: dimensions (b, s, d) of what stages hand on for a microbatch."""
         is_first, is_last = index == 0, index == pipeline.stages - 1
         # Shapes as meta tensors: without them ranks would exchange shapes in their first step.
-        stream_bsd = torch.empty(stream, device="meta", requires_grad=True)
+        stream_bsd = torch.empty(stream, device="meta", dtype=stream_dtype(setup), requires_grad=True)
         tokens_bs = torch.empty((stream[0], setup.shape.sequence), dtype=torch.int64, device="meta")
         loss = torch.empty((), device="meta", requires_grad=True)
         super().__init__(

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from workloads.core.precision import stream_dtype
 from workloads.core.trainer import Clip, autocast, materialise, outline_model
 from workloads.core.transformer import Transformer, next_token_loss
 from workloads.cost_models.schedules import Pipeline, balance
@@ -51,7 +52,8 @@ def measure_parts(setup: Setup, model: Transformer, sequences: int) -> PartTimes
     """
     shape, device = setup.shape, model.cos_sr.device
     tokens_bs = torch.arange(sequences * shape.sequence, device=device).reshape(sequences, -1) % shape.vocabulary
-    stream_bsd = torch.ones((sequences, shape.sequence, shape.width), device=device, requires_grad=True)
+    stream = (sequences, shape.sequence, shape.width)
+    stream_bsd = torch.ones(stream, device=device, dtype=stream_dtype(setup), requires_grad=True)
 
     def of_embedding() -> Tensor:
         out_bsd: Tensor = model.embedding(tokens_bs)

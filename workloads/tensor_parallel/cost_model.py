@@ -146,7 +146,7 @@ class TensorTraffic:
     """What a rank passes to collectives in one step.
 
     sequences: of one microbatch.
-    product_bytes: size of an element that a product reads or returns.
+    product_bytes: size of an element that a product reads or returns. stream_element_bytes: of the residual stream's.
     is_stream_sharded: the residual stream is divided by positions. is_loss_sharded: the logits stay divided.
     is_recomputed: backward runs the blocks' forward again, except their last collective, whose result nothing needs.
     numbers: single numbers that the ranks agree on in an update: the norm for clipping, fp16's overflow.
@@ -164,6 +164,7 @@ class TensorTraffic:
     is_recomputed: bool
     numbers: int
     has_all_to_all: bool
+    stream_element_bytes: int = FULL_BYTES
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -174,7 +175,7 @@ class TensorTraffic:
 
     def embedding(self) -> Iterator[Transfer]:
         """Yield the gathering of the stream's columns; for a divided stream, their exchange for positions and back."""
-        stream_bytes = FULL_BYTES * self._stream_elements
+        stream_bytes = self.stream_element_bytes * self._stream_elements
         if not self.is_stream_sharded:
             yield self._transfer("all_gather", stream_bytes)
         elif self.has_all_to_all:

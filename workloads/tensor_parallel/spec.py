@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from workloads.core.precision_options import stream_bytes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import paper_states
 from workloads.cost_models.peak_memory import Prediction, fresh_gradients, step_peak
@@ -22,7 +23,7 @@ from workloads.options import (
     training_refusals,
     unchunked_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Option, Parity, Setup, StrategySpec
+from workloads.spec import DIVIDED_SUMS_LIMIT, ELEMENT_BYTES, Option, Parity, Setup, StrategySpec
 from workloads.tensor_parallel.cost_model import (
     TensorTraffic,
     paper_activation_bytes,
@@ -127,6 +128,7 @@ class TensorParallelSpec(StrategySpec):
     summary = "each matrix product sharded over ranks, by columns and then by rows (Megatron-LM, on DTensor)"
     options = (*TRAINING_OPTIONS, SEQUENCE_PARALLEL, LOSS_PARALLEL, ASYNC_TP)
     parity = Parity(
+        half_weights_limit=DIVIDED_SUMS_LIMIT,
         variants=(
             {},
             {"sequence_parallel": True},
@@ -157,6 +159,7 @@ class TensorParallelSpec(StrategySpec):
             sequences=local_batch(setup, data_ranks=1),
             microbatches=microbatch_count(setup),
             product_bytes=ELEMENT_BYTES[setup.precision],
+            stream_element_bytes=stream_bytes(setup),
             is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
             is_loss_sharded=bool(options[LOSS_PARALLEL.name]),
             is_recomputed=options["checkpoint"] != "none",

@@ -47,6 +47,7 @@ class MeshStages:
     counts: blocks of each stage.
     traffic: of the whole model over the axis `tensor`; its ranks are those of the axis.
     bucket_bytes: size of the buckets in which replicas average gradients; None where FSDP2 divides what a stage holds.
+    gathered_bytes, reduced_bytes: bytes of an element of weights and of gradients in FSDP2's transfers.
     numbers: single numbers that ranks of an axis agree on in an update, where they hold different gradients.
     """
 
@@ -57,6 +58,8 @@ class MeshStages:
     traffic: TensorTraffic
     bucket_bytes: int | None
     numbers: int
+    gathered_bytes: int = ELEMENT_BYTES
+    reduced_bytes: int = ELEMENT_BYTES
 
     def units(self, stage: int) -> tuple[tuple[Dimensions, ...], ...]:
         """Return the weights of a stage on one tensor rank: block by block, then those outside the blocks."""
@@ -132,10 +135,13 @@ class MeshStages:
             )
             return
         units = [unit for stage in self.pipeline.stages_of(pipeline_rank) for unit in self.units(stage) if unit]
-        whole_bytes = sum(ELEMENT_BYTES * self.data_ranks * padded_elements(unit, self.data_ranks) for unit in units)
-        collectives: tuple[Collective, ...] = ("all_gather", "reduce_scatter")
-        for collective in collectives:
-            yield Transfer(collective=collective, axis="data", payload_bytes=whole_bytes, calls=len(units))
+        whole = sum(self.data_ranks * padded_elements(unit, self.data_ranks) for unit in units)
+        collectives: tuple[tuple[Collective, int], ...] = (
+            ("all_gather", self.gathered_bytes),
+            ("reduce_scatter", self.reduced_bytes),
+        )
+        for collective, element_bytes in collectives:
+            yield Transfer(collective=collective, axis="data", payload_bytes=element_bytes * whole, calls=len(units))
         yield from self._agreed("data")
 
     def _agreed(self, axis: str) -> Iterator[Transfer]:

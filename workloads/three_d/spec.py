@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from workloads.core.buckets import BUCKET_MB, bucket_bytes, settled_buckets, size_refusals
+from workloads.core.precision_options import grad_dtype_of, gradient_bytes, stream_bytes
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import paper_states
+from workloads.cost_models.memory import Weights, paper_states
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, ScheduleName, actions, live_microbatches
 from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
@@ -34,7 +35,16 @@ from workloads.pipeline_parallel.spec import (
     halved_backward_refusals,
     stages_refusals,
 )
-from workloads.spec import ELEMENT_BYTES, Needs, Option, OptionValue, Parity, Setup, nearest_multiples
+from workloads.spec import (
+    DIVIDED_SUMS_LIMIT,
+    ELEMENT_BYTES,
+    Needs,
+    Option,
+    OptionValue,
+    Parity,
+    Setup,
+    nearest_multiples,
+)
 from workloads.tensor_parallel.cost_model import TensorTraffic, paper_activation_bytes
 from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, SHARDED_HEAD, compile_refusals, divisibility_refusals
 from workloads.three_d.cost_model import MeshStages
@@ -130,6 +140,7 @@ class ThreeDSpec(PipelineSpec):
     )
     needs = Needs(minimum_ranks=4)
     parity = Parity(
+        half_weights_limit=DIVIDED_SUMS_LIMIT,
         variants=(
             {},
             {"tensor_ranks": 1, "data_axis": "fsdp", "balance": "flops", "loss_chunks": 2},
@@ -157,7 +168,7 @@ class ThreeDSpec(PipelineSpec):
         return replace(pipeline, boundary_bytes=pipeline.boundary_bytes // stream_ranks)
 
     def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
-        return settled_buckets(setup, parts=replica_ranks(setup))
+        return {**super().settled(setup), **settled_buckets(setup, parts=replica_ranks(setup))}
 
     def refusals(self, setup: Setup) -> list[str]:
         options, replica = setup.options, replica_ranks(setup)
@@ -170,7 +181,7 @@ class ThreeDSpec(PipelineSpec):
             ]
         axes, schedule = self.mesh(setup), self.schedule(setup)
         reasons = [
-            *training_refusals(setup, data_ranks=axes["data"]),
+            *training_refusals(setup, data_ranks=axes["data"], is_reduced_rounded=options[DATA_AXIS.name] == "fsdp"),
             *size_refusals(setup),
             *(unchunked_refusals(setup, SHARDED_HEAD) if axes["tensor"] > 1 else ()),
             *tied_refusals(setup, "its stages and tensor ranks divide the two apart"),
@@ -198,6 +209,7 @@ class ThreeDSpec(PipelineSpec):
                 sequences=local_batch(setup, axes["data"]),
                 microbatches=microbatch_count(setup),
                 product_bytes=ELEMENT_BYTES[setup.precision],
+                stream_element_bytes=stream_bytes(setup),
                 is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
                 is_loss_sharded=False,
                 is_recomputed=options["checkpoint"] != "none",
@@ -205,8 +217,19 @@ class ThreeDSpec(PipelineSpec):
                 has_all_to_all=setup.device == "cuda",
             ),
             bucket_bytes=None if is_sharded else bucket_bytes(setup, parts=replica_ranks(setup)),
+            gathered_bytes=stream_bytes(setup),
+            reduced_bytes=gradient_bytes(setup),
             numbers=numbers,
         )
+
+    def default_weights(self, setup: Setup) -> Weights:
+        is_sharded = setup.options[DATA_AXIS.name] == "fsdp"
+        return "bf16_compute" if setup.precision == "bf16" and is_sharded else "autocast"
+
+    def incomparable(self, setup: Setup) -> str | None:
+        if grad_dtype_of(setup) == "fp32":
+            return None
+        return f"grad_dtype={grad_dtype_of(setup)} rounds each gradient; use grad_dtype=fp32"
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         return self._cost_model(setup).transfers()

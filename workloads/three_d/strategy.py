@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from workloads.core.buckets import bucket_bytes
+from workloads.core.precision import sharding_policy
 from workloads.core.sharded_gradients import AgreeingScaler, add_up, clip_gradients, local_gradient
 from workloads.pipeline_parallel.stages import StageModel
 from workloads.pipeline_parallel.strategy import make_trainer
@@ -63,7 +64,7 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     def prepare(stage: StageModel) -> None:
         parallelize(setup, stage, mesh)
         if is_sharded:
-            shard(stage, mesh["data"])
+            shard(stage, mesh["data"], policy=sharding_policy(setup))
 
     def complete(stages: list[StageModel]) -> None:
         if is_stream_sharded and tensor_ranks > 1:
@@ -88,11 +89,18 @@ def build(setup: Setup, mesh: DeviceMesh, phase: Phase) -> Workload:
     )
 
 
-def shard(stage: StageModel, mesh: DeviceMesh, *, is_kept_gathered: bool = True) -> None:
+def shard(
+    stage: StageModel,
+    mesh: DeviceMesh,
+    *,
+    is_kept_gathered: bool = True,
+    policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008  # It is frozen.
+) -> None:
     """Divide a stage, block by block, over a mesh of one axis; torch's schedules gather weights and reduce gradients.
 
     is_kept_gathered: keep weights gathered from the first forward of a step to its last backward.
+    policy: in what precision weights are gathered, and gradients reduced.
     """
     for block in stage.blocks.values():
-        fully_shard(block, mesh=mesh, reshard_after_forward=not is_kept_gathered)
-    fully_shard(stage, mesh=mesh, reshard_after_forward=not is_kept_gathered)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_kept_gathered)
+    fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_kept_gathered)

@@ -16,6 +16,7 @@ from bench.analysis.diagnose.observed import CostFinding, Observed, Remedy
 from bench.case import Case, known_options, options_set, written
 from bench.results.estimate import of_metric
 from collectors.metrics.results import RUN_STRAGGLER_RATIO
+from workloads.core.precision_options import WEIGHTS
 from workloads.cost_models.schedules import Pipeline, actions
 from workloads.cost_models.shape import nearest_preset, particulars
 from workloads.pipeline_parallel.simulator import simulate
@@ -58,7 +59,10 @@ def changed(case: Case, settings: Mapping[str, str]) -> Case:
     options = {option.name: option for option in known_options(case.strategy)}
     values = {name: options[name].parse(text) for name, text in settings.items() if name != _PRECISION}
     precision = settings.get(_PRECISION, case.precision)
-    return replace(case, options={**case.options, **values}, precision=precision)  # type: ignore[arg-type]
+    if precision != case.precision and WEIGHTS.name in case.options:
+        values.setdefault(WEIGHTS.name, WEIGHTS.default)  # What it is depends on the precision.
+    tried = replace(case, options={**case.options, **values}, precision=precision)  # type: ignore[arg-type]
+    return replace(tried, options=case.spec().settled(tried))
 
 
 def _is_possible(case: Case, settings: Mapping[str, str]) -> bool:
@@ -155,7 +159,9 @@ def _communication(case: Case, *, has_link: bool) -> Iterator[Remedy]:
     yield from _buckets(case, has_link=has_link)
     yield _option("communicate on a separate stream", overlap_comm="true")
     yield _option("halve the bytes of gradients", compress="bf16")
-    yield _option("halve the bytes of gradients", reduce_dtype="bf16")
+    yield _option("halve the bytes of gradients", grad_dtype="bf16")
+    if "wrap" in case.options:
+        yield _option("gather weights in half as many bytes", weights="bf16_compute")
     yield _option("gather units further ahead", prefetch="2")
     yield _option("overlap collectives with matrix products", async_tp="true", compile="default")
     yield _option("let workers run ahead of each other", mode="asynchronous")

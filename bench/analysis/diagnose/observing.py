@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.analysis.diagnose.observed import AllocatorTrouble, NodeLoad, Observed
-from bench.case import Case
+from bench.case import Case, options_of
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine
 from bench.machine.placement import read_placement
@@ -98,10 +98,15 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
 def _as_of_today(case: Case) -> tuple[Case, list[str]]:
     """Return the case with options that were added after it was measured, and lines on its age."""
     spec = spec_of(case.strategy)
-    absent = {option.name: option.default for option in spec.options if option.name not in case.options}
+    today = options_of(case)
+    absent = {
+        option.name: today.get(option.name, option.default)
+        for option in spec.options
+        if option.name not in case.options
+    }
     lines = []
     if absent:
-        lines.append(f"options {', '.join(absent)}: the run is older than they are; their defaults are used")
+        lines.append(f"options {', '.join(absent)}: the run is older than they are; the defaults of its time are used")
     if case.version != spec.version_on(case.device):
         lines.append(
             f"the current definition: the run has version {case.version} of {case.strategy}, and is compared with"

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench.case import known_options, why_ad_hoc
+from bench.case import options_of, options_shown, why_ad_hoc
 from bench.errors import Misuse, plural
 from bench.rank.fault_injection import Fault, FaultKind
 from bench.report.format import digits, grouped, percent, wide_interval_notes
@@ -367,10 +367,8 @@ def print_run(
 
 def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
     case = summary.case
-    defaults = {option.name: option.default for option in known_options(case.strategy)}
-    options = ", ".join(
-        f"{name}={value}" for name, value in case.options.items() if has_details or defaults.get(name) != value
-    )
+    values = options_of(case) if has_details else options_shown(case)
+    options = ", ".join(f"{name}={value}" for name, value in values.items())
     measured = (
         f"{summary.trials_done} of {case.trials} trials, {case.steps}"
         f" {'steps' if case.model is not None else 'calls of each'} after {case.warm_up} of warm-up"

@@ -43,7 +43,8 @@ def make_case(strategy: str = "ddp", ranks: int = 2, batch: int = 8, **changes: 
         seed=0,
         options=parse_options(spec, [f"bucket_mb={WHOLE_MODEL_MB}"] if strategy in WITH_BUCKETS else ()),
     )
-    return replace(case, **changes)
+    case = replace(case, **changes)
+    return replace(case, options=spec.settled(case)) if spec.kind == "training" else case
 
 
 def make_probe(strategy: str = "collectives", ranks: int = 2, **changes: Any) -> Case:

@@ -11,9 +11,11 @@ import pytest
 from bench.case import Case, check, find_spec, one_rank_baseline, parse_options, settings_of
 from bench.errors import Misuse
 from bench.rank.fault_injection import Fault, parse_fault
-from tests.bench.made.examples import SMALL, small_case
+from bench.results.efficiency import scaling_between
+from tests.bench.made.examples import SMALL, make_case, small_case
 from workloads.cost_models.shape import RopeScaling
 from workloads.registry import spec_of
+from workloads.spec import OptionValue
 
 
 def _refused(message: str) -> pytest.RaisesExc[Misuse]:
@@ -164,3 +166,57 @@ def test_a_fault_is_read_from_its_text() -> None:
 def test_a_fault_that_cannot_be_is_refused(text: str, part: str) -> None:
     with pytest.raises(Misuse, match=re.escape(part)):
         parse_fault(text, ranks=2, steps=4)
+
+
+def half_case(strategy: str, *, ranks: int = 2, **options: OptionValue) -> Case:
+    """A case in bf16 as a command line makes it. options: those that the user sets."""
+    defaults = make_case(strategy, ranks, precision="bf16", options={**defaults_of(strategy), **options})
+    return replace(defaults, options=spec_of(strategy).settled(defaults))
+
+
+def defaults_of(strategy: str) -> dict[str, OptionValue]:
+    return {option.name: option.default for option in spec_of(strategy).options}
+
+
+def test_the_key_of_a_case_in_bf16_names_its_weights_unless_they_are_autocast() -> None:
+    assert json.loads(half_case("fsdp").key())["options"]["weights"] == "bf16_compute"
+    assert "weights" not in json.loads(half_case("fsdp", weights="autocast").key())["options"]
+    assert "weights" not in json.loads(half_case("ddp").key())["options"]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+@pytest.mark.parametrize("weights", ["autocast", "bf16_compute"])
+def test_a_baseline_has_the_weights_of_its_case(strategy: str, weights: str) -> None:
+    case = half_case(strategy, weights=weights)
+    baseline = one_rank_baseline(case, "weak")
+    assert baseline is not None
+    assert baseline.options["weights"] == weights
+    assert scaling_between(case, baseline) == "weak"
+    other = replace(baseline, options={**baseline.options, "weights": "bf16"})
+    with pytest.raises(Misuse, match=f"option weights is bf16, the run's is {weights}"):
+        scaling_between(case, other)
+
+
+def test_the_baseline_of_rounded_reductions_reduces_nothing() -> None:
+    baseline = one_rank_baseline(half_case("fsdp", grad_dtype="bf16"), "weak")
+    assert baseline is not None
+    assert baseline.options["grad_dtype"] == "fp32"
+
+
+def test_a_case_from_before_weights_could_be_chosen_has_a_baseline_under_autocast() -> None:
+    case = half_case("fsdp")
+    old = replace(case, options={name: value for name, value in case.options.items() if name != "weights"})
+    baseline = one_rank_baseline(old, "weak")
+    assert baseline is not None
+    assert baseline.options["weights"] == "autocast"
+    assert settings_of(old)[0] == "weights=autocast"
+    assert not any(word.startswith("weights=") for word in settings_of(case))
+
+
+def test_reduce_dtype_is_still_read_and_keeps_its_place_in_keys() -> None:
+    options = parse_options(spec_of("fsdp"), ["reduce_dtype=bf16"])
+    assert options["grad_dtype"] == "bf16"
+    case = half_case("fsdp", grad_dtype="bf16")
+    assert json.loads(case.key())["options"]["reduce_dtype"] == "bf16"
+    old = {name: value for name, value in case.options.items() if name != "grad_dtype"} | {"reduce_dtype": "bf16"}
+    assert replace(case, options=old).key() == case.key()

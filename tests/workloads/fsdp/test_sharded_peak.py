@@ -39,6 +39,7 @@ def sharded(
     strategy: str, *, shape: Shape = SMALL, precision: Precision = "fp32", **options: OptionValue
 ) -> SmallSetup:
     ranks = 4 if strategy == "hsdp" or "reshard" in options else 2
+    options = {"weights": "autocast", **options}
     return small_setup(strategy, ranks=ranks, shape=shape, precision=precision, options=options)
 
 
@@ -116,7 +117,9 @@ def test_what_fewer_ranks_share_after_forward_counts_as_activations() -> None:
     assert predict(setup).activations_bytes - whole.activations_bytes == 4 * blocks // 2
 
 
-@pytest.mark.parametrize("option", [{"offload": True}, {"reduce_dtype": "bf16"}, {"compile": "default"}], ids=str)
+@pytest.mark.parametrize(
+    "option", [{"offload": True}, {"grad_dtype": "bf16"}, {"compile": "default"}, {"weights": "bf16_compute"}], ids=str
+)
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp", "hsdp"])
 def test_what_the_law_does_not_follow_is_not_covered(strategy: str, option: dict[str, OptionValue]) -> None:
     assert isinstance(spec_of(strategy).peak(small_setup(strategy, ranks=4, options=option)), Absent)

@@ -25,7 +25,7 @@ from workloads.cost_models.shape import PRESETS, Shape
 from workloads.cost_models.terms import States
 from workloads.fsdp.strategy import prefetch
 from workloads.registry import spec_of
-from workloads.spec import LIMITS, OptionValue
+from workloads.spec import LIMITS, OptionValue, Precision
 
 UNEVEN = Shape(layers=2, width=18, heads=3, kv_heads=1, mlp_width=26, vocabulary=29, sequence=8, batch=8)
 """No dimension is divisible by 4; of the keys' 6 rows the last of 4 ranks gets none."""
@@ -38,17 +38,34 @@ CASES: list[tuple[str, int, Shape, Mapping[str, OptionValue]]] = [
     ("fsdp", 2, SMALL, {"accumulate": 2, "clip": 0.0}),
     ("fsdp", 2, SMALL, {"accumulate": 2, "reduce": "last"}),
     ("fsdp", 2, SMALL, {"wrap": "layer", "checkpoint": "full"}),
-    ("fsdp", 4, UNEVEN, {"reduce_dtype": "bf16"}),
+    ("fsdp", 4, UNEVEN, {"grad_dtype": "bf16"}),
     ("fsdp", 4, UNEVEN, {"reshard": 2}),
     ("fsdp", 4, UNEVEN, {"offload": True, "wrap": "layer"}),
     ("hsdp", 4, UNEVEN, {}),
-    ("hsdp", 4, SMALL, {"accumulate": 2, "wrap": "layer", "reduce_dtype": "bf16"}),
+    ("hsdp", 4, SMALL, {"accumulate": 2, "wrap": "layer", "grad_dtype": "bf16"}),
     ("hsdp", 8, UNEVEN, {"shard_ranks": 4, "reshard": 2}),
+]
+HALF_CASES: list[tuple[str, int, Shape, Mapping[str, OptionValue]]] = [
+    ("zero1", 2, SMALL, {"weights": "bf16", "accumulate": 2}),
+    ("zero1", 4, UNEVEN, {"weights": "bf16", "grad_dtype": "bf16"}),
+    ("ddp", 2, SMALL, {"weights": "bf16", "clip": 0.0}),
+    ("zero2", 2, SMALL, {"accumulate": 2}),
+    ("fsdp", 4, UNEVEN, {"wrap": "layer", "reshard": 2}),
+    ("hsdp", 4, UNEVEN, {"grad_dtype": "bf16"}),
+    ("fsdp", 2, SMALL, {"weights": "autocast"}),
+]
+"""In bf16, where FSDP2 gathers in half as many bytes unless `weights` says otherwise."""
+PRECISE_CASES: list[tuple[Precision, str, int, Shape, Mapping[str, OptionValue]]] = [
+    *(("fp32", *case) for case in CASES),
+    *(("bf16", *case) for case in HALF_CASES),
 ]
 EACH_CASE = pytest.mark.parametrize(
     "setup",
-    [small_setup(name, ranks=ranks, shape=shape, options=options) for name, ranks, shape, options in CASES],
-    ids=[f"{name} on {ranks} {dict(options)}" for name, ranks, _, options in CASES],
+    [
+        small_setup(name, ranks=ranks, shape=shape, precision=precision, options=options)
+        for precision, name, ranks, shape, options in PRECISE_CASES
+    ],
+    ids=[f"{name} on {ranks} in {precision} {dict(options)}" for precision, name, ranks, _, options in PRECISE_CASES],
 )
 
 
@@ -160,7 +177,7 @@ def test_prefetching_changes_no_result(on_ranks: OnRanks) -> None:
 
 
 def test_gradients_reduced_in_bf16_are_nearly_those_of_single(on_ranks: OnRanks) -> None:
-    setup = small_setup("fsdp", ranks=2, options={"reduce_dtype": "bf16"})
+    setup = small_setup("fsdp", ranks=2, options={"grad_dtype": "bf16"})
     records = on_ranks(2, train, setup, 1)
     check_against_single(setup, records, on_ranks, LIMITS["bf16"])
     with pytest.raises(AssertionError):

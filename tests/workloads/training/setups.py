@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workloads.cost_models.shape import Shape
 from workloads.registry import spec_of
@@ -43,7 +43,7 @@ def small_setup(
 ) -> SmallSetup:
     """The strategy with its default options, some replaced, and no worker processes unless asked for."""
     defaults = {option.name: option.default for option in spec_of(strategy).options}
-    return SmallSetup(
+    setup = SmallSetup(
         strategy=strategy,
         ranks=ranks,
         shape=shape,
@@ -52,6 +52,7 @@ def small_setup(
         device=device,
         backend=backend,
     )
+    return replace(setup, options=spec_of(strategy).settled(setup))
 
 
 def ranks_of(spec: StrategySpec) -> int:

@@ -158,7 +158,7 @@ def test_the_batch_is_normalised_where_no_second_communicator_is_in_use(
             "cause batch_statistics needs averages .* ddp with these options uses a second communicator",
         ),
         (checked_case("ddp", 2, "compress=bf16"), (), "compress=bf16 loses a part of each gradient .* compress=none"),
-        (checked_case("fsdp", 2, "reduce_dtype=bf16"), (), "rounds each gradient; use reduce_dtype=fp32"),
+        (checked_case("fsdp", 2, "grad_dtype=bf16"), (), "rounds each gradient; use grad_dtype=fp32"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_with_the_reason(

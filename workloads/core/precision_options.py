@@ -1,0 +1,127 @@
+"""Options `weights` and `grad_dtype` of training in bf16: what they mean, what refuses them, and notes.
+
+Imports no torch.
+
+autocast: weights are fp32, and so are the residual stream, norms and the loss; products and attention round to bf16.
+bf16_compute: weights are kept in fp32, and every layer computes with copies in bf16, as under FSDP2's mixed precision
+policy. The residual stream is bf16; rotations, attention's sums and the loss are fp32. Gradients of a microbatch are
+bf16 and accumulate in fp32.
+bf16: the same arithmetic, but the model holds its weights in bf16, and the optimizer a master copy in fp32, which it
+updates and rounds. Megatron counts 2 bytes of weights, 4 of gradients (2 with grad_dtype=bf16) and 12 in the optimizer.
+Source: torch 2.13, MixedPrecisionPolicy; Micikevicius et al. 2018, Mixed precision training, section 3.1; Megatron-LM,
+distributed optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from workloads.cost_models.memory import Weights
+from workloads.spec import UNSETTLED, Option, Setup
+
+GradType = Literal["fp32", "bf16"]
+
+WEIGHTS = Option(
+    name="weights",
+    default=UNSETTLED,
+    choices=(UNSETTLED, "autocast", "bf16_compute", "bf16"),
+    help="in bf16: fp32 weights under autocast, fp32 weights whose bf16 copies compute (bf16_compute), or bf16 weights"
+    " with an fp32 master in the optimizer; auto: bf16_compute where FSDP2 shards, otherwise autocast",
+    added_later=True,
+    before="autocast",
+)
+GRAD_DTYPE = Option(
+    name="grad_dtype",
+    default="fp32",
+    choices=("fp32", "bf16"),
+    help="precision in which gradients accumulate and are reduced",
+    added_later=True,
+    formerly="reduce_dtype",
+)
+PRECISION_OPTIONS = (WEIGHTS, GRAD_DTYPE)
+
+NO_MASTER = (
+    "only single, ddp and zero1 keep a master copy in their optimizer; use weights=bf16_compute, which computes the"
+    " same with the fp32 weights themselves as the master"
+)
+"""Why a strategy whose optimizer is torch's own refuses weights in bf16."""
+
+
+def weights_of(setup: Setup) -> Weights:
+    """Return how the setup keeps its weights; autocast where nobody has settled it."""
+    word = WEIGHTS.of(setup)
+    return "autocast" if word == UNSETTLED else word  # type: ignore[return-value]  # The option allows no other word.
+
+
+def grad_dtype_of(setup: Setup) -> GradType:
+    """Return the precision in which gradients accumulate and are reduced."""
+    word: GradType = GRAD_DTYPE.of(setup)  # type: ignore[assignment]  # The option allows no other word.
+    return word
+
+
+def is_rounded(setup: Setup) -> bool:
+    """Whether all layers compute with weights in bf16, so that the residual stream is bf16, too."""
+    return weights_of(setup) != "autocast"
+
+
+def is_master_kept(setup: Setup) -> bool:
+    """Whether the model's weights are bf16, and their fp32 master is in the optimizer."""
+    return weights_of(setup) == "bf16"
+
+
+def stream_bytes(setup: Setup) -> int:
+    """Return the bytes of an element of the residual stream."""
+    return 2 if is_rounded(setup) else 4
+
+
+def gradient_bytes(setup: Setup) -> int:
+    """Return the bytes of an element of a gradient that accumulates."""
+    return 2 if grad_dtype_of(setup) == "bf16" else 4
+
+
+def master_bytes_each(setup: Setup) -> tuple[int, int, int]:
+    """Return Megatron's bytes of a weight, its gradient and its optimizer state; the ZeRO paper's by default."""
+    return (2, gradient_bytes(setup), 12) if is_master_kept(setup) else (2, 2, 12)
+
+
+def weights_refusals(setup: Setup, refused: Mapping[Weights, str]) -> Iterator[str]:
+    """Yield why the weights cannot be kept so. refused: values that the strategy refuses, each with the reason."""
+    word = weights_of(setup)
+    if word == "autocast":
+        return
+    if setup.precision != "bf16":
+        yield (
+            f"option weights is {word} in {setup.precision}, whose weights are fp32: leave it out, or use"
+            " --precision bf16"
+        )
+    elif word in refused:
+        yield f"option weights is {word}; {refused[word]}"
+
+
+def gradient_refusals(setup: Setup, *, is_reduced: bool) -> Iterator[str]:
+    """Yield why gradients cannot accumulate in bf16. is_reduced: the strategy rounds them for their reduction."""
+    if grad_dtype_of(setup) == "fp32" or is_reduced or is_master_kept(setup):
+        return
+    yield (
+        f"option grad_dtype is {grad_dtype_of(setup)}; gradients of fp32 weights are fp32 here: leave it out, use"
+        " weights=bf16 with ddp or zero1, or fsdp, which rounds gradients for their reduction"
+    )
+
+
+_MEANINGS: Mapping[Weights, str] = {
+    "autocast": "weights, residual stream and norms are fp32; products and attention round",
+    "bf16_compute": "fp32 weights, computed with in bf16, as torchtitan's FSDP2 does by default",
+    "bf16": "bf16 weights, fp32 master and moments in the optimizer, as Megatron has them",
+}
+
+
+def precision_notes(setup: Setup) -> list[str]:
+    """Return one note on what bf16 means in this run; none in another precision."""
+    if setup.precision != "bf16":
+        return []
+    word = weights_of(setup)
+    return [
+        f"weights={word}: {_MEANINGS[word]}; gradients accumulate in {grad_dtype_of(setup)}; compare only with runs of"
+        " the same weights"
+    ]
