@@ -88,11 +88,17 @@ def _execute(url: str, statements: str) -> None:
             connection.execute(statements.encode())
 
 
+_OF_FILES = {"head_dim": None, "norm_epsilon": 1e-5, "rope_theta": 5e5, "rope_scaling": None, "is_tied": False}
+"""What shapes have had since files describe them."""
+
+
 def _summary(run: Path) -> Any:
     """What the file has, with the keys that later versions added."""
     found = json.loads((run / "summary.json").read_text())
     found["purpose"]["member"] = None
     found["case"] |= {"nodes": 1, "bind": False, **_UNSAVED}
+    if (model := found["case"]["model"]) is not None:
+        model |= _OF_FILES
     if found["cause"] is not None:
         found["cause"]["explained"] = []
     version = found.pop("schema_version")
@@ -175,6 +181,8 @@ def _rows(store: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
                 row["case_json"].setdefault("nodes", 1)
                 row["case_json"].setdefault("bind", False)
                 row["case_json"] = _UNSAVED | row["case_json"]
+                for case in (row["summary_json"]["case"], row["case_json"]):
+                    case["model"] = case["model"] and {**_OF_FILES, **case["model"]}
                 row["machine_json"].setdefault("nodes_here", 1)
                 for name in ("container_image", "cpu_limit_cores", "memory_limit_bytes"):
                     row["machine_json"].setdefault(name, None)
@@ -421,13 +429,22 @@ def test_a_run_of_today_has_the_files_of_an_old_one(name: str, runs: Path, sqlit
 
 
 _ADDED = {
-    "case.json": {"/purpose/member", "/resumed", "/case/nodes", "/case/bind", "/case/save_every", "/case/save_mode"},
+    "case.json": {
+        "/purpose/member",
+        "/resumed",
+        "/case/nodes",
+        "/case/bind",
+        "/case/save_every",
+        "/case/save_mode",
+        *(f"/case/model/{name}" for name in _OF_FILES),
+    },
     "summary.json": {
         "/purpose/member",
         "/case/nodes",
         "/case/bind",
         "/case/save_every",
         "/case/save_mode",
+        *(f"/case/model/{name}" for name in _OF_FILES),
         "/step_spreads",
         "/hosts",
         "/in_turn_with",
