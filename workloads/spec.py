@@ -352,6 +352,10 @@ class StrategySpec(ABC):
         """Return a rank's states as the paper counts them, which gives all ranks as much."""
         return paper_states(setup.shape.parameters(), stage=0, data_ranks=1)
 
+    def gathered_bytes(self, setup: Setup, rank: int) -> int:
+        """Return the whole weights that a rank of a sharded model holds at once in a step, at the least."""
+        return 0
+
     def unreduced_bytes(self, setup: Setup, rank: int) -> int:
         """Return the whole gradients that a rank of a sharded model adds up until the last microbatch reduces them."""
         return 0

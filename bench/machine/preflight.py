@@ -78,18 +78,21 @@ HOLDERS_NAMED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
-    """The least that ranks on a device hold at the same moment. what: its description in a message."""
+    """The least that ranks on a device hold at the same moment.
+
+    what: its description in a message. ranks: how many of them; 0 where the need is the batch's, whoever holds it.
+    """
 
     what: str
+    ranks: int
     size_bytes: int
 
 
 def least_bytes(case: Case, rank: int) -> int:
     """Return the least memory that a rank needs at its worst moment.
 
-    For a probe, its buffers. For training, its states; on a CPU also what else is live at the peak of a step, if a cost
-    model predicts it. Before its first step a rank may hold more than its states: every strategy builds the whole model
-    before sharding it.
+    For a probe, its buffers. For training, its states, and what a sharded model gathers at once; on a CPU also what
+    else is live at the peak of a step, if a cost model predicts it.
     """
     return max(need.size_bytes for need in _needs(case, [rank]))
 
@@ -202,13 +205,26 @@ def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
 
 def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: str) -> None:
     """Refuse the first need that is too large; later needs, which it may make meaningless, are then not computed."""
-    smaller = f"smaller sizes (`observatory list {case.strategy}` shows the options)"
     for need in needs:
         if need.size_bytes > there_bytes:
-            how = smaller if case.model is None else "a smaller shape"
-            raise Misuse(
-                f"{case.strategy}: {need.what}, but {whose} only {_gigabytes(there_bytes)}; use {how}, or fewer ranks"
-            )
+            remedy = _remedy(case, need, there_bytes)
+            raise Misuse(f"{case.strategy}: {need.what}, but {whose} only {_gigabytes(there_bytes)}; use {remedy}")
+
+
+def _remedy(case: Case, need: _Need, there_bytes: int) -> str:
+    if case.model is None:
+        return f"smaller sizes (`observatory list {case.strategy}` shows the options), or fewer ranks"
+    if case.device == "cpu" or need.ranks != 1:
+        return "a smaller shape, or fewer ranks"
+    # One rank is too much for its device: only more ranks can help, if they hold less each.
+    spec = case.spec()
+    if spec.gathered_bytes(case, 0) > there_bytes:
+        return "a smaller shape, or three_d, which also divides what is gathered"
+    if spec.gathered_bytes(case, 0) + spec.unreduced_bytes(case, 0) > there_bytes and "reduce" in case.options:
+        return "option reduce=each, or a smaller shape"
+    more = replace(case, ranks=2 * case.ranks)
+    is_shared = spec.states(more, 0).parameters_bytes < spec.states(case, 0).parameters_bytes
+    return "a smaller shape, or more ranks" if is_shared else "a smaller shape, or a strategy that shards it"
 
 
 def _most(case: Case, ranks: Sequence[int]) -> _Need:
@@ -227,9 +243,15 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         for rank_states in states
     )
     yield _need("parameters, gradients and optimizer state of", "take", ranks, states_bytes)
-    if unreduced_bytes := sum(spec.unreduced_bytes(case, rank) for rank in ranks):
-        what = "states, and whole gradients until the last microbatch reduces them, of"
-        yield _need(what, "take", ranks, states_bytes + unreduced_bytes)
+    kept_bytes = sum(rank_states.parameters_bytes + rank_states.optimizer_bytes for rank_states in states)
+    gathered_bytes = sum(spec.gathered_bytes(case, rank) for rank in ranks)
+    unreduced_bytes = sum(spec.unreduced_bytes(case, rank) for rank in ranks)
+    if gathered_bytes:
+        what = "sharded states, and the weights that a step gathers at once, of"
+        yield _need(what, "take", ranks, kept_bytes + gathered_bytes)
+    if unreduced_bytes:
+        what = "sharded states, and gradients that are whole until the last microbatch reduces them, of"
+        yield _need(what, "take", ranks, kept_bytes + gathered_bytes + unreduced_bytes)
     if case.device != "cpu":
         return  # On a GPU, the peak depends on the kernels.
     if len(ranks) == case.ranks:
@@ -239,8 +261,7 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         # In a pipeline, other ranks hold less than the predicted rank; elsewhere all hold as much at the same time.
         alike = 1 if spec.pipeline(case) is not None else len(ranks)
         live = alike * (peak.gradients_bytes + peak.activations_bytes + peak.temporary_bytes)
-        resident_bytes = sum(rank_states.parameters_bytes + rank_states.optimizer_bytes for rank_states in states)
-        yield _need("live tensors of a step, activations included, of", "take", ranks, resident_bytes + live)
+        yield _need("live tensors of a step, activations included, of", "take", ranks, kept_bytes + live)
 
 
 def _tokens(case: Case) -> _Need:
@@ -252,11 +273,12 @@ def _tokens(case: Case) -> _Need:
     tokens = shape.batch * shape.sequence // microbatch_count(case)
     size_bytes = tokens * (INDEX_BYTES + FULL_BYTES * shape.width + HALF_BYTES * shape.vocabulary)
     what = f"a batch of {shape.batch} sequences of {shape.sequence} tokens takes at least {_gigabytes(size_bytes)}"
-    return _Need(what=what, size_bytes=size_bytes)
+    return _Need(what=what, ranks=0, size_bytes=size_bytes)
 
 
 def _need(what: str, takes: str, ranks: Sequence[int], size_bytes: int) -> _Need:
-    return _Need(what=f"{what} {plural(len(ranks), 'rank')} {takes} {_gigabytes(size_bytes)}", size_bytes=size_bytes)
+    what = f"{what} {plural(len(ranks), 'rank')} {takes} {_gigabytes(size_bytes)}"
+    return _Need(what=what, ranks=len(ranks), size_bytes=size_bytes)
 
 
 def holders_text(holders: Sequence[Holder], name_of: Callable[[int], str | None] = process_name) -> str:

@@ -12,7 +12,7 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
 from workloads.cost_models.terms import States, Transfer, replicated_states
-from workloads.fsdp.cost_model import Sharding, sharded_states, sharded_transfers
+from workloads.fsdp.cost_model import Sharding, largest_gathered_bytes, sharded_states, sharded_transfers
 from workloads.options import (
     COLLECTIVES_IN_GRAPHS,
     GATHERED_IN_GRAPHS,
@@ -107,6 +107,9 @@ class SequenceSpec(StrategySpec):
 
     def states(self, setup: Setup, rank: int) -> States:
         return sharded_states(self.sharding(setup), rank) if SHARDED.of(setup) else replicated_states(setup.shape)
+
+    def gathered_bytes(self, setup: Setup, rank: int) -> int:
+        return largest_gathered_bytes(self.sharding(setup)) if SHARDED.of(setup) else 0
 
     def paper_states(self, setup: Setup) -> States:
         is_sharded = bool(SHARDED.of(setup))

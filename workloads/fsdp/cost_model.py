@@ -117,6 +117,17 @@ def sharded_states(sharding: Sharding, rank: int) -> States:
     )
 
 
+def largest_gathered_bytes(sharding: Sharding) -> int:
+    """Return the whole weights that a rank holds at once at the least: the outer unit and the largest other."""
+    if sharding.ranks == 1:
+        return 0
+    outer, *inner = (
+        sharding.gathered_bytes * sharding.ranks * padded_elements(unit, sharding.ranks)
+        for unit in (sharding.outer_unit(), *sharding.inner_units())
+    )
+    return outer + (max(inner) if sharding.is_resharded else sharding.shape.layers * sum(inner))
+
+
 def unreduced_bytes(sharding: Sharding) -> int:
     """Return the whole gradients that each rank adds up until the last microbatch reduces them."""
     is_kept = sharding.is_reduced_last and sharding.microbatches > 1

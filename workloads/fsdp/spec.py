@@ -14,6 +14,7 @@ from workloads.cost_models.terms import States, Transfer
 from workloads.fsdp.cost_model import (
     Sharding,
     Wrap,
+    largest_gathered_bytes,
     sharded_states,
     sharded_step_peak,
     sharded_transfers,
@@ -173,6 +174,9 @@ class ShardedSpec(StrategySpec):
 
     def states(self, setup: Setup, rank: int) -> States:
         return sharded_states(self.sharding(setup), rank)
+
+    def gathered_bytes(self, setup: Setup, rank: int) -> int:
+        return largest_gathered_bytes(self.sharding(setup))
 
     def unreduced_bytes(self, setup: Setup, rank: int) -> int:
         return unreduced_bytes(self.sharding(setup))

@@ -91,6 +91,13 @@ class MeshStages:
             optimizer_bytes=2 * own_bytes + NUMBER_BYTES * len(weights),
         )
 
+    def kept_gathered_bytes(self, rank: int) -> int:
+        """Return the whole weights of a rank's stages, which FSDP2 gathers once a step and keeps."""
+        if self.bucket_bytes is not None:
+            return 0
+        pipeline_rank = rank // self.traffic.ranks % self.pipeline.ranks
+        return self.gathered_bytes * elements(self.weights(pipeline_rank))
+
     def unreduced_bytes(self, rank: int) -> int:
         """Return the whole gradients of a rank's stages, which FSDP2 reduces only in the last microbatch."""
         if self.bucket_bytes is not None or self.pipeline.microbatches == 1:

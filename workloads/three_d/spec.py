@@ -237,6 +237,9 @@ class ThreeDSpec(PipelineSpec):
     def states(self, setup: Setup, rank: int) -> States:
         return self._cost_model(setup).states(rank)
 
+    def gathered_bytes(self, setup: Setup, rank: int) -> int:
+        return self._cost_model(setup).kept_gathered_bytes(rank)
+
     def unreduced_bytes(self, setup: Setup, rank: int) -> int:
         return self._cost_model(setup).unreduced_bytes(rank)
 

@@ -169,10 +169,34 @@ def test_free_memory_that_is_not_told_is_not_judged() -> None:
 def test_a_model_that_fits_only_divided_is_let_through() -> None:
     case = _on_gpus("fsdp", ranks=64, model=PRESETS["70b"])
     states = case.spec().states(case, 0)
-    held = states.parameters_bytes + states.gradients_bytes + states.optimizer_bytes
-    assert least_bytes(case, 0) == held < 4 * PRESETS["70b"].parameters() / 8
+    # Embedding, head and last norm, and a block: 2 x 128,256 x 8,192 + 8,192 + 855,654,400 weights in fp32.
+    gathered_bytes = 4 * (2 * 128256 * 8192 + 8192 + 855_654_400)
+    assert least_bytes(case, 0) == states.parameters_bytes + states.optimizer_bytes + gathered_bytes
     gpus = tuple(gpu(index, 24 * GIB) for index in range(64))
     check_memory(case, host_bytes=0, gpus=gpus)
+
+
+def test_a_unit_that_does_not_fit_is_refused_however_many_ranks_share_it() -> None:
+    model = replace(PRESETS["405b"], batch=4096)
+    case = _on_gpus("fsdp", ranks=4096, model=model)
+    states = case.spec().states(case, 0)
+    assert states.parameters_bytes + states.gradients_bytes + states.optimizer_bytes < 2 * GIB
+    gpus = tuple(gpu(index, 24 * GIB) for index in range(4096))
+    with pytest.raises(Misuse, match=r"gathers at once, of 1 rank take 31\.6 GB, .* or three_d, which also divides"):
+        check_memory(case, host_bytes=0, gpus=gpus)
+    half = replace(case, precision="bf16", options={**case.options, "weights": "bf16_compute"})
+    check_memory(half, host_bytes=0, gpus=gpus)
+
+
+def test_weights_that_stay_gathered_are_all_there_at_once() -> None:
+    sharded = {"fsdp": {}, "zero2": {}, "ring_attention": {"sharded": True}, "ddp": {}}
+    gathered = {}
+    for name, options in sharded.items():
+        case = _on_gpus(name, ranks=8)
+        case = replace(case, options={**case.options, **options})
+        gathered[name] = case.spec().gathered_bytes(case, 0)
+    assert gathered["ring_attention"] == gathered["fsdp"] < gathered["zero2"] == 4 * TINY.parameters()
+    assert gathered["ddp"] == 0
 
 
 def test_whole_gradients_that_wait_for_the_last_microbatch_are_refused() -> None:
@@ -180,8 +204,15 @@ def test_whole_gradients_that_wait_for_the_last_microbatch_are_refused() -> None
     case = _on_gpus("fsdp", ranks=64, model=replace(PRESETS["70b"], batch=128))
     gpus = tuple(gpu(index, 80 * GIB) for index in range(64))
     check_memory(case, host_bytes=0, gpus=gpus)
-    with pytest.raises(Misuse, match=r"until the last microbatch reduces them, of 1 rank take 299.9 GB"):
+    with pytest.raises(Misuse, match=r"reduces them, of 1 rank take 307\.\d GB, .*; use option reduce=each"):
         check_memory(replace(case, options={**case.options, **options}), host_bytes=0, gpus=gpus)
+
+
+def test_more_ranks_are_offered_only_where_they_would_hold_less() -> None:
+    gpus = tuple(gpu(index, 24 * GIB) for index in range(8))
+    for name, remedy in (("fsdp", "use a smaller shape, or more ranks"), ("ddp", "or a strategy that shards it")):
+        with pytest.raises(Misuse, match=remedy):
+            check_memory(_on_gpus(name, ranks=8, model=PRESETS["70b"]), host_bytes=0, gpus=gpus)
 
 
 def test_stages_that_fsdp_divides_hold_whole_gradients_until_the_last_microbatch() -> None:
@@ -191,14 +222,15 @@ def test_stages_that_fsdp_divides_hold_whole_gradients_until_the_last_microbatch
     for rank in range(8):
         states = three_d.states(sharded, rank)
         assert three_d.unreduced_bytes(sharded, rank) == 4 * states.parameters_bytes
-        assert three_d.unreduced_bytes(case, rank) == 0
+        assert three_d.gathered_bytes(sharded, rank) == 4 * states.parameters_bytes
+        assert three_d.unreduced_bytes(case, rank) == three_d.gathered_bytes(case, rank) == 0
 
 
 def test_ranks_that_share_a_gpu_hold_their_parts_at_the_same_time() -> None:
     case = _on_gpus("fsdp", ranks=8)
     every = sum(least_bytes(case, rank) for rank in range(8))
     check_memory(case, host_bytes=0, gpus=(gpu(0, every),))
-    with pytest.raises(Misuse, match=r"optimizer state of 8 ranks"):
+    with pytest.raises(Misuse, match=r"of 8 ranks"):
         check_memory(case, host_bytes=0, gpus=(gpu(0, every - 1),))
 
 
