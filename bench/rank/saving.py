@@ -18,11 +18,15 @@ import torch.distributed as dist
 from bench.errors import plural
 from bench.rank.distributed import DiskFull, TrialLog, all_agree, as_full_disk, wait_for_all
 from bench.rank.messages import RankOrder
-from bench.results.checkpoints import checkpoint_folder
 from collectors.metrics.rank import CHECKPOINT_BYTES, CHECKPOINT_STALL_SECONDS, CHECKPOINT_WRITE_SECONDS
 from workloads.core.checkpointing import admit_plans, checkpoint_bytes, remove, save, written_bytes
 from workloads.core.mesh import timeout_of
 from workloads.protocols import Workload
+
+
+def checkpoint_folder(run: Path, trial: int) -> Path:
+    """Return the folder of a trial's newest checkpoint. run: the run's folder on the rank's node."""
+    return run / f"trial{trial}" / "checkpoint"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,10 +1,9 @@
-"""Checkpoints of a run: where they lie, and the figures of their saves, joined over ranks and trials."""
+"""Figures of the checkpoints that a run saved, joined over ranks and trials."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from bench.results.estimate import Estimate, estimate
@@ -12,11 +11,6 @@ from collectors.metrics import rank as rank_metrics
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from collectors.sample_log import Reading
-
-
-def checkpoint_folder(run: Path, trial: int) -> Path:
-    """Return the folder of a trial's newest checkpoint. run: the run's folder on the rank's node."""
-    return run / f"trial{trial}" / "checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from bench.case import NO_INSTRUMENTATION, Case, InstrumentationOptions
 from bench.engines.local import LocalEngine
 from bench.machine.disk import checkpoint_bytes
 from bench.rank.messages import TrialEnded, TrialOrder
-from bench.results.checkpoints import checkpoint_folder
+from bench.rank.saving import checkpoint_folder
 from bench.results.trials import read_trials
 from collectors.metrics.rank import CHECKPOINT_BYTES, SAVING_STEP_SECONDS, TOKENS
 from collectors.sample_log import Reading, read
