@@ -21,6 +21,9 @@ SHOWN_EACH = 4
 """How many ranks are shown for each reason. With five reasons and the two outermost ranks, a run has at most 22 ranks
 of 62 series each, and 400 statistics and buckets: below 2,000 series, however many ranks it has."""
 
+LEAD_RATIO = 0.1
+"""By how much the value of a rank that is shown counts more, as a ratio: step times of equal ranks differ by less."""
+
 _Series = tuple[str, tuple[tuple[str, str], ...]]
 """A metric's name, and its labels in order."""
 _AGGREGATED = {metric.name: metric for metric in METRICS if metric.is_aggregated}
@@ -104,8 +107,8 @@ def _quantile(ordered: list[float], share: float) -> float:
 class ShownRanks:
     """Chooses the ranks to show: those with the highest values, for each reason.
 
-    A rank that was chosen stays until as many others as are shown are ahead of it, so that ranks that are nearly equal
-    do not take turns: each rank that was shown once costs Prometheus its series for hours.
+    A rank that was chosen stays until others are ahead of it by more than a tenth. So ranks that are nearly equal do not
+    take turns: each rank that was shown once costs Prometheus its series for hours.
     """
 
     def __init__(self) -> None:
@@ -114,9 +117,10 @@ class ShownRanks:
     def choose(self, reasons: Mapping[str, Mapping[str, float]], ranks: Collection[str]) -> frozenset[str]:
         """Return the chosen ranks, and the outermost ones. reasons: for each, a value of each rank that has one."""
         for reason, values in reasons.items():
-            ahead = nlargest(2 * SHOWN_EACH, values, key=lambda rank: (values[rank], -int(rank)))
-            kept = [rank for rank in self._chosen.get(reason, ()) if rank in ahead]
-            others = [rank for rank in ahead if rank not in kept]
-            self._chosen[reason] = (kept + others)[:SHOWN_EACH]
+            before = self._chosen.get(reason, ())
+
+            leads = {rank: LEAD_RATIO * abs(values[rank]) if rank in before else 0.0 for rank in values}
+            places = {rank: (value + leads[rank], -int(rank)) for rank, value in values.items()}
+            self._chosen[reason] = nlargest(SHOWN_EACH, places, key=places.__getitem__)
         outermost = (min(ranks, key=int), max(ranks, key=int)) if ranks else ()
         return frozenset(outermost).union(*self._chosen.values())

@@ -35,7 +35,7 @@ _PROBES = frozenset(spec.name for spec in SPECS if spec.kind == "probe")
 
 LOGS_A_LOOK = 64
 """Of a run with many ranks a look reads so many logs that have grown: those of the shown ranks, and others in turn.
-A run of 4,096 ranks, all of which log, is read whole in 100 looks; all of its logs at once would take seconds of CPU."""
+A run of 4,096 ranks, all of which log, is read whole in 100 looks; all its logs at once would take seconds of CPU."""
 HEADS_A_LOOK = 512
 """Of so many new logs a look reads on which host their ranks run, where only one host's ranks are shown."""
 
