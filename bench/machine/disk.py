@@ -9,7 +9,8 @@ from pathlib import Path
 
 from bench.case import Case
 from bench.errors import Misuse
-from workloads.cost_models.memory import FULL_BYTES
+from workloads.core.precision_options import is_master_kept
+from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES
 
 MOMENTS = 2
 """AdamW's states of a weight."""
@@ -23,11 +24,12 @@ def checkpoint_bytes(case: Case) -> int:
     tensor.
     """
     copies = 1 + MOMENTS
+    half_bytes = HALF_BYTES if is_master_kept(case) else 0  # The fp32 weights are then the master.
     if case.strategy == "deepspeed" and int(case.options["stage"]) > 0:
         copies += 1
     if case.strategy == "parameter_server" and case.options["mode"] == "asynchronous":
         copies += case.ranks - int(case.options["servers"])
-    return copies * FULL_BYTES * case.shape.parameters()
+    return (copies * FULL_BYTES + half_bytes) * case.shape.parameters()
 
 
 def free_bytes(folder: Path) -> int | None:

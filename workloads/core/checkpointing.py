@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 from torch.optim import Optimizer
 
+from workloads.core.precision import MasterAdamW
 from workloads.core.trainer import plain_name
 from workloads.protocols import KeepsOwnStates, KeepsProgress, Workload
 from workloads.spec import SaveMode, Setup
@@ -60,24 +61,41 @@ def states_of(workload: Workload) -> dict[str, Tensor]:
     if isinstance(workload, KeepsOwnStates):
         return {name: tensor.detach() for name, tensor in workload.own_states().items()}
     states: dict[str, Tensor] = {}
+    masters = _masters_of(workload.optimizer)
     for name, weight in workload.model.named_parameters():
         states[f"weights.{plain_name(name)}"] = weight.detach()
-        for key, state in workload.optimizer.state.get(weight, {}).items():
+        if weight in masters:
+            states[f"masters.{plain_name(name)}"] = masters[weight].detach()
+        for key, state in workload.optimizer.state.get(masters.get(weight, weight), {}).items():
             if isinstance(state, Tensor):
                 states[f"optimizer.{plain_name(name)}.{key}"] = state.detach()
     return states
 
 
+def _masters_of(optimizer: Optimizer) -> dict[Tensor, Tensor]:
+    """Return the fp32 master of each bf16 weight that this rank updates; empty where the weights are fp32."""
+    own = _own_optimizer(optimizer)
+    return dict(zip(own.weights, own.masters, strict=True)) if isinstance(own, MasterAdamW) else {}
+
+
+def _own_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer of this rank's weights, which ZeroRedundancyOptimizer has inside."""
+    own: Optimizer = getattr(optimizer, "optim", optimizer)
+    return own
+
+
 def _make_states(optimizer: Optimizer) -> None:
     """Make the optimizer's states where it has none yet, without a change of weights that are loaded after it."""
-    own: Optimizer = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has the rank's part inside.
+    own = _own_optimizer(optimizer)
     weights = [weight for group in own.param_groups for weight in group["params"] if "lr" in group]
     if not weights or own.state:
         return
+    if isinstance(own, MasterAdamW):
+        weights = list(own.weights)
     before = [weight.grad for weight in weights]
     rates = [group["lr"] for group in own.param_groups]
     for weight in weights:
-        weight.grad = torch.zeros_like(weight)
+        weight.grad = torch.zeros_like(weight, dtype=getattr(weight, "grad_dtype", None))
     for group in own.param_groups:
         group["lr"] = 0.0
     own.step()
@@ -321,10 +339,15 @@ _PARTS = frozenset({
 })  # fmt: skip
 
 
+_MODULES = {module for module, _ in _PARTS} | {"builtins", "torch"}
+
+
 class _Parts(pickle.Unpickler):
     """Makes data classes and enumerations of torch's checkpoints, torch's types, and exceptions; nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if module not in _MODULES and not module.startswith(_OF_CHECKPOINTS):  # Even an import can run code.
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's plan")
         found = super().find_class(module, name)
         is_part = (module, name) in _PARTS or isinstance(found, torch.dtype)
         if module.startswith(_OF_CHECKPOINTS) and isinstance(found, type):

@@ -84,8 +84,10 @@ class GradientBuckets:
     its gradients are there and all buckets before it are sent, so that all ranks send in one order.
     """
 
-    def __init__(self, weights: Sequence[nn.Parameter], group: dist.ProcessGroup, *, bucket_bytes: int) -> None:
-        """bucket_bytes: of gradients, at which a bucket is full."""
+    def __init__(
+        self, weights: Sequence[nn.Parameter], group: dist.ProcessGroup, *, bucket_bytes: int, element_bytes: int
+    ) -> None:
+        """bucket_bytes: of gradients, at which a bucket is full. element_bytes: of an element of a gradient."""
         self._group, self._is_sending = group, True
         self._buckets: list[list[nn.Parameter]] = [[]]
         filled_bytes = 0
@@ -94,7 +96,7 @@ class GradientBuckets:
                 self._buckets.append([])
                 filled_bytes = 0
             self._buckets[-1].append(weight)
-            filled_bytes += weight.numel() * torch.float32.itemsize
+            filled_bytes += weight.numel() * element_bytes
         self._bucket_of = {weight: place for place, bucket in enumerate(self._buckets) for weight in bucket}
         self._missing = [len(bucket) for bucket in self._buckets]
         self._sent: list[tuple[Tensor, dist.Work]] = []

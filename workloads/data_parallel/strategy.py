@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from workloads.core.buckets import bucket_bytes, bucket_mb
 from workloads.core.mesh import make_group
 from workloads.core.precision import round_weights
-from workloads.core.precision_options import grad_dtype_of, is_master_kept
+from workloads.core.precision_options import grad_dtype_of, gradient_bytes, is_master_kept
 from workloads.core.trainer import Trainer, adamw_settings, gather_gradients, make_model
 from workloads.data_parallel.compression import (
     Bucket,
@@ -105,7 +105,9 @@ def build_with_master(
     if grad_dtype_of(setup) == "bf16":
         replica = replicate(setup, model, group)
         return make(replica, phase, no_sync=replica.no_sync)
-    buckets = GradientBuckets(list(model.parameters()), group, bucket_bytes=bucket_bytes(setup))
+    buckets = GradientBuckets(
+        list(model.parameters()), group, bucket_bytes=bucket_bytes(setup), element_bytes=gradient_bytes(setup)
+    )
     return make(model, phase, no_sync=buckets.no_sync, after_backward=buckets.finish)
 
 

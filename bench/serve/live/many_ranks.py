@@ -107,8 +107,8 @@ def _quantile(ordered: list[float], share: float) -> float:
 class ShownRanks:
     """Chooses the ranks to show: those with the highest values, for each reason.
 
-    A rank that was chosen stays until others are ahead of it by more than a tenth. So ranks that are nearly equal do not
-    take turns: each rank that was shown once costs Prometheus its series for hours.
+    A chosen rank stays until others are ahead of it by more than a tenth. So ranks that are nearly equal do not take
+    turns: each rank that was shown once costs Prometheus its series for hours.
     """
 
     def __init__(self) -> None:

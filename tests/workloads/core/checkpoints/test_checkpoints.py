@@ -71,6 +71,23 @@ def test_a_save_in_the_background_holds_the_states_of_its_moment(
         assert before.losses == after.losses
 
 
+@pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("strategy", ["single", "ddp", "zero1"])
+def test_masters_of_rounded_weights_go_on(strategy: str, grad_dtype: str, on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = 1 if strategy == "single" else 2
+    options: dict[str, OptionValue] = {"weights": "bf16", "grad_dtype": grad_dtype}
+    setup = small_setup(strategy, ranks=ranks, precision="bf16", shape=TWO_BLOCKS, options=options)
+    saved = on_ranks(ranks, train_and_save, setup, tmp_path / "checkpoint")
+    loaded = on_ranks(ranks, load_and_train, setup, tmp_path / "checkpoint")
+    masters = {name: tensor for rank in saved for name, tensor in rank.states.items() if name.startswith("masters.")}
+    assert len(masters) == TWO_BLOCKS.parameter_tensors()
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in masters.values())
+    for before, after in zip(saved, loaded, strict=True):
+        assert before.states.keys() == after.states.keys()
+        assert all(torch.equal(tensor, after.states[name]) for name, tensor in before.states.items())
+        assert before.losses == after.losses
+
+
 def test_fp16_goes_on_at_its_scale(on_ranks: OnRanks, tmp_path: Path) -> None:
     setup = small_setup("ddp", ranks=2, precision="fp16", shape=TWO_BLOCKS)
     saved = on_ranks(2, train_and_save, setup, tmp_path / "checkpoint")
