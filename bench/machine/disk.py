@@ -9,7 +9,8 @@ from pathlib import Path
 
 from bench.case import Case
 from bench.errors import Misuse
-from workloads.cost_models.memory import FULL_BYTES
+from workloads.core.precision_options import is_master_kept
+from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES
 
 MOMENTS = 2
 """AdamW's states of a weight."""
@@ -18,6 +19,7 @@ MOMENTS = 2
 def checkpoint_bytes(case: Case) -> int:
     """Return the bytes of all tensors in a checkpoint: weights, AdamW's two moments, and copies that an update reads.
 
+    Weights in bf16 have 2 bytes, and their master is saved also.
     DeepSpeed's ZeRO (stages 1 to 3) updates a copy of the weights, which is saved also. The workers of an asynchronous
     parameter server hold weights of different age, each saved. torch's format adds less than 2 KB for each part of a
     tensor.
@@ -27,6 +29,8 @@ def checkpoint_bytes(case: Case) -> int:
         copies += 1
     if case.strategy == "parameter_server" and case.options["mode"] == "asynchronous":
         copies += case.ranks - int(case.options["servers"])
+    if is_master_kept(case):
+        return (HALF_BYTES + (1 + MOMENTS) * FULL_BYTES) * case.shape.parameters()
     return copies * FULL_BYTES * case.shape.parameters()
 
 
