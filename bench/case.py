@@ -212,18 +212,21 @@ def parse_options(spec: StrategySpec, texts: Iterable[str]) -> dict[str, OptionV
     options = {option.name: option for option in spec.options}
     new_names = {option.formerly: option.name for option in spec.options if option.formerly is not None}
     values: dict[str, OptionValue] = {}
+    old_names: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise Misuse(f'option "{text}" has no value; write {text}=VALUE')
-        name = new_names.get(name, name)
+        if name in new_names:
+            old, name = name, new_names[name]
+            old_names[name] = f" ({old} is its old name)"
         if name not in options:
             takers = [strategy.name for strategy in SPECS if name in {option.name for option in strategy.options}]
             whose = f", which {' and '.join(takers)} {'takes' if len(takers) == 1 else 'take'}" if takers else ""
             offer = f" (`observatory list {spec.name}` shows all)" if takers else _nearest(name, options, spec.name)
             raise Misuse(f'{spec.name} has no option "{name}"{whose}{offer}')
         if name in values:
-            raise Misuse(f"option {name} is set twice; set it once")
+            raise Misuse(f"option {name} is set twice{old_names.get(name, '')}; set it once")
         try:
             values[name] = options[name].parse(value)
         except ValueError as error:

@@ -19,17 +19,19 @@ MOMENTS = 2
 def checkpoint_bytes(case: Case) -> int:
     """Return the bytes of all tensors in a checkpoint: weights, AdamW's two moments, and copies that an update reads.
 
+    Weights in bf16 have 2 bytes, and their master is saved also.
     DeepSpeed's ZeRO (stages 1 to 3) updates a copy of the weights, which is saved also. The workers of an asynchronous
     parameter server hold weights of different age, each saved. torch's format adds less than 2 KB for each part of a
     tensor.
     """
     copies = 1 + MOMENTS
-    half_bytes = HALF_BYTES if is_master_kept(case) else 0  # The fp32 weights are then the master.
     if case.strategy == "deepspeed" and int(case.options["stage"]) > 0:
         copies += 1
     if case.strategy == "parameter_server" and case.options["mode"] == "asynchronous":
         copies += case.ranks - int(case.options["servers"])
-    return (copies * FULL_BYTES + half_bytes) * case.shape.parameters()
+    if is_master_kept(case):
+        return (HALF_BYTES + (1 + MOMENTS) * FULL_BYTES) * case.shape.parameters()
+    return copies * FULL_BYTES * case.shape.parameters()
 
 
 def free_bytes(folder: Path) -> int | None:

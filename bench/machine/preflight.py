@@ -15,9 +15,10 @@ from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.machine.container import UNLIMITED_BYTES, own_groups
 from bench.machine.gpus import Gpu, GpuMemory, Holder
 from collectors.nvml.queries import names_all_processes
-from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, INDEX_BYTES
+from workloads.core.precision_options import stream_bytes
+from workloads.cost_models.memory import HALF_BYTES, INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
-from workloads.options import microbatch_count
+from workloads.options import loss_chunks, microbatch_count
 
 # Memory limits of this process's control groups: of a container, or of a cluster job.
 
@@ -267,11 +268,12 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
 def _tokens(case: Case) -> _Need:
     """Return what all ranks together hold of a microbatch, however they share it.
 
-    It has token indices, residual stream and logits.
+    It has token indices, residual stream and logits, of which a loss in chunks has one chunk at a time.
     """
     shape = case.shape
     tokens = shape.batch * shape.sequence // microbatch_count(case)
-    size_bytes = tokens * (INDEX_BYTES + FULL_BYTES * shape.width + HALF_BYTES * shape.vocabulary)
+    size_bytes = tokens * (INDEX_BYTES + stream_bytes(case) * shape.width)
+    size_bytes += tokens // loss_chunks(case) * HALF_BYTES * shape.vocabulary
     what = f"a batch of {shape.batch} sequences of {shape.sequence} tokens takes at least {_gigabytes(size_bytes)}"
     return _Need(what=what, ranks=0, size_bytes=size_bytes)
 

@@ -122,7 +122,7 @@ class TrainingLoop:
         trace_every, save_every = self.order.instrumentation.trace_every, case.save_every
         done = 0
         while done < case.steps:
-            group = min(case.steps - done, *(every - done % every for every in (trace_every, save_every) if every))
+            group = min([case.steps - done, *(every - done % every for every in (trace_every, save_every) if every)])
             self._train(group, "measured", recorder)
             wait_for_all(device)
             done += group

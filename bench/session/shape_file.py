@@ -83,8 +83,8 @@ def read_shape(path: Path, sequence: int | None) -> Shape:
     config.refuse_other_models()
     if sequence is None:
         raise Misuse(
-            f"shape {path} has no sequence (max_position_embeddings is only its limit); set one, for example"
-            " --sequence 4096"
+            f"shape {path} has no sequence (max_position_embeddings is only its limit); add one, for example"
+            " --sequence 4096, or sequence = 4096 in a suite"
         )
     try:
         return _shape(config, sequence)
@@ -173,10 +173,10 @@ class _Config:
             raise self._other("architectures", architectures, " or ".join(json.dumps([one]) for one in ARCHITECTURES))
         code = self._values.get("auto_map")
         if isinstance(code, dict) and "AutoModelForCausalLM" in code:
-            raise self._other("auto_map", code, "absent: the model may not be code of its own")
+            raise self._other("auto_map", code, "absent: code of the model's own is not run")
         for key in EXPERTS:
             if self.has(key):
-                raise self._other(key, self._values[key], "absent: a mixture of experts is not trained")
+                raise self._other(key, self._values[key], "absent: mixtures of experts are not trained")
         if self.has("sliding_window"):
             origin = "" if "sliding_window" in self._written else ", as it is not there"
             window = f"{shown(self._values['sliding_window'])}{origin}"
@@ -254,4 +254,4 @@ class _Config:
 
     def _other(self, place: str, value: object, allowed: str) -> Misuse:
         """Return the refusal of another model: the reference model is not made so."""
-        return Misuse(f"shape {self._path}: {place} is {shown(value)}, another model than is trained here ({allowed})")
+        return Misuse(f"shape {self._path}: {place} is {shown(value)}; to be trained here it must be {allowed}")

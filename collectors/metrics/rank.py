@@ -43,7 +43,7 @@ MEASURED_MFU = EACH_RANK.gauge(
 LOSS = EACH_RANK.gauge("observatory_loss_nats", "Mean cross-entropy of a rank's own tokens in one step.")
 LEARNING_RATE = EACH_RANK.gauge(
     "observatory_learning_rate_ratio",
-    "Learning rate that a rank's optimizer used in one step, after its rule and warm-up: the factor of AdamW's"
+    "Learning rate that a rank's optimizer used in one step, after its rule, warm-up and decay: the factor of AdamW's"
     " update, which has no unit.",
 )
 GRADIENT_NORM = EACH_RANK.gauge(

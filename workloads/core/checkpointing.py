@@ -61,41 +61,37 @@ def states_of(workload: Workload) -> dict[str, Tensor]:
     if isinstance(workload, KeepsOwnStates):
         return {name: tensor.detach() for name, tensor in workload.own_states().items()}
     states: dict[str, Tensor] = {}
-    masters = _masters_of(workload.optimizer)
+    own = _own(workload.optimizer)
+    masters = dict(zip(own.weights, own.masters, strict=True)) if isinstance(own, MasterAdamW) else {}
+    kept = own.state if masters else workload.optimizer.state
     for name, weight in workload.model.named_parameters():
         states[f"weights.{plain_name(name)}"] = weight.detach()
         if weight in masters:
-            states[f"masters.{plain_name(name)}"] = masters[weight].detach()
-        for key, state in workload.optimizer.state.get(masters.get(weight, weight), {}).items():
+            states[f"optimizer.{plain_name(name)}.master"] = masters[weight].detach()
+        for key, state in kept.get(masters.get(weight, weight), {}).items():
             if isinstance(state, Tensor):
                 states[f"optimizer.{plain_name(name)}.{key}"] = state.detach()
     return states
 
 
-def _masters_of(optimizer: Optimizer) -> dict[Tensor, Tensor]:
-    """Return the fp32 master of each bf16 weight that this rank updates; empty where the weights are fp32."""
-    own = _own_optimizer(optimizer)
-    return dict(zip(own.weights, own.masters, strict=True)) if isinstance(own, MasterAdamW) else {}
-
-
-def _own_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer of this rank's weights, which ZeroRedundancyOptimizer has inside."""
+def _own(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that updates this rank's weights; ZeroRedundancyOptimizer has it inside."""
     own: Optimizer = getattr(optimizer, "optim", optimizer)
     return own
 
 
 def _make_states(optimizer: Optimizer) -> None:
     """Make the optimizer's states where it has none yet, without a change of weights that are loaded after it."""
-    own = _own_optimizer(optimizer)
-    weights = [weight for group in own.param_groups for weight in group["params"] if "lr" in group]
+    own = _own(optimizer)
+    weights: list[Tensor] = [weight for group in own.param_groups for weight in group["params"] if "lr" in group]
     if not weights or own.state:
         return
-    if isinstance(own, MasterAdamW):
+    if isinstance(own, MasterAdamW):  # It reads the gradients of the weights, and updates their masters.
         weights = list(own.weights)
     before = [weight.grad for weight in weights]
     rates = [group["lr"] for group in own.param_groups]
     for weight in weights:
-        weight.grad = torch.zeros_like(weight, dtype=getattr(weight, "grad_dtype", None))
+        weight.grad = torch.zeros_like(weight, dtype=getattr(weight, "grad_dtype", None) or weight.dtype)
     for group in own.param_groups:
         group["lr"] = 0.0
     own.step()

@@ -104,8 +104,8 @@ def _master_refusals(setup: Setup) -> Iterator[str]:
         value = setup.options[name]
         if value not in ("none", False):
             yield (
-                f"option {name} is {str(value).lower()} with weights=bf16, whose gradients are averaged in buckets"
-                f" without it; leave it out, or use weights=bf16_compute"
+                f"option {name} is {str(value).lower()}, but weights=bf16 averages gradients in plain buckets; leave it"
+                " out, or use weights=bf16_compute"
             )
 
 

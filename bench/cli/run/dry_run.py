@@ -124,16 +124,16 @@ def _step_lines(case: Case) -> Iterator[str]:
         return
     peak = spec.peak(case)
     predicted = (
-        f"is absent: {peak.reason}"
+        f"not predicted: {peak.reason}"
         if isinstance(peak, Absent)
         else f"{readable(peak.total_bytes, 'bytes')} of live tensors"
     )
     yield f"peak of a step on the rank that holds most: {predicted}"
     if case.save_every is not None:
-        size_bytes = checkpoint_bytes(case)
+        size_bytes, steps = checkpoint_bytes(case), case.save_every
         yield (
-            f"a checkpoint: {readable(size_bytes, 'bytes')} over all ranks, {case.save_mode}, after each"
-            f" {plural(case.save_every, 'measured step')}; only the newest of a trial is on disk"
+            f"a checkpoint: {readable(size_bytes, 'bytes')} over all ranks, {case.save_mode}, after every"
+            f" {'measured step' if steps == 1 else f'{steps} measured steps'}; each replaces the previous one"
         )
     for transfer in spec.transfers(case):
         yield (

@@ -59,6 +59,15 @@ def test_a_batch_that_no_machine_holds_is_refused_whatever_shares_it(strategy: s
         check_memory(replace(case, device="cuda"), host_bytes=0, gpus=(gpu(0), gpu(1)))
 
 
+def test_a_loss_in_chunks_needs_no_more_logits_than_a_chunk_has() -> None:
+    case = make_case("single")
+    case = replace(case, device="cuda", model=replace(case.shape, sequence=2**20, vocabulary=128_256))
+    with pytest.raises(Misuse, match=r"tokens takes at least .* GB, but 1 GPU has only"):
+        check_memory(case, host_bytes=0, gpus=(gpu(0),))
+    chunked = replace(case, options={**case.options, "loss_chunks": 1024})
+    check_memory(chunked, host_bytes=0, gpus=(gpu(0),))
+
+
 def test_more_processes_than_memory_holds_are_refused() -> None:
     case = make_case(ranks=4)
     case = replace(case, options={**case.options, "workers": 3})

@@ -46,6 +46,11 @@ def test_a_bad_option_is_refused_with_what_it_may_be(texts: list[str], message: 
         parse_options(spec_of("ddp"), texts)
 
 
+def test_an_option_that_is_also_set_by_its_old_name_is_refused_with_both_names() -> None:
+    with _refused("option grad_dtype is set twice (reduce_dtype is its old name); set it once"):
+        parse_options(spec_of("fsdp"), ["reduce_dtype=bf16", "grad_dtype=fp32"])
+
+
 def test_options_that_are_not_given_have_their_default() -> None:
     values = parse_options(spec_of("ddp"), ["bucket_mb=2"])
     assert values == {option.name: option.default for option in spec_of("ddp").options} | {"bucket_mb": 2.0}

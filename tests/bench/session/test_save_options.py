@@ -45,6 +45,12 @@ def test_a_baseline_saves_nothing() -> None:
     assert baseline_case(SAVED, "weak").save_every is None
 
 
+def test_a_checkpoint_of_bf16_weights_also_has_their_master() -> None:
+    halves = replace(SAVED, precision="bf16", options={**SAVED.options, "weights": "bf16"})
+    assert checkpoint_bytes(SAVED) == 12 * SAVED.shape.parameters()
+    assert checkpoint_bytes(halves) == 14 * SAVED.shape.parameters()
+
+
 REFUSED = (
     ({"save_every": 0}, "save-every is 0; it must be 1 or more measured steps"),
     ({"save_every": 11}, "save-every is 11, but 10 steps of a trial are measured.*use --save-every 10 or less"),

@@ -125,22 +125,22 @@ def test_a_mistral_without_kv_heads_has_those_of_its_default(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"model_type": "mixtral"}, 'model_type is "mixtral", another model than is trained here (llama or mistral)'),
-        ({"model_type": "qwen2"}, 'model_type is "qwen2", another model than is trained here (llama or mistral)'),
-        ({"model_type": ["llama"]}, 'model_type is ["llama"], another model than is trained here (llama or mistral)'),
+        ({"model_type": "mixtral"}, 'model_type is "mixtral"; to be trained here it must be llama or mistral'),
+        ({"model_type": "qwen2"}, 'model_type is "qwen2"; to be trained here it must be llama or mistral'),
+        ({"model_type": ["llama"]}, 'model_type is ["llama"]; to be trained here it must be llama or mistral'),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
-            'architectures is ["LlamaForSequenceClassification"], another model than is trained here'
-            ' (["LlamaForCausalLM"] or ["MistralForCausalLM"])',
+            'architectures is ["LlamaForSequenceClassification"]; to be trained here it must be'
+            ' ["LlamaForCausalLM"] or ["MistralForCausalLM"]',
         ),
-        ({"architectures": "LlamaForCausalLM"}, 'architectures is "LlamaForCausalLM", another model'),
+        ({"architectures": "LlamaForCausalLM"}, 'architectures is "LlamaForCausalLM"; to be trained here'),
         ({"auto_map": {"AutoModelForCausalLM": "m.M"}}, "auto_map is {"),
-        ({"num_local_experts": 8}, "num_local_experts is 8, another model"),
-        ({"attention_bias": True}, "attention_bias is true, another model than is trained here (false: products have"),
-        ({"mlp_bias": True}, "mlp_bias is true, another model"),
-        ({"hidden_act": "gelu"}, 'hidden_act is "gelu", another model than is trained here (silu)'),
-        ({"attention_dropout": 0.1}, "attention_dropout is 0.1, another model than is trained here (0)"),
-        ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, another model'),
+        ({"num_local_experts": 8}, "num_local_experts is 8; to be trained here"),
+        ({"attention_bias": True}, "attention_bias is true; to be trained here it must be false: products have"),
+        ({"mlp_bias": True}, "mlp_bias is true; to be trained here"),
+        ({"hidden_act": "gelu"}, 'hidden_act is "gelu"; to be trained here it must be silu'),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1; to be trained here it must be 0"),
+        ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}; to be trained here'),
         ({"sliding_window": 4096}, "sliding_window is 4096, and attention here has no window; set it to null"),
         (
             {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
@@ -148,16 +148,19 @@ def test_a_mistral_without_kv_heads_has_those_of_its_default(tmp_path: Path) -> 
         ),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
-            'layer_types is "sliding_attention", another model than is trained here ("full_attention" in all layers)',
+            'layer_types is "sliding_attention"; to be trained here it must be "full_attention" in all layers',
         ),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            'rope_scaling.rope_type is "yarn", another model than is trained here (default, linear or llama3)',
+            'rope_scaling.rope_type is "yarn"; to be trained here it must be default, linear or llama3',
         ),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_scaling.rope_type is "dynamic", another model'),
-        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention is {}, another model"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            'rope_scaling.rope_type is "dynamic"; to be trained here',
+        ),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention is {}; to be trained here"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_scaling and rope_parameters differ; leave one of them"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, another model"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; to be trained here"),
         ({"rope_scaling": [8]}, "rope_scaling is [8]; it must be an object or null"),
         ({"rope_scaling": {"type": "linear"}}, "has no rope_scaling.factor; name the config.json of"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor of rope scaling is 0.5; it must be 1 or more"),
@@ -197,8 +200,8 @@ def test_the_sequence_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(Misuse) as raised:
         named_shape(path, {})
     assert str(raised.value) == (
-        f"shape {path} has no sequence (max_position_embeddings is only its limit); set one, for example"
-        " --sequence 4096"
+        f"shape {path} has no sequence (max_position_embeddings is only its limit); add one, for example"
+        " --sequence 4096, or sequence = 4096 in a suite"
     )
 
 

@@ -110,8 +110,8 @@ REFUSED: tuple[tuple[str, Precision, Options, str], ...] = (
     ("deepspeed", "bf16", {"weights": "bf16_compute"}, "DeepSpeed's engine would cast weights by rules of its own"),
     ("ddp", "bf16", {"grad_dtype": "bf16"}, "gradients of fp32 weights are fp32 here"),
     ("tensor_parallel", "bf16", {"grad_dtype": "bf16"}, "gradients of fp32 weights are fp32 here"),
-    ("ddp", "bf16", {"weights": "bf16", "compress": "topk"}, "compress is topk with weights=bf16"),
-    ("ddp", "bf16", {"weights": "bf16", "static_graph": True}, "static_graph is true with weights=bf16"),
+    ("ddp", "bf16", {"weights": "bf16", "compress": "topk"}, "compress is topk, but weights=bf16 averages"),
+    ("ddp", "bf16", {"weights": "bf16", "static_graph": True}, "static_graph is true, but weights=bf16 averages"),
 )
 
 

@@ -74,6 +74,15 @@ def test_a_dry_run_for_people_names_ranks_bytes_and_messages(home: Path, capsys:
     assert list(home.iterdir()) == []
 
 
+def test_a_dry_run_names_the_checkpoint_and_why_a_peak_is_not_predicted(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*DRY, "fsdp", "--precision=bf16", "--save-every=5", "--save-mode=async"]) == FINE
+    printed = capsys.readouterr().out
+    assert "rank that holds most: not predicted: the cost model of activations covers weights=autocast only" in printed
+    assert "a checkpoint: 10.5 MiB over all ranks, async, after every 5 measured steps; each replaces the" in printed
+
+
 def test_a_dry_run_refuses_what_a_run_would(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*DRY, "ddp", "--ranks", "3"]) == MISUSE
     assert "batch 8 cannot be shared equally by 3 data ranks" in capsys.readouterr().err

@@ -71,23 +71,6 @@ def test_a_save_in_the_background_holds_the_states_of_its_moment(
         assert before.losses == after.losses
 
 
-@pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("strategy", ["single", "ddp", "zero1"])
-def test_masters_of_rounded_weights_go_on(strategy: str, grad_dtype: str, on_ranks: OnRanks, tmp_path: Path) -> None:
-    ranks = 1 if strategy == "single" else 2
-    options: dict[str, OptionValue] = {"weights": "bf16", "grad_dtype": grad_dtype}
-    setup = small_setup(strategy, ranks=ranks, precision="bf16", shape=TWO_BLOCKS, options=options)
-    saved = on_ranks(ranks, train_and_save, setup, tmp_path / "checkpoint")
-    loaded = on_ranks(ranks, load_and_train, setup, tmp_path / "checkpoint")
-    masters = {name: tensor for rank in saved for name, tensor in rank.states.items() if name.startswith("masters.")}
-    assert len(masters) == TWO_BLOCKS.parameter_tensors()
-    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in masters.values())
-    for before, after in zip(saved, loaded, strict=True):
-        assert before.states.keys() == after.states.keys()
-        assert all(torch.equal(tensor, after.states[name]) for name, tensor in before.states.items())
-        assert before.losses == after.losses
-
-
 def test_fp16_goes_on_at_its_scale(on_ranks: OnRanks, tmp_path: Path) -> None:
     setup = small_setup("ddp", ranks=2, precision="fp16", shape=TWO_BLOCKS)
     saved = on_ranks(2, train_and_save, setup, tmp_path / "checkpoint")
@@ -95,6 +78,29 @@ def test_fp16_goes_on_at_its_scale(on_ranks: OnRanks, tmp_path: Path) -> None:
     assert [rank.progress for rank in saved] == [rank.progress for rank in loaded]
     assert saved[0].progress["scale"] > 1
     assert [rank.losses for rank in saved] == [rank.losses for rank in loaded]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("single", {}), ("ddp", {"grad_dtype": "bf16"}), ("zero1", {})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_weights_in_bf16_go_on_from_their_master(
+    strategy: str, options: Mapping[str, OptionValue], on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    ranks = 1 if strategy == "single" else 2
+    setup = small_setup(
+        strategy, ranks=ranks, precision="bf16", shape=TWO_BLOCKS, options={**options, "weights": "bf16"}
+    )
+    saved = on_ranks(ranks, train_and_save, setup, tmp_path / "checkpoint")
+    loaded = on_ranks(ranks, load_and_train, setup, tmp_path / "checkpoint")
+    for before, after in zip(saved, loaded, strict=True):
+        assert before.states.keys() == after.states.keys()
+        assert all(torch.equal(tensor, after.states[name]) for name, tensor in before.states.items())
+        assert before.losses == after.losses
+    states = all_states(saved)
+    # A weight in bf16, and its master and two moments in fp32; the count of steps is one number.
+    assert sum(state.nbytes for state in states.values() if state.dim()) == 14 * setup.shape.parameters()
 
 
 @pytest.mark.parametrize(("strategy", "options"), [("fsdp", {}), ("deepspeed", {"stage": 3})], ids=str)
