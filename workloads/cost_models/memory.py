@@ -87,7 +87,7 @@ class Microbatch:
 
     @property
     def logits_bytes(self) -> int:
-        """Logits as the head computes them. Backward does not read them, but the step holds them."""
+        """Logits as the head computes them; backward does not read them."""
         return self._product_bytes(self.shape.vocabulary)
 
     @property

@@ -89,9 +89,7 @@ def step_peak(
     but its parts may be those of another moment.
     """
     shape = microbatch.shape
-    step = StepMoments(
-        microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes
-    )
+    step = StepMoments(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes)
     moments = [(moment, backward.at(moment.ready)) for backward in backwards for moment in step.moments()]
     moments.append((Moment(activations_bytes=step.held_bytes + averaged_bytes), backwards[-1].after_bytes))
     peak, gradients_bytes = max(moments, key=lambda pair: pair[0].bytes + pair[1])
@@ -126,7 +124,7 @@ class Moment:
 class StepMoments:
     """The moments of one microbatch that can be the peak.
 
-    held_bytes: what the step holds through all of them: the rank's tokens, and the logits.
+    held_bytes: what the step holds through all of them: the rank's tokens.
     """
 
     microbatch: Microbatch
@@ -144,9 +142,9 @@ class StepMoments:
         yield from self.mlp(below=0)
 
     def end_of_forward(self) -> Moment:
-        """End of forward: autocast's copies of all weights, checkpointed or not, and of the logits live until here."""
+        """End of forward: the logits, and autocast's copies of them and of all weights, checkpointed or not."""
         size = self.microbatch
-        copies_bytes = size.probabilities_bytes if size.is_autocast else 0
+        copies_bytes = size.logits_bytes + (size.probabilities_bytes if size.is_autocast else 0)
         if size.checkpoint != "none":
             copies_bytes += size.shape.layers * size.block_casts_bytes
         return Moment(activations_bytes=self.stored_bytes + size.head_bytes + copies_bytes)
@@ -243,7 +241,7 @@ def _recomputed(size: Microbatch, kept_bytes: int, made_bytes: int) -> tuple[int
 class BlockMoments:
     """Moments of one block of a microbatch.
 
-    held_bytes: what the step holds through forward and backward, without the logits.
+    held_bytes: what the step holds through forward and backward.
     """
 
     microbatch: Microbatch
@@ -332,7 +330,7 @@ class BlockMoments:
         return Moment(activations_bytes=self._below_bytes(below), temporary_bytes=self.microbatch.stream_bytes)
 
     def _below_bytes(self, below: int) -> int:
-        return self.held_bytes + self.microbatch.logits_bytes + below * self.microbatch.stored_block_bytes
+        return self.held_bytes + below * self.microbatch.stored_block_bytes
 
     @property
     def _before_last_bytes(self) -> int:

@@ -195,15 +195,13 @@ def sharded_step_peak(
     temporary.
     kept_ranks: ranks that share a weight between forward and backward, where these are fewer than between steps.
     """
-    step = StepMoments(
-        microbatch=microbatch, held_bytes=sharding.microbatches * microbatch.tokens_bytes + microbatch.logits_bytes
-    )
+    step = StepMoments(microbatch=microbatch, held_bytes=sharding.microbatches * microbatch.tokens_bytes)
     backward = [_unit(weights, sharding) for weights in reversed(sharding.inner_units())]
     model = _Model(
         sharding=sharding,
         kept_ranks=kept_ranks,
         step=step,
-        blocks=BlockMoments(microbatch=microbatch, held_bytes=step.held_bytes - microbatch.logits_bytes),
+        blocks=BlockMoments(microbatch=microbatch, held_bytes=step.held_bytes),
         units=backward * sharding.shape.layers,
         outer=_unit(sharding.outer_unit(), sharding),
     )

@@ -132,7 +132,7 @@ def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Seque
     states = stage_states(weight for stage in stages for weight in stage_weights(shape, counts, stage))
     return Prediction(
         parameters_bytes=states.parameters_bytes,
-        buffers_bytes=FULL_BYTES * shape.sequence * shape.head_width,
+        buffers_bytes=len(stages) * FULL_BYTES * shape.sequence * shape.head_width,  # Each stage has its own tables.
         gradients_bytes=peak.gradients_bytes,
         optimizer_bytes=states.optimizer_bytes,
         activations_bytes=peak.activations_bytes,
@@ -253,7 +253,7 @@ class _Rank:
                 ready = int(moment.ready * shape.parameters()) - table
                 yield live(moment, ready=head + ready, is_top=below == top)
         # The stage's first block, the last one in backward.
-        blocks = BlockMoments(microbatch=size, held_bytes=held_bytes - size.logits_bytes)
+        blocks = BlockMoments(microbatch=size, held_bytes=held_bytes)
         before = head + (shape.layers - 1) * (shape.block_parameters() + 2 * shape.width)
         if size.is_autocast:
             product = shape.width * shape.mlp_width

@@ -122,9 +122,7 @@ def tensor_parallel_peak(microbatch: ShardedMicrobatch, *, states: States, backw
     peak = step_peak(microbatch, states=states, backwards=backwards)
     if not microbatch.is_loss_sharded:
         return peak
-    step = StepMoments(
-        microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes
-    )
+    step = StepMoments(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes)
     # torch computes the gradient of a divided loss in one step, of three tensors: ones at targets, probabilities, and
     # their product.
     loss = replace(
