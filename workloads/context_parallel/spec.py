@@ -20,6 +20,7 @@ from workloads.options import (
     HIGH_PRIORITY,
     TRAINING_OPTIONS,
     WIDEST_HEAD,
+    checkpoint_every,
     graph_refusals,
     head_remedy,
     local_batch,
@@ -117,7 +118,10 @@ class SequenceSpec(StrategySpec):
     def paper_activations(self, setup: Setup) -> int:
         """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""
         full = microbatch(setup, data_ranks=1)
-        return paper_activation_bytes(full.shape, full.sequences, full.checkpoint) // setup.ranks
+        all_bytes = paper_activation_bytes(
+            full.shape, full.sequences, full.checkpoint, checkpoint_every=full.checkpoint_every
+        )
+        return all_bytes // setup.ranks
 
     def position_bytes(self, setup: Setup) -> int:
         """Return the bytes of a rank's own list of positions; plain ones are a view of all positions."""
@@ -244,6 +248,7 @@ class RingAttentionSpec(SequenceSpec):
             microbatches=microbatch_count(setup),
             element_bytes=ELEMENT_BYTES[setup.precision],
             is_recomputed=setup.options["checkpoint"] != "none",
+            recomputed_every=checkpoint_every(setup),
             is_overlapped=bool(setup.options["overlap"]),
         )
         return (*traffic.transfers, *super().transfers(setup))
@@ -336,5 +341,6 @@ class UlyssesSpec(SequenceSpec):
             microbatches=microbatch_count(setup),
             element_bytes=ELEMENT_BYTES[setup.precision],
             is_recomputed=setup.options["checkpoint"] != "none",
+            recomputed_every=checkpoint_every(setup),
         )
         return (*traffic.transfers, *super().transfers(setup))

@@ -13,6 +13,7 @@ from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
     COLLECTIVES_IN_GRAPHS,
     TRAINING_OPTIONS,
+    checkpoint_every,
     graph_refusals,
     local_batch,
     microbatch,
@@ -163,6 +164,7 @@ class TensorParallelSpec(StrategySpec):
             is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
             is_loss_sharded=bool(options[LOSS_PARALLEL.name]),
             is_recomputed=options["checkpoint"] != "none",
+            recomputed_every=checkpoint_every(setup),
             numbers=numbers_agreed(setup),
             has_all_to_all=setup.device == "cuda",
         ).transfers
@@ -179,6 +181,7 @@ class TensorParallelSpec(StrategySpec):
             setup.shape,
             full.sequences,
             full.checkpoint,
+            checkpoint_every=full.checkpoint_every,
             ranks=setup.ranks,
             is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]),
         )

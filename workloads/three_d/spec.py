@@ -18,6 +18,7 @@ from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
     DEFER_RECEIVES,
     GATHERED_IN_GRAPHS,
+    checkpoint_every,
     graph_refusals,
     local_batch,
     microbatch,
@@ -30,6 +31,7 @@ from workloads.options import (
 from workloads.pipeline_parallel.spec import (
     PIPELINE_OPTIONS,
     STAGES,
+    UNEQUAL_STAGES,
     PipelineSpec,
     counts,
     halved_backward_refusals,
@@ -213,6 +215,7 @@ class ThreeDSpec(PipelineSpec):
                 is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
                 is_loss_sharded=False,
                 is_recomputed=options["checkpoint"] != "none",
+                recomputed_every=checkpoint_every(setup),
                 numbers=numbers,
                 has_all_to_all=setup.device == "cuda",
             ),
@@ -248,7 +251,9 @@ class ThreeDSpec(PipelineSpec):
             model_ranks=replica_ranks(setup),
         )
 
-    def paper_activations(self, setup: Setup) -> int:
+    def paper_activations(self, setup: Setup) -> int | Absent:
+        if checkpoint_every(setup) > 1:
+            return UNEQUAL_STAGES
         axes, pipeline = self.mesh(setup), self.pipeline(setup)
         size = microbatch(setup, axes["data"])
         of_all = paper_activation_bytes(
