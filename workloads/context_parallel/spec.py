@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
 from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, settled_buckets
-from workloads.core.precision_options import gradient_bytes, stream_bytes
+from workloads.core.precision_options import gradient_bytes, is_fp8, stream_bytes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
@@ -230,6 +230,11 @@ class RingAttentionSpec(SequenceSpec):
         ]
 
     def incomparable(self, setup: Setup) -> str | None:
+        if is_fp8(setup) and setup.ranks > 1:
+            return (
+                "weights=fp8 makes steps of the ring's differences in rounding, up to 5 % of a gradient; use"
+                " weights=bf16_compute, or ulysses"
+            )
         if setup.options["causal"]:
             return None
         return "causal is false, and single's attention is causal; causal=true is comparable"

@@ -16,9 +16,10 @@ from workloads.cost_models.terms import States
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Checkpoint = Literal["none", "full", "selective"]
-Weights = Literal["autocast", "bf16_compute", "bf16"]
+Weights = Literal["autocast", "bf16_compute", "bf16", "fp8"]
 """How weights are kept and computed with. autocast: kept in fp32, products and attention round. bf16_compute: kept in
-fp32, all layers compute with copies in bf16. bf16: kept in bf16, the optimizer keeps a master copy in fp32."""
+fp32, all layers compute with copies in bf16. bf16: kept in bf16, the optimizer keeps a master copy in fp32. fp8: as
+bf16_compute, but the blocks' products round to fp8."""
 
 FULL_BYTES = 4
 """Bytes of one fp32 element; weights, residual stream, norms and loss are fp32 in every precision."""

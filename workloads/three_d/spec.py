@@ -48,7 +48,13 @@ from workloads.spec import (
     nearest_multiples,
 )
 from workloads.tensor_parallel.cost_model import TensorTraffic, paper_activation_bytes
-from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, SHARDED_HEAD, compile_refusals, divisibility_refusals
+from workloads.tensor_parallel.spec import (
+    SEQUENCE_PARALLEL,
+    SHARDED_HEAD,
+    compile_refusals,
+    divided_weights,
+    divisibility_refusals,
+)
 from workloads.three_d.cost_model import MeshStages
 
 PIPELINE_RANKS = Option(
@@ -183,7 +189,12 @@ class ThreeDSpec(PipelineSpec):
             ]
         axes, schedule = self.mesh(setup), self.schedule(setup)
         reasons = [
-            *training_refusals(setup, data_ranks=axes["data"], is_reduced_rounded=options[DATA_AXIS.name] == "fsdp"),
+            *training_refusals(
+                setup,
+                data_ranks=axes["data"],
+                weights_refused=divided_weights(axes["tensor"]),
+                is_reduced_rounded=options[DATA_AXIS.name] == "fsdp",
+            ),
             *size_refusals(setup),
             *(unchunked_refusals(setup, SHARDED_HEAD) if axes["tensor"] > 1 else ()),
             *tied_refusals(setup, "its stages and tensor ranks divide the two apart"),
