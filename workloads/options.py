@@ -20,7 +20,7 @@ from workloads.core.precision_options import (
     weights_refusals,
 )
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import Checkpoint, Microbatch, Weights
+from workloads.cost_models.memory import Checkpoint, Microbatch, Weights, recomputed_count
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
 from workloads.spec import Option, OptionValue, Setup, nearest_multiples
 
@@ -314,6 +314,14 @@ def microbatch_count(setup: Setup) -> int:
 def checkpoint_every(setup: Setup) -> int:
     """Return of how many blocks backward recomputes one, where blocks are checkpointed."""
     return int(CHECKPOINT_EVERY.of(setup))
+
+
+def rerun_ratio(setup: Setup) -> float:
+    """Return the share of forward that backward computes again; selective checkpointing repeats no product."""
+    if setup.options.get("checkpoint") != "full":
+        return 0.0
+    layers = setup.shape.layers
+    return recomputed_count(range(layers), every=checkpoint_every(setup)) / layers
 
 
 def _checkpoint_refusals(setup: Setup) -> Iterator[str]:

@@ -17,7 +17,7 @@ from bench.machine.gpus import Gpu, GpuMemory, Holder
 from collectors.nvml.queries import names_all_processes
 from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
-from workloads.options import microbatch_count
+from workloads.options import checkpoint_every, microbatch_count
 
 # Memory limits of this process's control groups: of a container, or of a cluster job.
 
@@ -191,7 +191,11 @@ def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
     sharing = math.ceil(case.ranks / len(gpus))
     if not isinstance(peak, Prediction) or sharing * peak.total_bytes <= min(sizes):
         return
-    how = "a smaller batch" if case.options["checkpoint"] == "full" else "a smaller batch, or option checkpoint=full"
+    how = "a smaller batch"
+    if case.options["checkpoint"] != "full":
+        how += ", or option checkpoint=full"
+    elif checkpoint_every(case) > 1:
+        how += ", or option checkpoint_every=1"
     ranks = "" if sharing == 1 else f" of {sharing} ranks"
     yield (
         f"{case.title}: a step may need more memory than a GPU has: {_gigabytes(sharing * peak.total_bytes)} of"

@@ -23,10 +23,9 @@ from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link, collective_time_s
 from workloads.cost_models.interconnect import Interconnect, NetworkLevel, traffic_times_s
-from workloads.cost_models.memory import recomputed_count
 from workloads.cost_models.step_time import compute_time, step_time
 from workloads.cost_models.terms import Transfer
-from workloads.options import checkpoint_every
+from workloads.options import rerun_ratio
 from workloads.probes.spec import MatmulSpec
 
 # The measured ceiling, and model FLOP/s as a share of it
@@ -293,7 +292,7 @@ def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent
         case.shape,
         spec.training_ranks(case),
         ceiling.flops_per_second.median,
-        recomputed_ratio=_recomputed_ratio(case),
+        recomputed_ratio=rerun_ratio(case),
     )
     basis = f"{1e3 * compute.step_s:.4g} ms of computing at the ceiling of {ceiling.run}"
     transfers = spec.transfers(case)
@@ -305,14 +304,6 @@ def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent
     step = step_time(compute, transfers, axes=spec.mesh(case), link=link, backend=case.backend)
     basis += f", and {1e3 * step.exposed_s:.4g} of {1e3 * step.communication_s:.4g} ms of communication exposed"
     return PredictedStep(step_s=step.step_s, basis=basis)
-
-
-def _recomputed_ratio(case: Case) -> float:
-    """Return the share of forward that backward computes again; selective checkpointing repeats no product."""
-    if case.options.get("checkpoint") != "full":
-        return 0.0
-    layers = case.shape.layers
-    return recomputed_count(range(layers), every=checkpoint_every(case)) / layers
 
 
 def find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:

@@ -83,16 +83,17 @@ class RingTraffic:
         visits = self.ranks - 1
         forward = self._sent(visits, self.block_bytes, behind="forward")
         again = self._sent(visits, self.block_bytes, behind="backward")
-        rerun = self._sent(visits, self.block_bytes, behind="backward", layers=self._rerun)
+        rerun = [self._sent(visits, self.block_bytes, behind="backward", layers=layers) for layers in self._rerun]
         gradients = self._sent(visits, self.gradients_bytes, behind="backward")
         # When the gradient sums are complete there is nothing left to compute: the last hop home is exposed.
         home = self._sent(1, self.gradients_bytes, behind=None)
-        return (forward, again, *((rerun,) if self._rerun else ()), gradients, home)
+        return (forward, again, *rerun, gradients, home)
 
     @property
-    def _rerun(self) -> int:
-        """Blocks whose forward backward runs again."""
-        return recomputed_count(range(self.shape.layers), every=self.recomputed_every) if self.is_recomputed else 0
+    def _rerun(self) -> tuple[int, ...]:
+        """Blocks whose forward backward runs again, if there are any."""
+        blocks = recomputed_count(range(self.shape.layers), every=self.recomputed_every) if self.is_recomputed else 0
+        return (blocks,) if blocks else ()
 
     @property
     def _elements(self) -> int:
