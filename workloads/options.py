@@ -20,7 +20,7 @@ from workloads.core.precision_options import (
     weights_refusals,
 )
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import Checkpoint, Microbatch, Weights
+from workloads.cost_models.memory import Checkpoint, Microbatch, Weights, recomputed_count
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
 from workloads.spec import Option, OptionValue, Setup, nearest_multiples
 
@@ -245,6 +245,15 @@ LOSS_CHUNKS = Option(
     added_later=True,
 )
 
+CHECKPOINT_EVERY = Option(
+    name="checkpoint_every",
+    default=1,
+    minimum=1,
+    help="with checkpoint=full or selective: of so many blocks only the last is recomputed, so 2 recomputes half of"
+    " them; 1: all are",
+    added_later=True,
+)
+
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""
 COLLECTIVES_IN_GRAPHS = (
@@ -267,6 +276,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
         choices=("none", "full", "selective"),
         help="activations that backward recomputes: none, full blocks, or all but matrix products and attention",
     ),
+    CHECKPOINT_EVERY,
     Option(
         name="compile",
         default="none",
@@ -301,6 +311,36 @@ def microbatch_count(setup: Setup) -> int:
     return int(setup.options[microbatch_option(setup).name])
 
 
+def checkpoint_every(setup: Setup) -> int:
+    """Return of how many blocks backward recomputes one, where blocks are checkpointed."""
+    return int(CHECKPOINT_EVERY.of(setup))
+
+
+def rerun_ratio(setup: Setup) -> float:
+    """Return the share of forward that backward computes again; selective checkpointing repeats no product."""
+    if setup.options.get("checkpoint") != "full":
+        return 0.0
+    layers = setup.shape.layers
+    return recomputed_count(range(layers), every=checkpoint_every(setup)) / layers
+
+
+def _checkpoint_refusals(setup: Setup) -> Iterator[str]:
+    """Yield why no block would be recomputed."""
+    every, layers = checkpoint_every(setup), setup.shape.layers
+    if every == 1:
+        return
+    if setup.options["checkpoint"] == "none":
+        yield (
+            f"option {CHECKPOINT_EVERY.name} is {every} with checkpoint=none, so nothing is recomputed; leave it out or"
+            " use checkpoint=full or selective"
+        )
+    elif every > layers:
+        yield (
+            f"option {CHECKPOINT_EVERY.name} is {every} with {layers} layers, so no block would be recomputed; use"
+            f" {layers} or less, or checkpoint=none"
+        )
+
+
 def loss_chunks(setup: Setup) -> int:
     """Return the number of chunks in which the loss is computed."""
     return int(LOSS_CHUNKS.of(setup))
@@ -333,7 +373,11 @@ def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
     """Describe one of a rank's microbatches to the cost model of memory."""
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
     return Microbatch(
-        shape=setup.shape, sequences=local_batch(setup, data_ranks), precision=setup.precision, checkpoint=checkpoint
+        shape=setup.shape,
+        sequences=local_batch(setup, data_ranks),
+        precision=setup.precision,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every(setup),
     )
 
 
@@ -375,6 +419,7 @@ def training_refusals(
         *rate_refusals(setup),
         *attention_refusals(setup),
         *_chunk_refusals(setup, data_ranks),
+        *_checkpoint_refusals(setup),
         *weights_refusals(setup, weights_refused),
         *gradient_refusals(setup, is_reduced=is_reduced_rounded),
     ]

@@ -18,7 +18,7 @@ from collectors.nvml.queries import names_all_processes
 from workloads.core.precision_options import stream_bytes
 from workloads.cost_models.memory import HALF_BYTES, INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
-from workloads.options import loss_chunks, microbatch_count
+from workloads.options import checkpoint_every, loss_chunks, microbatch_count
 
 # Memory limits of this process's control groups: of a container, or of a cluster job.
 
@@ -195,7 +195,11 @@ def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
     sharing = math.ceil(case.ranks / len(gpus))
     if not isinstance(peak, Prediction) or sharing * peak.total_bytes <= min(sizes):
         return
-    how = "a smaller batch" if case.options["checkpoint"] == "full" else "a smaller batch, or option checkpoint=full"
+    how = "a smaller batch"
+    if case.options["checkpoint"] != "full":
+        how += ", or option checkpoint=full"
+    elif checkpoint_every(case) > 1:
+        how += ", or option checkpoint_every=1"
     ranks = "" if sharing == 1 else f" of {sharing} ranks"
     yield (
         f"{case.title}: a step may need more memory than a GPU has: {_gigabytes(sharing * peak.total_bytes)} of"

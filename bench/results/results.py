@@ -165,7 +165,9 @@ def results_of(
     paper_activations = spec.paper_activations(case)
     if paper_activations is None:
         size = microbatch(case, spec.data_ranks(case))
-        paper_activations = paper_activation_bytes(size.shape, size.sequences, size.checkpoint)
+        paper_activations = paper_activation_bytes(
+            size.shape, size.sequences, size.checkpoint, checkpoint_every=size.checkpoint_every
+        )
     accounts, absent = memory_estimates(
         trials,
         states=spec.states_not_covered(case) or spec.most_states(case),

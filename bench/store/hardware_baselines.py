@@ -25,6 +25,7 @@ from workloads.cost_models.communication import Link, collective_time_s
 from workloads.cost_models.interconnect import Interconnect, NetworkLevel, traffic_times_s
 from workloads.cost_models.step_time import compute_time, step_time
 from workloads.cost_models.terms import Transfer
+from workloads.options import rerun_ratio
 from workloads.probes.spec import MatmulSpec
 
 # The measured ceiling, and model FLOP/s as a share of it
@@ -291,7 +292,7 @@ def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent
         case.shape,
         spec.training_ranks(case),
         ceiling.flops_per_second.median,
-        recomputed_ratio=1.0 if case.options.get("checkpoint") == "full" else 0.0,
+        recomputed_ratio=rerun_ratio(case),
     )
     basis = f"{1e3 * compute.step_s:.4g} ms of computing at the ceiling of {ceiling.run}"
     transfers = spec.transfers(case)

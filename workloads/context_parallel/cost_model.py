@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from workloads.cost_models.memory import recomputed_count
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Transfer
 
@@ -52,7 +53,7 @@ class RingTraffic:
     sequences: number of sequences that pass through the model at a time; microbatches: how often that happens in a
     step.
     element_bytes: size of an element of the travelling keys and values.
-    is_recomputed: backward runs attention's forward again, with its messages.
+    is_recomputed: backward runs attention's forward again, with its messages, in every so many blocks.
     """
 
     shape: Shape
@@ -62,6 +63,7 @@ class RingTraffic:
     element_bytes: int
     is_recomputed: bool
     is_overlapped: bool
+    recomputed_every: int = 1
 
     @property
     def block_bytes(self) -> int:
@@ -81,18 +83,28 @@ class RingTraffic:
         visits = self.ranks - 1
         forward = self._sent(visits, self.block_bytes, behind="forward")
         again = self._sent(visits, self.block_bytes, behind="backward")
+        rerun = [self._sent(visits, self.block_bytes, behind="backward", layers=layers) for layers in self._rerun]
         gradients = self._sent(visits, self.gradients_bytes, behind="backward")
         # When the gradient sums are complete there is nothing left to compute: the last hop home is exposed.
         home = self._sent(1, self.gradients_bytes, behind=None)
-        return (forward, *[again] * (1 + self.is_recomputed), gradients, home)
+        return (forward, again, *rerun, gradients, home)
+
+    @property
+    def _rerun(self) -> tuple[int, ...]:
+        """Blocks whose forward backward runs again, if there are any."""
+        blocks = recomputed_count(range(self.shape.layers), every=self.recomputed_every) if self.is_recomputed else 0
+        return (blocks,) if blocks else ()
 
     @property
     def _elements(self) -> int:
         positions = self.sequences * self.shape.sequence // self.ranks
         return 2 * positions * self.shape.kv_heads * self.shape.head_width
 
-    def _sent(self, hops: int, hop_bytes: int, *, behind: Literal["forward", "backward"] | None) -> Transfer:
-        calls = hops * self.shape.layers * self.microbatches
+    def _sent(
+        self, hops: int, hop_bytes: int, *, behind: Literal["forward", "backward"] | None, layers: int | None = None
+    ) -> Transfer:
+        """layers: in which the messages are sent; None: all."""
+        calls = hops * (self.shape.layers if layers is None else layers) * self.microbatches
         return Transfer(
             collective="send",
             axis="sequence",
@@ -115,7 +127,7 @@ class HeadTraffic:
     sequences: number of sequences that pass through the model at a time; microbatches: how often that happens in a
     step.
     element_bytes: size of an element of queries, keys and values, of attention's output, and of their gradients.
-    is_recomputed: backward runs attention's forward again, with its exchanges.
+    is_recomputed: backward runs attention's forward again, with its exchanges, in every so many blocks.
     """
 
     shape: Shape
@@ -124,6 +136,7 @@ class HeadTraffic:
     microbatches: int
     element_bytes: int
     is_recomputed: bool
+    recomputed_every: int = 1
 
     @property
     def given_bytes(self) -> int:
@@ -140,7 +153,9 @@ class HeadTraffic:
         """Both exchanges of every layer, forward and backward; all are exposed, as nothing is left to compute."""
         if self.ranks == 1:
             return ()
-        calls = self.shape.layers * self.microbatches * (3 if self.is_recomputed else 2)
+        layers = self.shape.layers
+        rerun = recomputed_count(range(layers), every=self.recomputed_every) if self.is_recomputed else 0
+        calls = self.microbatches * (2 * layers + rerun)
         return tuple(
             Transfer(collective="all_to_all", axis="sequence", payload_bytes=calls * size_bytes, calls=calls)
             for size_bytes in (self.given_bytes, self.returned_bytes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
 from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, settled_buckets
-from workloads.core.precision_options import gradient_bytes, stream_bytes
+from workloads.core.precision_options import gradient_bytes, is_fp8, stream_bytes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
@@ -20,6 +20,7 @@ from workloads.options import (
     HIGH_PRIORITY,
     TRAINING_OPTIONS,
     WIDEST_HEAD,
+    checkpoint_every,
     graph_refusals,
     head_remedy,
     local_batch,
@@ -120,7 +121,10 @@ class SequenceSpec(StrategySpec):
     def paper_activations(self, setup: Setup) -> int:
         """Return the paper's activations, all divided: by positions, and attention's scores by queries or by heads."""
         full = microbatch(setup, data_ranks=1)
-        return paper_activation_bytes(full.shape, full.sequences, full.checkpoint) // setup.ranks
+        all_bytes = paper_activation_bytes(
+            full.shape, full.sequences, full.checkpoint, checkpoint_every=full.checkpoint_every
+        )
+        return all_bytes // setup.ranks
 
     def position_bytes(self, setup: Setup) -> int:
         """Return the bytes of a rank's own list of positions; plain ones are a view of all positions."""
@@ -229,6 +233,11 @@ class RingAttentionSpec(SequenceSpec):
         ]
 
     def incomparable(self, setup: Setup) -> str | None:
+        if is_fp8(setup) and setup.ranks > 1:
+            return (
+                "weights=fp8 makes steps of the ring's differences in rounding, up to 5 % of a gradient; use"
+                " weights=bf16_compute, or ulysses"
+            )
         if setup.options["causal"]:
             return None
         return "causal is false, and single's attention is causal; causal=true is comparable"
@@ -247,6 +256,7 @@ class RingAttentionSpec(SequenceSpec):
             microbatches=microbatch_count(setup),
             element_bytes=ELEMENT_BYTES[setup.precision],
             is_recomputed=setup.options["checkpoint"] != "none",
+            recomputed_every=checkpoint_every(setup),
             is_overlapped=bool(setup.options["overlap"]),
         )
         return (*traffic.transfers, *super().transfers(setup))
@@ -339,5 +349,6 @@ class UlyssesSpec(SequenceSpec):
             microbatches=microbatch_count(setup),
             element_bytes=ELEMENT_BYTES[setup.precision],
             is_recomputed=setup.options["checkpoint"] != "none",
+            recomputed_every=checkpoint_every(setup),
         )
         return (*traffic.transfers, *super().transfers(setup))

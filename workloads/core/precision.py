@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import AdamW
 
-from workloads.core.precision_options import grad_dtype_of, is_master_kept, is_rounded, weights_of
+from workloads.core.fp8 import Fp8Linear, check_device
+from workloads.core.precision_options import grad_dtype_of, is_fp8, is_master_kept, is_rounded, is_sharded_rounded
+from workloads.core.transformer import Block
 from workloads.spec import Setup
 
 TYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -48,15 +50,23 @@ _ROUNDED: Mapping[type[nn.Module], type[nn.Module]] = {
 def compute_with_rounded_weights(setup: Setup, model: nn.Module) -> None:
     """Let all layers of the model compute with bf16 copies of their weights, where the setup wants that.
 
-    Changes the class of each layer, as `fully_shard` does, so that no weight changes its name.
+    With fp8 the linear layers of blocks also multiply in fp8. Changes the class of each layer, as `fully_shard` does,
+    so that no weight changes its name.
 
     Raises:
-        RuntimeError: a layer has weights and is of no known kind.
+        RuntimeError: a layer has weights and is of no known kind; or this GPU has no fp8.
     """
-    if weights_of(setup) != "bf16_compute":
+    if not is_sharded_rounded(setup):
         return
+    if is_fp8(setup):
+        check_device(setup)
+        blocks = [module for module in model.modules() if isinstance(module, Block)]
+        for product in (part for block in blocks for part in block.modules() if type(part) is nn.Linear):
+            product.__class__ = Fp8Linear
     for name, module in model.named_modules():
         if not list(module.parameters(recurse=False)):
+            continue
+        if type(module) is Fp8Linear:
             continue
         if type(module) not in _ROUNDED:
             raise RuntimeError(f"layer {name} is a {type(module).__name__}, for which weights=bf16_compute has no rule")
@@ -70,7 +80,7 @@ def stream_dtype(setup: Setup) -> torch.dtype:
 
 def sharding_policy(setup: Setup) -> MixedPrecisionPolicy:
     """Return FSDP2's policy: in what precision units are gathered and computed, and gradients reduced."""
-    rounded = torch.bfloat16 if weights_of(setup) == "bf16_compute" else None
+    rounded = torch.bfloat16 if is_sharded_rounded(setup) else None
     reduced = grad_dtype_of(setup)
     return MixedPrecisionPolicy(
         param_dtype=rounded,

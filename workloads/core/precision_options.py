@@ -8,6 +8,7 @@ policy. The residual stream is bf16; rotations, attention's sums and the loss ar
 bf16 and accumulate in fp32.
 bf16: the same arithmetic, but the model holds its weights in bf16, and the optimizer a master copy in fp32, which it
 updates and rounds. Megatron counts 2 bytes of weights, 4 of gradients (2 with grad_dtype=bf16) and 12 in the optimizer.
+fp8: as bf16_compute, but the linear layers of blocks multiply in fp8; see `workloads.core.fp8`.
 Source: torch 2.13, MixedPrecisionPolicy; Micikevicius et al. 2018, Mixed precision training, section 3.1; Megatron-LM,
 distributed optimizer.
 """
@@ -25,9 +26,10 @@ GradType = Literal["fp32", "bf16"]
 WEIGHTS = Option(
     name="weights",
     default=UNSETTLED,
-    choices=(UNSETTLED, "autocast", "bf16_compute", "bf16"),
-    help="in bf16: fp32 weights under autocast, fp32 weights whose bf16 copies compute (bf16_compute), or bf16 weights"
-    " with an fp32 master in the optimizer; auto: bf16_compute where FSDP2 shards, otherwise autocast",
+    choices=(UNSETTLED, "autocast", "bf16_compute", "bf16", "fp8"),
+    help="in bf16: fp32 weights under autocast, fp32 weights whose bf16 copies compute (bf16_compute), bf16 weights"
+    " with an fp32 master in the optimizer, or bf16_compute with the blocks' products in fp8; auto: bf16_compute where"
+    " FSDP2 shards, otherwise autocast",
     added_later=True,
     before="autocast",
 )
@@ -41,11 +43,19 @@ GRAD_DTYPE = Option(
 )
 PRECISION_OPTIONS = (WEIGHTS, GRAD_DTYPE)
 
+FP8_MULTIPLE = 16
+"""Elements of which the rows and columns of a GPU's product in fp8 are a multiple."""
+
 NO_MASTER = (
     "only single, ddp and zero1 keep a master copy in their optimizer; use weights=bf16_compute, which computes the"
     " same with the fp32 weights themselves as the master"
 )
 """Why a strategy whose optimizer is torch's own refuses weights in bf16."""
+DIVIDED_ROWS = (
+    "tensor ranks divide the rows that fp8 scales, so they would scale their parts apart, or agree on every scale by"
+    " messages; use weights=bf16_compute, or fsdp"
+)
+"""Why strategies that divide products refuse fp8."""
 
 
 def weights_of(setup: Setup) -> Weights:
@@ -63,6 +73,16 @@ def grad_dtype_of(setup: Setup) -> GradType:
 def is_rounded(setup: Setup) -> bool:
     """Whether all layers compute with weights in bf16, so that the residual stream is bf16, too."""
     return weights_of(setup) != "autocast"
+
+
+def is_sharded_rounded(setup: Setup) -> bool:
+    """Whether weights are kept in fp32 and gathered, or copied, in bf16."""
+    return weights_of(setup) in ("bf16_compute", "fp8")
+
+
+def is_fp8(setup: Setup) -> bool:
+    """Whether the linear layers of blocks multiply in fp8."""
+    return weights_of(setup) == "fp8"
 
 
 def is_master_kept(setup: Setup) -> bool:
@@ -97,6 +117,24 @@ def weights_refusals(setup: Setup, refused: Mapping[Weights, str]) -> Iterator[s
         )
     elif word in refused:
         yield f"option weights is {word}; {refused[word]}"
+    elif word == "fp8" and setup.device == "cuda":
+        yield from _fp8_sizes(setup)
+
+
+def _fp8_sizes(setup: Setup) -> Iterator[str]:
+    """Yield which sizes of linear layers a GPU's product in fp8 does not take."""
+    shape = setup.shape
+    widths = {
+        "width": shape.width,
+        "query heads": shape.query_width,
+        "key heads": shape.kv_heads * shape.head_width,
+        "mlp_width": shape.mlp_width,
+    }
+    if odd := [f"{name} {width}" for name, width in widths.items() if width % FP8_MULTIPLE]:
+        yield (
+            f"option weights is fp8 with {' and '.join(odd)}; on a GPU fp8 takes multiples of {FP8_MULTIPLE}: use such"
+            " widths, or weights=bf16_compute"
+        )
 
 
 def gradient_refusals(setup: Setup, *, is_reduced: bool) -> Iterator[str]:
@@ -113,15 +151,19 @@ _MEANINGS: Mapping[Weights, str] = {
     "autocast": "weights, residual stream and norms are fp32; products and attention round",
     "bf16_compute": "fp32 weights, computed with in bf16, as torchtitan's FSDP2 does by default",
     "bf16": "bf16 weights, fp32 master and moments in the optimizer, as Megatron has them",
+    "fp8": "fp32 weights, computed with in bf16, and the blocks' products in fp8 (e4m3, scaled by rows, forward and"
+    " backward)",
 }
+FP8_ON_CPU = "fp8 on a CPU is for its values; its speed means nothing"
 
 
 def precision_notes(setup: Setup) -> list[str]:
-    """Return one note on what bf16 means in this run; none in another precision."""
+    """Return a note on what bf16 means in this run, and one on fp8's speed on a CPU; none in another precision."""
     if setup.precision != "bf16":
         return []
     word = weights_of(setup)
     return [
         f"weights={word}: {_MEANINGS[word]}; gradients accumulate in {grad_dtype_of(setup)}; compare only with runs of"
-        " the same weights"
+        " the same weights",
+        *([FP8_ON_CPU] if word == "fp8" and setup.device == "cpu" else []),
     ]

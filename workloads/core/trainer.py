@@ -21,7 +21,8 @@ from workloads.core.precision import compute_with_rounded_weights
 from workloads.core.precision_options import weights_of
 from workloads.core.transformer import Block, Checkpoint, Transformer, next_token_loss, rotary_tables
 from workloads.core.weights import fill_weights
-from workloads.options import check_of, loss_chunks, microbatch_count
+from workloads.cost_models.memory import is_recomputed
+from workloads.options import check_of, checkpoint_every, loss_chunks, microbatch_count
 from workloads.protocols import Phase
 from workloads.spec import Precision, Setup
 
@@ -203,8 +204,10 @@ def outline_model(setup: Setup, *, device: str = "meta") -> Transformer:
         model = Transformer(setup.shape, checkpoint=checkpoint)
     compute_with_rounded_weights(setup, model)
     attend, compile_mode = attend_of(setup), str(setup.options["compile"])
-    for block in model.blocks:
+    for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
+        if not is_recomputed(index, every=checkpoint_every(setup)):
+            block.checkpoint = "none"
         block.attention.attend = attend
         if compile_mode != "none":
             # Each block in place, so that no name changes; all blocks share one graph.

@@ -30,6 +30,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 SAVED = frozenset(
     {
         torch.ops.aten.mm.default,
+        torch.ops.aten._scaled_mm.default,  # In fp8.
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,

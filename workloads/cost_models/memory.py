@@ -6,19 +6,20 @@ tensors, is in `workloads.cost_models.peak_memory`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
-from typing import Literal
+from typing import Literal, Self
 
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import States
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Checkpoint = Literal["none", "full", "selective"]
-Weights = Literal["autocast", "bf16_compute", "bf16"]
+Weights = Literal["autocast", "bf16_compute", "bf16", "fp8"]
 """How weights are kept and computed with. autocast: kept in fp32, products and attention round. bf16_compute: kept in
-fp32, all layers compute with copies in bf16. bf16: kept in bf16, the optimizer keeps a master copy in fp32."""
+fp32, all layers compute with copies in bf16. bf16: kept in bf16, the optimizer keeps a master copy in fp32. fp8: as
+bf16_compute, but the blocks' products round to fp8."""
 
 FULL_BYTES = 4
 """Bytes of one fp32 element; weights, residual stream, norms and loss are fp32 in every precision."""
@@ -28,11 +29,27 @@ INDEX_BYTES = 8
 """Bytes of one token's number, int64."""
 
 
+def is_recomputed(block: int, *, every: int) -> bool:
+    """Whether backward recomputes a block, counted from 0, where every so many blocks are checkpointed.
+
+    Example: with 2 the blocks 1, 3, 5 and so on, as torchtitan counts.
+    """
+    return (block + 1) % every == 0
+
+
+def recomputed_count(blocks: range, *, every: int) -> int:
+    """Return how many of these blocks backward recomputes."""
+    return sum(is_recomputed(block, every=every) for block in blocks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
     """Tensors of one microbatch on one rank that holds the whole model, in bytes.
 
     sequences: number of sequences that pass through the model at a time.
+    checkpoint_every: of so many blocks the last is checkpointed; 1: all are.
+    first_block: number in the whole model of the shape's first block, where the shape has only some of its blocks.
+    Sizes of one block are those of a checkpointed block, unless `at_block` made the microbatch.
     Under autocast (bf16, fp16) matrix products and attention are in half precision, and the rest stays in fp32.
     Covers torch's kernels on the CPU, not compiled; their norm also keeps its output before the multiplication by its
     weight. Not covered: CUDA kernels, and heads of 2 elements, for which torch uses another attention kernel.
@@ -45,10 +62,36 @@ class Microbatch:
     sequences: int
     precision: Precision
     checkpoint: Checkpoint
+    checkpoint_every: int = 1
+    first_block: int = 0
 
     def __post_init__(self) -> None:
         if self.sequences < 1:
             raise ValueError(f"sequences is {self.sequences}; it must be 1 or more")
+
+    def at_block(self, below: int) -> Self:
+        """Return the microbatch as one block sees it, checkpointed or not. below: number of blocks beneath it."""
+        if self.checkpoint_every == 1:
+            return self
+        is_kept = not is_recomputed(self.first_block + below, every=self.checkpoint_every)
+        return replace(self, checkpoint="none" if is_kept else self.checkpoint, checkpoint_every=1)
+
+    def stored_blocks_bytes(self, blocks: int) -> int:
+        """Return what forward keeps of the shape's first blocks."""
+        if self.checkpoint_every == 1:
+            return blocks * self.stored_block_bytes
+        return sum(self.at_block(below).stored_block_bytes for below in range(blocks))
+
+    def rerun_casts_bytes(self, blocks: int) -> int:
+        """Return autocast's copies of the weights of the first blocks' recomputed ones.
+
+        Forward does not store them, but they live until its end.
+        """
+        if self.checkpoint == "none":
+            return 0
+        first = self.first_block
+        rerun = recomputed_count(range(first, first + blocks), every=self.checkpoint_every)
+        return rerun * self.block_casts_bytes
 
     @property
     def is_autocast(self) -> bool:
@@ -87,7 +130,7 @@ class Microbatch:
 
     @property
     def logits_bytes(self) -> int:
-        """Logits as the head computes them. Backward does not read them, but the step holds them."""
+        """Logits as the head computes them; backward does not read them."""
         return self._product_bytes(self.shape.vocabulary)
 
     @property
@@ -162,12 +205,13 @@ class Microbatch:
         return (HALF_BYTES if self.is_autocast else FULL_BYTES) * self._positions * width
 
 
-def paper_activation_bytes(shape: Shape, sequences: int, checkpoint: Checkpoint) -> int:
+def paper_activation_bytes(shape: Shape, sequences: int, checkpoint: Checkpoint, *, checkpoint_every: int = 1) -> int:
     """Return the paper's account: bytes that the blocks of a GPT in fp16 with dropout keep on one rank.
 
     The paper's attention keeps all scores, which this model's never does; embedding, head and loss are not counted. Of
     the shape only layers, width, heads and sequence are read.
     selective: keeps all but what attention makes between its products.
+    checkpoint_every: see `Microbatch`.
     Source: Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, table 2.
 
     Raises:
@@ -177,8 +221,9 @@ def paper_activation_bytes(shape: Shape, sequences: int, checkpoint: Checkpoint)
         raise ValueError(f"sequences is {sequences}; it must be 1 or more")
     stream = shape.sequence * sequences * shape.width
     scores = shape.heads * shape.sequence**2 * sequences
-    per_layer = {"none": 34 * stream + 5 * scores, "selective": 34 * stream, "full": 2 * stream}[checkpoint]
-    return shape.layers * per_layer
+    each = {"none": 34 * stream + 5 * scores, "selective": 34 * stream, "full": 2 * stream}
+    rerun = recomputed_count(range(shape.layers), every=checkpoint_every)
+    return rerun * each[checkpoint] + (shape.layers - rerun) * each["none"]
 
 
 ZeroStage = Literal[0, 1, 2, 3]

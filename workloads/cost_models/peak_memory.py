@@ -89,9 +89,7 @@ def step_peak(
     but its parts may be those of another moment.
     """
     shape = microbatch.shape
-    step = StepMoments(
-        microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes
-    )
+    step = StepMoments(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes)
     moments = [(moment, backward.at(moment.ready)) for backward in backwards for moment in step.moments()]
     moments.append((Moment(activations_bytes=step.held_bytes + averaged_bytes), backwards[-1].after_bytes))
     peak, gradients_bytes = max(moments, key=lambda pair: pair[0].bytes + pair[1])
@@ -126,7 +124,7 @@ class Moment:
 class StepMoments:
     """The moments of one microbatch that can be the peak.
 
-    held_bytes: what the step holds through all of them: the rank's tokens, and the logits.
+    held_bytes: what the step holds through all of them: the rank's tokens.
     """
 
     microbatch: Microbatch
@@ -138,17 +136,16 @@ class StepMoments:
         yield self.loss()
         yield self.head()
         yield self.last_norm()
-        # Blocks are alike, and each block changes the total by the same amount: the peak is at the top or the bottom
-        # block.
-        yield from self.mlp(below=self.microbatch.shape.layers - 1)
-        yield from self.mlp(below=0)
+        # Where blocks are alike, each changes the total by the same amount: the peak is at the top or the bottom block.
+        layers = self.microbatch.shape.layers
+        for below in reversed(range(layers)) if self.microbatch.checkpoint_every > 1 else (layers - 1, 0):
+            yield from self.mlp(below)
 
     def end_of_forward(self) -> Moment:
-        """End of forward: autocast's copies of all weights, checkpointed or not, and of the logits live until here."""
+        """End of forward: the logits, and autocast's copies of them and of all weights, checkpointed or not."""
         size = self.microbatch
-        copies_bytes = size.probabilities_bytes if size.is_autocast else 0
-        if size.checkpoint != "none":
-            copies_bytes += size.shape.layers * size.block_casts_bytes
+        copies_bytes = size.logits_bytes + (size.probabilities_bytes if size.is_autocast else 0)
+        copies_bytes += size.rerun_casts_bytes(size.shape.layers)
         return Moment(activations_bytes=self.stored_bytes + size.head_bytes + copies_bytes)
 
     def loss(self) -> Moment:
@@ -188,11 +185,12 @@ class StepMoments:
 
         below: number of blocks beneath this one.
         """
-        size, shape = self.microbatch, self.microbatch.shape
+        size, shape = self.microbatch.at_block(below), self.microbatch.shape
         down_weights = shape.width * shape.mlp_width
         down_gradient_bytes = FULL_BYTES * down_weights
         read_bytes = size.inner_bytes + size.down_cast_bytes  # Inputs of the last product, unused afterwards.
-        kept_bytes = self.held_bytes + below * size.stored_block_bytes + size.block_bytes - read_bytes
+        below_bytes = self.microbatch.stored_blocks_bytes(below)
+        kept_bytes = self.held_bytes + below_bytes + size.block_bytes - read_bytes
         kept_bytes, made_bytes = _recomputed(size, kept_bytes, size.stream_bytes)
         before = self._ready(self._head_weights + (shape.layers - 1 - below) * shape.block_parameters())
         product_bytes = made_bytes + size.inner_bytes
@@ -213,7 +211,7 @@ class StepMoments:
     @property
     def stored_bytes(self) -> int:
         """What forward keeps of all blocks, and what the step holds."""
-        return self.held_bytes + self.microbatch.shape.layers * self.microbatch.stored_block_bytes
+        return self.held_bytes + self.microbatch.stored_blocks_bytes(self.microbatch.shape.layers)
 
     @property
     def _head_weights(self) -> int:
@@ -243,7 +241,7 @@ def _recomputed(size: Microbatch, kept_bytes: int, made_bytes: int) -> tuple[int
 class BlockMoments:
     """Moments of one block of a microbatch.
 
-    held_bytes: what the step holds through forward and backward, without the logits.
+    held_bytes: what the step holds through forward and backward.
     """
 
     microbatch: Microbatch
@@ -255,7 +253,7 @@ class BlockMoments:
 
     def last_mlp_begins(self) -> Moment:
         """Forward has reached the last MLP, and its norm is done."""
-        size = self.microbatch
+        size = self._at_last
         half_bytes = {
             "none": self._attention_bytes,
             "full": 3 * size.stream_bytes,
@@ -265,7 +263,7 @@ class BlockMoments:
 
     def last_mlp_ends(self) -> Moment:
         """Forward computes the last product of the last block."""
-        size = self.microbatch
+        size = self._at_last
         block_bytes = {
             "none": size.block_bytes + size.width_bytes,
             "full": 3 * size.stream_bytes + size.inner_bytes + size.width_bytes + size.block_casts_bytes,
@@ -279,12 +277,13 @@ class BlockMoments:
         norm_bytes = size.stream_bytes + size.norm_bytes(readers=1) + size.head_cast_bytes
         if size.is_autocast:
             norm_bytes += size.stream_bytes  # The head got the norm's output and has copied it.
-        blocks_bytes = size.shape.layers * (size.stored_block_bytes + self._casts_bytes)
+        layers = size.shape.layers
+        blocks_bytes = size.stored_blocks_bytes(layers) + size.rerun_casts_bytes(layers)
         return Moment(activations_bytes=self.held_bytes + size.logits_bytes + blocks_bytes + norm_bytes)
 
     def backward_begins(self, below: int) -> Moment:
         """Backward has reached the block. below: number of blocks beneath it."""
-        size = self.microbatch
+        size = self.microbatch.at_block(below)
         kept_bytes = self._below_bytes(below) + size.stored_block_bytes
         return Moment(activations_bytes=kept_bytes, temporary_bytes=size.stream_bytes)
 
@@ -306,7 +305,7 @@ class BlockMoments:
 
     def mlp_ends(self, below: int) -> Moment:
         """Backward is done with the MLP, but not with its norm."""
-        size = self.microbatch
+        size = self.microbatch.at_block(below)
         kept_bytes = self._below_bytes(below) + self._attention_bytes + self._attention_casts_bytes
         kept_bytes, made_bytes = _recomputed(size, kept_bytes, 2 * size.stream_bytes)
         return Moment(activations_bytes=kept_bytes, temporary_bytes=made_bytes)
@@ -332,17 +331,16 @@ class BlockMoments:
         return Moment(activations_bytes=self._below_bytes(below), temporary_bytes=self.microbatch.stream_bytes)
 
     def _below_bytes(self, below: int) -> int:
-        return self.held_bytes + self.microbatch.logits_bytes + below * self.microbatch.stored_block_bytes
+        return self.held_bytes + self.microbatch.stored_blocks_bytes(below)
+
+    @property
+    def _at_last(self) -> Microbatch:
+        return self.microbatch.at_block(self.microbatch.shape.layers - 1)
 
     @property
     def _before_last_bytes(self) -> int:
-        size = self.microbatch
-        return self.held_bytes + (size.shape.layers - 1) * (size.stored_block_bytes + self._casts_bytes)
-
-    @property
-    def _casts_bytes(self) -> int:
-        """Copies of a block's weights under checkpointing: forward does not store them, but they live until its end."""
-        return self.microbatch.block_casts_bytes if self.microbatch.checkpoint != "none" else 0
+        size, before = self.microbatch, self.microbatch.shape.layers - 1
+        return self.held_bytes + size.stored_blocks_bytes(before) + size.rerun_casts_bytes(before)
 
     @property
     def _attention_casts_bytes(self) -> int:

@@ -285,7 +285,13 @@ class SingleSpec(ReplicaSpec):
     options = TRAINING_OPTIONS
     needs = Needs(maximum_ranks=1)
     parity = Parity(
-        variants=({"accumulate": 2}, {"checkpoint": "full"}, {"checkpoint": "selective"}, {"loss_chunks": 5})
+        variants=(
+            {"accumulate": 2},
+            {"checkpoint": "full"},
+            {"checkpoint": "selective"},
+            {"checkpoint": "full", "checkpoint_every": 2},
+            {"loss_chunks": 5},
+        )
     )
 
     def refusals(self, setup: Setup) -> list[str]:

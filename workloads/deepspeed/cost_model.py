@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.cost_models.memory import ZeroStage
+from workloads.cost_models.memory import ZeroStage, recomputed_count
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import (
     Dimensions,
@@ -50,7 +50,7 @@ class EngineModel:
         update.
     reuse_distance: stage 3 keeps a weight gathered if at most so many elements are used before its next use.
     prefetch: elements that stage 3 gathers at a time ahead of their use; 0: each weight when it is used.
-    is_recomputed: backward runs each block's forward again.
+    is_recomputed: backward runs the forward of every so many blocks again.
     is_clipped: gradients are clipped; stage 0 computes the norm only then, the others always.
     is_offloaded: masters, moments and gradients of the rank's part lie on the host.
     is_overlapped: the backend moves weights and gradients while the rank computes.
@@ -65,6 +65,7 @@ class EngineModel:
     reuse_distance: int = LIVE
     prefetch: int = LIVE
     is_recomputed: bool = False
+    recomputed_every: int = 1
     is_clipped: bool = True
     is_offloaded: bool = False
     is_overlapped: bool = False
@@ -90,7 +91,8 @@ class EngineModel:
 
         A recomputed forward releases the weights again, except its last product's, within which it stops.
         """
-        rerun = block_weights(self.shape)[:-1] * self.shape.layers if self.is_recomputed else ()
+        blocks = recomputed_count(range(self.shape.layers), every=self.recomputed_every) if self.is_recomputed else 0
+        rerun = block_weights(self.shape)[:-1] * blocks
         return *self.gathered(), *(weight for weight in rerun if math.prod(weight) > self.threshold)
 
 

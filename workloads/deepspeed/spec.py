@@ -10,7 +10,13 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import Weights, ZeroStage, paper_states
 from workloads.cost_models.terms import States, Transfer
 from workloads.deepspeed.cost_model import EngineModel, engine_states, engine_transfers
-from workloads.options import TRAINING_OPTIONS, offload_notes, training_refusals, unchunked_refusals
+from workloads.options import (
+    TRAINING_OPTIONS,
+    checkpoint_every,
+    offload_notes,
+    training_refusals,
+    unchunked_refusals,
+)
 from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
 
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -61,7 +67,7 @@ READ_FROM = (
 
 
 ENGINE_CASTS: Mapping[Weights, str] = dict.fromkeys(
-    ("bf16_compute", "bf16"),
+    ("bf16_compute", "bf16", "fp8"),
     "DeepSpeed's engine would cast weights by rules of its own, which no other strategy shares; leave it out, or use"
     " fsdp or zero1",
 )
@@ -113,6 +119,7 @@ def _engine(setup: Setup) -> EngineModel:
         reuse_distance=int(options[MAX_REUSE_DISTANCE.name]),
         prefetch=int(options[PREFETCH_BUCKET_SIZE.name]),
         is_recomputed=options["checkpoint"] != "none",
+        recomputed_every=checkpoint_every(setup),
         is_clipped=float(options["clip"]) > 0,
         is_offloaded=bool(options[OFFLOAD.name]),
         is_overlapped=bool(options[OVERLAP_COMM.name]) and setup.backend == "nccl",

@@ -206,15 +206,13 @@ def sharded_step_peak(
     temporary.
     kept_ranks: ranks that share a weight between forward and backward, where these are fewer than between steps.
     """
-    step = StepMoments(
-        microbatch=microbatch, held_bytes=sharding.microbatches * microbatch.tokens_bytes + microbatch.logits_bytes
-    )
+    step = StepMoments(microbatch=microbatch, held_bytes=sharding.microbatches * microbatch.tokens_bytes)
     backward = [_unit(weights, sharding) for weights in reversed(sharding.inner_units())]
     model = _Model(
         sharding=sharding,
         kept_ranks=kept_ranks,
         step=step,
-        blocks=BlockMoments(microbatch=microbatch, held_bytes=step.held_bytes - microbatch.logits_bytes),
+        blocks=BlockMoments(microbatch=microbatch, held_bytes=step.held_bytes),
         units=backward * sharding.shape.layers,
         outer=_unit(sharding.outer_unit(), sharding),
     )
@@ -309,8 +307,9 @@ class _Model:
             yield self._live(one_pass, self.step.head(), _UnitState(incoming=0))
             yield self._live(one_pass, self.step.last_norm(), _UnitState(incoming=0, ready_bytes=self._head_bytes))
             # Inner blocks are alike, and so is the change from each to the one below; the outermost lack a buffer each.
-            # So two blocks at either end are enough.
-            for below in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
+            # So two blocks at either end are enough, unless only some blocks are checkpointed.
+            ends = {0, min(1, layers - 1), max(0, layers - 2), layers - 1}
+            for below in ends if self.step.microbatch.checkpoint_every == 1 else range(layers):
                 yield from self._block(one_pass, below)
         yield from self._end()
 
@@ -350,7 +349,7 @@ class _Model:
 
         The MLP is in the first unit, the query in the last. below: number of blocks beneath this one.
         """
-        size, shape = self.step.microbatch, self.sharding.shape
+        size, shape = self.step.microbatch.at_block(below), self.sharding.shape
         above = shape.layers - 1 - below
         first, last = above * self._units_each, (above + 1) * self._units_each - 1
         begins = _UnitState(finished=first, gathered=1, incoming=first, ready_bytes=self._head_bytes)

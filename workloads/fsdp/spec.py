@@ -226,6 +226,7 @@ class FsdpSpec(ShardedSpec):
             {"accumulate": 2, "reduce": "last"},
             {"checkpoint": "full"},
             {"wrap": "layer", "checkpoint": "selective", "accumulate": 2},
+            {"checkpoint": "full", "checkpoint_every": 2, "accumulate": 2},
             {"offload": True},
             RECIPE,
             {"loss_chunks": 4, "checkpoint": "full", "accumulate": 2},

@@ -73,7 +73,14 @@ def stored_bytes(microbatch: Microbatch, counts: Sequence[int], stage: int) -> i
     Tokens are not counted: they live through the whole step.
     """
     out_bytes = microbatch.head_bytes + LOSS_BYTES if stage == len(counts) - 1 else microbatch.stream_bytes
-    return counts[stage] * microbatch.stored_block_bytes + out_bytes
+    own = microbatch_of_stage(microbatch, counts, stage)
+    return own.stored_blocks_bytes(counts[stage]) + out_bytes
+
+
+def microbatch_of_stage(microbatch: Microbatch, counts: Sequence[int], stage: int) -> Microbatch:
+    """Return the microbatch of a model that has only the stage's blocks."""
+    shape = replace(microbatch.shape, layers=counts[stage])
+    return replace(microbatch, shape=shape, first_block=sum(counts[:stage]))
 
 
 def activations_by_stage(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int]) -> tuple[int, ...]:
@@ -132,7 +139,7 @@ def pipeline_step_peak(pipeline: Pipeline, microbatch: Microbatch, counts: Seque
     states = stage_states(weight for stage in stages for weight in stage_weights(shape, counts, stage))
     return Prediction(
         parameters_bytes=states.parameters_bytes,
-        buffers_bytes=FULL_BYTES * shape.sequence * shape.head_width,
+        buffers_bytes=len(stages) * FULL_BYTES * shape.sequence * shape.head_width,  # Each stage has its own tables.
         gradients_bytes=peak.gradients_bytes,
         optimizer_bytes=states.optimizer_bytes,
         activations_bytes=peak.activations_bytes,
@@ -196,15 +203,14 @@ class _Rank:
         return FULL_BYTES * elements(stage_weights(self.microbatch.shape, self.counts, stage))
 
     def microbatch_of(self, stage: int) -> Microbatch:
-        """Return the microbatch of a model that has only the stage's blocks."""
-        return replace(self.microbatch, shape=replace(self.microbatch.shape, layers=self.counts[stage]))
+        """See `microbatch_of_stage`."""
+        return microbatch_of_stage(self.microbatch, self.counts, stage)
 
     def end_of_forward(self, stage: int) -> _LiveBytes:
         """Return the end of a stage's forward; in the last stage the loss has just read the logits."""
         size = self.microbatch_of(stage)
         activations_bytes = self.waiting_bytes + stored_bytes(self.microbatch, self.counts, stage)
-        if size.checkpoint != "none":
-            activations_bytes += size.shape.layers * size.block_casts_bytes
+        activations_bytes += size.rerun_casts_bytes(size.shape.layers)
         if self.is_last(stage):
             activations_bytes += size.logits_bytes + (size.probabilities_bytes if size.is_autocast else 0)
         return _LiveBytes(
@@ -247,13 +253,14 @@ class _Rank:
             yield live(step.head(), ready=0)
             yield live(step.last_norm(), ready=head)
         top = shape.layers - 1
-        for below in {0, max(0, top - 1), top}:
+        # Where blocks are alike, the outermost and the one under the received gradient are enough.
+        for below in {0, max(0, top - 1), top} if size.checkpoint_every == 1 else range(shape.layers):
             for moment in step.mlp(below):
                 # `StepMoments` counts the head as ready, which only the last stage has.
                 ready = int(moment.ready * shape.parameters()) - table
                 yield live(moment, ready=head + ready, is_top=below == top)
         # The stage's first block, the last one in backward.
-        blocks = BlockMoments(microbatch=size, held_bytes=held_bytes - size.logits_bytes)
+        blocks = BlockMoments(microbatch=size, held_bytes=held_bytes)
         before = head + (shape.layers - 1) * (shape.block_parameters() + 2 * shape.width)
         if size.is_autocast:
             product = shape.width * shape.mlp_width

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, Checkpoint, Microbatch
+from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, Checkpoint, Microbatch, recomputed_count
 from workloads.cost_models.peak_memory import Backward, Prediction, StepMoments, step_peak
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Collective, States, Transfer, elements, model_weights
@@ -102,6 +102,7 @@ def shard_microbatch(
         sequences=microbatch.sequences,
         precision=microbatch.precision,
         checkpoint=microbatch.checkpoint,
+        checkpoint_every=microbatch.checkpoint_every,
         ranks=ranks,
         is_stream_sharded=is_stream_sharded,
         is_loss_sharded=is_loss_sharded,
@@ -122,9 +123,7 @@ def tensor_parallel_peak(microbatch: ShardedMicrobatch, *, states: States, backw
     peak = step_peak(microbatch, states=states, backwards=backwards)
     if not microbatch.is_loss_sharded:
         return peak
-    step = StepMoments(
-        microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes + microbatch.logits_bytes
-    )
+    step = StepMoments(microbatch=microbatch, held_bytes=len(backwards) * microbatch.tokens_bytes)
     # torch computes the gradient of a divided loss in one step, of three tensors: ones at targets, probabilities, and
     # their product.
     loss = replace(
@@ -148,7 +147,8 @@ class TensorTraffic:
     sequences: of one microbatch.
     product_bytes: size of an element that a product reads or returns. stream_element_bytes: of the residual stream's.
     is_stream_sharded: the residual stream is divided by positions. is_loss_sharded: the logits stay divided.
-    is_recomputed: backward runs the blocks' forward again, except their last collective, whose result nothing needs.
+    is_recomputed: backward runs the blocks' forward again, of every so many blocks, except their last collective, whose
+    result nothing needs.
     numbers: single numbers that the ranks agree on in an update: the norm for clipping, fp16's overflow.
     has_all_to_all: the embedding's columns are exchanged for positions by all_to_all. torch 2.11 to 2.13 has none for
     it on the CPU, where each rank gathers all columns and keeps its positions.
@@ -165,6 +165,7 @@ class TensorTraffic:
     numbers: int
     has_all_to_all: bool
     stream_element_bytes: int = FULL_BYTES
+    recomputed_every: int = 1
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -183,10 +184,14 @@ class TensorTraffic:
         else:
             yield self._transfer("all_gather", stream_bytes, calls=2)
 
-    def blocks(self, layers: int) -> Iterator[Transfer]:
-        """Yield two collectives of each kind per block in forward, for attention and MLP, and two in backward."""
+    def blocks(self, layers: int, *, first: int = 0) -> Iterator[Transfer]:
+        """Yield two collectives of each kind per block in forward, for attention and MLP, and two in backward.
+
+        first: number of the first of these blocks in the model.
+        """
         halves = 2 * layers
-        again = layers if self.is_recomputed else 0
+        blocks = range(first, first + layers)
+        again = recomputed_count(blocks, every=self.recomputed_every) if self.is_recomputed else 0
         if self.is_stream_sharded:
             yield self._transfer("all_gather", self._product_stream_bytes, calls=2 * halves + 2 * again)
             yield self._transfer("reduce_scatter", self._product_stream_bytes, calls=2 * halves + again)
@@ -252,7 +257,13 @@ def tensor_parallel_states(shape: Shape, ranks: int) -> States:
 
 
 def paper_activation_bytes(
-    shape: Shape, sequences: int, checkpoint: Checkpoint, *, ranks: int, is_stream_sharded: bool
+    shape: Shape,
+    sequences: int,
+    checkpoint: Checkpoint,
+    *,
+    ranks: int,
+    is_stream_sharded: bool,
+    checkpoint_every: int = 1,
 ) -> int:
     """Return the paper's account of one microbatch: bytes that the blocks of a GPT keep on one rank, fp16 with dropout.
 
@@ -262,9 +273,13 @@ def paper_activation_bytes(
     """
     stream = shape.sequence * sequences * shape.width
     scores = Fraction(shape.heads * shape.sequence**2 * sequences, ranks)
-    # Per token and element of width: bytes that every rank keeps whole, and bytes that the ranks divide.
-    replicated, sharded = (0, 34) if is_stream_sharded else (10, 24)
-    if checkpoint == "full":
-        replicated, sharded = (0, 2) if is_stream_sharded else (2, 0)
-    per_layer = replicated * stream + Fraction(sharded * stream, ranks) + (5 * scores if checkpoint == "none" else 0)
-    return math.ceil(shape.layers * per_layer)
+
+    def per_layer(checkpoint: Checkpoint) -> Fraction:
+        # Per token and element of width: bytes that every rank keeps whole, and bytes that the ranks divide.
+        replicated, sharded = (0, 34) if is_stream_sharded else (10, 24)
+        if checkpoint == "full":
+            replicated, sharded = (0, 2) if is_stream_sharded else (2, 0)
+        return replicated * stream + Fraction(sharded * stream, ranks) + (5 * scores if checkpoint == "none" else 0)
+
+    rerun = recomputed_count(range(shape.layers), every=checkpoint_every)
+    return math.ceil(rerun * per_layer(checkpoint) + (shape.layers - rerun) * per_layer("none"))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import gcd
 
-from workloads.core.precision_options import stream_bytes
+from workloads.core.precision_options import DIVIDED_ROWS, NO_MASTER, stream_bytes
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import paper_states
+from workloads.cost_models.memory import Weights, paper_states
 from workloads.cost_models.peak_memory import Prediction, fresh_gradients, step_peak
 from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
     COLLECTIVES_IN_GRAPHS,
     TRAINING_OPTIONS,
+    checkpoint_every,
     graph_refusals,
     local_batch,
     microbatch,
@@ -121,6 +122,11 @@ SHARDED_HEAD = "ranks share the head's vocabulary and would gather each chunk's 
 """Why the loss is not computed in chunks; part of a message."""
 
 
+def divided_weights(ranks: int) -> Mapping[Weights, str]:
+    """Return the values of the option `weights` that so many tensor ranks refuse, each with the reason."""
+    return {"bf16": NO_MASTER, "fp8": DIVIDED_ROWS} if ranks > 1 else {"bf16": NO_MASTER}
+
+
 class TensorParallelSpec(StrategySpec):
     """Spec of `tensor_parallel`."""
 
@@ -143,7 +149,7 @@ class TensorParallelSpec(StrategySpec):
 
     def refusals(self, setup: Setup) -> list[str]:
         return [
-            *training_refusals(setup, data_ranks=1),
+            *training_refusals(setup, data_ranks=1, weights_refused=divided_weights(setup.ranks)),
             *unchunked_refusals(setup, SHARDED_HEAD),
             *tied_refusals(setup, "ranks divide the embedding by columns and the head by words"),
             *divisibility_refusals(setup, ranks=setup.ranks),
@@ -163,6 +169,7 @@ class TensorParallelSpec(StrategySpec):
             is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
             is_loss_sharded=bool(options[LOSS_PARALLEL.name]),
             is_recomputed=options["checkpoint"] != "none",
+            recomputed_every=checkpoint_every(setup),
             numbers=numbers_agreed(setup),
             has_all_to_all=setup.device == "cuda",
         ).transfers
@@ -179,6 +186,7 @@ class TensorParallelSpec(StrategySpec):
             setup.shape,
             full.sequences,
             full.checkpoint,
+            checkpoint_every=full.checkpoint_every,
             ranks=setup.ranks,
             is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]),
         )

@@ -120,7 +120,7 @@ class MeshStages:
         for stage in self.pipeline.stages_of(pipeline_rank):
             if stage == 0:
                 yield from self.traffic.embedding()
-            yield from self.traffic.blocks(self.counts[stage])
+            yield from self.traffic.blocks(self.counts[stage], first=sum(self.counts[:stage]))
             if stage == self.pipeline.stages - 1:
                 yield from self.traffic.head()
         if self.traffic.is_stream_sharded:

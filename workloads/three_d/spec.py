@@ -18,6 +18,7 @@ from workloads.cost_models.terms import States, Transfer
 from workloads.options import (
     DEFER_RECEIVES,
     GATHERED_IN_GRAPHS,
+    checkpoint_every,
     graph_refusals,
     local_batch,
     microbatch,
@@ -30,6 +31,7 @@ from workloads.options import (
 from workloads.pipeline_parallel.spec import (
     PIPELINE_OPTIONS,
     STAGES,
+    UNEQUAL_STAGES,
     PipelineSpec,
     counts,
     halved_backward_refusals,
@@ -46,7 +48,13 @@ from workloads.spec import (
     nearest_multiples,
 )
 from workloads.tensor_parallel.cost_model import TensorTraffic, paper_activation_bytes
-from workloads.tensor_parallel.spec import SEQUENCE_PARALLEL, SHARDED_HEAD, compile_refusals, divisibility_refusals
+from workloads.tensor_parallel.spec import (
+    SEQUENCE_PARALLEL,
+    SHARDED_HEAD,
+    compile_refusals,
+    divided_weights,
+    divisibility_refusals,
+)
 from workloads.three_d.cost_model import MeshStages
 
 PIPELINE_RANKS = Option(
@@ -181,7 +189,12 @@ class ThreeDSpec(PipelineSpec):
             ]
         axes, schedule = self.mesh(setup), self.schedule(setup)
         reasons = [
-            *training_refusals(setup, data_ranks=axes["data"], is_reduced_rounded=options[DATA_AXIS.name] == "fsdp"),
+            *training_refusals(
+                setup,
+                data_ranks=axes["data"],
+                weights_refused=divided_weights(axes["tensor"]),
+                is_reduced_rounded=options[DATA_AXIS.name] == "fsdp",
+            ),
             *size_refusals(setup),
             *(unchunked_refusals(setup, SHARDED_HEAD) if axes["tensor"] > 1 else ()),
             *tied_refusals(setup, "its stages and tensor ranks divide the two apart"),
@@ -213,6 +226,7 @@ class ThreeDSpec(PipelineSpec):
                 is_stream_sharded=bool(options[SEQUENCE_PARALLEL.name]),
                 is_loss_sharded=False,
                 is_recomputed=options["checkpoint"] != "none",
+                recomputed_every=checkpoint_every(setup),
                 numbers=numbers,
                 has_all_to_all=setup.device == "cuda",
             ),
@@ -251,7 +265,9 @@ class ThreeDSpec(PipelineSpec):
             model_ranks=replica_ranks(setup),
         )
 
-    def paper_activations(self, setup: Setup) -> int:
+    def paper_activations(self, setup: Setup) -> int | Absent:
+        if checkpoint_every(setup) > 1:
+            return UNEQUAL_STAGES
         axes, pipeline = self.mesh(setup), self.pipeline(setup)
         size = microbatch(setup, axes["data"])
         of_all = paper_activation_bytes(

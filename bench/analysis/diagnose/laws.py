@@ -17,6 +17,7 @@ from collectors.metrics import results
 from workloads.cost_models.communication import Link, bus_factor, transfer_time_s
 from workloads.cost_models.schedules import ActionKind, Pipeline, actions, balance
 from workloads.cost_models.step_time import FORWARD_SHARE, ComputeTime, step_time
+from workloads.options import rerun_ratio
 from workloads.pipeline_parallel.simulator import Simulated, StageTimes, simulate
 from workloads.pipeline_parallel.spec import BALANCE, counts
 
@@ -26,12 +27,13 @@ NO_LAW_OF_PIPELINES = "the cost model of a step's time has no bubble of a pipeli
 
 
 def recomputed_share(case: Case) -> float:
-    """Return the share of computing that is done again to save memory: a quarter where whole blocks are checkpointed.
+    """Return the share of computing that is done again to save memory: a quarter where all blocks are checkpointed.
 
     Forward is a third of the FLOPs of forward and backward, so with it done again the third of four parts. What
     `selective` computes again is little and not modelled: 0.
     """
-    return FORWARD_SHARE / (1 + FORWARD_SHARE) if case.options.get("checkpoint") == "full" else 0.0
+    again = FORWARD_SHARE * rerun_ratio(case)
+    return again / (1 + again)
 
 
 def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:

@@ -19,6 +19,7 @@ from collectors.metrics.results import RUN_STRAGGLER_RATIO
 from workloads.core.precision_options import WEIGHTS
 from workloads.cost_models.schedules import Pipeline, actions
 from workloads.cost_models.shape import nearest_preset, particulars
+from workloads.options import CHECKPOINT_EVERY, checkpoint_every
 from workloads.pipeline_parallel.simulator import simulate
 
 MOST_LEVERS = 3
@@ -227,12 +228,15 @@ def _host(observed: Observed) -> Iterator[Remedy]:
 def _memory(observed: Observed) -> Iterator[Remedy]:
     case, in_use = observed.case, memory_in_use(observed)
     if in_use is not None and in_use < NEAR_CEILING:
-        yield _option("keep activations: there is room for them", checkpoint="none")
+        every = {CHECKPOINT_EVERY.name: "1"} if checkpoint_every(case) > 1 else {}
+        yield _option("keep activations: there is room for them", checkpoint="none", **every)
         yield _option("keep states on the device", offload="false")
     if case.options.get("checkpoint") != "selective":
         yield _option("compute again only what is cheap", checkpoint="selective")
     if case.options.get("checkpoint") != "full":
         yield _option("compute blocks again", checkpoint="full")
+    if checkpoint_every(case) > 1:
+        yield _option("compute every block again", **{CHECKPOINT_EVERY.name: "1"})
     for name in ("accumulate", "microbatches"):
         if name in case.options:
             yield _option("smaller microbatches", **{name: str(2 * int(case.options[name]))})

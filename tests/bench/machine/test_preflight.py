@@ -266,7 +266,7 @@ def _warning(case: Case, *gpus: Gpu) -> str | None:
 def test_a_step_beyond_a_gpus_memory_is_said_with_both_figures_and_what_to_do() -> None:
     case = _on_gpus("single", model=replace(PRESETS["1b"], batch=16), precision="bf16")
     assert _warning(case, gpu(0)) == (
-        "single on 1: a step may need more memory than a GPU has: 111.2 GB of tensors by the cost model of a CPU, which"
+        "single on 1: a step may need more memory than a GPU has: 109.1 GB of tensors by the cost model of a CPU, which"
         " is up to 15% too high for a GPU, and 85.9 GB is there; use a smaller batch, or option checkpoint=full"
     )
     assert _warning(case, gpu(0, 183 * GIB)) is None

@@ -36,7 +36,7 @@ def test_the_peak_is_at_the_loss_by_hand() -> None:
     size = part(ranks=2)
     found = peak(size)
     kept = SHAPE.layers * size.block_bytes + size.head_bytes - size.targets_bytes
-    assert found.activations_bytes == kept + size.logits_bytes + size.tokens_bytes
+    assert found.activations_bytes == kept + size.tokens_bytes
     assert found.temporary_bytes == 2 * size.probabilities_bytes
 
 
@@ -44,7 +44,7 @@ def test_a_divided_loss_makes_its_gradient_in_three_tensors() -> None:
     size = part(ranks=2, is_loss_sharded=True)
     found = peak(size)
     kept = SHAPE.layers * size.block_bytes + size.head_bytes
-    assert found.activations_bytes == kept + size.logits_bytes + size.tokens_bytes
+    assert found.activations_bytes == kept + size.tokens_bytes
     assert found.temporary_bytes == 3 * size.probabilities_bytes
 
 

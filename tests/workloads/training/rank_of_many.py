@@ -1,6 +1,6 @@
 """A rank of a world that is not there builds its part of a large model; prints what the process then has taken.
 
-Usage: python -m tests.slow.ranks.rank_of_many STRATEGY RANKS SHAPE [NAME=VALUE ...]
+Usage: python -m tests.workloads.training.rank_of_many STRATEGY RANKS SHAPE [NAME=VALUE ...]
 Prints: bytes of weights that the spec gives rank 0, and by how much the process has grown at most, in bytes.
 """
 

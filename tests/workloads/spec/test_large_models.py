@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BESIDE_BYTES = 300_000_000
 """Code that building loads, chunks of weights that are being made, and what the allocator keeps."""
 
@@ -24,7 +24,7 @@ BESIDE_BYTES = 300_000_000
     ],
 )
 def test_a_rank_takes_the_memory_of_its_part(words: str) -> None:
-    command = [sys.executable, "-m", "tests.slow.ranks.rank_of_many", *words.split()]
+    command = [sys.executable, "-m", "tests.workloads.training.rank_of_many", *words.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     share_bytes, grown_bytes = map(int, done.stdout.split())
