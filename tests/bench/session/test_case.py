@@ -91,7 +91,7 @@ def test_a_key_changes_with_what_is_measured_and_not_with_how_often() -> None:
     case = small_case()
     assert replace(case, trials=9, steps=9, warm_up=9, trace_steps=9, seed=9).key() == case.key()
     changed = [
-        replace(case, version=2),
+        replace(case, version=3),
         replace(case, ranks=4),
         replace(case, precision="bf16"),
         replace(case, threads=2),
@@ -112,7 +112,7 @@ def test_a_key_goes_on_where_an_option_was_added_at_its_default() -> None:
         '{"backend":"gloo","device":"cpu","model":{"batch":4,"heads":2,"kv_heads":1,"layers":2,"mlp_width":32,'
         '"sequence":8,"vocabulary":32,"width":16},"options":{"accumulate":1,"checkpoint":"none","clip":1.0,'
         '"compile":"none","learning_rate":0.0003,"loader_delay_ms":0.0,"lr_rule":"base","lr_warm_up":0,"workers":1},'
-        '"precision":"fp32","ranks":1,"strategy":"single","threads":1,"version":1}'
+        '"precision":"fp32","ranks":1,"strategy":"single","threads":1,"version":2}'
     )
     assert small_case("single", ranks=1).key() == of_before
 

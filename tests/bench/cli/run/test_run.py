@@ -68,7 +68,7 @@ def test_a_dry_run_for_people_names_ranks_bytes_and_messages(home: Path, capsys:
     said = capsys.readouterr()
     rows = [" ".join(line.split()) for line in said.out.splitlines()]
     assert any(row.startswith("1 data 1 4 3.50 MiB 3.50 MiB 7.01 MiB ") for row in rows)
-    assert "a step's all_reduce over data: 3.50 MiB, 1 call" in rows
+    assert "a step's all_reduce over data: 3.50 MiB, 9 calls" in rows
     assert rows[-1] == "nothing was started, and nothing written"
     assert said.err == ""
     assert list(home.iterdir()) == []
