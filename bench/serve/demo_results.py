@@ -110,6 +110,8 @@ def _trained(training: _Training, world: int, efficiency: float, ranks: int, ste
             results.RUN_COMMUNICATION_SECONDS.at(0.8 * (exposed + hidden) * step_s, account="expected"),
             results.RUN_WAITING_RATIO.at(0.31 * share),
         ]
+    if is_largest and training.strategy == "fsdp":
+        medians += _saved(ranks, step_s)
     if is_largest and training.strategy == "ddp":
         medians += _held_up(ranks)
     return MadeResult(
@@ -119,6 +121,16 @@ def _trained(training: _Training, world: int, efficiency: float, ranks: int, ste
         medians=tuple(medians),
         is_old=training.strategy == FAILED_STRATEGY,
     )
+
+
+def _saved(ranks: int, step_s: float) -> Iterator[Sample]:
+    """Checkpoints that a thread writes while training goes on."""
+    rank_bytes, write_s = 1.6 * _GIB, 5.4
+    yield results.RUN_CHECKPOINT_STALL_SECONDS.at(0.9)
+    yield results.RUN_CHECKPOINT_WRITE_SECONDS.at(write_s)
+    yield results.RUN_CHECKPOINT_RANK_BYTES.at(rank_bytes)
+    yield results.RUN_CHECKPOINT_BYTES_PER_SECOND.at(ranks * rank_bytes / write_s)
+    yield results.RUN_SAVING_STEP_SECONDS.at(1.08 * step_s)
 
 
 def _phases(step_s: float) -> Iterator[Sample]:

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from bench.case import Case, known_options
+from bench.case import Case, known_options, options_set
 from bench.engines.local import environment_of
 from bench.engines.node.tree_folder import unpacked
 from bench.engines.wire.frames import SPOKEN
@@ -264,9 +264,10 @@ def check_checkout(checkout: Checkout, case: Case) -> CheckedTree:
     unknown = sorted(facts.options.keys() - case.options.keys())
     if unknown:
         raise Misuse(f"{checkout.title}: its {case.strategy} has an option {unknown[0]} that this program lacks")
-    usual = {option.name: option.default for option in known_options(case.strategy)}
     lacking = case.options.keys() - facts.options.keys()
-    changed = [name for name in lacking if case.options[name] != usual[name]]
+    options, chosen = {option.name: option for option in known_options(case.strategy)}, options_set(case)
+    # Where an option came with another default, a tree without it measures what was usual before.
+    changed = [name for name in lacking if name in chosen or options[name].before not in (None, case.options[name])]
     if changed:
         raise Misuse(f"{checkout.title}: its {case.strategy} has no option {min(changed)}; leave it at its default")
     options = {name: value for name, value in case.options.items() if name not in lacking}

@@ -41,7 +41,7 @@ def _judged(history: History, changes: Mapping[str, Any], *levels: float, commit
     ("changes", "words"),
     [
         ({"case": replace(OLD, threads=2)}, "threads 1 -> 2"),
-        ({"case": replace(OLD, version=99)}, "version of the strategy 1 -> 99"),
+        ({"case": replace(OLD, version=99)}, "version of the strategy 2 -> 99"),
         (_changed_by(bucket_mb=50.0), "bucket mb 25.0 -> 50.0"),
         ({"case": replace(OLD, precision="bf16", threads=3)}, "precision fp32 -> bf16, threads 1 -> 3"),
     ],

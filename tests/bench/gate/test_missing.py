@@ -144,7 +144,7 @@ def _without_mean_step(history: History, run: Summary) -> None:
     ("changes", "reason"),
     [
         ({"hardware": "AMD EPYC, 4 cores"}, "machine AMD EPYC, 2 cores -> AMD EPYC, 4 cores"),
-        ({"case": make_case("ddp", 2, version=99)}, "version of the strategy 1 -> 99"),
+        ({"case": make_case("ddp", 2, version=99)}, "version of the strategy 2 -> 99"),
         ({"case": make_case("ddp", 2, threads=2)}, "threads 1 -> 2"),
     ],
     ids=["hardware", "version", "options"],

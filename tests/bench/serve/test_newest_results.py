@@ -118,13 +118,13 @@ def test_a_result_tells_what_it_measured_and_with_what(url: str, newest: History
     assert _info(newest) == {
         "series": series_of(case, make_summary().hardware),
         "run": "a",
-        "name": "ddp on 2, tiny width=64, fp32, cpu",
+        "name": "ddp on 2, tiny width=64, fp32, cpu, bucket_mb=25.0",
         "strategy": "ddp",
         "ranks": "2",
         "device": "cpu",
         "shape": "tiny width=64",
         "precision": "fp32",
-        "options": "",
+        "options": "bucket_mb=25.0",
         "suite": "night",
         "case": "ddp[ranks=2]",
         "commit": "f00d",
@@ -145,7 +145,7 @@ def test_a_result_of_gpus_tells_their_names_and_versions(url: str, newest: Histo
 
 
 def test_the_same_case_on_other_gpus_has_another_name(url: str, newest: HistorySource) -> None:
-    case = make_case(device="cuda", backend="nccl")
+    case = make_case("fsdp", device="cuda", backend="nccl")
     _add(url, *(_summary(gpu, 10, case, hardware=f"2 x {gpu}") for gpu in ("A100", "H100")))
     newest.ask()
     names = {labels["name"].rpartition(", ")[2] for _, labels in _shown(newest, RESULT_INFO)}

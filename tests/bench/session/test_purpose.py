@@ -91,7 +91,7 @@ def test_people_are_told_that_a_run_is_ad_hoc_and_why(capsys: pytest.CaptureFixt
     assert "ddp on 2: ad-hoc run (steps 1 instead of 20), so /metrics does not show it" in capsys.readouterr().out
     print_run(make_summary(case=AS_USUAL, purpose=Purpose(note="[red] and [/nothing]")), "table")
     shown = capsys.readouterr().out
-    assert "note  [red] and [/nothing]" in shown
+    assert "note     [red] and [/nothing]" in shown
     assert "ad-hoc run (it has a note)" in shown
     print_summaries([make_summary(case=AS_USUAL)], "table")
     assert "ad hoc" not in capsys.readouterr().out

@@ -28,7 +28,7 @@ from bench.session.checkouts import (
     git,
     require_commit,
 )
-from tests.bench.made.examples import make_case
+from tests.bench.made.examples import make_case, make_probe
 from tests.waiting import wait_until
 
 BEFORE_PROTOCOL_5 = "4009c8db06e1196df3e8fd9716f5bafaa95a9aef"
@@ -86,7 +86,7 @@ def test_a_tree_describes_itself_in_a_line_whose_keys_never_change() -> None:
 
 def test_a_commit_from_before_the_contract_and_the_protocol_can_measure() -> None:
     commit = commit_or_skip(BEFORE_PROTOCOL_5)
-    case = make_case()
+    case = make_probe()  # Trainings have another definition by now.
     with check_out(commit) as checkout:
         checked = check_checkout(checkout, case)
         assert (checked.tree.protocol, checked.tree.commit) == (4, commit)

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.machine.limits.demand import Demand, demand_of
 from bench.machine.limits.shared_memory import NCCL_CONNECTION_BYTES, NCCL_POOL_BYTES, nccl_bytes, read
 from tests.bench.machine.limits.namespaces import SMALL_SHM, run_with_mounts
-from tests.bench.made.examples import make_case
+from tests.bench.made.examples import small_case
 
 EIGHT = Demand(ranks=8, world=8, is_on_gpus=True, uses_nccl=True)
 JUDGE = """
@@ -77,7 +77,7 @@ def test_a_node_without_shared_memory_is_too_small_only_for_those_who_need_it(tm
 
 
 def test_loaders_of_a_node_hold_its_share_of_the_batch() -> None:
-    case = make_case(options={"workers": 2}, ranks=4, nodes=2)
+    case = small_case(options={"workers": 2}, ranks=4, nodes=2)
     batch_bytes = case.shape.batch * (case.shape.sequence + 1) * 8
     assert demand_of(case).loader_bytes == batch_bytes // 2 * 5
-    assert demand_of(make_case(options={"workers": 0})).loader_bytes == 0
+    assert demand_of(small_case(options={"workers": 0})).loader_bytes == 0

@@ -219,7 +219,7 @@ def test_names_stand_in_the_first_view_the_list_and_a_curve_as_they_are(capsys: 
     print_history([run], "table")
     print_curve(curve_of([run, run]))
     said = capsys.readouterr().out
-    assert "run  [red]run: done" in said
+    assert "run      [red]run: done" in said
     assert "[/nothing] was held back by ?[31mnobody" in said
     assert "on [bold]CPU :smile:; torch" in said
     assert said.count("[red]run") == 3
