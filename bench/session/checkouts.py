@@ -265,9 +265,9 @@ def check_checkout(checkout: Checkout, case: Case) -> CheckedTree:
     if unknown:
         raise Misuse(f"{checkout.title}: its {case.strategy} has an option {unknown[0]} that this program lacks")
     lacking = case.options.keys() - facts.options.keys()
-    options, chosen = {option.name: option for option in known_options(case.strategy)}, options_set(case)
+    known, chosen = {option.name: option for option in known_options(case.strategy)}, options_set(case)
     # Where an option came with another default, a tree without it measures what was usual before.
-    changed = [name for name in lacking if name in chosen or options[name].before not in (None, case.options[name])]
+    changed = [name for name in lacking if name in chosen or known[name].before not in (None, case.options[name])]
     if changed:
         raise Misuse(f"{checkout.title}: its {case.strategy} has no option {min(changed)}; leave it at its default")
     options = {name: value for name, value in case.options.items() if name not in lacking}
