@@ -161,12 +161,22 @@ def settings_of(case: Case) -> tuple[str, ...]:
 
 def options_set(case: Case) -> dict[str, OptionValue]:
     """Return the options that somebody set: those whose values are not what the case would have without them."""
-    values = options_of(case)
+    values, usual = options_of(case), _usual_before(case)
     return {
         option.name: value
         for option in known_options(case.strategy)
-        if (value := values.get(option.name, option.default)) != option.default and value != _left_out(case, option)
+        if (value := values.get(option.name, option.default)) != option.default
+        and value != usual.get(option.name)
+        and value != _left_out(case, option)
     }
+
+
+def _usual_before(case: Case) -> dict[str, OptionValue]:
+    """Return the defaults that options had when the case was measured, where they are others today."""
+    spec = next((spec for spec in SPECS if spec.name == case.strategy), None)
+    if spec is None or case.version >= spec.version_on(case.device):
+        return {}
+    return {option.name: option.before for option in spec.options if option.before is not None}
 
 
 def options_shown(case: Case) -> dict[str, OptionValue]:

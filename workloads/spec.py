@@ -97,7 +97,8 @@ class Option:
     minimum: the least number allowed.
     added_later: the strategy has stored results from before the option. Setups without it have what those results had,
         and with this value it is left out of a case's key, so that the series of those results go on.
-    before: the value that those results had; None where that is the default.
+    before: the value that those results had, or results of earlier definitions where nobody chose one; None where that
+        is the default.
     formerly: the option's name in older cases and commands.
     """
 

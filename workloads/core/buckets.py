@@ -16,6 +16,7 @@ MIB = 2**20
 BUCKET_MB = Option(
     name="bucket_mb",
     default=0.0,
+    before=25.0,
     minimum=0.0,
     help="MiB of gradients in a bucket, which are averaged together; 0: what makes about eight buckets, up to 25",
 )
