@@ -127,7 +127,8 @@ def test_the_peak_of_a_step_is_as_predicted_with_heads_apart_from_the_width(
         shape = replace(shape, kv_heads=2)
     spec = spec_of(name)
     ranks = 1 if name == "single" else 2
-    setup = small_setup(name, ranks=ranks, shape=shape, precision=precision, options={"checkpoint": checkpoint})
+    options: dict[str, OptionValue] = {"checkpoint": checkpoint, "weights": "autocast"}
+    setup = small_setup(name, ranks=ranks, shape=shape, precision=precision, options=options)
     prediction = spec.peak(setup)
     assert isinstance(prediction, Prediction)
     live = on_ranks(ranks, peak_by_category, setup)
