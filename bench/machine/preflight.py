@@ -219,16 +219,19 @@ def _refuse_beyond(needs: Iterable[_Need], case: Case, there_bytes: int, whose: 
 def _remedy(case: Case, need: _Need, there_bytes: int) -> str:
     if case.model is None:
         return f"smaller sizes (`observatory list {case.strategy}` shows the options), or fewer ranks"
-    if case.device == "cpu" or need.ranks != 1:
-        return "a smaller shape, or fewer ranks"
-    # One rank is too much for its device: only more ranks can help, if they hold less each.
+    if not need.ranks:
+        return "a smaller --batch or --sequence"
     spec = case.spec()
+    more = replace(case, ranks=2 * case.ranks)
+    is_shared = spec.states(more, 0).parameters_bytes < spec.states(case, 0).parameters_bytes
+    if case.device == "cpu" or need.ranks != 1:
+        # Ranks that share the states of one model hold as much together, however many they are.
+        return "a smaller shape" if is_shared or case.ranks == 1 else "a smaller shape, or fewer ranks"
+    # One rank is too much for its device: only more ranks can help, if they hold less each.
     if spec.gathered_bytes(case, 0) > there_bytes:
         return "a smaller shape, or three_d, which also divides what is gathered"
     if spec.gathered_bytes(case, 0) + spec.unreduced_bytes(case, 0) > there_bytes and "reduce" in case.options:
         return "option reduce=each, or a smaller shape"
-    more = replace(case, ranks=2 * case.ranks)
-    is_shared = spec.states(more, 0).parameters_bytes < spec.states(case, 0).parameters_bytes
     return "a smaller shape, or more ranks" if is_shared else "a smaller shape, or a strategy that shards it"
 
 

@@ -36,7 +36,7 @@ from collectors.metrics.results import (
     RUN_TOKENS_PER_SECOND,
     RUN_TOKENS_PER_SECOND_PER_DEVICE,
 )
-from workloads.core.precision_options import GRAD_DTYPE
+from workloads.core.precision_options import GRAD_DTYPE, WEIGHTS
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
 from workloads.cost_models.shape import unlike
@@ -124,7 +124,10 @@ def scaling_between(case: Case, baseline_case: Case) -> Scaling:
         )
     differences = _differences_of_cases(case, baseline_case)
     if differences:
-        raise Misuse(f"{name} is another workload: {'; '.join(differences)}; only ranks, strategy and batch may differ")
+        remedy = "only ranks, strategy and batch may differ"
+        if (weights := WEIGHTS.of(case)) != WEIGHTS.of(baseline_case):
+            remedy += f': set option weights={weights} in both (in a suite: options = {{ weights = "{weights}" }})'
+        raise Misuse(f"{name} is another workload: {'; '.join(differences)}; {remedy}")
     batch, baseline_batch = case.shape.batch, baseline_case.shape.batch
     trained, baseline_trained = (either.spec().training_ranks(either) for either in (case, baseline_case))
     if batch * baseline_trained == baseline_batch * trained:

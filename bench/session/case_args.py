@@ -38,8 +38,7 @@ class CaseArgs:
     """The case that a command line asks for; the strategy and the machine determine what is None.
 
     ranks: numbers of ranks that are measured in turn. dimensions: of the model's shape, in place of its own.
-    shape_name: a preset, or the path of a config.json. shape_name, precision: None takes what `default_model` says of
-    the device.
+    shape_name: a preset, or the path of a config.json. Where it or the precision is None, `default_model` decides.
     bind: bind each rank to the cores of its GPU; without effect on a CPU.
     """
 

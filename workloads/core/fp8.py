@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from workloads.core.precision_options import is_fp8
 from workloads.spec import Setup
 
 E4M3 = torch.float8_e4m3fn
@@ -108,12 +109,19 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() * scales).to(E4M3).contiguous(), 1 / scales
 
 
+def product_notes(setup: Setup) -> list[str]:
+    """Return a note where this torch cannot multiply in fp8, so that fp32 computes the same values."""
+    if not is_fp8(setup) or setup.device != "cpu" or has_cpu_product():
+        return []
+    return [f"torch {torch.__version__} has no product of fp8 on the CPU; fp32 computes the same rounded values"]
+
+
 @cache
 def has_cpu_product() -> bool:
     """Whether this torch multiplies in fp8 with scales of rows on the CPU; otherwise fp32 computes the same values."""
-    one, scale = torch.ones((MULTIPLE, MULTIPLE)).to(E4M3), torch.ones((MULTIPLE, 1))
+    ones, scale = torch.ones((MULTIPLE, MULTIPLE)).to(E4M3), torch.ones((MULTIPLE, 1))
     try:
-        torch._scaled_mm(one, one.t(), scale, scale.t(), out_dtype=torch.bfloat16)
+        torch._scaled_mm(ones, ones.t(), scale, scale.t(), out_dtype=torch.bfloat16)
     except (RuntimeError, NotImplementedError, ValueError):
         return False
     return True

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from workloads.core.attention import attend_of, attention_notes
+from workloads.core.fp8 import product_notes
 from workloads.core.learning_rate import rate_factor
 from workloads.core.precision import compute_with_rounded_weights
 from workloads.core.precision_options import weights_of
@@ -101,7 +102,7 @@ class Trainer:
         """
         self.model = model
         self.optimizer: Optimizer = optimizer or make_optimizer(setup, model.parameters())
-        self._notes = attention_notes(setup) if notes is None else tuple(notes)
+        self._notes = (*(attention_notes(setup) if notes is None else notes), *product_notes(setup))
         self._phase = phase
         self._no_sync = no_sync
         self._after_backward = after_backward

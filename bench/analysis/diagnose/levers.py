@@ -275,8 +275,8 @@ def _place_words(case: Case) -> list[str]:
 def case_words(case: Case) -> list[str]:
     """Return the words of a command line that asks for this case, without its strategy and options, as far as needed.
 
-    The shape is the preset that most dimensions are of, and the others by themselves. Of a shape that only a file can
-    describe, it is `CONFIG` in place of the file, and what no file says.
+    The shape is written as the nearest preset and the dimensions in which it differs. A shape that only a file can
+    describe is written as `CONFIG`, with the sequence and the batch, which no file has.
     """
     words = _place_words(case)
     shape = case.shape

@@ -34,11 +34,11 @@ class _Look:
 class LiveRuns:
     """Looks at the runs on request, in a thread of its own, and shows what the last look found; many may ask at once.
 
-    While a look hangs in the thread, no other begins. A look that fails is begun anew at the next request.
+    A look that hangs blocks the next one. After a look that failed, the next request starts another.
 
-    read: returns the samples of all runs now, as `RunLogs.read` does. on_look: is told what each look found, in the
-    thread. on_notice: is told what is old or absent; from any thread. hold_s: how long the last result is shown while
-    the next one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: monotonic.
+    read: returns the samples of all runs now, as `RunLogs.read` does. on_look: gets the result of each look, in the
+    thread. on_notice: gets a notice of what is old or absent, from any thread. hold_s: how long the last result is
+    shown while the next one is late. late_s: see LATE_S. pause_s: see PAUSE_S. clock_ns: monotonic.
     """
 
     def __init__(

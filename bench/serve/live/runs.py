@@ -287,7 +287,8 @@ class RunLogs:
     ranks: which processes are ranks, as last read; replaced by each reading.
     shown: what is shown of the runs.
     of_all_users: also follow runs of other users.
-    places_of: finds a rank's GPUs. on_notice: is told, once each, what cannot be read or is gone. clock_ns: monotonic.
+    places_of: finds a rank's GPUs. on_notice: gets one notice of each file that cannot be read or is gone.
+    clock_ns: monotonic.
     """
 
     def __init__(

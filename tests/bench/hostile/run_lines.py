@@ -86,7 +86,7 @@ LINES = (
     Line("run ulysses --sequence 100000000000", 2, _HERE),
     Line("run ring_attention --sequence 100000000000", 2, _HERE),
     Line("run single --layers 0", 2, "layers is 0; it must be 1 or more"),
-    Line("run single --layers 1000000000", 2, "use a smaller shape, or fewer ranks"),
+    Line("run single --layers 1000000000", 2, "use a smaller shape"),
     Line("run single --width 100000000000", 2, _HERE),
     Line("run single --width 0", 2, "width is 0; it must be 1 or more"),
     Line("run single --vocabulary 100000000000", 2, _HERE),

@@ -224,6 +224,17 @@ def test_more_ranks_are_offered_only_where_they_would_hold_less() -> None:
             check_memory(_on_gpus(name, ranks=8, model=PRESETS["70b"]), host_bytes=0, gpus=gpus)
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "remedy"),
+    [("single", 1, "a smaller shape"), ("fsdp", 4, "a smaller shape"), ("ddp", 4, "a smaller shape, or fewer ranks")],
+)
+def test_fewer_ranks_are_offered_on_a_host_only_where_they_would_hold_less(name: str, ranks: int, remedy: str) -> None:
+    case = make_case(name, ranks, model=PRESETS["8b"])
+    with pytest.raises(Misuse) as refused:
+        check_memory(case, host_bytes=GIB, gpus=())
+    assert str(refused.value).endswith(f"; use {remedy}")
+
+
 def test_stages_that_fsdp_divides_hold_whole_gradients_until_the_last_microbatch() -> None:
     three_d = spec_of("three_d")
     case = _on_gpus("three_d", ranks=8)

@@ -47,6 +47,16 @@ def test_where_torch_has_no_such_product_fp32_computes_the_same(monkeypatch: pyt
     torch.testing.assert_close(rowwise_product(a, b), own, rtol=2**-7, atol=2**-8)
 
 
+def test_a_run_says_where_fp32_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = small_setup(precision="bf16", options={"weights": "fp8"})
+    monkeypatch.setattr(fp8, "has_cpu_product", lambda: False)
+    (note,) = fp8.product_notes(setup)
+    assert "no product of fp8 on the CPU; fp32 computes the same rounded values" in note
+    assert fp8.product_notes(small_setup(precision="bf16")) == []
+    monkeypatch.setattr(fp8, "has_cpu_product", lambda: True)
+    assert fp8.product_notes(setup) == []
+
+
 def test_scales_are_the_powers_of_2_that_keep_a_row_within_e4m3() -> None:
     rows = torch.tensor([[448.0, 1.0], [449.0, 1.0], [1.0, -3.0], [0.0, 0.0]])
     rounded, scales = rounded_rows(rows)
