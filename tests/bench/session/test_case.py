@@ -198,9 +198,7 @@ def test_a_baseline_has_the_weights_of_its_case(strategy: str, weights: str) -> 
     assert baseline.options["weights"] == weights
     assert scaling_between(case, baseline) == "weak"
     other = replace(baseline, options={**baseline.options, "weights": "bf16"})
-    with pytest.raises(
-        Misuse, match=f"is bf16, the run's is {weights}; .*: set option weights={weights} in"
-    ):
+    with pytest.raises(Misuse, match=f"is bf16, the run's is {weights}; .*: set option weights={weights} in"):
         scaling_between(case, other)
 
 
