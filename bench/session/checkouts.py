@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from bench.case import Case, known_options, options_set
+from bench.case import Case, known_options, options_set, written
 from bench.engines.local import environment_of
 from bench.engines.node.tree_folder import unpacked
 from bench.engines.wire.frames import SPOKEN
@@ -266,10 +266,12 @@ def check_checkout(checkout: Checkout, case: Case) -> CheckedTree:
         raise Misuse(f"{checkout.title}: its {case.strategy} has an option {unknown[0]} that this program lacks")
     lacking = case.options.keys() - facts.options.keys()
     known, chosen = {option.name: option for option in known_options(case.strategy)}, options_set(case)
-    # Where an option came with another default, a tree without it measures what was usual before.
-    changed = [name for name in lacking if name in chosen or known[name].before not in (None, case.options[name])]
-    if changed:
-        raise Misuse(f"{checkout.title}: its {case.strategy} has no option {min(changed)}; leave it at its default")
+    for name in sorted(lacking):
+        # Without an option whose default has changed, a tree measures what was usual before.
+        before = known[name].before
+        if name in chosen if before is None else case.options[name] != before:
+            remedy = "leave it at its default" if before is None else f"use {name}={written(before)}"
+            raise Misuse(f"{checkout.title}: its {case.strategy} has no option {name}; {remedy}")
     options = {name: value for name, value in case.options.items() if name not in lacking}
     tree = RankTree(folder=checkout.folder, protocol=facts.protocol, archive=checkout.archive, commit=checkout.commit)
     return CheckedTree(tree=tree, case=replace(case, options=options))

@@ -112,10 +112,18 @@ def test_a_source_tree_that_means_something_else_is_refused(
 
 
 def test_a_source_tree_may_lack_an_option_that_is_left_at_its_default(tmp_path: Path) -> None:
+    tree = _tree(tmp_path, version=CASE.version, options=NAMES.replace("overlap", ""))
+    check_checkout(tree, CASE)
+    with pytest.raises(Misuse, match="its ddp has no option overlap; leave it at its default"):
+        check_checkout(tree, make_case(options={**CASE.options, "overlap": False}))
+
+
+def test_without_an_option_whose_default_changed_a_tree_measures_what_was_usual_before(tmp_path: Path) -> None:
     tree = _tree(tmp_path, version=CASE.version, options=NAMES.replace("bucket_mb", ""))
-    check_checkout(tree, make_case(options={**CASE.options, "bucket_mb": 0.0}))
-    with pytest.raises(Misuse, match="its ddp has no option bucket_mb; leave it at its default"):
-        check_checkout(tree, make_case(options={**CASE.options, "bucket_mb": 1.0}))
+    check_checkout(tree, make_case(options={**CASE.options, "bucket_mb": 25.0}))
+    for size_mb in (0.35, 1.0):
+        with pytest.raises(Misuse, match=r"its ddp has no option bucket_mb; use bucket_mb=25\.0"):
+            check_checkout(tree, make_case(options={**CASE.options, "bucket_mb": size_mb}))
 
 
 def test_a_source_tree_without_the_strategy_or_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
