@@ -110,7 +110,7 @@ def _trained(training: _Training, world: int, efficiency: float, ranks: int, ste
             results.RUN_COMMUNICATION_SECONDS.at(0.8 * (exposed + hidden) * step_s, account="expected"),
             results.RUN_WAITING_RATIO.at(0.31 * share),
         ]
-    if is_largest and training.strategy == "fsdp":
+    if is_largest and training.strategy in ("ddp", "fsdp"):
         medians += _saved(ranks, step_s)
     if is_largest and training.strategy == "ddp":
         medians += _held_up(ranks)

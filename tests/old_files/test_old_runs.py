@@ -437,6 +437,19 @@ def test_a_run_of_today_has_the_files_of_an_old_one(name: str, runs: Path, sqlit
     assert _columns(store) == _columns(Path(sqlite_url.removeprefix("sqlite:///")))
 
 
+_OPTIONS_ADDED = {
+    f"/case/options/{name}"
+    for name in (
+        "checkpoint_every",
+        "grad_dtype",
+        "loss_chunks",
+        "lr_decay",
+        "lr_decay_steps",
+        "lr_min",
+        "lr_warm_up_start",
+        "weights",
+    )
+}
 _ADDED = {
     "case.json": {
         "/purpose/member",
@@ -445,6 +458,7 @@ _ADDED = {
         "/case/bind",
         "/case/save_every",
         "/case/save_mode",
+        *_OPTIONS_ADDED,
         *(f"/case/model/{name}" for name in _OF_FILES),
     },
     "summary.json": {
@@ -453,6 +467,7 @@ _ADDED = {
         "/case/bind",
         "/case/save_every",
         "/case/save_mode",
+        *_OPTIONS_ADDED,
         *(f"/case/model/{name}" for name in _OF_FILES),
         "/step_spreads",
         "/hosts",

@@ -12,14 +12,16 @@ from bench.engines.cluster import NodeRequest
 from bench.engines.local import LocalAllocation
 from bench.session.checkouts import SOURCE, check_checkout, check_out
 from bench.session.measure import CaseOrder, CasePlace, TrialSettings, measure
-from tests.bench.made.examples import small_case
+from tests.bench.made.examples import make_probe
 from tests.bench.session.test_source_trees import BEFORE_PROTOCOL_5, commit_or_skip
 
 
 @pytest.mark.slow
 def test_two_nodes_run_an_old_tree_and_the_present_one_in_turn(tmp_path: Path) -> None:
     old, new = commit_or_skip(BEFORE_PROTOCOL_5), commit_or_skip("HEAD")
-    case = replace(small_case("ddp", 2, trials=2), nodes=2)
+    # A probe: trainings have another definition by now.
+    probe = make_probe(trials=2, steps=3, warm_up=1, nodes=2)
+    case = replace(probe, options={**probe.options, "collectives": "all_reduce", "max_bytes": 4096})
     runs = tmp_path / "runs"
     runs.mkdir()
     with ExitStack() as stack, LocalAllocation(NodeRequest(nodes=2)) as allocation:

@@ -20,7 +20,7 @@ BESIDE_BYTES = 300_000_000
         "fsdp 512 70b",
         "hsdp 1024 70b shard_ranks=512",
         "three_d 512 70b pipeline_ranks=8 tensor_ranks=8 data_axis=fsdp microbatches=8",
-        "one_f_one_b 4 1b microbatches=4",
+        "one_f_one_b 2 1b microbatches=2",
     ],
 )
 def test_a_rank_takes_the_memory_of_its_part(words: str) -> None:
