@@ -124,6 +124,51 @@ def test_ranks_with_unequal_work_by_design_are_not_compared(drill: Drill) -> Non
     drill.fires(_computing("0.8x60", "gpipe"), {30: []})
 
 
+# A run of so many ranks that only statistics over them, and the series of some, are shown.
+
+
+def _over_ranks(metric: Metric, word: str, values: str, shown_rank: str, **labels: str) -> Series:
+    """A statistic over all ranks beside the series of one rank that is unlike the others."""
+    return joined(
+        shown(metric.over_ranks(word), values, **labels, slot="0"),
+        shown(metric, shown_rank, **labels, rank="7", slot="0"),
+    )
+
+
+@pytest.mark.parametrize(("mean", "of_rank", "is_told"), [("89x100", "150x100", True), ("150x100", "89x100", False)])
+def test_a_run_of_many_ranks_is_slow_by_the_mean_of_all(mean: str, of_rank: str, is_told: bool, drill: Drill) -> None:
+    series = _over_ranks(rank.TOKENS_PER_SECOND, "mean", mean, of_rank)
+    drill.fires(joined(GOES_ON, KNOWN, series), {65: _told("RunSlow") * is_told})
+
+
+@pytest.mark.parametrize(("mean", "of_rank", "is_told"), [("0.4x60", "0x60", True), ("0.1x60", "0.9x60", False)])
+def test_exposed_communication_of_many_ranks_is_the_mean_of_all(
+    mean: str, of_rank: str, is_told: bool, drill: Drill
+) -> None:
+    series = _over_ranks(rank.EXPOSED_COMMUNICATION_RATIO, "mean", mean, of_rank)
+    drill.fires(joined(GOES_ON, series), {30: _told("ExposedCommunicationHigh") * is_told})
+
+
+@pytest.mark.parametrize(("mean", "of_rank", "is_told"), [("0.2x60", "0x60", True), ("0.01x60", "0.9x60", False)])
+def test_many_ranks_wait_for_batches_by_the_mean_of_all(mean: str, of_rank: str, is_told: bool, drill: Drill) -> None:
+    series = joined(
+        _over_ranks(rank.PHASE_SECONDS, "mean", mean, of_rank, phase="data"),
+        _over_ranks(rank.STEP_SECONDS, "mean", "1x60", "1x60"),
+    )
+    drill.fires(joined(GOES_ON, series), {30: _told("InputBound") * is_told})
+
+
+@pytest.mark.parametrize(("median", "is_told"), [("0.4x60", True), ("0.49x60", False)])
+def test_a_rank_of_many_is_compared_with_the_median_of_all_not_of_those_shown(
+    median: str, is_told: bool, drill: Drill
+) -> None:
+    """The exporter shows the slowest: beside each other, neither of them computes longer."""
+    slowest = _ranks(rank.COMPUTE_SECONDS, "0.51x60", "0.51x60")
+    series = joined(slowest, shown(rank.COMPUTE_SECONDS.over_ranks("p50"), median, slot="0"))
+    told = [one for number in ("0", "1") for one in _told("RankComputesLonger", rank=number)]
+    drill.fires(joined(GOES_ON, series), {30: told * is_told})
+
+
 ENDED_S = -35 * 3600
 """A day and a half is over an hour after the tester's first moment, which is 0."""
 
