@@ -32,9 +32,8 @@ POWER, STATE, AGE = (
     gpu_health_metrics.GPU_AGE_SECONDS.name,
 )
 SOON_S = 0.02
-ANSWERED_S = 0.5
-"""Deadline of tests in which all answer before one hangs: on a busy machine the first answers take a while."""
-"""A deadline that nothing hangs until."""
+ANSWERED_S = 2.0
+"""Deadline of tests in which one GPU hangs until it and the others answer: on a busy machine that takes a while."""
 
 
 class FakeRefusal:
