@@ -39,6 +39,7 @@ from collectors.metrics.results import (
 from workloads.core.precision_options import GRAD_DTYPE, WEIGHTS
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import one_level
 from workloads.cost_models.shape import unlike
 from workloads.cost_models.step_time import ComputeTime, step_time
 
@@ -202,7 +203,7 @@ def expected_efficiency(
             compute,
             case.spec().transfers(case),
             axes=case.spec().mesh(case),
-            link=link,
+            interconnect=one_level(link, case.ranks),
             backend=case.backend,
         )
         shares.append(float(ideal) * alone_s / (float(compute_share) * alone_s + predicted.exposed_s))

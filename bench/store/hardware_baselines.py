@@ -22,7 +22,7 @@ from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, 
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link, collective_time_s
-from workloads.cost_models.interconnect import Interconnect, NetworkLevel, traffic_times_s
+from workloads.cost_models.interconnect import Interconnect, NetworkLevel, one_level, traffic_times_s
 from workloads.cost_models.step_time import compute_time, step_time
 from workloads.cost_models.terms import Transfer
 from workloads.options import rerun_ratio
@@ -301,7 +301,9 @@ def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent
     link = find_link(summary, history)
     if isinstance(link, Absent):
         return link
-    step = step_time(compute, transfers, axes=spec.mesh(case), link=link, backend=case.backend)
+    step = step_time(
+        compute, transfers, axes=spec.mesh(case), interconnect=one_level(link, case.ranks), backend=case.backend
+    )
     basis += f", and {1e3 * step.exposed_s:.4g} of {1e3 * step.communication_s:.4g} ms of communication exposed"
     return PredictedStep(step_s=step.step_s, basis=basis)
 

@@ -15,6 +15,7 @@ from bench.results.estimate import by_labels, of_metric
 from bench.results.step_parts import MeasuredStep, step_account
 from collectors.metrics import results
 from workloads.cost_models.communication import Link, bus_factor, transfer_time_s
+from workloads.cost_models.interconnect import one_level
 from workloads.cost_models.schedules import ActionKind, Pipeline, actions, balance
 from workloads.cost_models.step_time import FORWARD_SHARE, ComputeTime, step_time
 from workloads.options import rerun_ratio
@@ -62,7 +63,7 @@ def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
         compute,
         case.spec().transfers(case),
         axes=case.spec().mesh(case),
-        link=observed.link,
+        interconnect=one_level(observed.link, case.ranks),
         backend=case.backend,
     )
     return min(1.0, predicted.exposed_s / median(account.steps_s))
