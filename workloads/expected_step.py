@@ -158,14 +158,38 @@ class _Stages:
 
     def _message_s(self, stage: int, kind: ActionKind) -> float:
         """Return the time of the message that follows an action; 0 where it hands on nothing, or to its own rank."""
-        pipeline = self.pipeline
         to = stage + 1 if kind == "forward" else stage - 1
-        if kind == "weight_backward" or not 0 <= to < pipeline.stages:
+        if kind == "weight_backward" or not 0 <= to < self.pipeline.stages:
             return 0.0
-        return message_time_s(
-            pipeline.boundary_bytes,
-            mesh_axes(self.spec.mesh(self.setup))["stage"],
-            self.interconnect,
-            source=pipeline.rank_of(stage),
-            destination=pipeline.rank_of(to),
-        )
+        return _boundary_s(self.setup, self.spec, self.pipeline, self.interconnect, stage, to)
+
+
+def slowest_message_s(setup: Setup, spec: StrategySpec, interconnect: Interconnect) -> float | Absent:
+    """Return the time of a message between the two neighbouring stages that are farthest apart, or the missing link.
+
+    Raises:
+        ValueError: the strategy has no pipeline.
+    """
+    pipeline = spec.pipeline(setup)
+    if pipeline is None:
+        raise ValueError(f"{setup.strategy} has no pipeline, whose stages send messages")
+    links = interconnect.links(mesh_axes(spec.mesh(setup))["stage"])
+    if isinstance(links, Absent):
+        return links
+    ends = [(stage, stage + 1) for stage in range(pipeline.stages - 1)]
+    return max(
+        _boundary_s(setup, spec, pipeline, interconnect, *pair) for forth in ends for pair in (forth, forth[::-1])
+    )
+
+
+def _boundary_s(
+    setup: Setup, spec: StrategySpec, pipeline: Pipeline, interconnect: Interconnect, stage: int, to: int
+) -> float:
+    """Return the time in which a stage hands a microbatch on to a neighbour, while all pipelines do."""
+    return message_time_s(
+        pipeline.boundary_bytes,
+        mesh_axes(spec.mesh(setup))["stage"],
+        interconnect,
+        source=pipeline.rank_of(stage),
+        destination=pipeline.rank_of(to),
+    )

@@ -42,6 +42,8 @@ def case_of(
 def observed_of(case: Case, made: Made, *more: Estimate, trials: int = 3, **changes: Any) -> Observed:
     """A run of such steps that ended well. more: further estimates."""
     is_traced = changes.pop("is_traced", True)
+    if "link" in changes:  # One that joins all ranks.
+        changes["interconnect"] = one_level(changes.pop("link"), case.ranks)
     run = Observed(
         run="20261123-184106-run",
         case=case,
