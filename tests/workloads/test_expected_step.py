@@ -231,6 +231,39 @@ def test_three_d_takes_the_level_that_each_axis_crosses() -> None:
     assert by_level["data"] == pytest.approx(4 * one_s)
 
 
+def test_three_d_of_8b_on_eight_nodes_by_hand() -> None:
+    """One stage of 8 tensor ranks fills a node; 4 replicas of 2 stages."""
+    case = case_of("three_d", 64, replace(PRESETS["8b"], batch=64), tensor_ranks=8, pipeline_ranks=2)
+    case = replace(case, device="cuda", backend="nccl")
+    inside, outside = 370e9, 45e9
+    # Of a tensor's bytes, each rank of a ring of n sends 2 (n - 1) / n to all_reduce it and (n - 1) / n to gather it.
+    factors = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+    sent = dict.fromkeys(("data", "stage", "tensor"), 0.0)
+    ranks = {"data": 4, "stage": 2, "tensor": 8}
+    for each in case.spec().transfers(case):
+        share = 1.0
+        if each.collective != "send":
+            share = factors[each.collective] * (ranks[each.axis] - 1) / ranks[each.axis]
+        sent[each.axis] += share * each.payload_bytes
+    links = [Link(bandwidth_bytes_per_second=rate) for rate in (inside, outside, 8 * outside)]
+    found = {
+        "flat": one_level(links[1], 64),
+        "two": two_levels(links[0], links[1], node=8, ranks=64),
+        "rails": two_levels(links[0], links[2], node=8, ranks=64),
+    }
+    expected_s = {
+        "flat": sum(sent.values()) / outside,
+        # Outside, the 8 ranks of a node share its link.
+        "two": sent["tensor"] / inside + 8 * (sent["stage"] + sent["data"]) / outside,
+        "rails": sent["tensor"] / inside + (sent["stage"] + sent["data"]) / outside,
+    }
+    for name, interconnect in found.items():
+        times = traffic_times_s(case.spec().transfers(case), case.spec().mesh(case), interconnect, "nccl")
+        assert sum(times.values()) == pytest.approx(expected_s[name], rel=1e-6)
+    # These figures are in docs/cost_models/communication.md.
+    assert [round(seconds, 2) for seconds in expected_s.values()] == [6.85, 1.74, 0.93]
+
+
 def test_a_mesh_needs_only_the_levels_that_it_crosses() -> None:
     inside = Absent(reason="nothing was measured in a node")
     across = Absent(reason="nothing was measured across nodes")
