@@ -8,7 +8,7 @@ Not covered: more than two levels, such as racks, or a domain of NVLink that spa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.case import Case
@@ -60,7 +60,7 @@ def find_links(
     case = summary.case
     local = case.ranks // case.nodes
     alike = [run for run in _sweeps(history) if (run.case.backend, run.hardware) == (case.backend, summary.hardware)]
-    inside = _newest(alike, collectives, lambda other: other.nodes == 1 and other.ranks == local)
+    inside = _newest([run for run in alike if (run.case.ranks, run.case.nodes) == (local, 1)], collectives)
     inside_link = inside or _no_sweep(summary, collectives[0], nodes=1)
     if case.nodes == 1:
         if isinstance(inside_link, Absent):
@@ -124,10 +124,10 @@ def _sweeps(history: History) -> list[Summary]:
     return sorted(done, key=lambda run: run.started_ns, reverse=True)
 
 
-def _newest(sweeps: Iterable[Summary], collectives: Sequence[str], is_wanted: Callable[[Case], bool]) -> _Sweep | None:
-    wanted = [run for run in sweeps if is_wanted(run.case)]
+def _newest(sweeps: Sequence[Summary], collectives: Sequence[str]) -> _Sweep | None:
+    """Return the newest sweep of the first collective to which any of these runs, newest first, fitted a link."""
     for collective in collectives:
-        for run in wanted:
+        for run in sweeps:
             if (link := link_by(run.estimates, collective)) is not None:
                 return _Sweep(run=run, link=link, collective=collective)
     return None
@@ -136,10 +136,8 @@ def _newest(sweeps: Iterable[Summary], collectives: Sequence[str], is_wanted: Ca
 def _across(sweeps: Sequence[Summary], collectives: Sequence[str], case: Case) -> _Sweep | None:
     counts = {run.case.nodes for run in sweeps if run.case.nodes > 1} - {case.nodes}
     for nodes in (case.nodes, *sorted(counts, reverse=True)):
-        ranks = nodes * (case.ranks // case.nodes)
-        found = _newest(
-            sweeps, collectives, lambda other, setting=(ranks, nodes): (other.ranks, other.nodes) == setting
-        )
+        setting = (nodes * (case.ranks // case.nodes), nodes)
+        found = _newest([run for run in sweeps if (run.case.ranks, run.case.nodes) == setting], collectives)
         if found is not None:
             return found
     return None

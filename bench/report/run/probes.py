@@ -149,7 +149,7 @@ def _counted(estimates: Mapping[Labels, Estimate], labels: Labels) -> str:
 
 
 def _links(summary: Summary) -> Table:
-    """Return latency and bandwidth of the link that the ranks measured, by the sweep of each collective, and its level."""
+    """Return latency and bandwidth of the link by the sweep of each collective, and between which ranks it is."""
     with_host = by_labels(summary.estimates, metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
     bandwidths = by_labels(summary.estimates, metrics.RUN_LINK_BANDWIDTH)
     columns = ["link by", "latency (us)", "bandwidth (GB/s)", *(["latency with the host (us)"] if with_host else [])]
