@@ -41,7 +41,7 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect
 from workloads.cost_models.shape import unlike
 from workloads.cost_models.step_time import ComputeTime
-from workloads.expected_step import step_of
+from workloads.pipeline_parallel.expected_step import step_of
 
 Scaling = Literal["weak", "strong"]
 BaselineOrigin = Literal["beside", "history", "told", "unknown"]

@@ -24,7 +24,7 @@ from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import traffic_times_s
 from workloads.cost_models.terms import Transfer
-from workloads.expected_step import expected_step, missing_link, slowest_message_s
+from workloads.pipeline_parallel.expected_step import expected_step, missing_link, slowest_message_s
 from workloads.probes.spec import MatmulSpec
 
 # The measured ceiling, and model FLOP/s as a share of it

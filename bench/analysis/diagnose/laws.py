@@ -19,8 +19,8 @@ from workloads.cost_models.communication import bus_factor
 from workloads.cost_models.interconnect import Interconnect, transfer_time_s
 from workloads.cost_models.schedules import ActionKind, Pipeline, actions, balance
 from workloads.cost_models.step_time import FORWARD_SHARE, ComputeTime
-from workloads.expected_step import missing_link, step_of
 from workloads.options import rerun_ratio
+from workloads.pipeline_parallel.expected_step import missing_link, step_of
 from workloads.pipeline_parallel.simulator import Simulated, StageTimes, simulate
 from workloads.pipeline_parallel.spec import BALANCE, counts
 

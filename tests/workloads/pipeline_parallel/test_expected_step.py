@@ -17,7 +17,7 @@ from workloads.cost_models.interconnect import Interconnect, NetworkLevel, one_l
 from workloads.cost_models.schedules import Action, Pipeline, actions
 from workloads.cost_models.shape import PRESETS, Shape
 from workloads.cost_models.step_time import StepTime, compute_time
-from workloads.expected_step import expected_step
+from workloads.pipeline_parallel.expected_step import expected_step
 from workloads.pipeline_parallel.spec import counts
 from workloads.registry import SPECS
 
