@@ -14,6 +14,7 @@ from bench.report.table import Block, Table
 from bench.results.estimate import Estimate, by_labels
 from bench.results.gpu_clocks import clock_and_power
 from bench.results.probes import LIBRARY
+from bench.store.links import placement_words
 from bench.store.summary import Summary
 from collectors.metrics import probes as metrics
 from workloads.probes.cost_model import ALGORITHMS, ORDERS
@@ -148,15 +149,16 @@ def _counted(estimates: Mapping[Labels, Estimate], labels: Labels) -> str:
 
 
 def _links(summary: Summary) -> Table:
-    """Return latency and bandwidth of the link between two ranks, by the sweep of each collective."""
+    """Return latency and bandwidth of the link by the sweep of each collective, and between which ranks it is."""
     with_host = by_labels(summary.estimates, metrics.RUN_LINK_WITH_HOST_LATENCY_SECONDS)
     bandwidths = by_labels(summary.estimates, metrics.RUN_LINK_BANDWIDTH)
     columns = ["link by", "latency (us)", "bandwidth (GB/s)", *(["latency with the host (us)"] if with_host else [])]
+    columns.append("measured")
     rows = []
     for labels, latency in by_labels(summary.estimates, metrics.RUN_LINK_LATENCY_SECONDS).items():
         host = [in_units(with_host.get(labels), _MICROSECOND)] if with_host else []
         bandwidth = in_units(bandwidths.get(labels), _GIGABYTE)
-        rows.append((*labels, in_units(latency, _MICROSECOND), bandwidth, *host))
+        rows.append((*labels, in_units(latency, _MICROSECOND), bandwidth, *host, placement_words(summary.case)))
     return Table(columns, rows, keys=1)
 
 

@@ -52,14 +52,26 @@ def test_each_suite_says_what_it_is_for_and_fits_its_schema(name: str) -> None:
     VALIDATOR.validate(tomllib.loads(shipped_suites()[name].read_text()))
 
 
-@pytest.mark.parametrize("name", ["collectives", "levers", "nightly", "single_node", "smoke"])
+@pytest.mark.parametrize("name", ["levers", "nightly", "single_node", "smoke"])
 def test_all_cases_run_on_a_node_of_eight_gpus(name: str) -> None:
     assert _refusals(_plan(name, EIGHT_GPUS)) == {}
 
 
-@pytest.mark.parametrize("name", ["collectives", "nightly", "smoke"])
+@pytest.mark.parametrize("name", ["nightly", "smoke"])
 def test_all_cases_run_on_a_cpu(name: str) -> None:
     assert _refusals(_plan(name, CPU)) == {}
+
+
+@pytest.mark.parametrize("node", [EIGHT_GPUS, CPU])
+def test_of_collectives_only_the_case_across_nodes_needs_a_second_one(node: NodeResources) -> None:
+    assert _refusals(_plan("collectives", node)) == {"across_nodes": "it needs 2 nodes, and this is one"}
+
+
+def test_collectives_measures_a_node_and_two_with_as_many_ranks_on_each() -> None:
+    plan = _plan("collectives", replace(EIGHT_GPUS, nodes=2, ranks_per_node=8))
+    cases = [one.possible for one in plan.cases if one.suite_case.args.strategy == "collectives"]
+    placed = {(case.ranks, case.nodes) for case in cases if case is not None}
+    assert {(8, 1), (16, 2)} <= placed
 
 
 @pytest.mark.parametrize("name", ["levers", "scaling", "single_node"])
