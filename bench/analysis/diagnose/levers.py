@@ -162,7 +162,7 @@ def _communication(case: Case, *, has_link: bool) -> Iterator[Remedy]:
     yield _option("halve the bytes of gradients", compress="bf16")
     yield _option("halve the bytes of gradients", grad_dtype="bf16")
     if "wrap" in case.options:
-        yield _option("gather weights in half as many bytes", weights="bf16_compute")
+        yield _option("gather weights in half as many bytes, and compute in bf16 throughout", weights="bf16_compute")
     yield _option("gather units further ahead", prefetch="2")
     yield _option("overlap collectives with matrix products", async_tp="true", compile="default")
     yield _option("let workers run ahead of each other", mode="asynchronous")
