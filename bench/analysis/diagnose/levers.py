@@ -178,7 +178,7 @@ def _buckets(case: Case, *, has_link: bool) -> Iterator[Remedy]:
 
     has_link: the law tells which size is better. Else only that is offered which cuts a lone bucket.
     """
-    if "bucket_mb" not in case.options:
+    if not case.options.get("bucket_mb"):  # FSDP2 has no buckets, and a size of 0.
         return
     gradients_mb = 4 * case.shape.parameters() / 2**20
     now_mb = float(case.options["bucket_mb"])
