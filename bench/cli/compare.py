@@ -329,7 +329,8 @@ def _measure_twice(parameters: dict[str, Any]) -> int:
     from bench.suite.plan import chosen
 
     _check(parameters)
-    plan = read_plan(parameters["suite_name"], parameters["settings"], parameters["store_url"], read_node())
+    settings, runs_folder = parameters["settings"], parameters["runs_folder"]
+    plan = read_plan(parameters["suite_name"], settings, parameters["store_url"], read_node(), runs_folder)
     names = chosen(plan.suite, parameters["only"])
     selected = [planned for planned in plan.cases if planned.suite_case.name in names]
     refused = [planned for planned in selected if planned.refusal is not None]
