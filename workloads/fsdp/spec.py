@@ -76,8 +76,7 @@ SHARD_RANKS = Option(
 
 
 SHARDS_ARE_MASTERS = (
-    "FSDP2's shards in fp32 are the master already, and weights in bf16 beside them would only add memory; use"
-    " weights=bf16_compute"
+    "FSDP2's fp32 shards already are the master, so that bf16 weights would only add memory; use weights=bf16_compute"
 )
 
 
