@@ -2,7 +2,7 @@
 
 Imports no torch.
 
-autocast: weights are fp32, and so are the residual stream, norms and the loss; products and attention round to bf16.
+autocast: weights, residual stream, norms and the loss are fp32; matrix products and attention compute in bf16.
 bf16_compute: weights are kept in fp32, and every layer computes with copies in bf16, as under FSDP2's mixed precision
 policy. The residual stream is bf16; rotations, attention's sums and the loss are fp32. Gradients of a microbatch are
 bf16 and accumulate in fp32.
@@ -44,7 +44,7 @@ GRAD_DTYPE = Option(
 PRECISION_OPTIONS = (WEIGHTS, GRAD_DTYPE)
 
 FP8_MULTIPLE = 16
-"""Elements of which the rows and columns of a GPU's product in fp8 are a multiple."""
+"""A GPU multiplies in fp8 only matrices whose sizes are multiples of this."""
 
 NO_MASTER = (
     "only the optimizers of single, ddp and zero1 keep an fp32 master; use weights=bf16_compute, which does the same"
