@@ -186,6 +186,14 @@ class HoldsTensors(Protocol):
 
 
 @runtime_checkable
+class KeepsMaster(Protocol):
+    """A workload whose optimizer updates an fp32 master, from which the model's weights are rounded."""
+
+    def own_masters(self) -> Mapping[nn.Parameter, Tensor]:
+        """Return the masters that this rank updates, by the model's weights."""
+
+
+@runtime_checkable
 class KeepsProgress(Protocol):
     """A workload that goes on from numbers besides its tensors, such as the step of its learning rate."""
 

@@ -214,6 +214,7 @@ def comparison_of(
 ) -> Comparison:
     """Return the differences between the runs of each pair, judged together."""
     from bench.analysis.compare.report import Compared, Comparison
+    from bench.analysis.compare.sides import arithmetic, arithmetic_note
     from bench.results.comparison import changes, judge
 
     changed: list[list[FigureChange]] = [
@@ -227,6 +228,8 @@ def comparison_of(
             b_run=pair.b.run,
             trials=(pair.a.trials_done, pair.b.trials_done),
             differences=pair.differences,
+            arithmetic=(arithmetic(pair.a.case), arithmetic(pair.b.case)),
+            arithmetic_note=arithmetic_note(pair.a.case, pair.b.case),
             is_in_turn=pair.is_in_turn,
             figures=tuple(next(judged) for _ in of_pair),
         )
@@ -326,7 +329,8 @@ def _measure_twice(parameters: dict[str, Any]) -> int:
     from bench.suite.plan import chosen
 
     _check(parameters)
-    plan = read_plan(parameters["suite_name"], parameters["settings"], parameters["store_url"], read_node())
+    settings, runs_folder = parameters["settings"], parameters["runs_folder"]
+    plan = read_plan(parameters["suite_name"], settings, parameters["store_url"], read_node(), runs_folder)
     names = chosen(plan.suite, parameters["only"])
     selected = [planned for planned in plan.cases if planned.suite_case.name in names]
     refused = [planned for planned in selected if planned.refusal is not None]

@@ -33,7 +33,7 @@ from workloads.core.data import Batches, NoBatches, RankSampler, make_batches, t
 from workloads.core.trainer import full_tensor_of, plain_name
 from workloads.core.transformer import Transformer
 from workloads.options import Check, Mistake, check_of
-from workloads.protocols import KnowsNorm, Workload
+from workloads.protocols import KeepsMaster, KnowsNorm, Workload
 from workloads.spec import DataShare, Setup
 
 EPSILON = 1e-5
@@ -84,15 +84,15 @@ class BatchNorm(nn.Module):
         self.is_global = is_global
 
     def forward(self, x_bsd: Tensor) -> Tensor:
-        """Return the normalised stream, in float32."""
-        x_bsd = x_bsd.float()
+        """Return the normalised stream, computed in float32 and in the precision that it came in."""
+        stream_dtype, x_bsd = x_bsd.dtype, x_bsd.float()
         moments_2d = torch.stack((x_bsd.mean(dim=(0, 1)), x_bsd.square().mean(dim=(0, 1))))
         if self.is_global and dist.get_world_size() > 1:
             moments_2d = _Mean.apply(moments_2d)  # type: ignore[no-untyped-call]
         mean_d, square_d = moments_2d.unbind()
         variance_d = square_d - mean_d.square()
         self.statistics_2d = torch.stack((mean_d, variance_d)).detach()
-        return (x_bsd - mean_d) * torch.rsqrt(variance_d + EPSILON)
+        return ((x_bsd - mean_d) * torch.rsqrt(variance_d + EPSILON)).to(stream_dtype)
 
 
 class _Mean(torch.autograd.Function):
@@ -151,8 +151,11 @@ def steps_with_evidence(
     assert check is not None, "only checks record evidence"
     for step in range(case.steps):
         # This rank's part of each weight, by the weight's name in `single`. Empty weights are skipped: an engine with
-        # its own sharding leaves them behind, and a server holds nameless ones.
-        weights = {plain_name(name): weight for name, weight in workload.model.named_parameters() if weight.numel()}
+        # its own sharding leaves them behind, and a server holds nameless ones. Where bf16 weights are rounded from a
+        # master, updates are those of the master: rounding hides the small ones.
+        weights = masters_of(workload) or {
+            plain_name(name): weight for name, weight in workload.model.named_parameters() if weight.numel()
+        }
         before = {name: weight.detach().clone() for name, weight in weights.items()}
         fingerprint = fingerprint_of_weights(workload.model, parameters)
         tokens_bs = next(batches).flip(0) if check.is_reversed else next(batches)
@@ -178,6 +181,14 @@ def steps_with_evidence(
                 if weight.shape == before[name].shape
             ),
         )
+
+
+def masters_of(workload: Workload) -> dict[str, Tensor]:
+    """Return the fp32 masters that this rank updates, by the names of their weights; empty without any."""
+    if not isinstance(workload, KeepsMaster):
+        return {}
+    names = {weight: plain_name(name) for name, weight in workload.model.named_parameters()}
+    return {names[weight]: master for weight, master in workload.own_masters().items()}
 
 
 def fingerprints_of_sequences(tokens_bs: Tensor) -> list[str]:
@@ -213,6 +224,6 @@ def _sketches(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Sketch]:
 
 def sketch_of(name: str, tensor: Tensor) -> Sketch:
     """Return two numbers that tell tensors apart: the norm, and the projection on a direction seeded by the name."""
-    part = tensor.detach().flatten()[:PROJECTED].cpu()
+    part = tensor.detach().flatten()[:PROJECTED].float().cpu()
     direction = torch.randn(part.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-    return tensor.norm().item(), torch.dot(part, direction).item()
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32).item(), torch.dot(part, direction).item()

@@ -111,8 +111,8 @@ def scaling_efficiency(
 def scaling_between(case: Case, baseline_case: Case) -> Scaling:
     """Tell whether a run against this baseline is weak or strong scaling.
 
-    The strategies may differ, and so may `accumulate`, which does not change the batch, and `grad_dtype`, which says
-    how gradients are reduced. `weights` may not: another arithmetic has another speed.
+    The strategies may differ, and so may `accumulate`, which does not change the batch. `weights` may not: another
+    arithmetic has another speed. Nor may `grad_dtype`, except that one rank with fp32 weights reduces no gradients.
 
     Raises:
         Misuse: the baseline does not have fewer ranks, has another workload, or a batch that fits neither scaling.
@@ -154,7 +154,10 @@ def _differences_of_cases(case: Case, baseline: Case) -> list[str]:
     ]
     if case.strategy == baseline.strategy:
         pairs.append(("version", case.version, baseline.version))
-    baseline_names = {option.name for option in baseline.spec().options} - {"accumulate", GRAD_DTYPE.name}
+    free = {"accumulate"}
+    if baseline.ranks == 1 and WEIGHTS.of(baseline) != "bf16":
+        free.add(GRAD_DTYPE.name)
+    baseline_names = {option.name for option in baseline.spec().options} - free
     shared = sorted(
         (option for option in case.spec().options if option.name in baseline_names), key=lambda option: option.name
     )

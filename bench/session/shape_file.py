@@ -170,7 +170,7 @@ class _Config:
         if architectures is not None and (
             not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in ARCHITECTURES
         ):
-            raise self._other("architectures", architectures, " or ".join(json.dumps([one]) for one in ARCHITECTURES))
+            raise self._other("architectures", architectures, " or ".join(json.dumps([name]) for name in ARCHITECTURES))
         code = self._values.get("auto_map")
         if isinstance(code, dict) and "AutoModelForCausalLM" in code:
             raise self._other("auto_map", code, "absent: code of the model's own is not run")
@@ -203,10 +203,10 @@ class _Config:
 
         Both spellings may be there, as transformers 4 and 5 write them, if they say the same.
         """
-        found = {key: self._rope_of(key) for key in ROPE_KEYS if self.has(key)}
-        if len(set(found.values())) > 1:
-            raise Misuse(f"shape {self._path}: {' and '.join(found)} differ; leave one of them out")
-        return next(iter(found.values()), (self.number("rope_theta", 10_000.0), None))
+        embeddings = {key: self._rope_of(key) for key in ROPE_KEYS if self.has(key)}
+        if len(set(embeddings.values())) > 1:
+            raise Misuse(f"shape {self._path}: {' and '.join(embeddings)} differ; leave one of them out")
+        return next(iter(embeddings.values()), (self.number("rope_theta", 10_000.0), None))
 
     def _rope_of(self, key: str) -> tuple[float, RopeScaling | None]:
         table = self._values[key]

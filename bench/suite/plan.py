@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Protocol
@@ -15,6 +16,7 @@ from typing import Protocol
 from bench.case import Case, check_instrumentation, find_spec
 from bench.errors import InfrastructureFailed, Misuse, plural
 from bench.machine.device_checks import TorchBuild, why_no_gpu
+from bench.machine.disk import checkpoint_bytes, free_bytes
 from bench.machine.gpus import Gpu, Gpus
 from bench.machine.machine import hardware_here
 from bench.rank.fault_injection import Fault, parse_fault
@@ -48,7 +50,8 @@ class PlannedCase:
 
     case: None where it cannot run here, for the reason that `refusal` says.
     possible: the case on this machine, or else on one that lacks nothing; None where a package is not installed.
-    crowds: warnings of more processes than cores, and of tensor axes that cross nodes.
+    crowds: warnings of more processes than cores, of tensor axes that cross nodes, and of a disk that is too small for
+        checkpoints.
     estimate_s: of all its trials; None where it is unknown, for the reason that `why_no_estimate` says.
     noise: of its step time, by the newest runs of the history; None where that tells nothing of this case.
     """
@@ -97,6 +100,33 @@ def plan_suite(suite: Suite, node: NodeResources, history: PastRuns | str) -> Su
     for run in runs:
         series.setdefault((run.case.key(), run.hardware), []).append(run)
     return SuitePlan(suite=suite, cases=tuple(_planned(each, node, times, series) for each in checked))
+
+
+def with_disk_warnings(plan: SuitePlan, runs: Path, *, free: Callable[[Path], int | None] = free_bytes) -> SuitePlan:
+    """Return the plan with a warning at each case whose checkpoints do not fit on the disk of the folder of runs.
+
+    A case that keeps checkpoints has one of each trial; otherwise each checkpoint replaces the one before.
+    """
+    left_bytes = free(runs)
+    if left_bytes is None:
+        return plan
+    return replace(plan, cases=tuple(_with_disk_warning(planned, runs, left_bytes) for planned in plan.cases))
+
+
+def _with_disk_warning(planned: PlannedCase, runs: Path, left_bytes: int) -> PlannedCase:
+    case = planned.case
+    if case is None or case.save_every is None:
+        return planned
+    copies = case.trials if planned.suite_case.instrumentation.keep_checkpoint else 1
+    needed_bytes = copies * checkpoint_bytes(case)
+    if needed_bytes <= left_bytes:
+        return planned
+    warning = (
+        f"{'a checkpoint has' if copies == 1 else f'checkpoints of {copies} trials have'} {needed_bytes:,} bytes, and"
+        f" the disk of {runs} has {left_bytes:,} free: a save would fail; free {needed_bytes - left_bytes:,} bytes, or"
+        " choose another disk with --runs"
+    )
+    return replace(planned, crowds=(*planned.crowds, warning))
 
 
 # What no machine can run is a mistake in the file; what only this one cannot is a refusal of the case.

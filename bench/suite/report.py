@@ -15,6 +15,7 @@ from bench.results.estimate import Estimate, EstimatedRatio, of_metric
 from bench.suite.levers import Judgement, judge_levers
 from bench.suite.results import CaseResult, SuiteResult
 from collectors.metrics.results import RUN_STEP_SECONDS, RUN_TOKENS_PER_SECOND
+from workloads.core.precision_options import WEIGHTS
 
 ORDER = ("done", "failed", "timed_out", "interrupted", "skipped", "left_out")
 """Outcomes of cases in the order in which they are counted."""
@@ -124,11 +125,25 @@ def suite_lines(result: SuiteResult) -> list[str]:
                 figures += of_metric(summary.estimates, metric)[:1]
             figures += [each.ratio for each in summary.scaling]
     lines += wide_interval_notes(figures, is_suite=True)
+    lines += _weights_lines(result)
     took = "" if result.took_s is None else f", in {duration(result.took_s)}"
     lines.append(f"suite {result.suite}, {result.id}: {result.outcome}: {counted(result)}{took}")
     if result.folder is None:
         lines.append("its folder is not on this machine: only cases that ran are listed")
     return lines
+
+
+def _weights_lines(result: SuiteResult) -> list[str]:
+    """Return a line where cases in bf16 keep weights differently: their throughputs do not compare strategies."""
+    names = grouped(
+        (str(WEIGHTS.of(case.summary.case)), case.name)
+        for case in result.cases
+        if case.summary is not None and case.summary.case.model is not None and case.summary.case.precision == "bf16"
+    )
+    if len(names) < 2:
+        return []
+    sides = "; ".join(f"{weights}: {', '.join(of_weights)}" for weights, of_weights in names.items())
+    return [f"in bf16, cases have different weights, so compare throughputs only within {sides}"]
 
 
 def _row(result: SuiteResult, case: CaseResult) -> dict[str, object]:

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from workloads.context_parallel.cost_model import HeadTraffic, PositionLayout, RingTraffic, ring_pairs
-from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, settled_buckets
+from workloads.core.buckets import (
+    BUCKET_MB,
+    bucket_notes,
+    bucket_refusals,
+    bucketed_average,
+    settled_buckets,
+    unused_bucket_refusals,
+)
 from workloads.core.precision_options import gradient_bytes, is_fp8, stream_bytes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes, paper_states
@@ -66,9 +73,12 @@ class SequenceSpec(StrategySpec):
         return setup.ranks
 
     def refusals(self, setup: Setup) -> list[str]:
-        reasons = [*training_refusals(setup, data_ranks=1), *bucket_refusals(setup)]
+        reasons = training_refusals(setup, data_ranks=1)
         if SHARDED.of(setup):
+            reasons += unused_bucket_refusals(setup, "sharded=true", "sharded=false")
             reasons += graph_refusals(setup, GATHERED_IN_GRAPHS)
+        else:
+            reasons += bucket_refusals(setup)
         sequence, chunks = setup.shape.sequence, self.chunks(setup)
         if sequence % chunks:
             fitting = nearest_multiples(sequence, chunks)
@@ -90,10 +100,10 @@ class SequenceSpec(StrategySpec):
         )
 
     def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
-        return {**super().settled(setup), **settled_buckets(setup)}
+        return {**super().settled(setup), **({} if SHARDED.of(setup) else settled_buckets(setup))}
 
     def notes(self, setup: Setup) -> list[str]:
-        return bucket_notes(setup)
+        return [] if SHARDED.of(setup) else bucket_notes(setup)
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         """Return what averages the gradients of all positions: an all_reduce, bucket by bucket during backward.

@@ -79,6 +79,20 @@ def bucket_refusals(setup: Setup) -> list[str]:
     ]
 
 
+def unused_bucket_refusals(setup: Setup, option: str, remedy: str) -> list[str]:
+    """Return why a size of buckets would have no effect where FSDP2 reduces gradients.
+
+    option: what makes it do so. remedy: what to set for buckets.
+    """
+    chosen = float(setup.options[BUCKET_MB.name])
+    if not chosen:
+        return []
+    return [
+        f"option {BUCKET_MB.name} is {chosen:g} with {option}, where FSDP2 reduces gradients unit by unit, without"
+        f" buckets: leave it out, or use {remedy}"
+    ]
+
+
 def bucket_notes(setup: Setup) -> list[str]:
     """Return a note where one bucket holds all gradients, with a size that makes several."""
     if setup.ranks == 1 or buckets(setup) > 1:

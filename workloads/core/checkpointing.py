@@ -63,12 +63,12 @@ def states_of(workload: Workload) -> dict[str, Tensor]:
     states: dict[str, Tensor] = {}
     own = _own(workload.optimizer)
     masters = dict(zip(own.weights, own.masters, strict=True)) if isinstance(own, MasterAdamW) else {}
-    kept = own.state if masters else workload.optimizer.state
+    states_by_weight = own.state if masters else workload.optimizer.state
     for name, weight in workload.model.named_parameters():
         states[f"weights.{plain_name(name)}"] = weight.detach()
         if weight in masters:
             states[f"optimizer.{plain_name(name)}.master"] = masters[weight].detach()
-        for key, state in kept.get(masters.get(weight, weight), {}).items():
+        for key, state in states_by_weight.get(masters.get(weight, weight), {}).items():
             if isinstance(state, Tensor):
                 states[f"optimizer.{plain_name(name)}.{key}"] = state.detach()
     return states
@@ -294,14 +294,14 @@ def _check_files(folder: Path) -> None:
     for name, size in sorted(needed.items()):
         rank = name.removeprefix("__").partition("_")[0]
         try:
-            found = (folder / name).stat().st_size
+            file_bytes = (folder / name).stat().st_size
         except FileNotFoundError:
             raise CheckpointUnusable(
                 f"{folder}: rank {rank}'s file {name} is missing; copy it from the node of rank {rank}"
             ) from None
-        if found < size:
+        if file_bytes < size:
             raise CheckpointUnusable(
-                f"{folder}: rank {rank}'s file {name} is cut: it has {found} of at least {size} bytes"
+                f"{folder}: rank {rank}'s file {name} is cut: it has {file_bytes} of at least {size} bytes"
             )
 
 
@@ -344,15 +344,15 @@ class _Parts(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module not in _MODULES and not module.startswith(_OF_CHECKPOINTS):  # Even an import can run code.
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's plan")
-        found = super().find_class(module, name)
-        is_part = (module, name) in _PARTS or isinstance(found, torch.dtype)
-        if module.startswith(_OF_CHECKPOINTS) and isinstance(found, type):
-            is_part = is_dataclass(found) or issubclass(found, Enum | BaseException)
-        if module == "builtins" and isinstance(found, type):
-            is_part = issubclass(found, Exception)
+        part = super().find_class(module, name)
+        is_part = (module, name) in _PARTS or isinstance(part, torch.dtype)
+        if module.startswith(_OF_CHECKPOINTS) and isinstance(part, type):
+            is_part = is_dataclass(part) or issubclass(part, Enum | BaseException)
+        if module == "builtins" and isinstance(part, type):
+            is_part = issubclass(part, Exception)
         if not is_part:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's plan")
-        return found
+        return part
 
 
 class PlainReader(FileSystemReader):

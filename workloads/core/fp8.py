@@ -24,9 +24,9 @@ from workloads.spec import Setup
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
 SMALLEST_ROW = 1e-12
-"""A row whose largest absolute value is below is scaled as if it were this; rows of zeros stay zeros."""
+"""A row whose largest absolute value is smaller than this is scaled as if it were this; rows of zeros stay zeros."""
 MULTIPLE = 16
-"""A GPU's product sums over a multiple of so many elements."""
+"""A GPU multiplies in fp8 only if it sums over a multiple of this many elements."""
 FIRST_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with products in fp8: Ada; after it Hopper (9.0)."""
 

@@ -2,7 +2,7 @@
 
 Imports no torch.
 
-autocast: weights are fp32, and so are the residual stream, norms and the loss; products and attention round to bf16.
+autocast: weights, residual stream, norms and the loss are fp32; matrix products and attention compute in bf16.
 bf16_compute: weights are kept in fp32, and every layer computes with copies in bf16, as under FSDP2's mixed precision
 policy. The residual stream is bf16; rotations, attention's sums and the loss are fp32. Gradients of a microbatch are
 bf16 and accumulate in fp32.
@@ -27,9 +27,9 @@ WEIGHTS = Option(
     name="weights",
     default=UNSETTLED,
     choices=(UNSETTLED, "autocast", "bf16_compute", "bf16", "fp8"),
-    help="in bf16: fp32 weights under autocast, fp32 weights whose bf16 copies compute (bf16_compute), bf16 weights"
-    " with an fp32 master in the optimizer, or bf16_compute with the blocks' products in fp8; auto: bf16_compute where"
-    " FSDP2 shards, otherwise autocast",
+    help="in bf16: autocast (fp32 weights; only products and attention compute in bf16), bf16_compute (fp32 weights;"
+    " every layer computes with bf16 copies), bf16 (bf16 weights; an fp32 master in the optimizer) or fp8 (bf16_compute"
+    " with the blocks' products in fp8); auto: bf16_compute where FSDP2 shards, otherwise autocast",
     added_later=True,
     before="autocast",
 )
@@ -37,23 +37,23 @@ GRAD_DTYPE = Option(
     name="grad_dtype",
     default="fp32",
     choices=("fp32", "bf16"),
-    help="precision in which gradients accumulate and are reduced",
+    help="precision in which gradients are accumulated and reduced",
     added_later=True,
     formerly="reduce_dtype",
 )
 PRECISION_OPTIONS = (WEIGHTS, GRAD_DTYPE)
 
 FP8_MULTIPLE = 16
-"""Elements of which the rows and columns of a GPU's product in fp8 are a multiple."""
+"""A GPU multiplies in fp8 only matrices whose sizes are multiples of this."""
 
 NO_MASTER = (
-    "only single, ddp and zero1 keep a master copy in their optimizer; use weights=bf16_compute, which computes the"
-    " same with the fp32 weights themselves as the master"
+    "only the optimizers of single, ddp and zero1 keep an fp32 master; use weights=bf16_compute, which does the same"
+    " arithmetic and keeps fp32 weights as the master"
 )
 """Why a strategy whose optimizer is torch's own refuses weights in bf16."""
 DIVIDED_ROWS = (
-    "tensor ranks divide the rows that fp8 scales, so they would scale their parts apart, or agree on every scale by"
-    " messages; use weights=bf16_compute, or fsdp"
+    "tensor ranks divide the rows that fp8 scales, so that each would scale its part by itself, unlike one rank; use"
+    " weights=bf16_compute, or fsdp"
 )
 """Why strategies that divide products refuse fp8."""
 
@@ -112,8 +112,8 @@ def weights_refusals(setup: Setup, refused: Mapping[Weights, str]) -> Iterator[s
         return
     if setup.precision != "bf16":
         yield (
-            f"option weights is {word} in {setup.precision}, whose weights are fp32: leave it out, or use"
-            " --precision bf16"
+            f"option weights is {word} with --precision {setup.precision}, which always keeps fp32 weights: leave it"
+            " out, or use --precision bf16"
         )
     elif word in refused:
         yield f"option weights is {word}; {refused[word]}"
@@ -132,8 +132,8 @@ def _fp8_sizes(setup: Setup) -> Iterator[str]:
     }
     if odd := [f"{name} {width}" for name, width in widths.items() if width % FP8_MULTIPLE]:
         yield (
-            f"option weights is fp8 with {' and '.join(odd)}; on a GPU fp8 takes multiples of {FP8_MULTIPLE}: use such"
-            " widths, or weights=bf16_compute"
+            f"option weights is fp8 with {' and '.join(odd)}; a GPU multiplies in fp8 only sizes that are multiples of"
+            f" {FP8_MULTIPLE}: use such sizes, or weights=bf16_compute"
         )
 
 
@@ -142,19 +142,19 @@ def gradient_refusals(setup: Setup, *, is_reduced: bool) -> Iterator[str]:
     if grad_dtype_of(setup) == "fp32" or is_reduced or is_master_kept(setup):
         return
     yield (
-        f"option grad_dtype is {grad_dtype_of(setup)}; gradients of fp32 weights are fp32 here: leave it out, use"
-        " weights=bf16 with ddp or zero1, or fsdp, which rounds gradients for their reduction"
+        f"option grad_dtype is {grad_dtype_of(setup)}, but gradients of fp32 weights are fp32 in {setup.strategy}:"
+        " leave it out, use weights=bf16 in ddp or zero1, or use fsdp, which rounds gradients when it reduces them"
     )
 
 
 _MEANINGS: Mapping[Weights, str] = {
-    "autocast": "weights, residual stream and norms are fp32; products and attention round",
-    "bf16_compute": "fp32 weights, computed with in bf16, as torchtitan's FSDP2 does by default",
-    "bf16": "bf16 weights, fp32 master and moments in the optimizer, as Megatron has them",
-    "fp8": "fp32 weights, computed with in bf16, and the blocks' products in fp8 (e4m3, scaled by rows, forward and"
-    " backward)",
+    "autocast": "weights, residual stream and norms are fp32; matrix products and attention compute in bf16",
+    "bf16_compute": "weights are fp32, and every layer computes in bf16, as FSDP2 does by default in torchtitan",
+    "bf16": "weights are bf16, and the optimizer holds an fp32 master and fp32 moments, as in Megatron",
+    "fp8": "weights are fp32, the blocks' linear layers multiply in fp8 (e4m3, one scale per row, forward and"
+    " backward), and all else computes in bf16",
 }
-FP8_ON_CPU = "fp8 on a CPU is for its values; its speed means nothing"
+FP8_ON_CPU = "fp8 on a CPU shows its values; its speed says nothing about a GPU"
 
 
 def precision_notes(setup: Setup) -> list[str]:
@@ -163,7 +163,7 @@ def precision_notes(setup: Setup) -> list[str]:
         return []
     word = weights_of(setup)
     return [
-        f"weights={word}: {_MEANINGS[word]}; gradients accumulate in {grad_dtype_of(setup)}; compare only with runs of"
-        " the same weights",
+        f"weights={word}: {_MEANINGS[word]}; gradients are accumulated in {grad_dtype_of(setup)}; runs with other"
+        " weights compute differently",
         *([FP8_ON_CPU] if word == "fp8" and setup.device == "cpu" else []),
     ]

@@ -66,6 +66,10 @@ class MasterTrainer(Trainer):
         )
         self._own_optimizer = made[-1]
 
+    def own_masters(self) -> dict[nn.Parameter, Tensor]:
+        """See `KeepsMaster`."""
+        return dict(zip(self._own_optimizer.weights, self._own_optimizer.masters, strict=True))
+
     def held_tensors(self) -> dict[str, Sequence[Tensor]]:
         """See `HoldsTensors`: the master is found in no state of the optimizer."""
         weights, own = list(self.model.parameters()), self._own_optimizer

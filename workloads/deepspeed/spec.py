@@ -68,7 +68,7 @@ READ_FROM = (
 
 ENGINE_CASTS: Mapping[Weights, str] = dict.fromkeys(
     ("bf16_compute", "bf16", "fp8"),
-    "DeepSpeed's engine would cast weights by rules of its own, which no other strategy shares; leave it out, or use"
+    "DeepSpeed's engine casts weights by rules of its own, so that no baseline would match it; leave it out, or use"
     " fsdp or zero1",
 )
 """Why the engine refuses weights that others can have."""

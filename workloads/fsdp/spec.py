@@ -76,8 +76,7 @@ SHARD_RANKS = Option(
 
 
 SHARDS_ARE_MASTERS = (
-    "FSDP2's shards in fp32 are the master already, and weights in bf16 beside them would only add memory; use"
-    " weights=bf16_compute"
+    "FSDP2's fp32 shards already are the master, so that bf16 weights would only add memory; use weights=bf16_compute"
 )
 
 
@@ -94,6 +93,11 @@ def _sharding_refusals(setup: Setup, ranks: int) -> Iterator[str]:
     elif reshard and ranks % reshard:
         fitting = " or ".join(map(str, [0, *_divisors(ranks)]))
         yield f"option reshard is {reshard}; it must divide the {ranks} ranks of a shard group: use {fitting}"
+    if REDUCE.of(setup) == "last" and options["accumulate"] == 1:
+        yield (
+            f"option {REDUCE.name} is last with accumulate=1, where the only microbatch is the last: leave it out, or"
+            " use accumulate=2 or more"
+        )
     yield from graph_refusals(setup, GATHERED_IN_GRAPHS)
     if options["prefetch"] and setup.backend == "gloo":
         yield (

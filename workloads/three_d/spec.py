@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from workloads.core.buckets import BUCKET_MB, bucket_bytes, settled_buckets, size_refusals
+from workloads.core.buckets import BUCKET_MB, bucket_bytes, settled_buckets, size_refusals, unused_bucket_refusals
 from workloads.core.precision_options import grad_dtype_of, gradient_bytes, stream_bytes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import Weights, paper_states
@@ -176,7 +176,11 @@ class ThreeDSpec(PipelineSpec):
         return replace(pipeline, boundary_bytes=pipeline.boundary_bytes // stream_ranks)
 
     def settled(self, setup: Setup) -> Mapping[str, OptionValue]:
-        return {**super().settled(setup), **settled_buckets(setup, parts=replica_ranks(setup))}
+        is_sharded = setup.options[DATA_AXIS.name] == "fsdp"
+        return {
+            **super().settled(setup),
+            **({} if is_sharded else settled_buckets(setup, parts=replica_ranks(setup))),
+        }
 
     def refusals(self, setup: Setup) -> list[str]:
         options, replica = setup.options, replica_ranks(setup)
@@ -205,6 +209,7 @@ class ThreeDSpec(PipelineSpec):
         ]
         if options[DATA_AXIS.name] == "fsdp":
             reasons += _sharding_refusals(setup, schedule, data_ranks=axes["data"])
+            reasons += unused_bucket_refusals(setup, f"{DATA_AXIS.name}=fsdp", f"{DATA_AXIS.name}=ddp")
         return reasons
 
     def _cost_model(self, setup: Setup) -> MeshStages:

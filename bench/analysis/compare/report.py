@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from bench.analysis.compare.sides import arithmetic_differences
 from bench.errors import plural
 from bench.report.format import digits, figure, grouped, share
 from bench.report.table import Block, Table, write
@@ -26,6 +27,7 @@ from bench.results.comparison import (
 from bench.results.estimate import Estimate
 from bench.results.noise import WANTED_CHANGE, TrialNoise, smallest_of_night, trials_a_night
 from collectors.metrics import probes, results
+from workloads.core.precision_options import WEIGHTS
 from workloads.cost_models.absent import Absent
 
 SCHEMA_VERSION = NOISE_SCHEMA_VERSION = 1
@@ -60,7 +62,8 @@ class Compared:
     """The comparison of two runs.
 
     name: of the case. a_run, b_run: their ids. trials: complete ones of each. differences: between their cases.
-    is_in_turn: their trials took turns, so that figures are compared in pairs.
+    is_in_turn: their trials took turns, so that figures are compared in pairs. arithmetic: of each side, see
+    `bench.analysis.compare.sides.arithmetic`. arithmetic_note: a line where they differ in it.
     """
 
     name: str
@@ -68,6 +71,8 @@ class Compared:
     b_run: str
     trials: tuple[int, int]
     differences: tuple[str, ...]
+    arithmetic: tuple[Mapping[str, str], Mapping[str, str]]
+    arithmetic_note: str | None
     is_in_turn: bool
     figures: tuple[JudgedChange, ...]
 
@@ -107,20 +112,22 @@ def _page(comparison: Comparison, *, has_all: bool) -> Iterator[Block]:
     yield f"B: {comparison.b}"
     if is_single and (differences := comparison.compared[0].differences):
         yield f"differs: {', '.join(differences)}"
+    yield from dict.fromkeys(runs.arithmetic_note for runs in comparison.compared if runs.arithmetic_note is not None)
     yield ""
     figures = [(runs, judged) for runs in comparison.compared for judged in runs.figures]
     wanted = figures if has_all else [row for row in figures if is_main(row[1].change.a)]
     if not is_single and not has_all:
         wanted = sorted(wanted, key=lambda row: OUTCOMES.index(row[1].outcome))
     shown = wanted if has_all else wanted[:MOST_ROWS]
-    columns = [*([] if is_single else ["case"]), "figure", "A", "B", "change", "outcome"]
+    sides = _side_columns(comparison.compared[0]) if is_single else ("A", "B")
+    columns = [*([] if is_single else ["case"]), "figure", *sides, "change", "outcome"]
     rows: list[Sequence[str | Text]] = []
     for runs, judged in shown:
         change = judged.change
-        sides = (figure(replace(side, low=None, high=None)) for side in (change.a, change.b))
+        values = (figure(replace(side, low=None, high=None)) for side in (change.a, change.b))
         outcome = Text(outcome_words(judged), style=STYLES.get(judged.outcome, ""))
         name = () if is_single else (runs.name,)
-        rows.append((*name, title(change.a), *sides, change_words(change), outcome))
+        rows.append((*name, title(change.a), *values, change_words(change), outcome))
     if rows:
         keys = len(columns) - 4
         unbroken = range(keys, len(columns))
@@ -129,6 +136,14 @@ def _page(comparison: Comparison, *, has_all: bool) -> Iterator[Block]:
         yield "no figure has a better direction on both sides"
     yield ""
     yield from _words(comparison, [judged for _, judged in figures], len(wanted) - len(shown), has_all=has_all)
+
+
+def _side_columns(runs: Compared) -> tuple[str, str]:
+    """Return the headers of both sides: `A` and `B`, with the main word in which their arithmetic differs."""
+    of_a, of_b = (
+        side.get(WEIGHTS.name, next(iter(side.values()), "")) for side in arithmetic_differences(*runs.arithmetic)
+    )
+    return f"A\n{of_a}".rstrip(), f"B\n{of_b}".rstrip()
 
 
 def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, *, has_all: bool) -> Iterator[str]:
@@ -234,6 +249,9 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "b_run": runs.b_run,
                 "in_turn": runs.is_in_turn,
                 "differences": runs.differences,
+                "a_arithmetic": runs.arithmetic[0],
+                "b_arithmetic": runs.arithmetic[1],
+                "arithmetic_note": runs.arithmetic_note,
                 "figures": [_figure(judged) for judged in runs.figures],
             }
             for runs in comparison.compared

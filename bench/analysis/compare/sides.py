@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.case import Case, why_ad_hoc
+from bench.case import Case, options_of, why_ad_hoc
 from bench.errors import Misuse, plural
 from bench.store import run_dir
 from bench.store.history import History
 from bench.store.suite_record import FAILED, SuiteRecord
 from bench.store.summary import Summary
 from collectors.settings_file import near_name
+from workloads.core.precision_options import GRAD_DTYPE, WEIGHTS
 from workloads.cost_models.shape import unlike
 
 Kind = Literal["run", "suite run", "commit"]
@@ -349,8 +350,36 @@ def differences(a: Case, b: Case) -> Iterable[str]:
     pairs = [(key.replace("_", "-"), getattr(a, key), getattr(b, key)) for key in _KEYS]
     if a.model is not None and b.model is not None:
         pairs += [(name, a.model.word(name), b.model.word(name)) for name in unlike(a.model, b.model)]
-    pairs += [(f"option {name}", a.options[name], b.options[name]) for name in a.options if name in b.options]
+    a_options, b_options = options_of(a), options_of(b)
+    pairs += [(f"option {name}", a_options[name], b_options[name]) for name in a_options if name in b_options]
     yield from (f"{name} {_word(before)} -> {_word(after)}" for name, before, after in pairs if before != after)
+
+
+def arithmetic(case: Case) -> dict[str, str]:
+    """Return in what precision a case computes and adds gradients and, in bf16, how it keeps weights."""
+    options = options_of(case)
+    names = (WEIGHTS.name, GRAD_DTYPE.name) if case.precision == "bf16" else (GRAD_DTYPE.name,)
+    return {"precision": case.precision, **{name: str(options[name]) for name in names if name in options}}
+
+
+def arithmetic_differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what differs between the arithmetic of two sides, as each has it; only bf16 has `weights`."""
+    names = [
+        name
+        for name in {**a, **b}
+        if a.get(name) != b.get(name) and (name == WEIGHTS.name or (name in a and name in b))
+    ]
+    of_a, of_b = ({name: side[name] for name in names if name in side} for side in (a, b))
+    return of_a, of_b
+
+
+def arithmetic_note(a: Case, b: Case) -> str | None:
+    """Return a line on two cases that compute differently: their code is then not all that is compared."""
+    of_a, of_b = arithmetic_differences(arithmetic(a), arithmetic(b))
+    if not of_a:
+        return None
+    sides = (", ".join(f"{name} {value}" for name, value in side.items()) for side in (of_a, of_b))
+    return "A has {}, B has {}: they compute differently, so no change below is a regression of the code".format(*sides)
 
 
 def _word(value: object) -> str:

@@ -7,21 +7,12 @@ from collections.abc import Iterator
 import msgspec
 from rich.console import Console
 
-from bench.analysis.convergence.check import (
-    LEAST_TOLERANCE,
-    ROUNDING_FACTOR,
-    TOLERANCE_PER_STEP,
-    ConvergenceVerdict,
-    Losses,
-)
+from bench.analysis.convergence.check import ConvergenceVerdict, Losses, limits_of
 from bench.case import Case
 from bench.report.table import Block, Table, whole, write
+from workloads.core.precision_options import WEIGHTS
 
 STEPS_SHOWN = 12
-TOLERANCE = (
-    f"{LEAST_TOLERANCE:.0e} of the loss and {TOLERANCE_PER_STEP:.0e} more with each step, as measured in fp32; and at"
-    f" least {ROUNDING_FACTOR:g} times the change that reversed batches cause on the one rank"
-)
 COLUMNS = ("step", "one_rank", "all_ranks", "difference_ratio", "tolerance_ratio")
 
 
@@ -32,7 +23,7 @@ def print_verdict(verdict: ConvergenceVerdict, case: Case, format_name: str, con
     write(
         format_name,
         _page(verdict, case),
-        lambda: {**head, **msgspec.to_builtins(verdict), "losses": losses, "tolerance": TOLERANCE},
+        lambda: {**head, **msgspec.to_builtins(verdict), "losses": losses, "tolerance": tolerance_words(case)},
         losses,
         COLUMNS,
         console,
@@ -86,7 +77,18 @@ def lines(verdict: ConvergenceVerdict, case: Case) -> Iterator[str]:
         )
     else:
         yield "clip: 0, so no gradient was clipped"
-    yield f"tolerance: {TOLERANCE}"
+    yield f"tolerance: {tolerance_words(case)}"
+
+
+def tolerance_words(case: Case) -> str:
+    """Return how far the losses of a check may differ."""
+    limits = limits_of(case)
+    arithmetic = f"bf16 with weights={WEIGHTS.of(case)}" if case.precision == "bf16" else case.precision
+    return (
+        f"{limits.loss:.0e} of the loss and {limits.loss_per_step:.0e} more with each step, as measured in"
+        f" {arithmetic}; and at least {limits.rounding_factor:g} times the change that reversed batches cause on the"
+        " one rank"
+    )
 
 
 def _gap(losses: Losses) -> str:

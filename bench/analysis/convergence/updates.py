@@ -14,18 +14,8 @@ from bench.analysis.convergence.evidence import CheckFinding, ConvergenceEvidenc
 from bench.errors import plural
 from bench.rank.evidence import Sketch, StepEvidence
 
-GRADIENT_LIMIT = 1e-4
-UPDATE_LIMIT = 1e-3
-"""Smallest allowed difference from the one rank's gradient and update, as a share of its norm. Another order of
-additions causes less than 1e-5 and 2e-4 in the first steps; if reading each batch backwards causes more,
-`ROUNDING_FACTOR` times that is allowed."""
-
-ROUNDING_FACTOR = 30.0
-"""As for losses, see `bench.analysis.convergence.check`. Measured: at a rate of 3e-2 ranks differed by at most 15 times
-as much."""
-
 TELLING_LIMIT = 0.3
-"""A wider tolerance is useless: the difference that a mistake causes may be smaller."""
+"""A tolerance that rounding makes wider is useless: the difference that a mistake causes may be smaller."""
 
 CLIP_LIMIT = 1e-3
 """Allowed difference of a clipped gradient's norm from the clip, as a share of the clip."""
@@ -99,7 +89,7 @@ def _why_not_comparable(evidence: ConvergenceEvidence, earlier: Sequence[RootCau
     if any(cause.step < step or (cause.step == step and cause.cause != "learning_rate") for cause in earlier):
         return f"gradients and updates from step {step} on: an earlier difference affects them"
     widest = max(_tolerance(evidence, step, "gradients"), _tolerance(evidence, step, "updates"))
-    if widest > TELLING_LIMIT:
+    if widest > max(TELLING_LIMIT, evidence.limits.update):
         return (
             f"gradients and updates from step {step} on: at this learning rate, rounding alone may change them by"
             f" {widest:.1e} of their norm"
@@ -220,7 +210,7 @@ def _update(evidence: ConvergenceEvidence, step: int) -> RootCause | None:
     weights = {difference.weight for difference in differences}
     if sketch is None:
         changed = "not to a finite value"
-    elif abs(sketch[0] - truth[0]) > UPDATE_LIMIT * truth[0]:
+    elif abs(sketch[0] - truth[0]) > evidence.limits.update * truth[0]:
         changed = f"by {sketch[0]:.3g} (norm)"
     else:
         changed = "by as much, but in another direction,"
@@ -255,7 +245,8 @@ def _tolerance(evidence: ConvergenceEvidence, step: int, kind: SketchKind) -> fl
         ),
         default=0.0,
     )
-    return max(GRADIENT_LIMIT if kind == "gradients" else UPDATE_LIMIT, ROUNDING_FACTOR * rounding)
+    limits = evidence.limits
+    return max(limits.gradient if kind == "gradients" else limits.update, limits.rounding_factor * rounding)
 
 
 def _differences(evidence: ConvergenceEvidence, step: int, kind: SketchKind) -> Iterator[SketchDifference]:

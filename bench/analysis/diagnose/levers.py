@@ -162,7 +162,7 @@ def _communication(case: Case, *, has_link: bool) -> Iterator[Remedy]:
     yield _option("halve the bytes of gradients", compress="bf16")
     yield _option("halve the bytes of gradients", grad_dtype="bf16")
     if "wrap" in case.options:
-        yield _option("gather weights in half as many bytes", weights="bf16_compute")
+        yield _option("gather weights in half as many bytes, and compute in bf16 throughout", weights="bf16_compute")
     yield _option("gather units further ahead", prefetch="2")
     yield _option("overlap collectives with matrix products", async_tp="true", compile="default")
     yield _option("let workers run ahead of each other", mode="asynchronous")
@@ -178,7 +178,7 @@ def _buckets(case: Case, *, has_link: bool) -> Iterator[Remedy]:
 
     has_link: the law tells which size is better. Else only that is offered which cuts a lone bucket.
     """
-    if "bucket_mb" not in case.options:
+    if not case.options.get("bucket_mb"):  # FSDP2 has no buckets, and a size of 0.
         return
     gradients_mb = 4 * case.shape.parameters() / 2**20
     now_mb = float(case.options["bucket_mb"])

@@ -14,6 +14,7 @@ from bench.machine.disk import checkpoint_bytes
 from bench.machine.machine import redact
 from bench.machine.preflight import least_bytes
 from bench.report.format import readable
+from bench.report.run.run_rows import shape_words
 from bench.report.table import Block, Table, write
 from bench.suite.plan_report import cluster_lines
 from workloads.cost_models.absent import Absent
@@ -76,10 +77,8 @@ def _case_lines(case: Case) -> Iterator[str]:
     name = case.title
     yield f"{name}: {case.setting}"
     if (shape := case.model) is not None:
-        yield (
-            f"{name}: {shape.parameters():,} parameters in {shape.layers} layers of width {shape.width}; a step has"
-            f" {shape.batch} sequences of {shape.sequence} tokens"
-        )
+        yield f"{name}: shape {shape_words(shape)}"
+        yield f"{name}: a step has {shape.batch} sequences of {shape.sequence} tokens"
     what = "steps" if case.model is not None else "calls of each measurement"
     traced = f", then {case.trace_steps} under the profiler" if case.trace_steps else ""
     yield f"{name}: {plural(case.trials, 'trial')} of {case.steps} {what} after {case.warm_up} of warm-up{traced}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.cli.completion import complete_suite
-from bench.cli.options import FORMAT, STORE, Duration, NamedText, engine_options
+from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText, engine_options
 from bench.cli.run.case_options import NO_BIND
 from bench.errors import InfrastructureFailed, say
 
@@ -53,6 +53,7 @@ BUDGET = click.option("--budget", "budget_s", type=Duration(), help="Time for al
 @ONLY
 @BUDGET
 @engine_options
+@RUNS
 @STORE
 @FORMAT
 @with_binding
@@ -65,14 +66,15 @@ def plan(
     nodes: int,
     ranks_per_node: int | None,
     engine_file: Path | None,
+    runs_folder: Path,
     store_url: str | None,
     format_name: str,
 ) -> None:
     """Show which cases a suite would run here, what each needs, and how long it takes.
 
-    Also shows why some cases cannot run here. Durations come from the history. The command starts nothing and writes
-    nothing; with --engine slurm, it asks Slurm what its nodes have. NAME is a shipped suite: collectives, levers,
-    nightly, scaling, single_node or smoke.
+    Also shows why some cases cannot run here, and warns where checkpoints do not fit on the disk of --runs. Durations
+    come from the history. The command starts nothing and writes nothing; with --engine slurm, it asks Slurm what its
+    nodes have. NAME is a shipped suite: collectives, levers, nightly, scaling, single_node or smoke.
 
     \b
     Example:
@@ -83,13 +85,17 @@ def plan(
     from bench.suite.plan_report import print_plan
 
     node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
-    planned = read_plan(suite_name, settings, store_url, node)
+    planned = read_plan(suite_name, settings, store_url, node, runs_folder)
     out = left_out(planned, only, budget_s)
     print_plan(planned, out, format_name, node.cluster)
 
 
-def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, node: NodeResources) -> SuitePlan:
+def read_plan(
+    suite_name: str, settings: Sequence[str], store_url: str | None, node: NodeResources, runs_folder: Path
+) -> SuitePlan:
     """Return the plan of a suite on such nodes, with estimates from the history where it can be read.
+
+    runs_folder: where checkpoints would be; disks of a cluster's nodes are not known here.
 
     Raises:
         Misuse: the suite is unknown or wrong.
@@ -97,17 +103,18 @@ def read_plan(suite_name: str, settings: Sequence[str], store_url: str | None, n
     from bench.store.history import History, NoStoreYet
     from bench.suite.file import read_suite
     from bench.suite.form.document import find_suite
-    from bench.suite.plan import plan_suite
+    from bench.suite.plan import plan_suite, with_disk_warnings
 
     suite = read_suite(find_suite(suite_name), settings)
     try:
         with History(store_url, writable=False, is_glance=True) as history:
-            return plan_suite(suite, node, history)
+            planned = plan_suite(suite, node, history)
     except NoStoreYet:
-        return plan_suite(suite, node, "no run is in the history yet")
+        planned = plan_suite(suite, node, "no run is in the history yet")
     except InfrastructureFailed as error:
         say(f"the plan has no estimates: {error}")
-        return plan_suite(suite, node, "the history cannot be read")
+        planned = plan_suite(suite, node, "the history cannot be read")
+    return with_disk_warnings(planned, runs_folder) if node.cluster is None else planned
 
 
 @click.command(name="schema")

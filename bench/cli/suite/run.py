@@ -147,7 +147,7 @@ def run(
     node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
     if is_dry:
         check_store(store_url)
-    plan = read_plan(suite_name, settings, store_url, node)
+    plan = read_plan(suite_name, settings, store_url, node, runs_folder)
     suite = plan.suite
     is_gated = has_gate if has_gate is not None else suite.is_nightly
     check_place(runs_folder)
@@ -214,7 +214,7 @@ def run(
                     save(fleet, folder)
                 if session.dropped:
                     node = replace(node, nodes=nodes - len(session.dropped))
-                    plan = read_plan(suite_name, settings, store_url, node)
+                    plan = read_plan(suite_name, settings, store_url, node, runs_folder)
                     choice = choose(plan, state, tags=only, budget_s=budget_s, is_failed_repeated=repeat_failed)
             if not choice.cases and not choice.not_run:
                 progress.tell(f"nothing is missing in {folder.name}")

@@ -20,6 +20,7 @@ from collectors.metrics import probes as probes_metrics
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from workloads.cost_models.absent import Absent
+from workloads.cost_models.shape import DIMENSIONS, FIELDS, Shape
 
 T = TypeVar("T")
 
@@ -42,6 +43,16 @@ def headline(summary: Summary) -> str:
     words = next(words for metric, words in _HEADLINES if metric.name == estimate.metric)
     labels = [estimate.labels.get(label) for label in ("collective", "kind")]
     return " ".join(part for part in (figure(estimate), words, *labels) if part)
+
+
+def shape_words(shape: Shape) -> str:
+    """Return all that a run records of its model and sequence, for people; a `config.json` may have set any of it."""
+    others = ", ".join(f"{name} {shape.word(name)}" for name in FIELDS if name not in DIMENSIONS)
+    return (
+        f"{shape.layers} layers, width {shape.width}, heads {shape.heads} ({shape.kv_heads} for keys and values), MLP"
+        f" {shape.mlp_width}, vocabulary {shape.vocabulary}, sequence {shape.sequence}: {shape.parameters():,}"
+        f" parameters, {others}"
+    )
 
 
 def headline_estimate(summary: Summary) -> Estimate | None:

@@ -24,6 +24,7 @@ from bench.report.run.run_rows import (
     headline,
     most_important,
     print_list,
+    shape_words,
 )
 from bench.report.table import Block, Table, open_console, print_json, print_page, whole, write
 from bench.results.efficiency import ScalingEfficiency
@@ -35,7 +36,6 @@ from bench.store.scaling_baseline import Point
 from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.rank import TIMELINE_PEAK_BYTES
-from workloads.cost_models.shape import particulars
 
 # The memory of one step by category, of the rank that held most at its peak.
 
@@ -380,13 +380,7 @@ def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
         return [("run", f"{summary.run}: {outcome}, {measured}"), *shown, *note]
     rows = [("run", summary.run), ("outcome", outcome), ("hardware", summary.hardware)]
     if (shape := case.model) is not None:
-        words = (
-            f"{shape.layers} layers, width {shape.width}, heads {shape.heads} ({shape.kv_heads} for keys and values),"
-            f" MLP {shape.mlp_width}, vocabulary {shape.vocabulary}, sequence {shape.sequence}:"
-            f" {shape.parameters():,} parameters"
-        )
-        words += "".join(f", {name} {shape.word(name)}" for name in particulars(shape))
-        rows.append(("shape", words))
+        rows.append(("shape", shape_words(shape)))
     return [*rows, ("setting", case.setting), ("options", options), ("measured", measured), *note]
 
 

@@ -66,11 +66,11 @@ def test_a_kept_checkpoint_is_whole(mode: SaveMode, engine: LocalEngine, tmp_pat
 def test_steps_while_a_checkpoint_is_written_count_as_nothing_else(engine: LocalEngine, tmp_path: Path) -> None:
     case = replace(SAVED, save_mode="async")
     assert run(engine, tmp_path, case).outcome == "done"
-    found = marks(tmp_path)
-    assert found.count("checkpoint") == 2
-    assert found.count("saving") >= 2  # The first step after each copy always begins while it is written.
-    assert found.count("measured") == case.steps
-    assert len(values(tmp_path, SAVING_STEP_SECONDS.name)) == found.count("saving")
+    step_marks = marks(tmp_path)
+    assert step_marks.count("checkpoint") == 2
+    assert step_marks.count("saving") >= 2  # The first step after each copy always begins while it is written.
+    assert step_marks.count("measured") == case.steps
+    assert len(values(tmp_path, SAVING_STEP_SECONDS.name)) == step_marks.count("saving")
     step_tokens = case.shape.tokens / case.ranks
     assert max(values(tmp_path, TOKENS.name)) == step_tokens * (case.warm_up + case.steps)
     (trial,) = read_trials(tmp_path, case.ranks).trials

@@ -208,6 +208,23 @@ def test_the_baseline_of_rounded_reductions_reduces_nothing() -> None:
     assert baseline.options["grad_dtype"] == "fp32"
 
 
+def test_a_baseline_of_several_ranks_reduces_in_the_precision_of_the_run() -> None:
+    rounded = half_case("fsdp", ranks=4, grad_dtype="bf16")
+    assert scaling_between(rounded, replace(rounded, ranks=2, model=replace(rounded.shape, batch=4))) == "weak"
+    with pytest.raises(Misuse, match="option grad_dtype is fp32, the run's is bf16"):
+        scaling_between(rounded, half_case("fsdp", ranks=2))
+
+
+def test_a_baseline_whose_weights_are_bf16_has_gradients_of_the_run() -> None:
+    case = half_case("ddp", weights="bf16", grad_dtype="bf16")
+    baseline = one_rank_baseline(case, "strong")
+    assert baseline is not None
+    assert scaling_between(case, baseline) == "strong"
+    other = replace(baseline, options={**baseline.options, "grad_dtype": "fp32"})
+    with pytest.raises(Misuse, match="option grad_dtype is fp32, the run's is bf16"):
+        scaling_between(case, other)
+
+
 def test_a_case_from_before_weights_could_be_chosen_has_a_baseline_under_autocast() -> None:
     case = half_case("fsdp")
     old = replace(case, options={name: value for name, value in case.options.items() if name != "weights"})

@@ -16,7 +16,10 @@ import pytest
 from bench.case import Case, InstrumentationOptions, baseline_case, check, check_instrumentation, settings_of
 from bench.errors import Misuse
 from bench.machine.disk import check_disk, checkpoint_bytes, free_bytes
+from bench.suite.file import read_suite
+from bench.suite.plan import plan_suite, with_disk_warnings
 from tests.bench.made.examples import small_case
+from tests.bench.made.nodes import CPU
 from tests.bench.made.small_disk import on_a_small_disk
 
 CASE = small_case(steps=10)
@@ -111,3 +114,25 @@ def test_a_disk_that_fills_up_in_a_save_is_said_in_a_line(tmp_path: Path) -> Non
         timeout=120,
     )
     assert [run["outcome"] for run in json.loads(shown.stdout)] == ["failed"]
+
+
+@pytest.mark.parametrize(("keep", "copies"), [("false", 1), ("true", 3)])
+def test_a_suite_case_whose_checkpoints_do_not_fit_on_the_disk_has_a_warning(
+    keep: str, copies: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "night.toml"
+    path.write_text(
+        f"schema_version = 1\n[case.ddp]\nranks = 2\ntrials = 3\nsave_every = 5\nkeep_checkpoint = {keep}\n"
+        "[case.zero1]\nranks = 2\n"
+    )
+    plan = plan_suite(read_suite(path), CPU, "no history")
+    case = plan.cases[0].case
+    assert case is not None
+    needed = copies * 12 * case.shape.parameters()
+    assert with_disk_warnings(plan, tmp_path, free=lambda _: needed) == plan
+    assert with_disk_warnings(plan, tmp_path, free=lambda _: None) == plan
+    short = with_disk_warnings(plan, tmp_path, free=lambda _: needed - 7)
+    (warning,) = set(short.cases[0].crowds) - set(plan.cases[0].crowds)
+    assert f"{needed:,} bytes, and the disk of {tmp_path} has {needed - 7:,} free: a save would fail" in warning
+    assert "free 7 bytes" in warning
+    assert short.cases[1].crowds == plan.cases[1].crowds

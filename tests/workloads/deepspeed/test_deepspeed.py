@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,9 @@ pytestmark = pytest.mark.slow
 UNEVEN = Shape(layers=2, width=18, heads=3, kv_heads=1, mlp_width=26, vocabulary=29, sequence=8, batch=6)
 """Its weights are not divisible by 3 ranks, each by itself or all together."""
 
+DEEP = replace(SMALL, layers=3)
+"""Of its three blocks one is recomputed where every second one is."""
+
 GATHERED_OFTEN: Mapping[str, OptionValue] = {"stage": 3, "max_reuse_distance": 0, "prefetch_bucket_size": 0}
 
 CASES: list[tuple[int, Shape, Mapping[str, OptionValue]]] = [
@@ -35,6 +38,7 @@ CASES: list[tuple[int, Shape, Mapping[str, OptionValue]]] = [
     (2, SMALL, {"stage": 3, "param_persistence_threshold": 0, "reduce_bucket_size": 10_000, "accumulate": 2}),
     (3, UNEVEN, {**GATHERED_OFTEN, "param_persistence_threshold": 100}),
     (2, SMALL, {**GATHERED_OFTEN, "param_persistence_threshold": 64, "checkpoint": "full"}),
+    (2, DEEP, {**GATHERED_OFTEN, "param_persistence_threshold": 64, "checkpoint": "full", "checkpoint_every": 2}),
     (2, SMALL, {"stage": 3, "offload": True}),
 ]
 EACH_CASE = pytest.mark.parametrize(

@@ -113,3 +113,11 @@ def test_resharding_in_between_changes_nothing_that_is_held_between_steps() -> N
 @pytest.mark.parametrize("name", ["zero1", "zero2", "fsdp"])
 def test_one_rank_alone_sends_nothing(name: str) -> None:
     assert spec_of(name).transfers(small_setup(name)) == ()
+
+
+@pytest.mark.parametrize("name", ["fsdp", "zero2", "hsdp"])
+def test_reducing_last_is_refused_without_accumulation(name: str) -> None:
+    ranks = 4 if name == "hsdp" else 2
+    (reason,) = refusals(small_setup(name, ranks=ranks, options={"reduce": "last"}))
+    assert reason.startswith("option reduce is last with accumulate=1, where the only microbatch is the last")
+    assert refusals(small_setup(name, ranks=ranks, options={"reduce": "last", "accumulate": 2})) == []

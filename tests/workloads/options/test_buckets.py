@@ -11,7 +11,7 @@ from tests.workloads.data_parallel.test_ddp import payloads_of_a_step
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from workloads.core.buckets import bucket_mb, bucket_notes, buckets, filled_buckets
 from workloads.cost_models.shape import PRESETS, Shape
-from workloads.registry import SPECS
+from workloads.registry import SPECS, spec_of
 from workloads.spec import OptionValue, StrategySpec
 
 TINY = PRESETS["tiny"]
@@ -89,3 +89,26 @@ def test_gradients_that_are_averaged_after_backward_have_no_note_about_buckets()
     (ddp,) = (spec for spec in WITH_BUCKETS if spec.name == "ddp")
     assert ddp.notes(setup(bucket_mb=25.0, overlap=False)) == []
     assert len(ddp.notes(setup(bucket_mb=25.0))) == 1
+
+
+UNIT_BY_UNIT: tuple[tuple[str, int, dict[str, OptionValue]], ...] = (
+    ("ring_attention", 2, {"sharded": True}),
+    ("ulysses", 2, {"sharded": True}),
+    ("three_d", 8, {"data_axis": "fsdp"}),
+)
+
+
+@pytest.mark.parametrize(("name", "ranks", "options"), UNIT_BY_UNIT, ids=lambda value: str(value))
+def test_a_size_of_buckets_is_refused_where_fsdp2_has_none(
+    name: str, ranks: int, options: dict[str, OptionValue]
+) -> None:
+    spec = spec_of(name)
+    case = small_setup(name, ranks=ranks, options=options)
+    assert spec.all_refusals(case) == []
+    settled = replace(case, options=spec.settled(case))
+    assert settled.options["bucket_mb"] == 0
+    assert spec.all_refusals(settled) == []
+    assert not any("bucket" in note for note in spec.notes(settled))
+    (reason,) = spec.refusals(replace(case, options={**case.options, "bucket_mb": 1.0}))
+    (option, value), *_ = options.items()
+    assert reason.startswith(f"option bucket_mb is 1 with {option}={str(value).lower()}, where FSDP2 reduces gradients")

@@ -147,8 +147,8 @@ def test_the_ring_is_not_compared_with_single_in_fp8() -> None:
 
 
 REFUSED: tuple[tuple[str, int, Precision, Options, str], ...] = (
-    ("single", 1, "fp32", {}, "in fp32, whose weights are fp32"),
-    ("deepspeed", 2, "bf16", {}, "DeepSpeed's engine would cast weights by rules of its own"),
+    ("single", 1, "fp32", {}, "with --precision fp32, which always keeps fp32 weights"),
+    ("deepspeed", 2, "bf16", {}, "DeepSpeed's engine casts weights by rules of its own"),
     ("tensor_parallel", 2, "bf16", {}, "tensor ranks divide the rows that fp8 scales"),
     ("three_d", 8, "bf16", {}, "tensor ranks divide the rows that fp8 scales"),
 )
@@ -170,7 +170,7 @@ def test_a_gpu_takes_widths_that_are_multiples_of_16() -> None:
 
     assert not refusals("cpu")
     (refusal,) = refusals("cuda")
-    assert "fp8 with mlp_width 120; on a GPU fp8 takes multiples of 16" in refusal
+    assert "fp8 with mlp_width 120; a GPU multiplies in fp8 only sizes that are multiples of 16" in refusal
 
 
 def test_a_gpu_without_fp8_is_refused_by_name() -> None:
@@ -186,4 +186,4 @@ def test_a_gpu_without_fp8_is_refused_by_name() -> None:
 def test_a_run_on_a_cpu_says_that_its_speed_means_nothing() -> None:
     setup: SmallSetup = small_setup(precision="bf16", options={"weights": "fp8"})
     assert FP8_ON_CPU in precision_notes(setup)
-    assert FP8_ON_CPU == "fp8 on a CPU is for its values; its speed means nothing"
+    assert FP8_ON_CPU == "fp8 on a CPU shows its values; its speed says nothing about a GPU"

@@ -103,13 +103,13 @@ def test_weights_are_rounded_before_the_optimizer_is_made(on_ranks: OnRanks) -> 
 
 
 REFUSED: tuple[tuple[str, Precision, Options, str], ...] = (
-    ("single", "fp32", {"weights": "bf16_compute"}, "in fp32, whose weights are fp32"),
-    ("fsdp", "fp16", {"weights": "bf16"}, "in fp16, whose weights are fp32"),
-    ("fsdp", "bf16", {"weights": "bf16"}, "FSDP2's shards in fp32 are the master already"),
-    ("gpipe", "bf16", {"weights": "bf16"}, "only single, ddp and zero1 keep a master copy"),
-    ("deepspeed", "bf16", {"weights": "bf16_compute"}, "DeepSpeed's engine would cast weights by rules of its own"),
-    ("ddp", "bf16", {"grad_dtype": "bf16"}, "gradients of fp32 weights are fp32 here"),
-    ("tensor_parallel", "bf16", {"grad_dtype": "bf16"}, "gradients of fp32 weights are fp32 here"),
+    ("single", "fp32", {"weights": "bf16_compute"}, "with --precision fp32, which always keeps fp32 weights"),
+    ("fsdp", "fp16", {"weights": "bf16"}, "with --precision fp16, which always keeps fp32 weights"),
+    ("fsdp", "bf16", {"weights": "bf16"}, "FSDP2's fp32 shards already are the master"),
+    ("gpipe", "bf16", {"weights": "bf16"}, "only the optimizers of single, ddp and zero1 keep an fp32 master"),
+    ("deepspeed", "bf16", {"weights": "bf16_compute"}, "DeepSpeed's engine casts weights by rules of its own"),
+    ("ddp", "bf16", {"grad_dtype": "bf16"}, "gradients of fp32 weights are fp32 in ddp"),
+    ("tensor_parallel", "bf16", {"grad_dtype": "bf16"}, "gradients of fp32 weights are fp32 in tensor_parallel"),
     ("ddp", "bf16", {"weights": "bf16", "compress": "topk"}, "compress is topk, but weights=bf16 averages"),
     ("ddp", "bf16", {"weights": "bf16", "static_graph": True}, "static_graph is true, but weights=bf16 averages"),
 )
@@ -143,5 +143,5 @@ def test_three_d_computes_with_bf16_weights_where_fsdp2_divides_its_stages() -> 
 
 def test_a_run_in_bf16_says_in_one_line_how_its_weights_are_kept() -> None:
     (note,) = precision_notes(small_setup("fsdp", ranks=2, precision="bf16"))
-    assert note.startswith("weights=bf16_compute: fp32 weights, computed with in bf16, as torchtitan's FSDP2 does")
+    assert note.startswith("weights=bf16_compute: weights are fp32, and every layer computes in bf16, as FSDP2 does")
     assert not precision_notes(small_setup("fsdp", ranks=2))

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from bench.analysis.compare.report import print_comparison
 from bench.analysis.compare.sides import pair
+from bench.case import Case
 from bench.cli import main
 from bench.cli.compare import comparison_of
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE
@@ -25,6 +26,11 @@ from tests.bench.made.fake_runs import ddp_summary
 
 BUCKETS = {**make_case().options, "bucket_mb": 1.0}
 FIRST, SECOND = "20261101-010203-tiny-aaaaaa", "20261102-010203-tiny-bbbbbb"
+
+
+def _without(case: Case, *options: str) -> Case:
+    """The case as it was before these options existed."""
+    return replace(case, options={name: value for name, value in case.options.items() if name not in options})
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
         run_of("20261101-ddp-single", (1.0,), night=1),
         run_of("20261101-ddp-bucket", STEADY, case=make_case(options=BUCKETS)),
         run_of("20261101-ddp-newver", STEADY, case=make_case(version=99)),
+        run_of("fp32-fsdp", STEADY, case=fsdp),
+        run_of("rounded-fsdp", SLOWER, case=make_case("fsdp", precision="bf16")),
+        run_of("old-fsdp", STEADY, case=_without(make_case("fsdp", precision="bf16"), "weights", "grad_dtype")),
         run_of("20261101-ddp-other1", STEADY, hardware="another machine"),
         run_of("20261101-collectives", STEADY, case=make_probe()),
         failed(run_of("20261101-ddp-failed")),
@@ -99,6 +108,35 @@ def test_a_person_is_told_what_differs_and_what_it_rests_on(store: str, capsys: 
     assert step.rstrip().endswith("better")
     assert "3 main figures: 2 better, 1 same" in lines
     assert any(line.startswith("3 trials a side, measured at different times") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("a", "sides", "a_words", "b_words"),
+    [
+        ("old-fsdp", ("weights autocast", "weights bf16_compute"), "autocast", "bf16_compute"),
+        ("fp32-fsdp", ("precision fp32", "precision bf16, weights bf16_compute"), "fp32", "bf16_compute"),
+    ],
+)
+def test_sides_that_compute_differently_are_named_so_and_not_taken_for_a_regression(
+    a: str, sides: tuple[str, str], a_words: str, b_words: str, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = _compare(store, a, "rounded-fsdp", capsys=capsys)
+    assert code == FINE
+    text = " ".join(out.split())
+    note = f"A has {sides[0]}, B has {sides[1]}: they compute differently, so no change below is a regression of the"
+    assert note in text
+    assert "option weights autocast -> bf16_compute" in text
+    table = out.partition("code\n")[2].partition("median step")[0].split()
+    assert set(table) >= {a_words, b_words}
+    _, out, _ = _compare(store, a, "rounded-fsdp", "--format", "json", capsys=capsys)
+    (compared,) = json.loads(out)["compared"]
+    assert note in compared["arithmetic_note"]
+    assert compared["b_arithmetic"] == {"precision": "bf16", "weights": "bf16_compute", "grad_dtype": "fp32"}
+
+
+def test_sides_of_the_same_arithmetic_have_no_note_on_it(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _compare(store, "20261101-ddp-bbbbbb", "20261101-ddp-bucket", "--format", "json", capsys=capsys)
+    assert json.loads(out)["compared"][0]["arithmetic_note"] is None
 
 
 def test_trials_that_took_turns_are_compared_in_pairs(store: str, capsys: pytest.CaptureFixture[str]) -> None:

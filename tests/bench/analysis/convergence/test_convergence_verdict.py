@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.analysis.convergence.check import LEAST_TOLERANCE, ROUNDING_FACTOR, ConvergenceVerdict, evaluate, tolerance
+from bench.analysis.convergence.check import ConvergenceVerdict, evaluate, tolerance
+from bench.analysis.convergence.evidence import FP32_LIMITS
 from tests.bench.analysis.convergence.evidence import CLIP, RATE, Change, evidence_of, steps_of, unchanged
 
 
@@ -52,12 +53,12 @@ def test_losses_that_part_without_a_cause_are_unknown_and_tell_what_was_ruled_ou
 
 
 def test_the_tolerance_grows_with_the_steps_and_with_what_rounding_has_done_so_far() -> None:
-    assert tolerance(0, 0.0) == LEAST_TOLERANCE
+    assert tolerance(0, 0.0) == FP32_LIMITS.loss
     assert tolerance(10, 0.0) > tolerance(9, 0.0)
-    assert tolerance(0, 1e-4) == ROUNDING_FACTOR * 1e-4
+    assert tolerance(0, 1e-4) == FP32_LIMITS.rounding_factor * 1e-4
     chaotic = verdict_of(losses({3: 1e-3}), losses({3: 1e-3}), rounding=losses({2: 1e-4}))
     assert chaotic.outcome == "agrees"
-    assert chaotic.losses[5].tolerance_ratio == pytest.approx(ROUNDING_FACTOR * 1e-4 / 3.8)
+    assert chaotic.losses[5].tolerance_ratio == pytest.approx(FP32_LIMITS.rounding_factor * 1e-4 / 3.8)
 
 
 def test_rounding_that_comes_later_excuses_nothing() -> None:

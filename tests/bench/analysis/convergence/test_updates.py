@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from bench.analysis.convergence.diagnosis import diagnose
-from bench.analysis.convergence.evidence import ConvergenceEvidence, NoCause, RootCause
-from bench.analysis.convergence.updates import GRADIENT_LIMIT, ROUNDING_FACTOR, UPDATE_LIMIT
+from bench.analysis.convergence.evidence import FP32_LIMITS, ConvergenceEvidence, NoCause, RootCause
 from tests.bench.analysis.convergence.evidence import CLIP, STEPS, Change, evidence_of, steps_of, unchanged
 
 GRADIENT, UPDATE = (CLIP, 0.05), (0.02, 0.01)
@@ -142,12 +141,12 @@ def test_clipping_is_ruled_out_by_the_steps_in_which_it_did_something() -> None:
     assert f"clipping: the ranks clipped by the norm of the whole gradient in {STEPS} steps" in texts
 
 
-@pytest.mark.parametrize(("limit", "change"), [(GRADIENT_LIMIT, gradient), (UPDATE_LIMIT, update)])
+@pytest.mark.parametrize(("limit", "change"), [(FP32_LIMITS.gradient, gradient), (FP32_LIMITS.update, update)])
 def test_what_reading_batches_backwards_does_is_allowed_so_many_times(limit: float, change: Any) -> None:
     norm, projection = GRADIENT if change is gradient else UPDATE
     apart = change(norm, projection + 20 * limit * norm)
     assert len(named(evidence_of((apart, apart)))) == 1
-    rounding = change(norm, projection + 1.1 * 20 / ROUNDING_FACTOR * limit * norm, step=1)
+    rounding = change(norm, projection + 1.1 * 20 / FP32_LIMITS.rounding_factor * limit * norm, step=1)
     assert named(evidence_of((apart, apart), backwards=steps_of(None, rounding))) == []
 
 

@@ -74,6 +74,33 @@ def test_a_dry_run_for_people_names_ranks_bytes_and_messages(home: Path, capsys:
     assert list(home.iterdir()) == []
 
 
+def test_a_dry_run_shows_all_that_a_config_json_set(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "vocab_size": 320,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "tie_word_embeddings": True,
+    }
+    path = home / "config.json"
+    path.write_text(json.dumps(config))
+    assert main.run([*DRY, "fsdp", "--shape", str(path), "--sequence", "64"]) == FINE
+    printed = capsys.readouterr().out
+    shape = (
+        "fsdp on 2: shape 3 layers, width 48, heads 4 (2 for keys and values), MLP 96, vocabulary 320, sequence 64:"
+        " 84,816 parameters, head_dim 16, norm_epsilon 1e-06, rope_theta 10000, rope_scaling linear:2, is_tied true"
+    )
+    assert shape in printed
+    assert "fsdp on 2: a step has 8 sequences of 64 tokens" in printed
+
+
 def test_a_dry_run_names_the_checkpoint_and_why_a_peak_is_not_predicted(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

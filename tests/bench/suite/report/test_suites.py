@@ -21,6 +21,7 @@ from bench.suite.form.tables import Expected
 from bench.suite.report import counted, print_suite, print_suite_runs
 from bench.suite.results import SuiteResult, read_result, result_of_record
 from collectors.metrics.results import RUN_STEP_SECONDS
+from tests.bench.made.examples import make_case
 from tests.bench.made.fake_runs import CAUSE
 from tests.bench.made.fake_suites import FakeNight, plan_of, planned
 
@@ -96,6 +97,18 @@ def test_more_trials_are_advised_in_the_words_of_suites(result: SuiteResult) -> 
         )
         for line in lines
     )
+
+
+def test_cases_in_bf16_whose_weights_differ_are_named_by_them(result: SuiteResult) -> None:
+    cases = []
+    for case in result.cases:
+        if case.summary is not None:
+            half = make_case(case.summary.case.strategy, precision="bf16")
+            cases.append(replace(case, summary=replace(case.summary, case=half)))
+    lines = printed(replace(result, cases=tuple(cases)))
+    (line,) = (line for line in lines if line.startswith("in bf16, cases have different weights"))
+    assert line.endswith("only within autocast: ddp, one; bf16_compute: drill, fsdp")
+    assert not any(line.startswith("in bf16") for line in printed(result))
 
 
 def test_the_last_line_counts_the_cases(result: SuiteResult) -> None:
