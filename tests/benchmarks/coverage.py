@@ -49,6 +49,8 @@ def throughput(law: Law, parameters: Sequence[float], ranks: int) -> float:
     first = parameters[0]
     if law == "amdahl":
         return 1 / (first + (1 - first) / ranks)
+    if law == "gustafson":
+        return ranks - first * (ranks - 1)
     return ranks / (1 + first * (ranks - 1) + parameters[1] * ranks * (ranks - 1))
 
 
@@ -73,7 +75,10 @@ def laws(curves: int) -> Table:
     deviations = (0.0, 0.01, 0.03, 0.05)
     yield from header("law", "points", "trials", *(f"points differ by {100 * between:g} %" for between in deviations))
     cells: list[tuple[Law, str, tuple[float, ...], int, int, int]] = [
-        ("amdahl", "serial_fraction", (0.1,), points, trials, curves) for points in (3, 4, 6) for trials in (2, 3, 5)
+        (law, "serial_fraction", (0.1,), points, trials, curves)
+        for law in ("amdahl", "gustafson")
+        for points in (3, 4, 5, 6)
+        for trials in (2, 3, 4, 5)
     ]
     cells.append(("usl", "contention", (0.05, 0.002), 4, 3, curves // 5))
     for law, parameter, truth, points, trials, count in cells:
