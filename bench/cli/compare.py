@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -165,7 +166,7 @@ def _mode(parameters: dict[str, Any], options: dict[str, str]) -> str:
 
 def _look(parameters: dict[str, Any]) -> int:
     from bench.analysis.compare.report import print_comparison
-    from bench.analysis.compare.sides import find_side, match
+    from bench.analysis.compare.sides import earlier_runs, find_side, match
     from bench.store.history import History, NoStoreYet
 
     try:
@@ -173,15 +174,16 @@ def _look(parameters: dict[str, Any]) -> int:
             a, b = (find_side(parameters[name], history) for name in ("a", "b"))
             matched = match(a, b)
             lines = machine_lines(matched.pairs, history)
+            earlier = earlier_runs(matched.pairs, history)
     except InfrastructureFailed as error:
         a, b = (_without_store(parameters[name], parameters["runs_folder"], error) for name in ("a", "b"))
         matched = match(a, b)
-        lines = machine_lines(matched.pairs, None)
+        lines, earlier = machine_lines(matched.pairs, None), {}
         if not isinstance(error, NoStoreYet):
             say(f"both runs are read from their folders: {error}")
     notes = (*a.notes, *b.notes, *lines)
-    margin = parameters["margin"]
-    comparison = comparison_of(a.title, b.title, matched.pairs, margin, missing=matched.missing, notes=notes)
+    sides, margin = (a.title, b.title, matched.pairs), parameters["margin"]
+    comparison = comparison_of(*sides, margin, earlier, missing=matched.missing, notes=notes)
     print_comparison(comparison, parameters["format_name"], has_all=parameters["has_all"])
     return CASE_FAILED if matched.is_incomplete else FINE
 
@@ -208,18 +210,29 @@ def comparison_of(
     b: str,
     pairs: Sequence[Pair],
     margin: float,
+    earlier: Mapping[str, Sequence[Summary]] = MappingProxyType({}),
     *,
     missing: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Comparison:
-    """Return the differences between the runs of each pair, judged together."""
+    """Return the differences between the runs of each pair, judged together.
+
+    earlier: other runs of the series of a run, by the run's id.
+    """
     from bench.analysis.compare.report import Compared, Comparison
     from bench.analysis.compare.sides import arithmetic, arithmetic_note
     from bench.results.comparison import changes, judge
+    from bench.store.nights import trials_of
 
-    changed: list[list[FigureChange]] = [
-        changes(pair.a.estimates, pair.b.estimates, is_paired=pair.is_in_turn) for pair in pairs
-    ]
+    def changes_of(pair: Pair) -> list[FigureChange]:
+        of_a, of_b = (earlier.get(run.run, ()) for run in (pair.a, pair.b))
+        return changes(
+            *(pair.a.estimates, pair.b.estimates),
+            is_paired=pair.is_in_turn,
+            earlier=lambda figure: (trials_of(of_a, figure), trials_of(of_b, figure)),
+        )
+
+    changed = [changes_of(pair) for pair in pairs]
     judged = iter(judge([change for of_pair in changed for change in of_pair], margin=margin))
     compared = [
         Compared(

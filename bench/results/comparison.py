@@ -2,8 +2,9 @@
 
 Times and rates are compared by the ratio of B to A, on logarithms; shares of a whole by the difference of B and A.
 Where trials of both sides took turns, trial by trial, they are compared in pairs, else as two groups: see
-`bench.results.two_sides`. A value that is the same in every trial of a side, as a count or a size may be, is exact, and
-compared exactly.
+`bench.results.two_sides`. Two groups of few trials show a difference only where earlier runs of their series say how
+noisy they are. A value that is the same in every trial of a side, as a count or a size may be, is exact, and compared
+exactly.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Literal
 
 from bench.errors import plural
 from bench.results.estimate import Estimate
-from bench.results.two_sides import LEVEL, Difference, Slower, in_groups, in_pairs
+from bench.results.two_sides import LEAST_APART, LEVEL, Difference, Slower, in_groups, in_pairs, known_noise
 from collectors.metrics import probes, results
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS
 
+Runs = Sequence[Sequence[float]]
+"""The trials of one figure in several runs."""
 ChangeOutcome = Literal["better", "worse", "same", "unsure", "insufficient_data"]
 Scale = Literal["ratio", "difference"]
 """ratio: B / A, no change is 1. difference: B - A, of shares of a whole, no change is 0."""
@@ -82,11 +85,12 @@ class FigureChange:
 
     value, low, high: the change with its 95 % interval, on its scale. The value is the ratio (or difference) of the
         medians; of pairs, the median of theirs. The interval is widened to hold it. low and high are None where there
-        is none: see `reason`.
+        is none: see `reason`, which also says why no difference can be shown where `is_short`.
     p_value: of no change, two-sided; None where there is no interval.
     is_exact: all trials of a side are equal, on both sides, so that there is nothing to test.
     error, freedom: as in `two_sides.Difference`, on the scale's own line (logarithms or shares).
     trials: complete trials of A and of B, or of each in pairs.
+    is_short: a group has so few trials, and its series so few earlier runs, that no difference can be shown.
     """
 
     metric: Metric
@@ -100,6 +104,7 @@ class FigureChange:
     high: float | None = None
     p_value: float | None = None
     is_exact: bool = False
+    is_short: bool = False
     reason: str | None = None
     error: Callable[[int], float] = lambda trials: math.nan
     freedom: Callable[[int], float] = lambda trials: math.nan
@@ -119,28 +124,38 @@ class FigureChange:
         return math.log(value) if self.scale == "ratio" else value
 
 
-def changes(a: Sequence[Estimate], b: Sequence[Estimate], *, is_paired: bool) -> list[FigureChange]:
+def changes(
+    a: Sequence[Estimate],
+    b: Sequence[Estimate],
+    *,
+    is_paired: bool,
+    earlier: Callable[[Estimate], tuple[Runs, Runs]] | None = None,
+) -> list[FigureChange]:
     """Return the change of each figure that both sides have and that has a better direction, in the order of A's.
 
     is_paired: trial i of A and trial i of B were measured one after the other.
+    earlier: returns the trials of a figure in other runs of A's series and of B's.
     """
     estimates_of_b = {(estimate.metric, *sorted(estimate.labels.items())): estimate for estimate in b}
     changes = []
     for estimate in a:
         partner, metric = estimates_of_b.get((estimate.metric, *sorted(estimate.labels.items()))), compared(estimate)
         if partner is not None and metric is not None:
-            changes.append(change(metric, estimate, partner, is_paired=is_paired))
+            runs = ((), ()) if earlier is None or is_paired else earlier(estimate)
+            changes.append(change(metric, estimate, partner, is_paired=is_paired, earlier=runs))
     return changes
 
 
-def change(metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool) -> FigureChange:
-    """Return the change of one figure from A to B."""
+def change(
+    metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool, earlier: tuple[Runs, Runs] = ((), ())
+) -> FigureChange:
+    """Return the change of one figure from A to B. earlier: its trials in other runs of both series, for two groups."""
     above, below = b.trials, a.trials
     if is_paired:
         above, below = above[: len(below)], below[: len(above)]
     is_share = metric.unit == "ratio" and metric.name not in _RATES
     scale: Scale = "difference" if is_share or min(*above, *below) <= 0 else "ratio"
-    lines_b, lines_a = ([math.log(value) if scale == "ratio" else value for value in side] for side in (above, below))
+    lines_a, lines_b = (_on_line(side, scale) for side in (below, above))
     pairs = [of_b - of_a for of_b, of_a in zip(lines_b, lines_a, strict=True)] if is_paired else []
     if is_paired:
         value = math.exp(median(pairs)) if scale == "ratio" else median(pairs)
@@ -156,7 +171,27 @@ def change(metric: Metric, a: Estimate, b: Estimate, *, is_paired: bool) -> Figu
     if all(min(values) == max(values) for values in noisy):
         return replace(begun, is_exact=True, reason="all trials are equal to the last digit")
     slower: Slower = 0 if scale == "difference" else 1 if metric.better == "lower" else -1
-    return _tested(begun, (in_pairs if is_paired else in_groups)(lines_a, lines_b, slower=slower))
+    if is_paired:
+        return _tested(begun, in_pairs(lines_a, lines_b, slower=slower))
+    known_a, known_b = (
+        known_noise(_on_line(run, scale) for run in runs if scale == "difference" or min(run, default=0) > 0)
+        for runs in earlier
+    )
+    is_short = any(
+        trials < LEAST_APART and known is None for trials, known in zip(begun.trials, (known_a, known_b), strict=True)
+    )
+    difference = in_groups(lines_a, lines_b, slower=slower, known=(known_a, known_b))
+    return replace(_tested(begun, difference), is_short=is_short, reason=_SHORT if is_short else None)
+
+
+_SHORT = (
+    f"a side has fewer than {LEAST_APART} trials, and its series too few other runs to say whether they are typical"
+)
+
+
+def _on_line(values: Sequence[float], scale: Scale) -> list[float]:
+    """Return the values on the line on which their differences are taken."""
+    return [math.log(value) for value in values] if scale == "ratio" else list(values)
 
 
 def _tested(begun: FigureChange, difference: Difference) -> FigureChange:
@@ -182,7 +217,7 @@ class JudgedChange:
     """A change and its outcome.
 
     better, worse: the share of false ones among these is held at 5 % by Benjamini and Hochberg, over the main figures
-        and over the others; the interval excludes no change and is not within the margin.
+        and over the others; the interval excludes no change and is not within the margin, and no group is short.
     same: the whole interval lies within the margin, or exact values are equal.
     unsure: neither. more_trials: about how many more a side would settle it with 80 % power, see `trials_to_settle`;
         None where they are more than `MOST_TRIALS`.
@@ -220,11 +255,13 @@ def _judged(change: FigureChange, adjusted_p: float | None, margin: float) -> Ju
     low, high = change.on_line(change.low), change.on_line(change.high)
     if -edge <= low and high <= edge:
         return JudgedChange(change=change, outcome="same", adjusted_p=adjusted_p)
-    if adjusted_p <= LEVEL and not low <= 0 <= high:
+    if adjusted_p <= LEVEL and not low <= 0 <= high and not change.is_short:
         return JudgedChange(change=change, outcome="better" if change.is_better else "worse", adjusted_p=adjusted_p)
     # Beside other figures, a difference is shown at this level of its own.
     level = LEVEL * (change.p_value / adjusted_p if adjusted_p > 0 else 1.0)
     needed = trials_to_settle(change, margin=edge, level=level)
+    if needed is not None and change.is_short:
+        needed = max(needed, LEAST_APART)
     more = None if needed is None else max(1, needed - min(change.trials))
     return JudgedChange(change=change, outcome="unsure", adjusted_p=adjusted_p, more_trials=more)
 

@@ -13,6 +13,10 @@ against three different whenever they do not overlap, one time in ten.
 Skew of two equally noisy sides cancels in their difference. That of a lone noisy one does not: a few of its trials
 often hold none of its slow ones, and make it look faster and less noisy than it is. So the end of t's interval at which
 the noisier side is slower than seen lies further out (`_guard`), and both ends where nobody says which way is slower.
+
+Two groups of fewer than `LEAST_APART` trials show no difference by themselves: the trials of one often lie in one of
+two modes only, and nothing in them says that there is another. The noise of a side is therefore the larger one of its
+trials' and of earlier runs' of the same series (`known_noise`); with that of both sides, few trials may show one.
 docs/measured/coverage.md has the measured shares of false differences, with and without.
 
 Knows neither metrics nor what is better. All values are on the line on which differences are taken: logarithms of times
@@ -26,7 +30,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from statistics import fmean
@@ -42,6 +46,13 @@ _MOST_EXACT_PAIRS = 50
 _SKEW_GUARD = 1.7
 """Of the widening for skew: about the least with which at most 8 % of experiments show a false difference where one
 side has exponential noise and the other a fifth of it, at 3 to 20 trials (measured)."""
+
+LEAST_APART = 5
+"""Trials of the smaller group from which two groups show a difference of medians whatever their shape: all n trials of
+a group lie on one side of its median in one of 2^(n - 1) cases, which is 25 % of 3, 12.5 % of 4, and 6 % of 5."""
+LEAST_KNOWN = 20
+"""Degrees of freedom from which other runs of a series say how noisy a side is: 12 runs of 3 trials, two of which are
+left out (`known_noise`)."""
 
 Slower = Literal[-1, 0, 1]
 """Which way the values of a slower side lie: 1 of times, -1 of rates, 0 where that is not known."""
@@ -63,21 +74,53 @@ class Difference:
     freedom: Callable[[int], float]
 
 
-def in_groups(a: Sequence[float], b: Sequence[float], *, slower: Slower = 0) -> Difference:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownNoise:
+    """The variance of one trial within a run, over earlier runs of a series, and its degrees of freedom."""
+
+    variance: float
+    freedom: int
+
+
+def known_noise(runs: Iterable[Sequence[float]]) -> KnownNoise | None:
+    """Return the noise of these runs' trials about the mean of their run; None below `LEAST_KNOWN`.
+
+    The noisiest tenth of the runs, and at least one, is left out: such a run was disturbed. What remains counts in
+    full, since the slow trials of a rare mode are what few trials lack.
+    """
+    noise = sorted((_variance(trials), len(trials) - 1) for trials in runs if len(trials) > 1)
+    calm = noise[: len(noise) - math.ceil(len(noise) / 10)]
+    freedom = sum(degrees for _, degrees in calm)
+    if freedom < LEAST_KNOWN:
+        return None
+    return KnownNoise(variance=math.fsum(variance * degrees for variance, degrees in calm) / freedom, freedom=freedom)
+
+
+def in_groups(
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    slower: Slower = 0,
+    known: tuple[KnownNoise | None, KnownNoise | None] = (None, None),
+) -> Difference:
     """Return the difference of two groups of trials that were measured apart.
+
+    known: the noise of A's and of B's series, used where it is larger than that of their trials.
 
     Raises:
         ValueError: a side has no two trials, or all trials of each side are equal.
     """
-    of_a, of_b = _noise(a), _noise(b)
-    if of_a + of_b == 0:
+    (of_a, freedom_a), (of_b, freedom_b) = (
+        _larger(_noise(side), len(side) - 1, of_series) for side, of_series in zip((a, b), known, strict=True)
+    )
+    if min(a) == max(a) and min(b) == max(b):
         raise ValueError("all trials of each side are equal, so that there is no noise to test by")
     centre = fmean(b) - fmean(a)
     # Squared errors of both means; then the degrees of freedom by Welch and Satterthwaite.
     squares = (of_a / len(a), of_b / len(b))
     skew = _Skew(share_of_b=squares[1] / sum(squares), slower=slower)
-    welch = sum(squares) ** 2 / (squares[0] ** 2 / (len(a) - 1) + squares[1] ** 2 / (len(b) - 1))
-    noisier = len(b) if skew.share_of_b > 0.5 else len(a)
+    welch = sum(squares) ** 2 / (squares[0] ** 2 / freedom_a + squares[1] ** 2 / freedom_b)
+    noisier = 1 + (freedom_b if skew.share_of_b > 0.5 else freedom_a)  # Its own trials, or those of its series.
     low, high, p_value = _by_t(centre, math.sqrt(sum(squares)), welch, skew, noisier)
     shift_low, shift_high = _shifts(a, b)
     alike = _Skew(share_of_b=of_b / (of_a + of_b), slower=slower)  # As it would be with equal numbers of trials.
@@ -115,6 +158,13 @@ def in_pairs(a: Sequence[float], b: Sequence[float], *, slower: Slower = 0) -> D
         error=lambda trials: math.sqrt(noise / trials) * _guard(skew, trials, centre),
         freedom=lambda trials: trials - 1,
     )
+
+
+def _larger(variance: float, freedom: int, known: KnownNoise | None) -> tuple[float, int]:
+    """Return the larger one of the trials' variance and the series', with its degrees of freedom."""
+    if known is None or known.variance <= variance:
+        return variance, freedom
+    return known.variance, known.freedom
 
 
 def _noise(side: Sequence[float]) -> float:

@@ -55,6 +55,11 @@ def noise_over(
     return noise_of([night for night in values if night and min(night) > 0], within_nights)
 
 
+def trials_of(runs: Iterable[Summary], wanted: Estimate) -> list[tuple[float, ...]]:
+    """Return the trials of one figure in each of these runs that has it."""
+    return [figure.trials for run in runs for figure in run.estimates if figure.is_same_as(wanted)]
+
+
 def noise_of_series(case: Case, runs: Iterable[Summary], metric: Metric) -> TrialNoise | Absent:
     """Return the noise of a figure without labels over the nights of a series."""
     return noise_over(nights_of(case, runs), metric.name, {})

@@ -1,10 +1,11 @@
 """How often the intervals that the product prints hold the truth, and how often comparisons show a false difference.
 
-    python -m tests.benchmarks.coverage [--only laws|false|power|figures|link] [--experiments N] [--curves N]
+    python -m tests.benchmarks.coverage [--only laws|groups|false|power|figures|link] [--experiments N] [--curves N]
 
 Everything is simulated, by fixed seeds, and put through the functions that figures come from. Tables in Markdown, as
-docs/measured/coverage.md shows them: `laws` of scaling curves whose points differ by more than their trials; `false`
-differences of two sides and the `power` of the tests, alongside t alone; `figures` of one run; the fitted `link`.
+docs/measured/coverage.md shows them: `laws` of scaling curves whose points differ by more than their trials; two
+`groups` of trials, false differences and power, with and without other runs of their series; `false` differences in
+pairs and their `power`, alongside t alone; `figures` of one run; the fitted `link`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import scipy  # Whose statistics take a second to load, and do when they are fir
 
 from bench.analysis.scaling.laws import Bounded, Law, ScalingFit, WorldSize, fit
 from bench.results.estimate import Estimate, estimate, estimate_share
-from bench.results.two_sides import in_groups, in_pairs
+from bench.results.two_sides import LEAST_APART, LEAST_KNOWN, Difference, in_groups, in_pairs, known_noise
 from collectors.metrics.results import RUN_OVERLAP_RATIO, RUN_STEP_SECONDS
 from tests.bench.results.comparison.experiments import SHAPES, SKEWED, Floats, Shape, slow_modes, trials_of
 from workloads.cost_models.link_fit import Interval, NoLinkFit, TimedSize
 from workloads.cost_models.link_fit import fit as fit_link
 
 TRIALS = (3, 5, 8, 10, 20)
+GROUPS = (3, 4, 5, 8, 12)
+LEAST_RUNS = 12
+"""Other runs of each series, of as many trials; more where these have too few degrees of freedom."""
 NOISE = 0.01
 """Of a trial, on logarithms; 1 %."""
 Table = Iterable[str]
@@ -45,6 +49,8 @@ def throughput(law: Law, parameters: Sequence[float], ranks: int) -> float:
     first = parameters[0]
     if law == "amdahl":
         return 1 / (first + (1 - first) / ranks)
+    if law == "gustafson":
+        return ranks - first * (ranks - 1)
     return ranks / (1 + first * (ranks - 1) + parameters[1] * ranks * (ranks - 1))
 
 
@@ -69,7 +75,10 @@ def laws(curves: int) -> Table:
     deviations = (0.0, 0.01, 0.03, 0.05)
     yield from header("law", "points", "trials", *(f"points differ by {100 * between:g} %" for between in deviations))
     cells: list[tuple[Law, str, tuple[float, ...], int, int, int]] = [
-        ("amdahl", "serial_fraction", (0.1,), points, trials, curves) for points in (3, 4, 6) for trials in (2, 3, 5)
+        (law, "serial_fraction", (0.1,), points, trials, curves)
+        for law in ("amdahl", "gustafson")
+        for points in (3, 4, 5, 6)
+        for trials in (2, 3, 4, 5)
     ]
     cells.append(("usl", "contention", (0.05, 0.002), 4, 3, curves // 5))
     for law, parameter, truth, points, trials, count in cells:
@@ -87,30 +96,39 @@ def laws(curves: int) -> Table:
 # Differences of two sides
 
 
-def shares_shown(a: Floats, b: Floats) -> tuple[float, float, float, float]:
-    """The shares of experiments that show a difference: groups by t alone and as compared, and pairs likewise.
+def shares_of_pairs(a: Floats, b: Floats) -> tuple[float, float]:
+    """The shares of experiments that show a difference in pairs: by t alone, and by the tests of `compare`.
 
-    In pairs, what disturbs both sides has the deviation of the noisier one.
+    What disturbs both sides has the deviation of the noisier one.
     """
     drift = np.random.default_rng(1000 + a.shape[1]).normal(0.0, b.std(axis=1).mean(), a.shape)
-    in_turn = a + drift, b + drift
-    alone = (
-        scipy.stats.ttest_ind(b, a, axis=1, equal_var=False).pvalue,
-        scipy.stats.ttest_rel(*in_turn, axis=1).pvalue,
-    )
-    compared = [
-        np.mean([test(*sides, slower=1).p_value < 0.05 for sides in zip(*pair, strict=True)])
-        for test, pair in ((in_groups, (a.tolist(), b.tolist())), (in_pairs, [side.tolist() for side in in_turn]))
-    ]
-    groups, pairs = (float(np.mean(p_values < 0.05)) for p_values in alone)
-    return groups, float(compared[0]), pairs, float(compared[1])
+    alone = scipy.stats.ttest_rel(a + drift, b + drift, axis=1).pvalue
+    sides = zip((a + drift).tolist(), (b + drift).tolist(), strict=True)
+    return float(np.mean(alone < 0.05)), float(np.mean([is_shown(in_pairs(*pair, slower=1)) for pair in sides]))
 
 
-Sides = Callable[[np.random.Generator, tuple[int, int]], tuple[Floats, Floats]]
+def shares_of_groups(a: Floats, b: Floats, trials: int) -> tuple[float, float, float]:
+    """The shares of experiments that show a difference: by t alone, by `compare`, and by it with other runs' noise.
+
+    a, b: by experiment, run and trial; the first run is compared, the others are the history.
+    """
+    alone = scipy.stats.ttest_ind(b[:, 0], a[:, 0], axis=1, equal_var=False).pvalue
+    by_trials = with_runs = 0
+    for (of_a, *runs_a), (of_b, *runs_b) in zip(a.tolist(), b.tolist(), strict=True):
+        by_trials += trials >= LEAST_APART and is_shown(in_groups(of_a, of_b, slower=1))
+        with_runs += is_shown(in_groups(of_a, of_b, slower=1, known=(known_noise(runs_a), known_noise(runs_b))))
+    return float(np.mean(alone < 0.05)), by_trials / len(a), with_runs / len(a)
+
+
+def is_shown(difference: Difference) -> bool:
+    return difference.p_value < 0.05 and not difference.low <= 0 <= difference.high
+
+
+Sides = Callable[[np.random.Generator, tuple[int, ...]], tuple[Floats, Floats]]
 
 
 def of_shape(shape: Shape, about: str, quiet: float = 0.01, noisy: float = 0.05) -> Sides:
-    def sides(random: np.random.Generator, size: tuple[int, int]) -> tuple[Floats, Floats]:
+    def sides(random: np.random.Generator, size: tuple[int, ...]) -> tuple[Floats, Floats]:
         a, b = (trials_of(random, shape, size, "mean" if about == "means" else "median") for _ in "ab")
         return quiet * a, noisy * b
 
@@ -118,13 +136,13 @@ def of_shape(shape: Shape, about: str, quiet: float = 0.01, noisy: float = 0.05)
 
 
 def of_slow_trials(slow: float) -> Sides:
-    def sides(random: np.random.Generator, size: tuple[int, int]) -> tuple[Floats, Floats]:
+    def sides(random: np.random.Generator, size: tuple[int, ...]) -> tuple[Floats, Floats]:
         return slow_modes(random, slow, size, 0.01), slow_modes(random, slow, size, 0.05)
 
     return sides
 
 
-def false(experiments: int) -> Table:
+def false_cases() -> list[tuple[str, Sides]]:
     cases: list[tuple[str, Sides]] = [(f"{shape}, both 5 %", of_shape(shape, "medians", 0.05)) for shape in SHAPES]
     cases += [(f"{shape}, 1 % and 5 %, equal medians", of_shape(shape, "medians")) for shape in SHAPES]
     cases += [(f"{shape}, 1 % and 5 %, equal means", of_shape(shape, "means")) for shape in SKEWED]
@@ -133,33 +151,50 @@ def false(experiments: int) -> Table:
         for slow in (0.1, 0.3, 0.5)
     ]
     unseen: tuple[Shape, ...] = ("modes 10 %", "modes 30 %")
-    cases += [(f"{shape}, 1 % and 5 %, equal means: not held", of_shape(shape, "means")) for shape in unseen]
-    yield from differences(cases, experiments)
+    return cases + [(f"{shape}, 1 % and 5 %, equal means", of_shape(shape, "means")) for shape in unseen]
 
 
-def power(experiments: int) -> Table:
+def power_cases() -> list[tuple[str, Sides]]:
     """Changes that t alone shows in about four of five experiments in groups."""
-    changes = {3: 4.0, 5: 2.2, 8: 1.6, 10: 1.35, 20: 0.95}
+    changes = {3: 4.0, 4: 2.8, 5: 2.2, 8: 1.6, 10: 1.35, 12: 1.25, 20: 0.95}
 
     def changed(noisy: float, sign: int) -> Sides:
-        def sides(random: np.random.Generator, size: tuple[int, int]) -> tuple[Floats, Floats]:
-            change = sign * changes[size[1]] * math.sqrt((1 + noisy**2) / 2)
+        def sides(random: np.random.Generator, size: tuple[int, ...]) -> tuple[Floats, Floats]:
+            change = sign * changes[size[-1]] * math.sqrt((1 + noisy**2) / 2)
             return random.normal(size=size), random.normal(change, noisy, size)
 
         return sides
 
     cases = [("normal, equally noisy", changed(1, 1)), ("the noisier side is slower (1 to 5)", changed(5, 1))]
-    yield from differences([*cases, ("the noisier side is faster (1 to 5)", changed(5, -1))], experiments)
+    return [*cases, ("the noisier side is faster (1 to 5)", changed(5, -1))]
+
+
+def groups(experiments: int) -> Table:
+    yield from header("noise", *(f"{trials} trials" for trials in GROUPS))
+    for title, sides in false_cases() + [(f"power: {title}", sides) for title, sides in power_cases()]:
+        cells = []
+        for trials in GROUPS:
+            runs = 1 + max(LEAST_RUNS, math.ceil(LEAST_KNOWN / 0.9 / (trials - 1)))
+            shares = shares_of_groups(*sides(np.random.default_rng(trials), (experiments, runs, trials)), trials)
+            cells.append(" -> ".join(f"{share:.3f}" for share in shares))
+        yield row(title, *cells)
+
+
+def false(experiments: int) -> Table:
+    yield from differences(false_cases(), experiments)
+
+
+def power(experiments: int) -> Table:
+    yield from differences(power_cases(), experiments)
 
 
 def differences(cases: Iterable[tuple[str, Sides]], experiments: int) -> Table:
-    yield from header("noise", *(f"{trials} trials" for trials in TRIALS))
+    yield from header("noise, in pairs", *(f"{trials} trials" for trials in TRIALS))
     for title, sides in cases:
         cells = []
         for trials in TRIALS:
-            random = np.random.default_rng(trials)
-            groups_t, groups, pairs_t, pairs = shares_shown(*sides(random, (experiments, trials)))
-            cells.append(f"{groups_t:.3f} -> {groups:.3f}; {pairs_t:.3f} -> {pairs:.3f}")
+            alone, compared = shares_of_pairs(*sides(np.random.default_rng(trials), (experiments, trials)))
+            cells.append(f"{alone:.3f} -> {compared:.3f}")
         yield row(title, *cells)
 
 
@@ -254,7 +289,7 @@ def within(interval: Interval, truth: float) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = {"laws": laws, "false": false, "power": power, "figures": figures, "link": link}
+    tables = {"laws": laws, "groups": groups, "false": false, "power": power, "figures": figures, "link": link}
     parser.add_argument("--only", choices=tables, help="one of the tables; all by default")
     parser.add_argument("--experiments", type=int, default=2500, help="of each cell, of `link` a tenth (default: 2500)")
     parser.add_argument("--curves", type=int, default=300, help="of each cell of `laws` (default: 300)")

@@ -448,7 +448,7 @@ def test_the_table_in_the_documentation_is_what_was_seen() -> None:
     if len(TABLE) < len(IN_RANKS) + 7:
         pytest.skip("the tests above have not all run here")
     rows = [f"| {seen.fault} | {seen.told} | {seen.after} |" for seen in TABLE.values()]
-    table = "\n".join(["| fault | root cause, as told | then |", "| --- | --- | --- |", *rows])
+    table = "\n".join(["| fault | reported root cause | then |", "| --- | --- | --- |", *rows])
     text = DOCS.read_text()
     begin, end = "<!-- seen -->\n", "\n<!-- end -->"
     head, _, rest = text.partition(begin)

@@ -12,6 +12,7 @@ from bench.case import Case, options_of, why_ad_hoc
 from bench.errors import Misuse, plural
 from bench.store import run_dir
 from bench.store.history import History
+from bench.store.nights import nights_of
 from bench.store.suite_record import FAILED, SuiteRecord
 from bench.store.summary import Summary
 from collectors.settings_file import near_name
@@ -21,6 +22,8 @@ from workloads.cost_models.shape import unlike
 Kind = Literal["run", "suite run", "commit"]
 
 MOST_RUNS = 100_000
+EARLIER_RUNS = 30
+"""Newest other runs of a series that say how noisy its trials are: about a month of nights."""
 LEAST_DIGITS = 7
 """A commit is named by at least so many hex digits: fewer are too often the beginning of something else."""
 _CANDIDATES_SHOWN = 6
@@ -326,6 +329,24 @@ def pair(name: str, a: Summary, b: Summary) -> Pair:
     are_whole = all(run.outcome != "done" or run.trials_done == run.case.trials for run in (a, b))
     is_in_turn = b.run in a.in_turn_with and a.run in b.in_turn_with and are_whole
     return Pair(name=name, a=a, b=b, differences=tuple(differences(a.case, b.case)), is_in_turn=is_in_turn)
+
+
+def earlier_runs(pairs: Iterable[Pair], history: History) -> dict[str, list[Summary]]:
+    """Return for each run that is compared in a group the newest other runs of its series, by the run's id.
+
+    They have as many steps and say how noisy the run's trials may be. None of the compared runs is among them.
+    """
+    runs = [run for pair in pairs if not pair.is_in_turn for run in (pair.a, pair.b)]
+    compared = {run.run for run in runs}
+    found: dict[tuple[str, str, int, int], list[Summary]] = {}
+    for run in runs:
+        series = (run.case.key(), run.hardware, run.case.steps, run.case.warm_up)
+        if series not in found:
+            # Two more than needed: a series is usually in one pair, whose own runs are left out.
+            others = history.baselines(*series[:2], EARLIER_RUNS + 2)
+            nights = nights_of(run.case, [other for other in others if other.run not in compared][:EARLIER_RUNS])
+            found[series] = [other for night in nights for other in night]
+    return {run.run: found[run.case.key(), run.hardware, run.case.steps, run.case.warm_up] for run in runs}
 
 
 _KEYS = (

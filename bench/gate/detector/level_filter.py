@@ -15,7 +15,6 @@ filter as a mixture, collapsed to its moments after each night).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -63,8 +62,7 @@ class Filter(msgspec.Struct, array_like=True):
         return self.level + share * self.effect, variance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The hypothesis that the level changed on night `onset`, over all models of the noise.
 
     place: of the hypothesis among the filters. change: of the logarithm.

@@ -234,6 +234,12 @@ def trial_variance(spreads: Sequence[tuple[float, int]]) -> float:
 
     The median over nights, so that a night with a broken trial counts no more than one whose trials differ a little.
     """
-    medians = {trials: chi_square_median(trials - 1) for trials in {trials for _, trials in spreads}}
+    counts = {trials for _, trials in spreads}
+    if len(counts) == 1:  # The order of the nights is that of their variances, so that only the middle is scaled.
+        ordered = sorted(variance for variance, _ in spreads)
+        middle, scale = len(ordered) // 2, chi_square_median(counts.pop() - 1)
+        low, high = ordered[(len(ordered) - 1) // 2] / scale, ordered[middle] / scale
+        return max(high if len(ordered) % 2 else (low + high) / 2, RESOLUTION**2)
+    medians = {trials: chi_square_median(trials - 1) for trials in counts}
     scaled = [variance / medians[trials] for variance, trials in spreads]
     return max(median(scaled), RESOLUTION**2) if scaled else RESOLUTION**2

@@ -82,10 +82,14 @@ def growth(state: SeriesState, slow: SeriesNoise, settings: DetectorSettings) ->
     numbers = np.array([night.number for night in nights])
     values = np.array([night.log_value for night in nights])
     errors = np.array([night.variance for night in nights])
-    faded = slow.correlation ** np.diff(numbers)
+    faded = slow.correlation ** (numbers[1:] - numbers[:-1])
     variances = 2 * slow.night_variance * (1 - faded) + errors[:-1] + errors[1:]
-    differences = np.concatenate([[math.nan], np.diff(values) / np.sqrt(variances)])
-    differences[[number in starts for number in numbers.tolist()]] = math.nan
+    differences = np.empty(len(nights))
+    differences[0] = math.nan
+    differences[1:] = (values[1:] - values[:-1]) / np.sqrt(variances)
+    for place, night in enumerate(nights):
+        if night.number in starts:
+            differences[place] = math.nan
     # The newest night may have a new level: it counts by its trials alone.
     differences[-1] = math.nan
     freedom = np.array([0 if night.spread is None else night.trials - 1 for night in nights])
@@ -164,7 +168,9 @@ def noise_change(
     if len(nights) < 2 * FEWEST_NIGHTS:
         return None
     values = np.array([night.log_value for night in nights])
-    around = sliding_window_view(np.pad(values, _HALF_WIDTH, mode="reflect"), 2 * _HALF_WIDTH + 1)
+    # Mirrored at both ends; numpy's own padding takes as long as all the rest.
+    mirrored = np.concatenate((values[_HALF_WIDTH:0:-1], values, values[-2 : -_HALF_WIDTH - 2 : -1]))
+    around = sliding_window_view(mirrored, 2 * _HALF_WIDTH + 1)
     deviations = np.abs(values - np.partition(around, _HALF_WIDTH, axis=1)[:, _HALF_WIDTH])
     # Klotz's scores: as exact for normal noise as a ratio of variances, and as indifferent to its shape as ranks.
     scores = ndtri(0.5 + (ranks(deviations) + 0.5) / (2 * len(nights))) ** 2

@@ -5,6 +5,11 @@
 Each history has some commits of this program, one of which makes each step of `single` slower by the share; the walk is
 the command's own, on real ranks. On a busy machine `--base-ms` makes all commits sleep, so that others disturb a
 smaller part of a step. Prints a line for each history, and how many were right, unsure and wrong.
+
+    .venv/bin/python -m tests.benchmarks.gate.planted_commits --share 0.2 --histories 1000 --simulated 0.05
+
+draws trials that differ by this standard deviation (of logarithms) instead of running them; the pairs' intervals and
+the walk are the command's own.
 """
 
 from __future__ import annotations
@@ -18,8 +23,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from bench.analysis.compare.bisect import bisect, most_measured
+from bench.analysis.compare.bisect import Bisected, bisect, most_measured
 from bench.analysis.compare.commit_pairs import CommitPairs, commits_between
+from bench.gate.cause.attribution import MeasuredChange, change_of_pairs
 from bench.gate.verdicts import SeriesKey
 from bench.session.measure import CaseOrder, TrialSettings
 from bench.session.session import open_session
@@ -28,6 +34,37 @@ from tests.bench.made.examples import make_case
 from tests.bench.made.planted_trees import plant
 
 LIMIT_S = 120.0
+
+
+def simulated(arguments: argparse.Namespace, chance: random.Random) -> tuple[Bisected, bool]:
+    """Return the end of one walk over commits whose trials are drawn, and whether it named the planted commit."""
+    commits = [f"c{number}" for number in range(arguments.commits + 1)]
+    planted_at = chance.randrange(1, arguments.commits + 1)
+    size = math.log1p(arguments.share)
+
+    def trials(commit: str) -> list[float]:
+        level = size * (int(commit[1:]) >= planted_at)
+        return [level + chance.gauss(0.0, arguments.simulated) for _ in range(arguments.pairs)]
+
+    def measure(before: str, after: str) -> MeasuredChange:
+        change = change_of_pairs(trials(before), trials(after))
+        assert change is not None, "as many pairs as the command measures are enough"
+        return change
+
+    found = bisect(commits, measure, direction=1, suspected=size)
+    return found, found.commit == commits[planted_at]
+
+
+def simulated_counts(arguments: argparse.Namespace) -> dict[str, int]:
+    """Return how many simulated walks had each end, of which the first ten are also printed."""
+    chance = random.Random(arguments.seed)
+    counts = {"right": 0, "unsure": 0, "environment": 0, "wrong": 0}
+    for number in range(arguments.histories):
+        found, is_right = simulated(arguments, chance)
+        counts["right" if is_right else "wrong" if found.outcome == "commit" else found.outcome] += 1
+        if number == 9:
+            print("the first 10: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    return counts
 
 
 def main() -> int:
@@ -40,7 +77,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--base-ms", type=float, default=0.0, help="that a step of every commit sleeps")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--simulated", type=float, metavar="SD", help="draw trials that differ so much")
     arguments = parser.parse_args()
+    if arguments.simulated is not None:
+        simulated_ends = simulated_counts(arguments)
+        print(", ".join(f"{count} {outcome}" for outcome, count in simulated_ends.items()))
+        return 0
     chance = random.Random(arguments.seed)
     counts = {"right": 0, "unsure": 0, "environment": 0, "wrong": 0}
     with tempfile.TemporaryDirectory(prefix="planted-") as place:

@@ -19,7 +19,8 @@ from tests.bench.made.examples import make_case, make_machine, make_summary
 NIGHT_NS = 86_400 * 10**9
 FIRST_NS = 1_700_000_000_000_000_000
 A, B = "a" * 40, "ab12345" + "0" * 33
-STEADY, SLOWER, NOISY = (1.0, 1.003, 0.997), (1.3, 1.303, 1.297), (1.0, 1.3, 0.8)
+STEADY, SLOWER = (1.0, 1.003, 0.997, 1.001, 0.999), (1.3, 1.303, 1.297, 1.301, 1.299)
+NOISY = (1.0, 1.3, 0.8, 1.2, 0.7)
 
 
 def figures(steps_s: Sequence[float]) -> tuple[Estimate, ...]:

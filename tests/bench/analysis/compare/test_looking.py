@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bench.analysis.compare.report import print_comparison
 from bench.analysis.compare.sides import pair
-from bench.case import Case
+from bench.case import Case, Purpose
 from bench.cli import main
 from bench.cli.compare import comparison_of
 from bench.errors import CASE_FAILED, FINE, INFRASTRUCTURE, MISUSE
@@ -25,6 +25,7 @@ from tests.bench.made.examples import make_case, make_probe
 from tests.bench.made.fake_runs import ddp_summary
 
 BUCKETS = {**make_case().options, "bucket_mb": 1.0}
+AD_HOC = Purpose(note="compare --ab: A, ddp on 2")
 FIRST, SECOND = "20261101-010203-tiny-aaaaaa", "20261102-010203-tiny-bbbbbb"
 
 
@@ -51,8 +52,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
         run_of("20261101-ddp-other1", STEADY, hardware="another machine"),
         run_of("20261101-collectives", STEADY, case=make_probe()),
         failed(run_of("20261101-ddp-failed")),
-        run_of("turn-a", (1.00, 1.20, 1.45, 1.70), in_turn_with=("turn-b",)),
-        run_of("turn-b", (1.051, 1.259, 1.524, 1.786), in_turn_with=("turn-a",)),
+        run_of("turn-a", (1.00, 1.20, 1.45, 1.70), in_turn_with=("turn-b",), purpose=AD_HOC),
+        run_of("turn-b", (1.051, 1.259, 1.524, 1.786), in_turn_with=("turn-a",), purpose=AD_HOC),
         run_of("at-a", STEADY, commit=A, night=2),
         run_of("at-a-before", SLOWER, commit=A, night=1),
         run_of("at-a-fsdp", STEADY, case=fsdp, commit=A),
@@ -107,7 +108,7 @@ def test_a_person_is_told_what_differs_and_what_it_rests_on(store: str, capsys: 
     assert step.split()[2:6] == ["1.30", "s", "1.00", "s"]
     assert step.rstrip().endswith("better")
     assert "3 main figures: 2 better, 1 same" in lines
-    assert any(line.startswith("3 trials a side, measured at different times") for line in lines)
+    assert any(line.startswith("5 trials a side, measured at different times") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +144,21 @@ def test_trials_that_took_turns_are_compared_in_pairs(store: str, capsys: pytest
     _, out, _ = _compare(store, "turn-a", "turn-b", "--format", "json", capsys=capsys)
     (compared,) = json.loads(out)["compared"]
     assert compared["in_turn"]
+    assert _outcomes(out)["step_seconds"] == "worse"
+
+
+def test_three_trials_measured_apart_show_a_difference_once_the_series_has_a_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = store_in(tmp_path)
+    keep(url, [run_of("before", STEADY[:3]), run_of("after", SLOWER[:3], night=1)])
+    _, out, _ = _compare(url, "before", "after", capsys=capsys)
+    assert "unsure, ~2 more" in out
+    assert "fewer than 5 trials of a side, measured apart, show no difference" in out
+    (figure, *_) = json.loads(_compare(url, "before", "after", "--format", "json", capsys=capsys)[1])["compared"]
+    assert "fewer than 5 trials" in figure["figures"][0]["reason"]
+    keep(url, [run_of(f"night-{night}", STEADY[:3], night=night) for night in range(2, 14)])
+    _, out, _ = _compare(url, "before", "after", "--format", "json", capsys=capsys)
     assert _outcomes(out)["step_seconds"] == "worse"
 
 

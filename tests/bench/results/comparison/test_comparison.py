@@ -105,7 +105,7 @@ def test_pairs_are_as_many_as_the_side_that_was_ended_early_has() -> None:
 
 
 def test_shares_are_compared_by_their_difference() -> None:
-    a, b = (0.0, 0.1, 0.05), (0.5, 0.6, 0.55)  # Equally noisy, so that this is Welch's test.
+    a, b = (0.0, 0.1, 0.05, 0.07, 0.03), (0.5, 0.6, 0.55, 0.57, 0.53)  # Equally noisy, so that this is Welch's test.
     sides = [estimate_share(RUN_OVERLAP_RATIO, side) for side in (a, b)]
     found = change(RUN_OVERLAP_RATIO, *sides, is_paired=False)
     interval = scipy.stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
@@ -142,12 +142,12 @@ def test_the_interval_holds_the_true_change_in_95_of_100_experiments(is_paired: 
     ],
 )
 def test_the_metric_says_which_direction_is_better(metric: Metric, factor: float, outcome: ChangeOutcome) -> None:
-    a = (1.0, 1.01, 0.99, 1.005)
+    a = (1.0, 1.01, 0.99, 1.005, 0.995)
     assert _judged(a, [factor * value for value in a], metric).outcome == outcome
 
 
 def test_an_interval_within_the_margin_is_the_same_even_where_it_excludes_no_change() -> None:
-    a, b = (1.0, 1.001, 0.999), (1.006, 1.007, 1.005)
+    a, b = (1.0, 1.001, 0.999, 1.0, 1.0005), (1.006, 1.007, 1.005, 1.006, 1.0065)
     (found,) = judge([_change(a, b)], margin=0.02)
     assert found.adjusted_p is not None
     assert found.adjusted_p < 0.05
@@ -159,6 +159,23 @@ def test_what_shows_neither_a_difference_nor_sameness_is_unsure() -> None:
     found = _judged((1.0, 1.1, 0.9), (1.05, 1.2, 0.95))
     assert found.outcome == "unsure"
     assert found.more_trials is not None
+
+
+def test_few_trials_show_a_difference_only_where_their_series_says_that_they_are_typical() -> None:
+    """Three trials that lie close together may all belong to one of two modes; only other runs show the second one."""
+    sides = [estimate(RUN_STEP_SECONDS, trials) for trials in ((1.0, 1.001, 0.999), (1.03, 1.032, 1.029))]
+    calm, modal = [(1.0, 1.002, 0.998)] * 12, [(1.0, 1.06, 1.001), (1.06, 1.002, 1.061)] * 6
+
+    def judged(*earlier: Sequence[Sequence[float]]) -> JudgedChange:
+        found = change(RUN_STEP_SECONDS, *sides, is_paired=False, earlier=(earlier[0], earlier[1]))
+        return judge([found])[0]
+
+    alone = judged((), calm)
+    assert (alone.outcome, alone.more_trials, alone.change.is_short) == ("unsure", 2, True)
+    assert alone.change.reason is not None
+    assert (judged(calm, calm).outcome, judged(calm, calm).change.reason) == ("worse", None)
+    assert judged(calm, modal).outcome == "unsure"
+    assert judged(calm[:11], calm).change.is_short
 
 
 @pytest.mark.parametrize(("a", "b", "side"), [((1.0,), (1.0, 1.1), "A has"), ((1.0,), (1.1,), "A and B have")])
@@ -220,7 +237,7 @@ def test_without_a_change_few_comparisons_of_many_figures_call_any_better_or_wor
 
 
 def test_the_other_figures_do_not_hide_a_change_of_a_main_one() -> None:
-    main = _change((1.0, 1.01, 0.99), (1.06, 1.07, 1.04))
+    main = _change((1.0, 1.01, 0.99, 1.0, 1.005), (1.06, 1.07, 1.04, 1.06, 1.065))
     others = [
         change(
             RUN_PHASE_SECONDS,
