@@ -30,7 +30,7 @@ _RANK = click.option(
     "ranks",
     type=click.IntRange(0, MOST_RANKS),
     multiple=True,
-    help="Rank of a trace, in place of the one in the trace; give it once for each trace, in order.",
+    help="Rank of a trace, replacing the rank in the trace; give it once for each trace, in order.",
 )
 _WHAT_IT_MAY_BE = (
     "a trace of torch.profiler (.json, .json.gz, or - for standard input), a rank's .timeline.npz, a folder of these,"
@@ -49,7 +49,7 @@ def _command_of(analysis: Analysis) -> click.Command:
         show_default=True,
         help="Most rows of each printed table.",
     )
-    @click.option("--output", type=_FILE, help="Output file, in place of standard output.")
+    @click.option("--output", type=_FILE, help="Output file.  [default: standard output]")
     @_RANK
     @RUNS
     @STORE

@@ -58,9 +58,9 @@ def command(
     format_name: str,
     has_details: bool,
 ) -> int:
-    """Judge the newest night: what is worse, and what is missing.
+    """Report what became worse in the newest night, and what is missing.
 
-    The exit code is 5 for a regression, and 3 for something missing or failed.
+    The exit code is 5 if a figure became worse, and 3 if something is missing or failed.
 
     \b
     Example:

@@ -106,8 +106,7 @@ def command(**parameters: Any) -> int:
 
     A and B are runs, suite runs or commits in the history; the beginning of a name is enough. --ab measures both sides
     now, in turn, which is the fairest way on a noisy machine. --aa measures one side twice, which shows how much equal
-    measurements differ, and how many trials make a change visible. A comparison is not a gate: the exit code is 0
-    whatever became worse.
+    measurements differ, and how many trials a change needs. A regression does not change the exit code.
 
     \b
     Example:

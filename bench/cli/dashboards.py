@@ -160,7 +160,7 @@ def _read_thresholds(path: Path) -> Thresholds:
 @click.option(
     "--data-source",
     metavar="UID",
-    show_default="one of its own",
+    show_default="our own, which is created if it does not exist",
     help="Existing Prometheus data source of this Grafana, left unchanged; an Editor's token is then enough.",
 )
 @click.option(
@@ -178,7 +178,7 @@ def _read_thresholds(path: Path) -> Thresholds:
     help="With --alerts: TOML file with the thresholds that differ from the shipped ones.",
 )
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="Show what would change; write nothing.")
-@click.option("--force", "is_forced", is_flag=True, help="Overwrite what somebody changed since the last push.")
+@click.option("--force", "is_forced", is_flag=True, help="Overwrite what a person changed since the last push.")
 def push(
     url: str,
     prometheus_url: str | None,

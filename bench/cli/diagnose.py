@@ -20,9 +20,8 @@ from bench.errors import InfrastructureFailed, Misuse
 def command(run: str, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Explain what limits a run, with evidence and what to try.
 
-    The page covers computing, exposed communication, a bubble, imbalance, a straggler, the host, memory and the input,
-    each with its evidence, what the model predicts, and what to try. RUN is the beginning of a run's name, or the path
-    of a run's folder. A run without traces gets a partial diagnosis.
+    Possible limits are computing, exposed communication, a bubble, imbalance, a straggler, the host, memory and the
+    input. Without traces the diagnosis is partial. RUN is the beginning of a run's name, or the path of a run's folder.
 
     \b
     Example:

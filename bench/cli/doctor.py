@@ -22,7 +22,7 @@ from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, plu
     "recording",
     metavar="FILE",
     type=NamedPath(is_folder=False),
-    help="Output file for a recording of NVML's answers, in place of the page.",
+    help="Output file for a recording of NVML's answers; prints no page.",
 )
 @click.option(
     "--seconds",
@@ -35,7 +35,7 @@ from bench.errors import FINE, INFRASTRUCTURE, InfrastructureFailed, Misuse, plu
     "--clean",
     "is_cleaning",
     is_flag=True,
-    help="Remove folders in TMPDIR whose runner or agent was killed, in place of the page.",
+    help="Remove folders that killed runners and agents left in TMPDIR; prints no page.",
 )
 @click.option("--dry-run", "is_dry", is_flag=True, help="With --clean: print what would be removed; remove nothing.")
 @click.option("--nvlink-per-link", "is_per_nvlink", is_flag=True, help="With --record: also the bytes of each NVLink.")
@@ -54,11 +54,11 @@ def command(
     is_dry: bool,
     is_per_nvlink: bool,
 ) -> int:
-    """Describe this machine on one page, and what has changed since the last good run.
+    """Describe this machine on one page, with changes since the last good run.
 
-    This command does not measure this machine: ceilings come from earlier probes. If the history cannot be read, the
-    page says so. With --engine or --nodes, it reads the state and clock of each node and compares the nodes with each
-    other for a few seconds; the exit code is 4 if a node is bad. --clean prints which folders it leaves, and why.
+    The page measures nothing: ceilings come from earlier probes. With --engine or --nodes, the command instead reads
+    the state and clock of each node and measures the nodes for a few seconds; the exit code is 4 if a node is bad.
+    --clean also prints which folders it leaves, and why.
 
     \b
     Example:

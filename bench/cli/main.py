@@ -36,7 +36,7 @@ COMMANDS = {
     "list": ("bench.cli.list", "List strategies and probes, with the requirements and options of each."),
     "run": ("bench.cli.run.command", "Measure one strategy, on this machine or on nodes."),
     "suite": ("bench.cli.suite.command", "Run, plan and show suites: many cases from one file."),
-    "check": ("bench.cli.check", "Judge the newest night: what is worse, and what is missing."),
+    "check": ("bench.cli.check", "Report what became worse in the newest night, and what is missing."),
     "show": ("bench.cli.show", "List runs, or show one run in full."),
     "diagnose": ("bench.cli.diagnose", "Explain what limits a run, with evidence and what to try."),
     "compare": (
@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "prune": ("bench.cli.prune", "Delete folders of old runs, except those that baselines need."),
     "analyse": ("bench.cli.analyse", "Analyse traces of a run, or of any program that used torch.profiler."),
-    "doctor": ("bench.cli.doctor", "Describe this machine on one page, and what has changed since the last good run."),
+    "doctor": ("bench.cli.doctor", "Describe this machine on one page, with changes since the last good run."),
     "dashboards": (
         "bench.cli.dashboards",
         "Render Grafana's dashboards and Prometheus's rules, or push them to a Grafana.",

@@ -60,14 +60,14 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # Generic only in newer
     "older_than_s",
     metavar="TIME",
     type=_Age(),
-    help="Delete runs that ended longer ago than this: 12h, 30d.",
+    help="Delete runs that ended longer ago than TIME: 12h, 30d.",
 )
 @click.option(
     "--keep-bytes",
     "keep_bytes",
     metavar="SIZE",
     type=_Size(),
-    help="Then delete the oldest runs until this much is left: 500M, 20G.",
+    help="Then delete the oldest runs until the others take at most SIZE: 500M, 20G.",
 )
 @click.option(
     "--keep",
@@ -97,8 +97,7 @@ def command(
 ) -> int | None:
     """Delete folders of old runs, except those that baselines need.
 
-    The history keeps the results; logs and traces are lost. The command does not ask for confirmation: begin with
-    --dry-run.
+    Results stay in the history; logs and traces are deleted, without a confirmation. Try --dry-run first.
 
     \b
     Example:

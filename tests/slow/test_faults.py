@@ -199,7 +199,7 @@ IN_RANKS = {
     "kill": ("SIGKILL of rank 2", "killed"),
     "stop": ("SIGSTOP of rank 2", "hung"),
     "wait": ("rank 2 hangs in the process group, waiting for a message", "hung"),
-    "hang": ("rank 2 hangs outside of it", "hung"),
+    "hang": ("rank 2 hangs elsewhere", "hung"),
     "exit": ("`sys.exit(7)` in rank 2", "error"),
     "leave": ("`os._exit(0)` in rank 2, early", "left"),
     "memory": ("rank 2 runs out of memory (RLIMIT_AS)", "error"),
@@ -273,7 +273,7 @@ def test_a_killed_runner_leaves_nothing_and_what_it_lacked_is_measured_once(tmp_
     assert night.trials()[: len(completed)] == completed
     _nothing_is_left(night.home)
     fault = "SIGKILL of the runner"
-    TABLE[fault] = Seen(fault=fault, told="(it cannot tell)", after="`--resume` measured what was missing")
+    TABLE[fault] = Seen(fault=fault, told="(none)", after="`--resume` measured what was missing")
 
 
 def test_a_killed_agent_is_told_and_the_case_goes_on_with_another(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ NO_BIND = click.option(
     "--no-bind", "bind", flag_value=False, default=True, help="Do not bind ranks to the cores of their GPUs."
 )
 LIMIT = click.option(
-    "--limit", "limit_s", type=float, default=600.0, show_default=True, help="Seconds that a trial may take."
+    "--limit", "limit_s", type=float, default=600.0, show_default=True, help="Time limit of a trial, in seconds."
 )
 
 
@@ -75,7 +75,7 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
         ),
         named_option(
             "save_mode",
-            "Whether training stands until a checkpoint is on disk (sync) or only copied (async).",
+            "Whether training waits until a checkpoint is on disk (sync) or only until it is copied (async).",
             type=click.Choice(get_args(SaveMode)),
             default="sync",
         ),

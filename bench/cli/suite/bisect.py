@@ -1,4 +1,4 @@
-"""`observatory suite bisect`: which commit made a case worse, by runs of pairs of commits."""
+"""`observatory suite bisect`: which commit made a case worse, by measuring commits in pairs."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def bisect(
     store_url: str | None,
     format_name: str,
 ) -> int:
-    """Find the commit that made a case worse, by runs of pairs of commits.
+    """Find the commit that made a case worse, by measuring commits in pairs.
 
-    The commits are those between the last good and the first bad run of a case that `observatory check` reports. At
-    most log2(n) + 2 of n commits are measured, each in turn with another one, so that the machine's own changes cancel.
-    The command names the commit, names the environment, or reports `unsure`.
+    Searches the commits between the last good and the first bad run of a case that `observatory check` reports as
+    worse. Measures at most log2(n) + 2 of n commits, each in turn with another commit, so that changes of the machine
+    cancel. The result is a commit, the environment, or `unsure`.
 
     \b
     Example:

@@ -24,7 +24,7 @@ SETTINGS = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Value that replaces the file's, for example defaults.trials=5 or case.ddp.ranks=[1,2].",
+    help="Value that replaces one in the file, for example defaults.trials=5 or case.ddp.ranks=[1,2].",
 )
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     help="Kind of manifest: a JobSet, or a TrainJob of Kubeflow Trainer with its runtime.",
 )
 @click.option(
-    "--key-secret", metavar="NAME", type=NamedText(), help="Existing Secret that has the key, in place of a new one."
+    "--key-secret", metavar="NAME", type=NamedText(), help="Existing Secret with the key.  [default: a new Secret]"
 )
 @click.option(
     "--output", type=NamedPath(is_folder=False), metavar="FILE", help="Output file.  [default: standard output]"

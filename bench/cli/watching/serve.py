@@ -51,7 +51,7 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     type=click.IntRange(0, 65535),
     default=9464,
     show_default=True,
-    help="Port to listen on; 0 takes a free one.",
+    help="Port to listen on; 0 selects a free port.",
 )
 @click.option(
     "--beat",
@@ -73,7 +73,7 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.1, 60.0
     "--web-config",
     "web_config",
     type=NamedPath(is_folder=False),
-    help="TLS and passwords, in the file format of Prometheus's own exporters, without lists of ciphers.",
+    help="TLS and passwords, in the file format of Prometheus's own exporters; lists of ciphers are refused.",
 )
 @click.option(
     "--targets",
@@ -130,7 +130,7 @@ def command(
     """Serve /metrics of this node, its runs and results to Prometheus.
 
     Exports this node's GPUs and host, the active runs in the runs folder, and the newest results in the history. A
-    scrape does not query any driver: it returns what was read at the last beat. Press Ctrl-C to stop.
+    scrape queries no driver: it returns the readings of the last beat. Press Ctrl-C to stop.
 
     \b
     Example:

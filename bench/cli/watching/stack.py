@@ -168,7 +168,7 @@ def down(keeps_data: bool, folder: Path) -> None:
     metavar="URL",
     type=NamedText(),
     show_default="the stack's own",
-    help="Prometheus to ask for our series in place of the stack's own.",
+    help="Prometheus to query for our series.",
 )
 @_FOLDER
 @FORMAT

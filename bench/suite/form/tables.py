@@ -139,7 +139,7 @@ class Training(_Table, frozen=True):
     trace_every: A[A[int, Meta(ge=1)] | None, key("Interval between traced steps, in measured steps.")] = None
     memory_snapshot: A[bool, key("Record the memory of one step, by category and block.")] = False
     save_every: A[A[int, Meta(ge=1)] | None, key("Interval between checkpoints, in measured steps.")] = None
-    save_mode: A[Swept[SaveMode], key("Whether training stands until a checkpoint is on disk or only copied.")] = "sync"
+    save_mode: A[Swept[SaveMode], key("Whether training waits until a checkpoint is on disk.")] = "sync"
     keep_checkpoint: A[bool, key("Keep the last checkpoint of each trial.")] = False
     scaling: A[Scaling | None, key(SCALING)] = None
     baseline: A[Text | None, key(BASELINE)] = None
@@ -174,7 +174,7 @@ class Defaults(Training, frozen=True):
         key("Combinations of the sweeps' values that are left out."),
     ] = None
     block: A[Name | None, key(BLOCK)] = None
-    limit_s: A[float, Meta(ge=1, le=10**7), key("Seconds that a trial may take.")] = 600.0
+    limit_s: A[float, Meta(ge=1, le=10**7), key("Time limit of a trial, in seconds.")] = 600.0
     retries: A[int, Meta(ge=0, le=10), key("Further attempts after a failure of the infrastructure.")] = 1
     tags: A[Names | None, key("Names by which --only chooses cases.")] = None
     importance: A[int, Meta(ge=-(10**6), le=10**6), key("Within a budget, higher importance comes first.")] = 0

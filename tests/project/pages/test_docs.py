@@ -292,7 +292,7 @@ def test_the_table_of_alerts_has_them_all() -> None:
     [
         ("guides/gate.md", "| verdict | meaning | code |", set(WORDS.values())),
         ("reference/detector.md", "| verdict | meaning |", set(get_args(detector.NightVerdict))),
-        ("guides/levers.md", "| verdict | where |", set(get_args(levers.Verdict))),
+        ("guides/levers.md", "| verdict | when |", set(get_args(levers.Verdict))),
         ("guides/compare.md", "| outcome | when |", {outcome.replace("_", " ") for outcome in OUTCOMES}),
         ("guides/faults.md", "| the cause is |", set(get_args(get_type_hints(FailureCause)["kind"]))),
         ("guides/diagnosis.md", "| kind | what it is |", {kind.replace("_", " ") for kind in KINDS} - {"unknown"}),

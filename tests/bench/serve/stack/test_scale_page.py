@@ -156,7 +156,7 @@ def test_the_page_has_the_constants_that_are_compared_with_a_real_prometheus() -
         f"| memory | {BASE_BYTES / 1e6} MB + series x {SERIES_BYTES:,.0f} B |",
         f"| disk | samples x {CHUNK_BYTES_PER_SAMPLE} B + series x {INDEX_BYTES_PER_SERIES:g} B x {BLOCKS} blocks"
         f" + {WAL_HOURS} h x samples per second x {WAL_BYTES_PER_SAMPLE} B |",
-        f"a sample takes {LATE_CHUNK_BYTES_PER_SAMPLE} B in place of {CHUNK_BYTES_PER_SAMPLE} B",
+        f"a sample takes {LATE_CHUNK_BYTES_PER_SAMPLE} B instead of {CHUNK_BYTES_PER_SAMPLE} B",
         f"{PROMETHEUS.scrape_seconds} s and {PROMETHEUS.retention_days} days",
     ):
         assert line in PAGE
@@ -174,6 +174,6 @@ def test_the_page_computes_by_the_formula(rows: dict[str, tuple[int, float, int]
     text = " ".join(PAGE.split())
     assert (
         f"that is {series / scrape_s:,.0f} samples per second, {memory_gb:.1f} GB of memory (so give it"
-        f" {2 * memory_gb:.0f} GB), and {on_time_gb:,.0f} GB of disk for {days} days, or {late_gb:,.0f} GB where"
+        f" {2 * memory_gb:.0f} GB), and {on_time_gb:,.0f} GB of disk for {days} days, or {late_gb:,.0f} GB if"
     ) in text
     assert f"(no rank, no run) {idle:,} series need {memory_bytes(idle) / 1e9:.1f} GB" in text
