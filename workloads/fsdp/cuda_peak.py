@@ -123,7 +123,7 @@ class ShardedPass:
             while started <= place:
                 part.change(self._unit(started).gathered).brief(self._unit(started).part)
                 started += 1
-            part.change(-before).change(self._unit(place).gathered, "parameters")
+            part.change(self._unit(place).gathered, "parameters").change(-before)
             before = self._unit(place).gathered
             while started <= min(place + ahead, count - 1):
                 part.change(self._unit(started).gathered).brief(self._unit(started).part)
@@ -220,9 +220,20 @@ class ShardedPass:
 
 
 def sharded_cuda_peak(
-    model: CudaModel, *, sharding: Sharding, states: States, prefetch: int, kept_ranks: int | None = None
+    model: CudaModel,
+    *,
+    sharding: Sharding,
+    states: States,
+    prefetch: int = 0,
+    kept_ranks: int | None = None,
+    held_bytes: int = 0,
+    other_bytes: int = 0,
 ) -> Prediction:
-    """Predict the peak of a rank of FSDP2 on CUDA. prefetch: units gathered ahead; 0 leaves it to FSDP2."""
+    """Predict the peak of a rank of FSDP2 on CUDA.
+
+    prefetch: units gathered ahead; 0 leaves it to FSDP2. kept_ranks: ranks that share a weight between forward and
+    backward, where these are fewer. held_bytes, other_bytes: what else lives through the step, and between steps.
+    """
     count, is_last_only = sharding.microbatches, sharding.is_reduced_last
     units = [
         unit_of(weights, sharding, last=weights[-1], gradient_bytes=model.gradient_bytes, kept_ranks=kept_ranks)
@@ -253,4 +264,10 @@ def sharded_cuda_peak(
         if index == 1:
             between.append(played)
         step = step.then(played)
-    return predict(step, states=states, buffers_bytes=tables_bytes(model), held_bytes=tokens_bytes(model, count))
+    return predict(
+        step,
+        states=states,
+        buffers_bytes=tables_bytes(model),
+        held_bytes=tokens_bytes(model, count) + held_bytes,
+        other_bytes=other_bytes,
+    )

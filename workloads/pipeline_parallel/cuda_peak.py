@@ -82,15 +82,13 @@ def pipeline_cuda_peak(
     rank: int,
     *,
     states: States,
-    held_bytes: int = 0,
-    gradients_bytes: int = 0,
-    is_bucketed: bool = False,
+    gathered_bytes: int = 0,
     after_backward_bytes: int = 0,
 ) -> Prediction:
     """Predict the peak of a pipeline's rank.
 
-    states: of the rank. held_bytes: what it holds besides. gradients_bytes, is_bucketed: gradients live in buckets of
-    so many bytes at all times. after_backward_bytes: what is made when all gradients are there.
+    states: of the rank. gathered_bytes: whole weights of a rank whose states are sharded, from the first forward to the
+    last backward. after_backward_bytes: what is made when all gradients are there.
 
     Raises:
         ValueError: the schedule splits backward, or cannot run this pipeline.
@@ -107,23 +105,18 @@ def pipeline_cuda_peak(
             if action.kind == "forward":
                 played[key] = stage.forward()
             elif action.kind == "backward":
-                gradients: Gradients = "added" if is_again or is_bucketed else "new"
+                gradients: Gradients = "added" if is_again else "new"
                 played[key] = stage.backward(gradients, is_held=not (frees_sent and is_again))
             else:
                 raise ValueError(f"{pipeline.schedule} splits backward, and the peak is predicted for whole ones only")
         step = step.then(played[key])
         backwards[action.stage] += action.kind != "forward"
     step = step.then(Tape().brief(after_backward_bytes).stretch())
-    held = held_bytes + tokens_bytes(model, pipeline.microbatches) + _buffers_bytes(pipeline, model, own)
+    held = tokens_bytes(model, pipeline.microbatches) + _buffers_bytes(pipeline, model, own)
     if 0 in own:
         held += INDEX_BYTES * pipeline.microbatches * model.sequences * model.shape.sequence
-    return predict(
-        step,
-        states=states,
-        buffers_bytes=len(own) * tables_bytes(model),
-        held_bytes=held,
-        gradients_bytes=gradients_bytes,
-    )
+    gathered = Tape().change(gathered_bytes, "parameters").stretch()
+    return predict(gathered.then(step), states=states, buffers_bytes=len(own) * tables_bytes(model), held_bytes=held)
 
 
 def _buffers_bytes(pipeline: Pipeline, model: CudaModel, own: Sequence[int]) -> int:

@@ -9,6 +9,7 @@ Source: torch 2.12, derivatives.yaml, torch/csrc/autograd/engine.cpp and input_b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -173,7 +174,7 @@ class CudaBlocks(CudaSizes):
         inner, product = self.product(self._mlp_width), self.product(width)
         if self.is_cast:
             tape.make("cast gradient", product, "temporary")
-        if self.tensor_ranks > 1 and self.is_stream_sharded:
+        if self._gathers:
             tape.make("gathered gradient", product, "temporary")
         tape.play(around.before_mlp)
         if checkpoint != "none":
@@ -183,20 +184,15 @@ class CudaBlocks(CudaSizes):
             key = self.product(self._kv_width)
             tape.change(-self.product(self._query_width) - (2 if self.is_efficient else 1) * key - product)
         # MLP: the last product, then the product of gate and up, then these two.
-        self._differentiate(tape, "down", self._mlp_width * width, inner, gradients, reads=inner)
-        if self.is_cast:
-            tape.free("cast gradient")
-        if self.tensor_ranks > 1 and self.is_stream_sharded:
-            tape.free("gathered gradient")
+        done = [*(["cast gradient"] if self.is_cast else []), *(["gathered gradient"] if self._gathers else [])]
+        self._differentiate(tape, "down", self._mlp_width * width, inner, gradients, reads=inner, done=done)
         tape.make("d activated", inner, "temporary").make("d up", inner, "temporary")
         tape.free("d down input").change(-2 * inner)
-        self._differentiate(tape, "up", width * self._mlp_width, product, gradients, reads=self._read_bytes)
-        tape.free("d up")
+        reads = self._read_bytes
+        self._differentiate(tape, "up", width * self._mlp_width, product, gradients, reads=reads, done=["d up"])
         self._to_stream(tape, "up", is_first=True)
         tape.make("d gate", inner, "temporary").free("d activated").change(-inner)
-        reads = self._read_bytes
-        self._differentiate(tape, "gate", width * self._mlp_width, product, gradients, reads=reads)
-        tape.free("d gate")
+        self._differentiate(tape, "gate", width * self._mlp_width, product, gradients, reads=reads, done=["d gate"])
         self._to_stream(tape, "gate", is_first=False)
         tape.play(around.after_mlp)
         self._norm_backward(tape, freed=self.stream + self._shared_bytes)
@@ -205,14 +201,11 @@ class CudaBlocks(CudaSizes):
             tape.play(around.before_attention)
         if self.is_cast:
             tape.make("cast gradient", product, "temporary")
-        if self.tensor_ranks > 1 and self.is_stream_sharded:
+        if self._gathers:
             tape.make("gathered gradient", product, "temporary")
         query, key = self.product(self._query_width), self.product(self._kv_width)
-        self._differentiate(tape, "o", self._query_width * width, query, gradients, reads=self._by_token_bytes)
-        if self.is_cast:
-            tape.free("cast gradient")
-        if self.tensor_ranks > 1 and self.is_stream_sharded:
-            tape.free("gathered gradient")
+        reads_own = self._by_token_bytes
+        self._differentiate(tape, "o", self._query_width * width, query, gradients, reads=reads_own, done=done)
         self._attention_backward(tape, query, key)
         for name, size in (("k", self._kv_width), ("q", self._query_width)):
             full = FULL_BYTES * self.tokens * size
@@ -230,8 +223,7 @@ class CudaBlocks(CudaSizes):
             tape.make(f"d {name}", self.product(size), "temporary")
             tape.free("joined")
         for name, size in (("v", self._kv_width), ("k", self._kv_width), ("q", self._query_width)):
-            self._differentiate(tape, name, width * size, product, gradients, reads=reads)
-            tape.free(f"d {name}")
+            self._differentiate(tape, name, width * size, product, gradients, reads=reads, done=[f"d {name}"])
             self._to_stream(tape, name, is_first=name == "v")
         tape.play(around.after_attention)
         self._norm_backward(tape, freed=self.stream + self._shared_bytes)
@@ -248,6 +240,11 @@ class CudaBlocks(CudaSizes):
         return self.copy_bytes(weights)
 
     @property
+    def _gathers(self) -> bool:
+        """Whether the gradient of a product that ends a half of the block is gathered from the ranks' positions."""
+        return self.tensor_ranks > 1 and self.is_stream_sharded
+
+    @property
     def _read_bytes(self) -> int:
         """What a product that reads a norm's output keeps for itself alone."""
         return self.product(self.shape.width) if self.is_cast and not self._has_gathered_input else 0
@@ -260,15 +257,31 @@ class CudaBlocks(CudaSizes):
         return 0 if self.is_cast else self.stream
 
     def _differentiate(
-        self, tape: Tape, name: str, weights: int, input_bytes: int, gradients: Gradients, *, reads: int
+        self,
+        tape: Tape,
+        name: str,
+        weights: int,
+        input_bytes: int,
+        gradients: Gradients,
+        *,
+        reads: int,
+        done: Sequence[str] = (),
     ) -> None:
-        """Run a product's backward: gradients of its input and its weight. reads: what it keeps for itself."""
-        tape.make(f"d {name} input", input_bytes, "temporary")
-        self._weight_gradient(tape, weights, gradients, freed=reads + self.copy_bytes(weights))
+        """Run a product's backward: gradients of its input and its weight.
 
-    def _weight_gradient(self, tape: Tape, weights: int, gradients: Gradients, *, freed: int = 0) -> None:
-        """Make a weight's gradient, in the precision of the product and then in its own. freed: activations."""
-        tape.make("raw", self.product_bytes * weights, "temporary").change(-freed)
+        reads: what it keeps for itself. done: the gradient of its result.
+        """
+        tape.make(f"d {name} input", input_bytes, "temporary")
+        self._weight_gradient(tape, weights, gradients, freed=reads + self.copy_bytes(weights), done=done)
+
+    def _weight_gradient(
+        self, tape: Tape, weights: int, gradients: Gradients, *, freed: int = 0, done: Sequence[str] = ()
+    ) -> None:
+        """Make a weight's gradient, in the precision of the product and then in its own.
+
+        freed: activations that only the product's backward reads. done: the gradient of its result.
+        """
+        tape.make("raw", self.product_bytes * weights, "temporary").change(-freed).free(*done)
         whole = self.gradient_bytes * weights
         if self.gradient_bytes != self.product_bytes:
             tape.brief(whole)

@@ -121,12 +121,13 @@ class CudaModel(CudaBlocks):
                 tape.make("own", self.product(self._own_vocabulary), "temporary")
             tape.make("d head input", self.product(width), "temporary")
             copied = self.copy_bytes(weights) + (self.product(width) if self.is_cast or self._has_gathered_input else 0)
-            self._weight_gradient(tape, weights, gradients, freed=copied)
-            tape.free("rounded")
-            if self.tensor_ranks > 1 and not self.is_loss_sharded:
-                tape.free("own")
-            if self.product_bytes == FULL_BYTES:
-                tape.free("d logits")
+            is_own = self.tensor_ranks > 1 and not self.is_loss_sharded
+            done = [
+                "rounded",
+                *(["own"] if is_own else []),
+                *(["d logits"] if self.product_bytes == FULL_BYTES else []),
+            ]
+            self._weight_gradient(tape, weights, gradients, freed=copied, done=done)
             self._to_stream(tape, "head", is_first=True)
         if self.loss_chunks > 1 or not self._has_gathered_input:
             tape.make("d stream", self.stream, "temporary").free("d normed")

@@ -73,12 +73,14 @@ def replicated_peak(
     microbatches: int,
     is_bucketed: bool = False,
     after_backward_bytes: int = 0,
+    held_bytes: int = 0,
     other_bytes: int = 0,
 ) -> Prediction:
     """Predict the peak of a rank that holds whole weights and gradients.
 
     is_bucketed: DistributedDataParallel keeps the gradients in buckets; those that accumulate live next to them.
     after_backward_bytes: what is made once all gradients are there, for example their copy that is averaged.
+    held_bytes, other_bytes: what else lives through the step, and between steps.
     """
     gradients_bytes = states.gradients_bytes if is_bucketed else 0
     first: Gradients = "added" if is_bucketed and microbatches == 1 else "new"
@@ -88,7 +90,7 @@ def replicated_peak(
         step,
         states=states,
         buffers_bytes=tables_bytes(model),
-        held_bytes=tokens_bytes(model, microbatches),
+        held_bytes=tokens_bytes(model, microbatches) + held_bytes,
         gradients_bytes=gradients_bytes,
         other_bytes=other_bytes,
     )
