@@ -1,7 +1,7 @@
 """Peak of allocated memory in one step on CUDA, of a rank that holds whole weights; and what no tensor accounts for.
 
 The peak is that of torch's allocator, as `torch.cuda.max_memory_allocated` reads it: tensors, and the workspaces that
-torch allocates for cuBLAS. `Beside` is what a GPU holds besides.
+torch allocates for cuBLAS. `unallocated_bytes` estimates what a GPU holds besides.
 """
 
 from __future__ import annotations
@@ -16,6 +16,20 @@ from workloads.cost_models.terms import States
 WORKSPACE_BYTES = 2 * (32 << 20)
 """cuBLAS's workspaces, which torch allocates: on Hopper 32 MiB for forward's thread and as much for backward's.
 Source: torch 2.12, CUDABlas, getChosenWorkspaceSize."""
+
+# What the allocator does not count: assumed, not measured, and kept apart from the peak.
+
+CONTEXT_BYTES = 750_000_000
+"""CUDA's context with torch's kernels: 0.5 to 1 GB."""
+COMMUNICATOR_BYTES = 300_000_000
+"""NCCL's buffers of one communicator."""
+FRAGMENTATION_RATIO = 0.03
+"""Share of the peak that the allocator reserves in blocks too small to be used."""
+
+
+def unallocated_bytes(peak_bytes: int, *, communicators: int) -> int:
+    """Estimate what a rank holds on its GPU besides the allocator's peak: context, NCCL's buffers, fragmentation."""
+    return CONTEXT_BYTES + communicators * COMMUNICATOR_BYTES + int(FRAGMENTATION_RATIO * peak_bytes)
 
 
 def tables_bytes(model: CudaModel) -> int:

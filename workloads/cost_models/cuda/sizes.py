@@ -26,7 +26,7 @@ class CudaSizes:
     tensor_ranks: ranks that divide each product. is_stream_sharded: they also divide the stream, by positions.
     is_loss_sharded: they also keep the logits divided.
     is_efficient: attention is the memory-efficient kernel, for which keys and values are repeated.
-    extra_attention_bytes: what the exchange of a divided sequence holds in attention besides.
+    forward_attention_bytes, backward_attention_bytes: what the exchange of a divided sequence holds in attention.
     """
 
     shape: Shape
