@@ -182,7 +182,7 @@ def check_memory(
 def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
     """Yield a warning where a step may not fit on a GPU, which only the step itself decides.
 
-    The cost model predicts what torch allocates; what a GPU holds besides is only estimated, so that nothing is refused.
+    The cost model predicts what torch allocates; what a GPU holds besides is only estimated, so nothing is refused.
     gpus: ranks are assigned to them in turn.
     """
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
