@@ -17,7 +17,7 @@ from workloads.cost_models.cuda.tape import LiveBytes, Stretch, Tape
 from workloads.cost_models.memory import Checkpoint
 from workloads.cost_models.shape import Shape
 
-DOCS = Path(__file__).parents[4] / "docs" / "cost_models" / "memory.md"
+DOCS = Path(__file__).parents[3] / "docs" / "cost_models" / "memory.md"
 SHAPE = Shape(layers=3, width=64, heads=4, kv_heads=2, mlp_width=160, vocabulary=96, sequence=32, batch=2)
 TOKENS, WIDTH, KEYS, INNER = 64, 64, 32, 160
 MODEL = CudaModel(
