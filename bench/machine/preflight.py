@@ -16,6 +16,7 @@ from bench.machine.container import UNLIMITED_BYTES, own_groups
 from bench.machine.gpus import Gpu, GpuMemory, Holder
 from collectors.nvml.queries import names_all_processes
 from workloads.core.precision_options import stream_bytes
+from workloads.cost_models.cuda.peak import unallocated_bytes
 from workloads.cost_models.memory import HALF_BYTES, INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
 from workloads.options import checkpoint_every, loss_chunks, microbatch_count
@@ -178,22 +179,24 @@ def check_memory(
             )
 
 
-CPU_LAW_EXCESS = 0.15
-"""By how much at most the CPU's cost model of the peak exceeded CUDA's allocator, of the shipped suites' cases."""
-
-
 def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
-    """Yield a warning where the tensors of a step may not fit on a GPU, which only the step itself decides.
+    """Yield a warning where a step may not fit on a GPU, which only the step itself decides.
 
-    No cost model knows which activations a GPU's kernels keep, so that the CPU's stands in for it and refuses nothing.
+    The cost model predicts what torch allocates; what a GPU holds besides is only estimated, so nothing is refused.
     gpus: ranks are assigned to them in turn.
     """
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     if case.device == "cpu" or case.model is None or not sizes or microbatch_count(case) > PARTS_JUDGED:
         return
-    peak = case.spec().peak(replace(case, device="cpu", backend="gloo"))
+    spec = case.spec()
+    peak = spec.peak(case)
+    if not isinstance(peak, Prediction):
+        return
+    communicators = sum(size > 1 for size in spec.mesh(case).values()) if case.backend == "nccl" else 0
     sharing = math.ceil(case.ranks / len(gpus))
-    if not isinstance(peak, Prediction) or sharing * peak.total_bytes <= min(sizes):
+    tensors_bytes = sharing * peak.total_bytes
+    more_bytes = sharing * unallocated_bytes(peak.total_bytes, communicators=communicators)
+    if tensors_bytes + more_bytes <= min(sizes):
         return
     how = "a smaller batch"
     if case.options["checkpoint"] != "full":
@@ -202,9 +205,9 @@ def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
         how += ", or option checkpoint_every=1"
     ranks = "" if sharing == 1 else f" of {sharing} ranks"
     yield (
-        f"{case.title}: a step may need more memory than a GPU has: {_gigabytes(sharing * peak.total_bytes)} of"
-        f" tensors{ranks} by the cost model of a CPU, which is up to {CPU_LAW_EXCESS:.0%} too high for a GPU, and"
-        f" {_gigabytes(min(sizes))} is there; use {how}"
+        f"{case.title}: a step may need more memory than a GPU has: {_gigabytes(tensors_bytes)} of tensors{ranks}, and"
+        f" about {_gigabytes(more_bytes)} for CUDA's context, NCCL and fragmentation, but the GPU has"
+        f" {_gigabytes(min(sizes))}; use {how}"
     )
 
 
@@ -261,7 +264,7 @@ def _needs(case: Case, ranks: Sequence[int]) -> Iterator[_Need]:
         what = "sharded states, and gradients that are whole until the last microbatch reduces them, of"
         yield _need(what, "take", ranks, kept_bytes + gathered_bytes + unreduced_bytes)
     if case.device != "cpu":
-        return  # On a GPU, the peak depends on the kernels.
+        return  # On a GPU the peak is warned of: see `warn_of_memory`.
     if len(ranks) == case.ranks:
         yield _tokens(case)
     peak = spec.peak(case) if microbatch_count(case) <= PARTS_JUDGED else None

@@ -14,12 +14,16 @@ from workloads.core.buckets import (
     settled_buckets,
     unused_bucket_refusals,
 )
+from workloads.core.cuda_setup import cuda_model, cuda_peak_not_covered
 from workloads.core.precision_options import gradient_bytes, is_fp8, stream_bytes
 from workloads.cost_models.absent import Absent
+from workloads.cost_models.cuda.model import CudaModel
+from workloads.cost_models.cuda.peak import replicated_peak
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, paper_activation_bytes, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, step_peak
 from workloads.cost_models.terms import States, Transfer, replicated_states
 from workloads.fsdp.cost_model import Sharding, largest_gathered_bytes, sharded_states, sharded_transfers
+from workloads.fsdp.cuda_peak import sharded_cuda_peak
 from workloads.options import (
     COLLECTIVES_IN_GRAPHS,
     GATHERED_IN_GRAPHS,
@@ -147,6 +151,8 @@ class SequenceSpec(StrategySpec):
         uses only its own by then. Attention keeps as much wherever it is computed: buffers of an exchange are freed
         before the peak in the MLP.
         """
+        if setup.device == "cuda":
+            return self._cuda_peak(setup)
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         if SHARDED.of(setup):
@@ -167,6 +173,40 @@ class SequenceSpec(StrategySpec):
             peak,
             activations_bytes=peak.activations_bytes + more_bytes,
             other_bytes=tables_bytes + self.position_bytes(setup),
+        )
+
+    def exchanged_bytes(self, setup: Setup, model: CudaModel) -> tuple[int, int]:
+        """Return what attention's exchanges hold besides on CUDA, in forward and in backward."""
+        raise NotImplementedError
+
+    def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
+        if (reason := cuda_peak_not_covered(setup)) is not None:
+            return reason
+        is_sharded, shape = bool(SHARDED.of(setup)), setup.shape
+        if is_sharded and setup.ranks == 1:
+            return Absent(reason="one rank alone gathers and reduces by code that the cost model does not cover")
+        whole = cuda_model(setup, 1, is_gathered=is_sharded)
+        own = replace(whole, positions=shape.sequence // setup.ranks)
+        forward_bytes, backward_bytes = self.exchanged_bytes(setup, own)
+        own = replace(own, forward_attention_bytes=forward_bytes, backward_attention_bytes=backward_bytes)
+        # Own inputs and targets are copies; the tables of all positions stay, and the model has those of its own.
+        held_bytes = 2 * INDEX_BYTES * own.tokens
+        other_bytes = FULL_BYTES * own.positions * shape.head_width + self.position_bytes(setup)
+        if is_sharded:
+            return sharded_cuda_peak(
+                own,
+                sharding=self.sharding(setup),
+                states=self.states(setup, 0),
+                held_bytes=held_bytes,
+                other_bytes=other_bytes,
+            )
+        return replicated_peak(
+            own,
+            states=self.states(setup, 0),
+            microbatches=microbatch_count(setup),
+            is_bucketed=True,
+            held_bytes=held_bytes,
+            other_bytes=other_bytes,
         )
 
 
@@ -283,6 +323,16 @@ class RingAttentionSpec(SequenceSpec):
             for rank in range(setup.ranks)
         )
 
+    def exchanged_bytes(self, setup: Setup, model: CudaModel) -> tuple[int, int]:
+        """Return what the ring holds: keys and values that pass, and sums in fp32 of results, or of gradients."""
+        elements = model.tokens * setup.shape.head_width
+        query, keys = elements * setup.shape.heads, 2 * elements * setup.shape.kv_heads
+        passing = 2 * model.product_bytes * keys
+        return (
+            (model.product_bytes + 2 * FULL_BYTES) * query + passing,
+            (FULL_BYTES + model.product_bytes) * query + passing + 2 * FULL_BYTES * keys,
+        )
+
     def position_bytes(self, setup: Setup) -> int:
         if setup.options["layout"] == "plain":
             return super().position_bytes(setup)
@@ -350,6 +400,12 @@ class UlyssesSpec(SequenceSpec):
     def refusals(self, setup: Setup) -> list[str]:
         graphs = graph_refusals(setup, COLLECTIVES_IN_GRAPHS) if setup.ranks > 1 else []
         return [*super().refusals(setup), *_head_refusals(setup), *graphs]
+
+    def exchanged_bytes(self, setup: Setup, model: CudaModel) -> tuple[int, int]:
+        """Return what leaves and arrives in an exchange: of queries, keys and values, or of their gradients."""
+        heads = setup.shape.heads + 2 * setup.shape.kv_heads
+        size_bytes = 2 * model.product_bytes * model.tokens * setup.shape.head_width * heads
+        return size_bytes, size_bytes
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         traffic = HeadTraffic(

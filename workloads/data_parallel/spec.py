@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from workloads.core.buckets import BUCKET_MB, bucket_notes, bucket_refusals, bucketed_average, buckets, settled_buckets
+from workloads.core.cuda_setup import cuda_model, cuda_peak_not_covered
 from workloads.core.learning_rate import RECIPE
 from workloads.core.precision_options import gradient_bytes, is_master_kept, master_bytes_each
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import ZeroStage, paper_states
+from workloads.cost_models.cuda.peak import replicated_peak
+from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, ZeroStage, paper_states
 from workloads.cost_models.peak_memory import Prediction, bucketed_gradients, fresh_gradients, step_peak
 from workloads.cost_models.terms import Collective, States, Transfer, replicated_states
 from workloads.data_parallel.cost_model import (
@@ -26,6 +28,7 @@ from workloads.data_parallel.cost_model import (
 from workloads.options import (
     TRAINING_OPTIONS,
     microbatch,
+    microbatch_count,
     peak_not_covered,
     training_refusals,
 )
@@ -150,6 +153,24 @@ def _remembered_bytes(setup: Setup) -> int:
     return errors_bytes + powersgd_bytes(setup.shape, int(setup.options["compress_rank"])).right_bytes
 
 
+def _cuda_peak(setup: Setup, states: States, *, data_ranks: int) -> Prediction | Absent:
+    """Predict the peak of a rank that keeps all weights, on CUDA."""
+    if (reason := cuda_peak_not_covered(setup)) is not None:
+        return reason
+    is_averaged = setup.strategy != "single"
+    is_overlapped = is_averaged and bool(setup.options.get("overlap", True))
+    # The fp32 copy of bf16 gradients that the master is updated with.
+    copy_bytes = 2 * states.gradients_bytes if is_master_kept(setup) and gradient_bytes(setup) == HALF_BYTES else 0
+    return replicated_peak(
+        cuda_model(setup, data_ranks),
+        states=states,
+        microbatches=microbatch_count(setup),
+        # Gradients in fp32 of weights in bf16 have buckets of our own, which take the place of the gradients.
+        is_bucketed=is_overlapped and not (is_master_kept(setup) and gradient_bytes(setup) == FULL_BYTES),
+        after_backward_bytes=states.gradients_bytes if is_averaged and not is_overlapped else copy_bytes,
+    )
+
+
 class ReplicaSpec(StrategySpec):
     """Base of the specs whose ranks keep all weights of the model."""
 
@@ -259,6 +280,8 @@ class DdpSpec(ReplicaSpec):
         return tuple(transfers)
 
     def peak(self, setup: Setup) -> Prediction | Absent:
+        if setup.device == "cuda":
+            return self._cuda_peak(setup)
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         states, is_overlapped = replicated_states(setup.shape), bool(setup.options["overlap"])
@@ -272,6 +295,11 @@ class DdpSpec(ReplicaSpec):
             averaged_bytes=0 if is_overlapped else states.gradients_bytes,
         )
         return replace(peak, other_bytes=_remembered_bytes(setup))
+
+    def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
+        if setup.options["compress"] != "none":
+            return Absent(reason="the cost model of memory on CUDA does not cover compression's temporary tensors")
+        return _cuda_peak(setup, self.states(setup, 0), data_ranks=setup.ranks)
 
 
 # single: one rank trains the model alone; all other strategies are compared with it.
@@ -301,6 +329,8 @@ class SingleSpec(ReplicaSpec):
         return {"data": 1}
 
     def peak(self, setup: Setup) -> Prediction | Absent:
+        if setup.device == "cuda":
+            return _cuda_peak(setup, self.states(setup, 0), data_ranks=1)
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         states = replicated_states(setup.shape)
@@ -346,11 +376,13 @@ class Zero1Spec(ReplicaSpec):
         return _paper_states(setup, stage=1)
 
     def peak(self, setup: Setup) -> Prediction | Absent:
-        if (reason := peak_not_covered(setup)) is not None:
-            return reason
         states = max(
             (self.states(setup, rank) for rank in range(setup.ranks)), key=lambda states: states.optimizer_bytes
         )
+        if setup.device == "cuda":
+            return _cuda_peak(setup, states, data_ranks=setup.ranks)
+        if (reason := peak_not_covered(setup)) is not None:
+            return reason
         backwards = bucketed_gradients(states.gradients_bytes, int(setup.options["accumulate"]))
         return step_peak(microbatch(setup, setup.ranks), states=states, backwards=backwards)
 

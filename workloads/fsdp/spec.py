@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
+from workloads.core.cuda_setup import cuda_model, cuda_peak_not_covered
 from workloads.core.learning_rate import RECIPE
 from workloads.core.precision_options import GRAD_DTYPE, grad_dtype_of, gradient_bytes, stream_bytes
 from workloads.cost_models.absent import Absent
@@ -20,6 +21,7 @@ from workloads.fsdp.cost_model import (
     sharded_transfers,
     unreduced_bytes,
 )
+from workloads.fsdp.cuda_peak import sharded_cuda_peak
 from workloads.options import (
     GATHERED_IN_GRAPHS,
     TRAINING_OPTIONS,
@@ -190,6 +192,8 @@ class ShardedSpec(StrategySpec):
 
     def peak(self, setup: Setup) -> Prediction | Absent:
         sharding = self.sharding(setup)
+        if setup.device == "cuda":
+            return self._cuda_peak(setup, sharding)
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         if sharding.is_overlapped or setup.options["prefetch"]:
@@ -209,6 +213,22 @@ class ShardedSpec(StrategySpec):
             microbatch(setup, setup.ranks),
             sharding=sharding,
             states=states,
+            kept_ranks=kept_ranks if 0 < kept_ranks < sharding.ranks else None,
+        )
+
+    def _cuda_peak(self, setup: Setup, sharding: Sharding) -> Prediction | Absent:
+        if (reason := cuda_peak_not_covered(setup)) is not None:
+            return reason
+        if setup.options["offload"]:
+            return Absent(reason="the cost model does not cover offloading's copies of weights and gradients")
+        if sharding.ranks == 1:
+            return Absent(reason="one rank alone gathers and reduces by code that the cost model does not cover")
+        kept_ranks = int(setup.options.get(RESHARD.name, 0))
+        return sharded_cuda_peak(
+            cuda_model(setup, setup.ranks, is_gathered=True),
+            sharding=sharding,
+            states=sharded_states(sharding, 0),
+            prefetch=int(setup.options["prefetch"]),
             kept_ranks=kept_ranks if 0 < kept_ranks < sharding.ranks else None,
         )
 

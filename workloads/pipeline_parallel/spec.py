@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from workloads.core.cuda_setup import cuda_model, cuda_peak_not_covered
 from workloads.core.learning_rate import RECIPE
 from workloads.core.precision_options import stream_bytes
 from workloads.cost_models.absent import Absent
@@ -44,6 +45,7 @@ from workloads.options import (
     training_refusals,
     unchunked_refusals,
 )
+from workloads.pipeline_parallel.cuda_peak import pipeline_cuda_peak
 from workloads.pipeline_parallel.memory import (
     boundary_bytes,
     boundary_transfers,
@@ -214,6 +216,8 @@ class PipelineSpec(StrategySpec):
         return max(live_microbatches(actions(pipeline))) * of_all // pipeline.stages
 
     def peak(self, setup: Setup) -> Prediction | Absent:
+        if setup.device == "cuda":
+            return self._cuda_peak(setup)
         if (reason := self.states_not_covered(setup) or peak_not_covered(setup)) is not None:
             return reason
         pipeline = self.pipeline(setup)
@@ -221,6 +225,19 @@ class PipelineSpec(StrategySpec):
             return Absent(reason="which tensors half of a backward keeps for the other half is autograd's choice")
         size, blocks = microbatch(setup, 1), counts(setup, pipeline.stages)
         ranks = (pipeline_step_peak(pipeline, size, blocks, rank) for rank in range(pipeline.ranks))
+        return max(ranks, key=lambda peak: peak.total_bytes)
+
+    def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
+        if (reason := self.states_not_covered(setup) or cuda_peak_not_covered(setup)) is not None:
+            return reason
+        pipeline = self.pipeline(setup)
+        if pipeline.schedule in HALVED_BACKWARD:
+            return Absent(reason="which tensors half of a backward keeps for the other half is autograd's choice")
+        model, blocks = cuda_model(setup, 1), counts(setup, pipeline.stages)
+        ranks = (
+            pipeline_cuda_peak(pipeline, model, blocks, rank, states=self.states(setup, rank))
+            for rank in range(pipeline.ranks)
+        )
         return max(ranks, key=lambda peak: peak.total_bytes)
 
     def notes(self, setup: Setup) -> list[str]:

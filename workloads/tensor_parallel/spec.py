@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import gcd
 
+from workloads.core.cuda_setup import cuda_model, cuda_peak_not_covered
 from workloads.core.precision_options import DIVIDED_ROWS, NO_MASTER, stream_bytes
 from workloads.cost_models.absent import Absent
+from workloads.cost_models.cuda.peak import replicated_peak
 from workloads.cost_models.memory import Weights, paper_states
 from workloads.cost_models.peak_memory import Prediction, fresh_gradients, step_peak
 from workloads.cost_models.terms import States, Transfer
@@ -192,6 +195,8 @@ class TensorParallelSpec(StrategySpec):
         )
 
     def peak(self, setup: Setup) -> Prediction | Absent:
+        if setup.device == "cuda":
+            return self._cuda_peak(setup)
         if (reason := peak_not_covered(setup)) is not None:
             return reason
         states = tensor_parallel_states(setup.shape, setup.ranks)
@@ -206,6 +211,17 @@ class TensorParallelSpec(StrategySpec):
             is_loss_sharded=bool(setup.options[LOSS_PARALLEL.name]),
         )
         return tensor_parallel_peak(own, states=states, backwards=backwards)
+
+    def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
+        if (reason := cuda_peak_not_covered(setup)) is not None:
+            return reason
+        model = replace(
+            cuda_model(setup, data_ranks=1),
+            tensor_ranks=setup.ranks,
+            is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]) and setup.ranks > 1,
+            is_loss_sharded=bool(setup.options[LOSS_PARALLEL.name]) and setup.ranks > 1,
+        )
+        return replicated_peak(model, states=self.states(setup, 0), microbatches=microbatch_count(setup))
 
     def notes(self, setup: Setup) -> list[str]:
         if setup.ranks == 1 or setup.device == "cuda" or not setup.options[SEQUENCE_PARALLEL.name]:

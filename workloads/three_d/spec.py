@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from workloads.core.buckets import BUCKET_MB, bucket_bytes, settled_buckets, size_refusals, unused_bucket_refusals
+from workloads.core.cuda_setup import cuda_model, cuda_peak_not_covered
 from workloads.core.precision_options import grad_dtype_of, gradient_bytes, stream_bytes
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.memory import Weights, paper_states
+from workloads.cost_models.memory import FULL_BYTES, Weights, paper_states
+from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, ScheduleName, actions, live_microbatches
 from workloads.cost_models.terms import StageTransfers, States, Transfer
 from workloads.options import (
@@ -28,6 +30,7 @@ from workloads.options import (
     training_refusals,
     unchunked_refusals,
 )
+from workloads.pipeline_parallel.cuda_peak import pipeline_cuda_peak
 from workloads.pipeline_parallel.spec import (
     PIPELINE_OPTIONS,
     STAGES,
@@ -290,8 +293,41 @@ class ThreeDSpec(PipelineSpec):
         )
         return max(live_microbatches(actions(pipeline))) * of_all // pipeline.stages
 
-    def peak(self, setup: Setup) -> Absent:
+    def peak(self, setup: Setup) -> Prediction | Absent:
+        if setup.device == "cuda":
+            return self._cuda_peak(setup)
         return Absent(reason="no cost model of live tensors covers stages whose products are sharded")
+
+    def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
+        if (reason := self.states_not_covered(setup) or cuda_peak_not_covered(setup)) is not None:
+            return reason
+        axes, pipeline, costs = self.mesh(setup), self.pipeline(setup), self._cost_model(setup)
+        if pipeline.schedule in HALVED_BACKWARD:
+            return Absent(reason="which tensors half of a backward keeps for the other half is autograd's choice")
+        is_sharded = costs.bucket_bytes is None
+        model = replace(
+            cuda_model(setup, axes["data"], is_gathered=is_sharded),
+            gradient_bytes=FULL_BYTES,  # Also where gathered weights are in bf16: gradients add up in fp32.
+            tensor_ranks=axes["tensor"],
+            is_stream_sharded=bool(setup.options[SEQUENCE_PARALLEL.name]) and axes["tensor"] > 1,
+        )
+        peaks = []
+        for rank in range(pipeline.ranks):
+            states = costs.states(rank * axes["tensor"])
+            # Replicas copy all gradients into buckets, and wait for these together.
+            copied = states.gradients_bytes if axes["data"] > 1 and not is_sharded else 0
+            peaks.append(
+                pipeline_cuda_peak(
+                    pipeline,
+                    model,
+                    costs.counts,
+                    rank,
+                    states=states,
+                    gathered_bytes=costs.kept_gathered_bytes(rank * axes["tensor"]),
+                    after_backward_bytes=copied,
+                )
+            )
+        return max(peaks, key=lambda peak: peak.total_bytes)
 
     def notes(self, setup: Setup) -> list[str]:
         axes = self.mesh(setup)

@@ -277,8 +277,8 @@ def _warning(case: Case, *gpus: Gpu) -> str | None:
 def test_a_step_beyond_a_gpus_memory_is_said_with_both_figures_and_what_to_do() -> None:
     case = _on_gpus("single", model=replace(PRESETS["1b"], batch=16), precision="bf16")
     assert _warning(case, gpu(0)) == (
-        "single on 1: a step may need more memory than a GPU has: 109.1 GB of tensors by the cost model of a CPU, which"
-        " is up to 15% too high for a GPU, and 85.9 GB is there; use a smaller batch, or option checkpoint=full"
+        "single on 1: a step may need more memory than a GPU has: 97.1 GB of tensors, and about 3.7 GB for CUDA's"
+        " context, NCCL and fragmentation, but the GPU has 85.9 GB; use a smaller batch, or option checkpoint=full"
     )
     assert _warning(case, gpu(0, 183 * GIB)) is None
     check_memory(case, host_bytes=0, gpus=(gpu(0),))
@@ -296,7 +296,7 @@ def test_ranks_that_share_a_gpu_hold_their_steps_at_the_same_time() -> None:
     assert _warning(case, *map(gpu, range(4))) is None
     warning = _warning(case, gpu(0), gpu(1))
     assert warning is not None
-    assert "GB of tensors of 2 ranks by" in warning
+    assert "GB of tensors of 2 ranks, and" in warning
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_the_example_of_the_page_is_a_suite_of_six_cases_in_one_block(tmp_path: 
     assert _refusals(plan) == {}
 
 
-# Whether a step fits, by the cost model of a CPU, which is too high for a GPU.
+# Whether a step fits, by the cost model of memory on CUDA.
 
 MAY_NOT_FIT = {"80 GB": {"single_node: pipelines[strategy=gpipe]"}, "141 GB": set(), "183 GB": set()}
 

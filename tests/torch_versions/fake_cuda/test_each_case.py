@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from bench.case import Case
-from bench.machine.preflight import CPU_LAW_EXCESS
 from tests.torch_versions.fake_cuda.cases import folded_cases, option_cases
 from tests.torch_versions.fake_cuda.machine import FakeMachine, Ran, build, fake_machine
 from tests.torch_versions.fake_cuda.peaks import SMALL_BYTES, law_bytes
@@ -22,8 +21,8 @@ pytestmark = [
 ]
 
 CASES = folded_cases() if torch.version.cuda else {}
-LEAST_OVER = 1.01
-"""The allocator rounds blocks up, and cuBLAS has a workspace, so that a peak may be a little above the cost model."""
+WITHIN = 0.02
+"""Share by which the cost model and the allocator, which rounds blocks up, may differ."""
 REPLICATED = ("ddp", "zero1", "ring_attention", "ulysses")
 """Strategies whose gradients DistributedDataParallel averages."""
 OPTIONS = option_cases() if torch.version.cuda else {}
@@ -59,9 +58,9 @@ def test_each_case_of_a_shipped_suite_steps_on_cuda_and_holds_what_the_cost_mode
     predicted = None if case.model is None else law_bytes(case)
     # Blocks of the allocator and of cuBLAS outweigh a tiny model.
     if predicted is not None and predicted > SMALL_BYTES:
-        # With DistributedDataParallel the peak was sometimes higher by exactly the bytes of the gradients. The cause is
-        # not shown; torch may free what an all_reduce used only when its thread for NCCL next looks.
+        # In the second step DistributedDataParallel lays out its buckets anew. The old ones live until torch's thread
+        # for NCCL next looks, so that the peak is sometimes higher by exactly the bytes of the gradients.
         late_bytes = 4 * case.shape.parameters() if case.strategy in REPLICATED else 0
         assert ran.peak_bytes is not None
-        assert ran.peak_bytes <= predicted * LEAST_OVER + late_bytes
-        assert predicted <= ran.peak_bytes * (1 + CPU_LAW_EXCESS)
+        assert predicted <= ran.peak_bytes * (1 + WITHIN)
+        assert ran.peak_bytes <= predicted * (1 + WITHIN) + late_bytes

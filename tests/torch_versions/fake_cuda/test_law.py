@@ -1,0 +1,58 @@
+"""The cost model of memory on CUDA predicts what torch allocates there, for each strategy, by its own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.torch_versions.fake_cuda.law import case_of, predicted_bytes
+from tests.torch_versions.fake_cuda.machine import FakeMachine, build, fake_machine
+
+pytestmark = [
+    pytest.mark.skipif(
+        torch.version.cuda is None, reason="torch is built without CUDA; `make test-torch` has builds with it"
+    ),
+    pytest.mark.timeout(900),
+]
+
+WITHIN = 0.01
+"""Share by which they may differ: the allocator rounds blocks up, and small tensors are not counted."""
+CASES = (
+    "single 1 1b/2 bf16 4",
+    "single 1 1b/2 fp32 4",
+    "single 1 1b/2 bf16 4 checkpoint=full loss_chunks=4",
+    "single 1 1b/2 bf16 4 checkpoint=selective weights=bf16_compute",
+    "zero1 8 1b/2 bf16 32",
+    "fsdp 8 1b/2 bf16 32",
+    "fsdp 8 1b/2 bf16 32 checkpoint=full wrap=layer prefetch=2",
+    "hsdp 8 1b/2 bf16 64 accumulate=2 reduce=last",
+    "zero2 8 1b/2 bf16 32 weights=autocast",
+    "gpipe 4 1b/4 bf16 16",
+    "interleaved 2 1b/4 bf16 16 checkpoint=full",
+    "one_f_one_b 4 1b/4 bf16 16 microbatches=8",
+    "tensor_parallel 4 1b/2 bf16 4 sequence_parallel=true",
+    "ring_attention 8 1b/2 bf16 8 sharded=true",
+    "ulysses 4 1b/2 bf16 8 sharded=true",
+    "three_d 8 1b/4 bf16 16",
+)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeMachine]:
+    with fake_machine(build(tmp_path_factory.mktemp("library")), tmp_path_factory.mktemp("runs")) as machine:
+        yield machine
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_the_peak_is_what_torch_allocates(words: str, machine: FakeMachine) -> None:
+    case = case_of(words)
+    ran = machine.run_largest(case)
+    assert ran.failure == ""
+    assert ran.peak_bytes is not None
+    # DistributedDataParallel may hold the gradients once more: see test_each_case.py.
+    late_bytes = 4 * case.shape.parameters() if case.strategy == "zero1" else 0
+    predicted = predicted_bytes(words)
+    assert predicted <= ran.peak_bytes * (1 + WITHIN)
+    assert ran.peak_bytes <= predicted * (1 + WITHIN) + late_bytes

@@ -1,0 +1,351 @@
+"""What a block's forward and backward make and free on CUDA, tensor by tensor, in the order in which torch does it.
+
+Follows `workloads.core.transformer` through autograd: an operator's result lives until Python drops it or, where its
+backward reads it, until that backward has run. Attention is torch's flash kernel, in fp32 the memory-efficient one;
+cuDNN's keeps the same tensors.
+Not covered: compiled blocks, products in fp8.
+Source: torch 2.12, derivatives.yaml, torch/csrc/autograd/engine.cpp and input_buffer.cpp; flash_api.cpp, mha_bwd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from workloads.cost_models.cuda.sizes import CudaSizes
+from workloads.cost_models.cuda.tape import STILL, Stretch, Tape, in_turn
+from workloads.cost_models.memory import FULL_BYTES, Checkpoint
+
+Gradients = Literal["new", "added"]
+"""What becomes of a weight's gradient: it is the first one and stays, or is added to one that lives elsewhere."""
+
+_Run = Literal["kept", "dropped", "selective", "again", "again_selective"]
+"""How a block's forward runs. kept: all that backward reads stays. dropped, selective: under checkpointing. again,
+again_selective: in backward, which keeps all and stops before the last product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What happens around the halves of a block, in forward or in backward, for example gathering their weights."""
+
+    before_attention: Stretch = STILL
+    after_attention: Stretch = STILL
+    before_mlp: Stretch = STILL
+    after_mlp: Stretch = STILL
+
+
+NOTHING = Around()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaBlocks(CudaSizes):
+    """The blocks of one microbatch on a rank."""
+
+    # Forward of a block.
+
+    def forward(self, block: int, around: Around = NOTHING) -> Stretch:
+        """Return a block's forward; its result is the stream between it and the next block."""
+        return _forward(self, self.checkpoint_of(block), around)
+
+    def run_block(self, run: _Run, around: Around = NOTHING) -> Stretch:
+        """Return a block's forward, also when backward runs it again."""
+        tape, width, is_again = Tape(), self.shape.width, run in ("again", "again_selective")
+        kept = run == "kept" or is_again
+        # Attention.
+        self._norm(tape, "1")
+        tape.play(around.before_attention)
+        for name, size in (("q", self._query_width), ("k", self._kv_width), ("v", self._kv_width)):
+            self._multiply(tape, name, "1", width * size, self.product(size), run)
+        for name, size in (("q", self._query_width), ("k", self._kv_width)):
+            # In fp32: the head, two halves of the result, and of one half both products and their sum.
+            cast_bytes = FULL_BYTES * self.tokens * size if self.product_bytes != FULL_BYTES else 0
+            tape.brief(cast_bytes + 2 * FULL_BYTES * self.tokens * size)
+            tape.make(f"turned {name}", self.product(size))
+        if self.is_efficient:
+            tape.make("repeated k", self.product(self._query_width)).make("repeated v", self.product(self._query_width))
+            tape.free("turned k")
+        tape.brief(self.forward_attention_bytes)
+        if run != "again_selective":
+            tape.make("attended", self.product(self._query_width))
+            tape.make("log-sum-exps", self._lse_bytes)
+        if not kept:
+            tape.free("turned q", *(("repeated k", "repeated v") if self.is_efficient else ("turned k",)))
+        tape.make("by token", self._by_token_bytes)
+        self._multiply(tape, "o", None, self._query_width * width, self.product(width), run)
+        self._sum_ranks(tape)
+        tape.play(around.after_attention)
+        if not kept or self.is_cast or self._has_gathered_input:
+            tape.free("normed 1")
+        if run in ("kept", "dropped", "again"):
+            tape.free("q", "k", *(("v",) if self.is_efficient or run == "dropped" else ()))
+        if run == "dropped":
+            tape.free("attended", "log-sum-exps")
+        if not kept:
+            tape.free("by token")
+            self._free_inputs(tape, "1")
+        tape.make("middle", self.stream)
+        if run not in ("selective", "again_selective"):
+            tape.free("o")
+        # MLP.
+        self._norm(tape, "2")
+        tape.play(around.before_mlp)
+        inner = self.product(self._mlp_width)
+        self._multiply(tape, "gate", "2", width * self._mlp_width, inner, run)
+        tape.make("activated", inner)
+        if run == "dropped":
+            tape.free("gate")
+        self._multiply(tape, "up", "2", width * self._mlp_width, inner, run)
+        tape.make("gated", inner)
+        if not kept:
+            tape.free("activated", *(("up",) if run == "dropped" else ()))
+        if is_again:
+            tape.make("W down", self.copy_bytes(width * self._mlp_width))
+        else:
+            self._multiply(tape, "down", None, self._mlp_width * width, self.product(width), run)
+            self._sum_ranks(tape)
+            tape.play(around.after_mlp)
+        if not kept:
+            tape.free("gated", "normed 2")
+            self._free_inputs(tape, "2")
+        elif self.is_cast or self._has_gathered_input:
+            tape.free("normed 2")
+        if is_again:
+            return tape.stretch()
+        tape.make("out", self.stream)
+        if run != "selective":
+            tape.free("down")
+        if not kept:
+            tape.free("middle")
+        return tape.stretch()
+
+    def _norm(self, tape: Tape, place: str) -> None:
+        tape.make(f"normed {place}", self.stream).make(f"scales {place}", self.norm_scales)
+        if self._has_gathered_input:
+            tape.make(f"gathered {place}", self.product(self.shape.width))
+
+    def _free_inputs(self, tape: Tape, place: str) -> None:
+        tape.free(f"scales {place}", *((f"gathered {place}",) if self._has_gathered_input else ()))
+
+    def _multiply(self, tape: Tape, name: str, place: str | None, weights: int, size_bytes: int, run: _Run) -> None:
+        """Multiply by a weight. place: of the norm whose output is read."""
+        casts_own = place is not None and self.is_cast and not self._has_gathered_input
+        if casts_own:
+            tape.make(f"cast {name}", self.product(self.shape.width))
+        tape.make(f"W {name}", self.copy_bytes(weights))
+        if run != "again_selective":
+            tape.make(name, size_bytes)
+        if run in ("dropped", "selective"):
+            if casts_own:
+                tape.free(f"cast {name}")
+            if self.copies != "cached":
+                tape.free(f"W {name}")
+
+    def _sum_ranks(self, tape: Tape) -> None:
+        """Add up the ranks' summands; torch's functional all_reduce fills a copy."""
+        if self.tensor_ranks > 1:
+            tape.brief(self.product(self.shape.width) // (self.tensor_ranks if self.is_stream_sharded else 1))
+
+    @property
+    def _by_token_bytes(self) -> int:
+        """The attended values laid out by token; flash lays them out as the queries are, by head."""
+        is_copied = not self.is_efficient and min(self.shape.heads // self.tensor_ranks, self.positions) > 1
+        return self.product(self._query_width) if is_copied else 0
+
+    @property
+    def _lse_bytes(self) -> int:
+        return FULL_BYTES * self.tokens * self.shape.heads // self.tensor_ranks
+
+    # Backward of a block.
+
+    def backward(self, block: int, gradients: Gradients, around: Around = NOTHING) -> Stretch:
+        """Return a block's backward, from the gradient of its result to that of its input, which takes its place.
+
+        The block's input is freed.
+        """
+        return _backward(self, self.checkpoint_of(block), gradients, around)
+
+    def differentiate_block(self, checkpoint: Checkpoint, gradients: Gradients, around: Around = NOTHING) -> Stretch:
+        """Return the backward of a block that is checkpointed so."""
+        tape, width = Tape(), self.shape.width
+        stored = _forward(self, checkpoint, NOTHING).net.activations - self.stream
+        stored -= self.cached_bytes_of(checkpoint)
+        inner, product = self.product(self._mlp_width), self.product(width)
+        if self.is_cast:
+            tape.make("cast gradient", product, "temporary")
+        if self._gathers:
+            tape.make("gathered gradient", product, "temporary")
+        tape.play(around.before_mlp)
+        if checkpoint != "none":
+            again: _Run = "again" if checkpoint == "full" else "again_selective"
+            tape.play(self.run_block(again, Around(before_attention=around.before_attention)))
+        if checkpoint == "selective":  # Stored results that forward has read again, and backward does not read.
+            key = self.product(self._kv_width)
+            tape.change(-self.product(self._query_width) - (2 if self.is_efficient else 1) * key - product)
+        # MLP: the last product, then the product of gate and up, then these two.
+        done = [*(["cast gradient"] if self.is_cast else []), *(["gathered gradient"] if self._gathers else [])]
+        self._differentiate(tape, "down", self._mlp_width * width, inner, gradients, reads=inner, done=done)
+        tape.make("d activated", inner, "temporary").make("d up", inner, "temporary")
+        tape.free("d down input").change(-2 * inner)
+        reads = self._read_bytes
+        self._differentiate(tape, "up", width * self._mlp_width, product, gradients, reads=reads, done=["d up"])
+        self._to_stream(tape, "up", is_first=True)
+        tape.make("d gate", inner, "temporary").free("d activated").change(-inner)
+        self._differentiate(tape, "gate", width * self._mlp_width, product, gradients, reads=reads, done=["d gate"])
+        self._to_stream(tape, "gate", is_first=False)
+        tape.play(around.after_mlp)
+        self._norm_backward(tape, freed=self.stream + self._shared_bytes)
+        # Attention.
+        if checkpoint == "none":
+            tape.play(around.before_attention)
+        if self.is_cast:
+            tape.make("cast gradient", product, "temporary")
+        if self._gathers:
+            tape.make("gathered gradient", product, "temporary")
+        query, key = self.product(self._query_width), self.product(self._kv_width)
+        reads_own = self._by_token_bytes
+        self._differentiate(tape, "o", self._query_width * width, query, gradients, reads=reads_own, done=done)
+        self._attention_backward(tape, query, key)
+        for name, size in (("k", self._kv_width), ("q", self._query_width)):
+            full = FULL_BYTES * self.tokens * size
+            if self.product_bytes != FULL_BYTES:
+                tape.make("whole", full, "temporary").free(f"d {name}")
+            else:
+                tape.make("whole", 0, "temporary")
+            # Of two halves of the gradient, of a negation, and of what is added to a half; then both halves as one.
+            tape.brief(2 * full)
+            tape.make("halves", full, "temporary")
+            tape.free("whole")
+            if self.product_bytes == FULL_BYTES:
+                tape.free(f"d {name}")
+            tape.make("joined", full, "temporary").free("halves")
+            tape.make(f"d {name}", self.product(size), "temporary")
+            tape.free("joined")
+        for name, size in (("v", self._kv_width), ("k", self._kv_width), ("q", self._query_width)):
+            self._differentiate(tape, name, width * size, product, gradients, reads=reads, done=[f"d {name}"])
+            self._to_stream(tape, name, is_first=name == "v")
+        tape.play(around.after_attention)
+        self._norm_backward(tape, freed=self.stream + self._shared_bytes)
+        left = tape.stretch().net.activations + stored + self.stream
+        # What the lines above do not count one by one: scales, log-sum-exps, and rounding of these.
+        tape.change(-left)
+        return tape.stretch()
+
+    def cached_bytes_of(self, checkpoint: Checkpoint) -> int:
+        """Return autocast's copies of one block's weights, which its forward leaves without keeping them."""
+        if self.copies != "cached" or checkpoint == "none":
+            return 0
+        weights = self.shape.width * (2 * self._query_width + 2 * self._kv_width + 3 * self._mlp_width)
+        return self.copy_bytes(weights)
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the gradient of a product that ends a half of the block is gathered from the ranks' positions."""
+        return self.tensor_ranks > 1 and self.is_stream_sharded
+
+    @property
+    def _read_bytes(self) -> int:
+        """What a product that reads a norm's output keeps for itself alone."""
+        return self.product(self.shape.width) if self.is_cast and not self._has_gathered_input else 0
+
+    @property
+    def _shared_bytes(self) -> int:
+        """What all products that read a norm's output share."""
+        if self._has_gathered_input:
+            return self.product(self.shape.width)
+        return 0 if self.is_cast else self.stream
+
+    def _differentiate(
+        self,
+        tape: Tape,
+        name: str,
+        weights: int,
+        input_bytes: int,
+        gradients: Gradients,
+        *,
+        reads: int,
+        done: Sequence[str] = (),
+    ) -> None:
+        """Run a product's backward: gradients of its input and its weight.
+
+        reads: what it keeps for itself. done: the gradient of its result.
+        """
+        tape.make(f"d {name} input", input_bytes, "temporary")
+        self._weight_gradient(tape, weights, gradients, freed=reads + self.copy_bytes(weights), done=done)
+
+    def _weight_gradient(
+        self, tape: Tape, weights: int, gradients: Gradients, *, freed: int = 0, done: Sequence[str] = ()
+    ) -> None:
+        """Make a weight's gradient, in the precision of the product and then in its own.
+
+        freed: activations that only the product's backward reads. done: the gradient of its result.
+        """
+        tape.make("raw", self.product_bytes * weights, "temporary").change(-freed).free(*done)
+        whole = self.gradient_bytes * weights
+        if self.gradient_bytes != self.product_bytes:
+            tape.brief(whole)
+        tape.free("raw")
+        if gradients == "new":
+            tape.change(whole, "gradients")
+
+    def _to_stream(self, tape: Tape, name: str, *, is_first: bool) -> None:
+        """Add the gradient of a product's input to that of the norm's output."""
+        if self._has_gathered_input:
+            # DTensors are added out of place, and reduced over the ranks once, when all are there.
+            size_bytes = self.product(self.shape.width)
+            if is_first:
+                tape.rename(f"d {name} input", "d normed")
+            else:
+                tape.brief(size_bytes).free(f"d {name} input")
+            return
+        own = f"d {name} input"
+        if self.is_cast:
+            tape.make(f"cast d {name}", self.stream, "temporary").free(own)
+            own = f"cast d {name}"
+        if is_first:
+            tape.rename(own, "d normed")
+        else:
+            tape.free(own)
+
+    def _norm_backward(self, tape: Tape, *, freed: int) -> None:
+        """Run a norm's backward, and add its result to the gradient of the stream. freed: activations."""
+        if self._has_gathered_input:
+            tape.brief(self.product(self.shape.width))
+        tape.make("d stream", self.stream, "temporary").free("d normed").change(-freed).free("d stream")
+
+    def _attention_backward(self, tape: Tape, query: int, key: int) -> None:
+        """Run attention's backward, from the gradient of its result to those of q, k and v."""
+        sums = FULL_BYTES * self.tokens * self.shape.heads // self.tensor_ranks
+        tape.make("d q", query, "temporary")
+        if self.is_efficient:
+            tape.make("d repeated", 2 * query, "temporary").brief(sums)
+            tape.change(-4 * query - self._lse_bytes)
+            tape.free("d o input").make("d v", key, "temporary").make("d k", key, "temporary").free("d repeated")
+            return
+        tape.make("d k", key, "temporary").make("d v", key, "temporary")
+        expanded = 2 * query if self.shape.heads != self.shape.kv_heads else 0
+        rows = FULL_BYTES * self.tokens * self._query_width + sums
+        tape.brief(expanded + rows + self.backward_attention_bytes)
+        tape.change(-2 * query - 2 * key - self._lse_bytes).free("d o input")
+
+    # All blocks of this part of the model.
+
+    def forwards(self, blocks: int) -> Stretch:
+        """Return forward through all blocks, from the first."""
+        return in_turn(self.forward(block) for block in range(blocks))
+
+    def backwards(self, blocks: int, gradients: Gradients) -> Stretch:
+        """Return backward through all blocks, from the last."""
+        return in_turn(self.backward(block, gradients) for block in reversed(range(blocks)))
+
+
+@lru_cache(maxsize=64)
+def _forward(blocks: CudaBlocks, checkpoint: Checkpoint, around: Around) -> Stretch:
+    runs: dict[Checkpoint, _Run] = {"none": "kept", "full": "dropped", "selective": "selective"}
+    return blocks.run_block(runs[checkpoint], around)
+
+
+@lru_cache(maxsize=64)
+def _backward(blocks: CudaBlocks, checkpoint: Checkpoint, gradients: Gradients, around: Around) -> Stretch:
+    return blocks.differentiate_block(checkpoint, gradients, around)

@@ -1,0 +1,134 @@
+"""What a stretch of a step makes and frees: its net change of live bytes, and its peak over where it began.
+
+Stretches follow each other and repeat, so that a step of many layers and microbatches costs no more to add up than one
+of few. Knows neither models nor strategies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Self
+
+Kind = Literal["parameters", "gradients", "activations", "temporary"]
+"""What a tensor counts as; see `workloads.cost_models.peak_memory.Prediction`. parameters: weights that are gathered
+or copied, besides those that a rank keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveBytes:
+    """Live bytes by kind, or their change."""
+
+    parameters: int = 0
+    gradients: int = 0
+    activations: int = 0
+    temporary: int = 0
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.parameters + self.gradients + self.activations + self.temporary
+
+    def plus(self, other: LiveBytes, times: int = 1) -> LiveBytes:
+        """Return the sum with so many times the other."""
+        return LiveBytes(
+            parameters=self.parameters + times * other.parameters,
+            gradients=self.gradients + times * other.gradients,
+            activations=self.activations + times * other.activations,
+            temporary=self.temporary + times * other.temporary,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A part of a step. net: what lives more at its end than at its beginning. peak: the most in between.
+
+    Both are relative to the beginning, so that no peak is below 0 in total.
+    """
+
+    net: LiveBytes = LiveBytes()
+    peak: LiveBytes = LiveBytes()
+
+    def then(self, *others: Stretch) -> Stretch:
+        """Return this stretch and, after it, the others.
+
+        Example: a net of 3 with a peak of 5, then a net of -1 with a peak of 4: a net of 2 with a peak of 3 + 4.
+        """
+        net, peak = self.net, self.peak
+        for other in others:
+            later = net.plus(other.peak)
+            peak = later if later.total > peak.total else peak
+            net = net.plus(other.net)
+        return Stretch(net=net, peak=peak)
+
+    def times(self, count: int) -> Stretch:
+        """Return the stretch repeated. Its highest peak is that of the first or of the last repetition."""
+        if count == 0:
+            return Stretch()
+        last = LiveBytes().plus(self.net, count - 1).plus(self.peak)
+        peak = last if last.total > self.peak.total else self.peak
+        return Stretch(net=LiveBytes().plus(self.net, count), peak=peak)
+
+
+STILL = Stretch()
+"""A stretch in which nothing happens."""
+
+
+def in_turn(stretches: Iterable[Stretch]) -> Stretch:
+    """Return the stretches one after the other."""
+    return Stretch().then(*stretches)
+
+
+class Tape:
+    """Records a stretch tensor by tensor. Names are those of tensors; a tensor without bytes is not there."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, tuple[Kind, int]] = {}
+        self._net = LiveBytes()
+        self._peak = LiveBytes()
+
+    def make(self, name: str, size_bytes: int, kind: Kind = "activations") -> Self:
+        """Make a tensor.
+
+        Raises:
+            ValueError: one of this name lives.
+        """
+        if name in self._live:
+            raise ValueError(f"{name} lives already")
+        self._live[name] = kind, size_bytes
+        return self.change(size_bytes, kind)
+
+    def free(self, *names: str) -> Self:
+        """Free tensors that this stretch made; KeyError for one that does not live."""
+        for name in names:
+            kind, size_bytes = self._live.pop(name)
+            self.change(-size_bytes, kind)
+        return self
+
+    def rename(self, name: str, other: str) -> Self:
+        """Let a tensor live on under another name; KeyError if it does not live."""
+        self._live[other] = self._live.pop(name)
+        return self
+
+    def change(self, size_bytes: int, kind: Kind = "activations") -> Self:
+        """Make or free bytes that have no name here, for example a tensor that another stretch made."""
+        self._net = self._net.plus(LiveBytes(**{kind: size_bytes}))
+        if self._net.total > self._peak.total:
+            self._peak = self._net
+        return self
+
+    def brief(self, size_bytes: int, kind: Kind = "temporary") -> Self:
+        """Make a tensor and free it at once."""
+        return self.change(size_bytes, kind).change(-size_bytes, kind)
+
+    def play(self, stretch: Stretch) -> Self:
+        """Let another stretch happen."""
+        later = self._net.plus(stretch.peak)
+        if later.total > self._peak.total:
+            self._peak = later
+        self._net = self._net.plus(stretch.net)
+        return self
+
+    def stretch(self) -> Stretch:
+        """Return what was recorded."""
+        return Stretch(net=self._net, peak=self._peak)
