@@ -240,7 +240,7 @@ def _refusals(table: MachineTable) -> Iterator[str]:
     for level in inner:
         size, node = level.gpus or 1, table.gpus_per_node
         if size % node and node % size:
-            yield f'levels: "{level.name}" joins {size} GPUs, and a node has {node}; give a divisor or a multiple of that'
+            yield f'levels: "{level.name}" joins {size} GPUs, and a node has {node}; give a divisor or a multiple'
     yield from _peak_refusals(table)
 
 
