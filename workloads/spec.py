@@ -13,7 +13,7 @@ from workloads.cost_models.memory import Weights, paper_states
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import States, Transfer, replicated_states
+from workloads.cost_models.terms import StageTransfers, States, Transfer, replicated_states
 
 # A rank's share of each batch, which follows from the device mesh.
 
@@ -334,6 +334,17 @@ class StrategySpec(ABC):
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         """Return the transfers of a step, which all ranks share."""
         return ()
+
+    def stage_transfers(self, setup: Setup, stage: int) -> StageTransfers:
+        """Return the transfers of a step that run within the actions of a stage; those of other strategies run in none.
+
+        They are among `transfers`, as far as the rank that passes most has this stage.
+        """
+        return StageTransfers()
+
+    def update_transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        """Return the transfers of a pipeline's step that run after all actions of the rank that passes most."""
+        return tuple(transfer for transfer in self.transfers(setup) if transfer.collective != "send")
 
     def states(self, setup: Setup, rank: int) -> States:
         """Return the parameters, gradients and optimizer states that a rank keeps."""

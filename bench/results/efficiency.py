@@ -38,9 +38,10 @@ from collectors.metrics.results import (
 )
 from workloads.core.precision_options import GRAD_DTYPE, WEIGHTS
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import Interconnect
 from workloads.cost_models.shape import unlike
-from workloads.cost_models.step_time import ComputeTime, step_time
+from workloads.cost_models.step_time import ComputeTime
+from workloads.expected_step import step_of
 
 Scaling = Literal["weak", "strong"]
 BaselineOrigin = Literal["beside", "history", "told", "unknown"]
@@ -169,18 +170,18 @@ def expected_efficiency(
     case: Case,
     baseline_case: Case,
     baseline_estimates: Sequence[Estimate],
-    link: Link,
+    interconnect: Interconnect | Absent,
     *,
     scaling: Scaling,
     baseline: BaselineOrigin,
 ) -> Estimate | Absent:
     """Return the efficiency of a case by the cost model, with a value for each trial of its baseline.
 
-    A rank's step is that of the one rank, shortened as its share of the work is, and the part of the case's transfers
-    on this link that its forward and backward cannot hide. All else is taken to scale ideally: no rank waits for
-    another, none disturbs another, and what a strategy does not divide among ranks is divided all the same. So a run
-    that is far below it loses to something else than its transfers. The link is taken as exact: the interval is that of
-    the one rank's trials.
+    A rank's step is that of the one rank, shortened as its share of the work is, a pipeline's bubble, and the part of
+    the case's transfers on these links that its computing cannot hide. All else is taken to scale ideally: no rank
+    waits for another, none disturbs another, and what a strategy does not divide among ranks is divided all the same.
+    So a run that is far below it loses to something else than its transfers. Links are taken as exact: the interval is
+    that of the one rank's trials. Absent where the link of a level that the case's ranks cross is unknown.
     Example: a step of 1.0 s, 0.25 s of transfers that nothing hides, weak scaling: 1.0 / 1.25 = 0.8.
     """
     if why := _not_covered(case, baseline_case):
@@ -198,21 +199,16 @@ def expected_efficiency(
     ):
         alone_s = baseline_case.shape.tokens / rate
         compute = ComputeTime(forward_s=float(compute_share) * forward_s, backward_s=float(compute_share) * backward_s)
-        predicted = step_time(
-            compute,
-            case.spec().transfers(case),
-            axes=case.spec().mesh(case),
-            link=link,
-            backend=case.backend,
-        )
-        shares.append(float(ideal) * alone_s / (float(compute_share) * alone_s + predicted.exposed_s))
+        predicted = step_of(case, case.spec(), compute=compute, interconnect=interconnect)
+        if isinstance(predicted, Absent):
+            return predicted
+        added_s = predicted.exposed_s + predicted.bubble_s
+        shares.append(float(ideal) * alone_s / (float(compute_share) * alone_s + added_s))
     return estimate_share(RUN_EXPECTED_EFFICIENCY, shares, scaling=scaling, baseline=baseline)
 
 
 def _not_covered(case: Case, baseline_case: Case) -> str | None:
     """Return why the cost model does not tell the efficiency; None where it does."""
-    if case.spec().pipeline(case) is not None:
-        return "the cost model of a step's time has no bubble of a pipeline"
     if not case.spec().transfers(case):
         return f"{case.strategy} has no transfers in the cost model"
     if baseline_case.ranks != 1:

@@ -1,7 +1,7 @@
-"""Baselines from earlier probes of the same hardware: MFU of a measured ceiling, and what a measured link explains.
+"""Baselines from earlier probes of the same hardware: MFU of a measured ceiling, and what measured links explain.
 
-A ceiling is the fastest matrix product in a `matmul` run; a link is the latency and bandwidth fitted to a sweep of
-collectives, which gives a strategy's expected communication and explains a pipeline's bubble.
+A ceiling is the fastest matrix product in a `matmul` run. `bench.store.links` has the links, by level: they give a
+strategy's expected communication, the predicted step and efficiency, and what explains a pipeline's bubble.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from bench.results.efficiency import expected_efficiency
 from bench.results.estimate import Estimate, estimate, ratio
 from bench.results.gpu_clocks import clock_and_power
 from bench.results.pipeline import bubble_parts
-from bench.results.probes import CALIBRATION, link_by
+from bench.results.probes import CALIBRATION
 from bench.store.history import History
+from bench.store.links import MeasuredLinks, find_links, sweep_runs
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.communication import Link, collective_time_s
-from workloads.cost_models.interconnect import Interconnect, NetworkLevel, traffic_times_s
-from workloads.cost_models.step_time import compute_time, step_time
+from workloads.cost_models.interconnect import traffic_times_s
 from workloads.cost_models.terms import Transfer
-from workloads.options import rerun_ratio
+from workloads.expected_step import expected_step, missing_link, slowest_message_s
 from workloads.probes.spec import MatmulSpec
 
 # The measured ceiling, and model FLOP/s as a share of it
@@ -138,11 +137,6 @@ def measured_mfu(flops: Estimate, ceiling: Ceiling) -> Estimate | Absent:
     )
 
 
-PROBES = ("collectives", "all_reduce")
-"""Probes that sweep an all_reduce, and so can give a link."""
-LOOKED_THROUGH = 200
-
-
 def against_history(summary: Summary, history: History) -> Summary:
     """Return the summary with what the history adds; unchanged for a probe's run, and for one without a trial.
 
@@ -185,12 +179,11 @@ def _communication(summary: Summary, history: History) -> Iterator[Estimate | st
     transfers = summary.case.spec().transfers(summary.case)
     if not transfers:
         return
-    link = find_link(summary, history)
-    if isinstance(link, Absent):
-        yield f"expected communication is absent: {link.reason}"
-        return
-    expected_s = expected_communication_s(summary, transfers, link)
-    if expected_s > 0:
+    links = find_links(summary, history)
+    expected_s = links if isinstance(links, Absent) else expected_communication_s(summary, transfers, links)
+    if isinstance(expected_s, Absent):
+        yield f"expected communication is absent: {expected_s.reason}"
+    elif expected_s > 0:
         yield estimate(RUN_COMMUNICATION_SECONDS, [expected_s], account="expected")
 
 
@@ -208,18 +201,14 @@ def expected_efficiencies(
     notes: list[str] = []
     for measured in summary.scaling:
         baseline = baselines.get(measured.baseline_run) or history.find(measured.baseline_run)
-        link = find_link(summary, history)
-        expected = (
-            link
-            if isinstance(link, Absent)
-            else expected_efficiency(
-                summary.case,
-                baseline.case,
-                baseline.estimates,
-                link,
-                scaling=measured.scaling,
-                baseline=measured.baseline,
-            )
+        links = find_links(summary, history)
+        expected = expected_efficiency(
+            summary.case,
+            baseline.case,
+            baseline.estimates,
+            links if isinstance(links, Absent) else links.interconnect,
+            scaling=measured.scaling,
+            baseline=measured.baseline,
         )
         if isinstance(expected, Absent):
             notes.append(f"expected {measured.scaling} scaling efficiency is absent: {expected.reason}")
@@ -234,19 +223,17 @@ def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
     pipeline = case.spec().pipeline(case)
     if pipeline is None:
         return
-    link = find_link(summary, history, ("send", CALIBRATION))
-    if isinstance(link, Absent):
-        transfer_s: float | Absent = Absent(reason=link.reason)
-    else:
-        transfer_s = collective_time_s("send", pipeline.boundary_bytes, 2, link, case.backend)
+    links = find_links(summary, history, ("send", CALIBRATION))
+    transfer_s = links if isinstance(links, Absent) else slowest_message_s(case, case.spec(), links.interconnect)
     yield from bubble_parts(pipeline, summary.estimates, transfer_s)
 
 
-def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], link: Link) -> float:
-    """Return the time of all transfers of a step in turn, between ranks that are all joined by this link."""
+def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], links: MeasuredLinks) -> float | Absent:
+    """Return the time of all transfers of a step in turn, or why a link that they need is unknown."""
     axes = summary.case.spec().mesh(summary.case)
-    node = Interconnect(levels=(NetworkLevel(name="node", ranks=summary.case.ranks, link=link),))
-    return sum(traffic_times_s(transfers, axes, node, summary.case.backend).values())
+    if (missing := missing_link(transfers, axes, links.interconnect)) is not None:
+        return missing
+    return sum(traffic_times_s(transfers, axes, links.interconnect, summary.case.backend).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,70 +261,34 @@ def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> 
 
 
 def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent:
-    """Predict a step from the FLOPs of a rank at the measured ceiling, and its transfers on the measured link.
+    """Predict a step: FLOPs at the measured ceiling, transfers on the measured links, and the bubble of a pipeline.
 
     The optimizer, the data and kernels slower than the fastest product are left out. Absent where the ceiling or a
-    needed link was not measured on this hardware, and for a pipeline, since the cost model has no bubble.
+    needed link was not measured on this hardware.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
     """
     case, spec = summary.case, summary.case.spec()
-    if spec.pipeline(case) is not None:
-        return Absent(reason="the cost model of a step's time has no bubble of a pipeline")
     ceiling = find_ceiling(history, case, summary.hardware)
     if isinstance(ceiling, Absent):
         return ceiling
-    compute = compute_time(
-        case.shape,
-        spec.training_ranks(case),
-        ceiling.flops_per_second.median,
-        recomputed_ratio=rerun_ratio(case),
+    links = find_links(summary, history) if spec.transfers(case) else Absent(reason="nothing is sent")
+    step = expected_step(
+        case,
+        spec,
+        flops_per_second=ceiling.flops_per_second.median,
+        interconnect=links if isinstance(links, Absent) else links.interconnect,
     )
-    basis = f"{1e3 * compute.step_s:.4g} ms of computing at the ceiling of {ceiling.run}"
-    transfers = spec.transfers(case)
-    if not transfers:
-        return PredictedStep(step_s=compute.step_s, basis=basis)
-    link = find_link(summary, history)
-    if isinstance(link, Absent):
-        return link
-    step = step_time(compute, transfers, axes=spec.mesh(case), link=link, backend=case.backend)
-    basis += f", and {1e3 * step.exposed_s:.4g} of {1e3 * step.communication_s:.4g} ms of communication exposed"
+    if isinstance(step, Absent):
+        return step
+    basis = f"{1e3 * step.compute.step_s:.4g} ms of computing at the ceiling of {ceiling.run}"
+    if step.bubble_s > 0:
+        basis += f", {1e3 * step.bubble_s:.4g} ms of bubble"
+    if not isinstance(links, Absent):
+        basis += f", and {1e3 * step.exposed_s:.4g} of {1e3 * step.communication_s:.4g} ms of communication exposed, by"
+        basis += f" {links.basis}"
     return PredictedStep(step_s=step.step_s, basis=basis)
-
-
-def find_link(summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)) -> Link | Absent:
-    """Return the link from the newest sweep on as many ranks over as many nodes of the same hardware and backend.
-
-    collectives: those whose sweep may give it, the preferred one first.
-
-    Raises:
-        InfrastructureFailed: the history cannot be read.
-    """
-    case = summary.case
-    alike = [
-        run
-        for run in _sweeps(history)
-        if (run.case.ranks, run.case.nodes, run.case.backend, run.hardware)
-        == (case.ranks, case.nodes, case.backend, summary.hardware)
-    ]
-    for collective in collectives:
-        for run in alike:
-            if (link := link_by(run.estimates, collective)) is not None:
-                return link
-    best = collectives[0]
-    return Absent(
-        reason=f"no sweep of {' or '.join(collectives)} on {case.ranks} ranks of {summary.hardware} from which a link"
-        " can be fitted is in the history; `observatory run collectives"
-        f" --ranks {case.ranks}{_nodes_option(case)} --option collectives={best}` makes one"
-    )
-
-
-def _sweeps(history: History) -> list[Summary]:
-    """Return the probes' runs that ended well, newest first."""
-    candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
-    done = [run for run in candidates if run.outcome == "done"]
-    return sorted(done, key=lambda run: run.started_ns, reverse=True)
 
 
 # All of them at once
@@ -357,12 +308,7 @@ def reference_runs(history: History) -> dict[str, str]:
         setup = (summary.hardware, *_conditions(case, case.version))
         if setup not in ceilings or _rate(ceilings[setup]) < _rate(ceiling):
             ceilings[setup] = ceiling
-    links: dict[tuple[object, ...], str] = {}
-    for run in _sweeps(history):
-        for collective in ("send", CALIBRATION):
-            if link_by(run.estimates, collective) is not None:
-                links.setdefault((collective, run.case.ranks, run.case.backend, run.hardware), run.run)
-    return dict.fromkeys(links.values(), "a link") | {ceiling.run: "a ceiling" for ceiling in ceilings.values()}
+    return dict.fromkeys(sweep_runs(history), "a link") | {ceiling.run: "a ceiling" for ceiling in ceilings.values()}
 
 
 def _rate(ceiling: Ceiling) -> float:

@@ -27,6 +27,7 @@ from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import one_level
 from workloads.cost_models.step_time import ComputeTime, step_time
 
 ROWS: tuple[tuple[str, Mapping[str, str]], ...] = (
@@ -112,7 +113,11 @@ class _Law:
         )
         case = summary.case
         expected = step_time(
-            compute, case.spec().transfers(case), axes=case.spec().mesh(case), link=self.link, backend=case.backend
+            compute,
+            case.spec().transfers(case),
+            axes=case.spec().mesh(case),
+            interconnect=one_level(self.link, case.ranks),
+            backend=case.backend,
         )
         return f"{1e3 * expected.step_s:.1f} ms"
 

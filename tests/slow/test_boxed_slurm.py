@@ -26,6 +26,7 @@ from tests.slow.clusters.slurm_nights import SlurmNight
 from tests.support.netbox import INTERFACE, RESOLVERS, NetBox, netbox
 from tests.support.servers import PrometheusServer, run_prometheus
 from workloads.cost_models.communication import Link, bus_factor
+from workloads.cost_models.interconnect import one_level
 from workloads.cost_models.step_time import ComputeTime, step_time
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.alone, pytest.mark.timeout(400)]
@@ -202,7 +203,7 @@ def test_weak_scaling_falls_as_predicted(ranks: int, cases: dict[str, Any]) -> N
     )
     sent_bytes = SIZE_BYTES * float(bus_factor("all_reduce", ranks))
     link = Link(bandwidth_bytes_per_second=sent_bytes / _elapsed_s(cases, ranks))
-    law = step_time(alone, [transfer], axes={"data": ranks}, link=link, backend="gloo")
+    law = step_time(alone, [transfer], axes={"data": ranks}, interconnect=one_level(link, ranks), backend="gloo")
     (scaling,) = ddp["scaling"]
     assert scaling["scaling"] == "weak"
     assert scaling["ratio"]["value"] == pytest.approx(alone.step_s / law.step_s, rel=TOLERANCE_RATIO)

@@ -11,6 +11,7 @@ from tests.slow.ranks.boxed_ranks import run_ranks
 from tests.slow.ranks.sleeping_rank import Measured, SleepingOrder, Steps, Variant, ddp_setup
 from tests.support.netbox import netbox
 from workloads.cost_models.communication import Link, wire_bytes
+from workloads.cost_models.interconnect import one_level
 from workloads.cost_models.step_time import ComputeTime, StepTime, step_time
 from workloads.registry import spec_of
 
@@ -43,11 +44,12 @@ class Answers:
             backward_s=first.alone.backward_s,
             optimizer_s=first.alone.optimizer_s,
         )
+        sent_bytes = wire_bytes(transfer, RANKS, "gloo")
         return step_time(
             alone,
             [transfer],
             axes={"data": RANKS},
-            link=Link(bandwidth_bytes_per_second=wire_bytes(transfer, RANKS, "gloo") / first.all_reduce_s),
+            interconnect=one_level(Link(bandwidth_bytes_per_second=sent_bytes / first.all_reduce_s), RANKS),
             backend="gloo",
         )
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import CommunicationBackend, Link, wire_factor, wire_messages
 from workloads.cost_models.terms import Collective, Transfer
 
@@ -32,13 +33,13 @@ class NetworkLevel:
     """Units of equally many consecutive ranks, such as nodes.
 
     ranks: number of ranks in one unit.
-    link: joins a unit of the next smaller level (a rank, for the innermost level) to the others in the same unit. A
-    node's link is all of its network cards together.
+    link: joins a unit of the next smaller level (a rank, for the innermost level) to the others in the same unit; or
+    why it is unknown. A node's link, on the level above it, is all of its network cards together.
     """
 
     name: str
     ranks: int
-    link: Link
+    link: Link | Absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,43 @@ class Interconnect:
         below."""
         return [1, *(level.ranks for level in self.levels[:-1])]
 
+    def crossed(self, axis: MeshAxis) -> tuple[NetworkLevel, ...]:
+        """Return the levels whose links the axis's messages pass, innermost first; none for an axis of one rank."""
+        if axis.size == 1:
+            return ()
+        starts, _ = _distinct_starts(axis, self.part_sizes)
+        groups = [range(start, start + axis.size * axis.stride, axis.stride) for start in starts]
+        return tuple(
+            level
+            for level, size in zip(self.levels, self.part_sizes, strict=True)
+            if any(group[0] // size != group[-1] // size for group in groups)
+        )
+
+    def links(self, axis: MeshAxis) -> tuple[Link, ...] | Absent:
+        """Return the link of each level that the axis crosses, innermost first, or why the outermost's is unknown.
+
+        An inner link that is unknown is taken to be the next outer one, which was measured over both: it is at least as
+        fast, so that the outer link decides.
+        """
+        links: list[Link] = []
+        for level in reversed(self.crossed(axis)):
+            if isinstance(level.link, Link):
+                links.append(level.link)
+            elif links:
+                links.append(links[-1])
+            else:
+                return level.link
+        return tuple(reversed(links))
+
+
+def one_level(link: Link, ranks: int, *, name: str = "node") -> Interconnect:
+    """Return the interconnect of ranks that are all joined by equal links.
+
+    Raises:
+        ValueError: there is no rank.
+    """
+    return Interconnect(levels=(NetworkLevel(name=name, ranks=ranks, link=link),))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phase:
@@ -173,20 +211,71 @@ def axis_time_s(
     payload_bytes, calls: as there.
 
     Raises:
-        ValueError: the mesh has more ranks than the interconnect.
+        ValueError: the mesh has more ranks than the interconnect, or crosses a level whose link is unknown.
     """
+    links = _known_links(axis, interconnect)
+    if axis.size == 1:
+        return 0.0
+    total_s = 0.0
+    for phase in _phases(collective, axis.size, backend):
+        hop_s, byte_s = _hop_and_byte_s(phase, axis, interconnect, links)
+        total_s += calls * phase.messages * hop_s + payload_bytes * byte_s
+    return total_s
+
+
+def message_time_s(
+    payload_bytes: int, axis: MeshAxis, interconnect: Interconnect, *, source: int, destination: int
+) -> float:
+    """Return the time of a message between two members of an axis, which all groups of the axis send at once.
+
+    source, destination: positions on the axis, counted from 0.
+
+    Raises:
+        ValueError: as `axis_time_s`.
+    """
+    links = _known_links(axis, interconnect)
+    if source == destination:
+        return 0.0
+    phase = _Phase(pairs=[(source, destination)], nths=axis.size, messages=1)
+    hop_s, byte_s = _hop_and_byte_s(phase, axis, interconnect, links)
+    return hop_s + payload_bytes * byte_s
+
+
+def _known_links(axis: MeshAxis, interconnect: Interconnect) -> tuple[Link, ...]:
     if axis.ranks > interconnect.ranks:
         raise ValueError(
             f"the mesh has {axis.ranks} ranks and level {interconnect.levels[-1].name} holds {interconnect.ranks};"
             " describe a level that holds them all"
         )
-    if axis.size == 1:
-        return 0.0
-    total_s = 0.0
-    for phase in _phases(collective, axis.size, backend):
-        hop_s, byte_s = _hop_and_byte_s(phase, axis, interconnect)
-        total_s += calls * phase.messages * hop_s + payload_bytes * byte_s
-    return total_s
+    links = interconnect.links(axis)
+    if isinstance(links, Absent):
+        raise ValueError(links.reason)
+    return links
+
+
+def transfer_axis(transfer: Transfer, axes: Mapping[str, int]) -> MeshAxis:
+    """Return the ranks that take part in a transfer: its axis, or the groups into which the transfer cuts it.
+
+    axes: name and size, outermost first, as the mesh of a spec gives them.
+
+    Raises:
+        ValueError: the axis is not in the mesh, or the transfer's groups do not divide it.
+    """
+    if transfer.axis not in axes:
+        raise ValueError(
+            f"{transfer.collective} is over axis {transfer.axis!r}, which the mesh has not; its axes are"
+            f" {', '.join(axes)}"
+        )
+    axis = mesh_axes(axes)[transfer.axis]
+    return axis if transfer.ranks is None else axis.cut(transfer.ranks)
+
+
+def transfer_time_s(
+    transfer: Transfer, axes: Mapping[str, int], interconnect: Interconnect, backend: CommunicationBackend
+) -> float:
+    """Return the time of a transfer in one step, not hidden; see `axis_time_s`. axes: as in `transfer_axis`."""
+    axis = transfer_axis(transfer, axes)
+    return axis_time_s(transfer.collective, transfer.payload_bytes, axis, interconnect, backend, calls=transfer.calls)
 
 
 def traffic_times_s(
@@ -200,25 +289,12 @@ def traffic_times_s(
     axes: name and size, outermost first, as the mesh of a spec gives them.
 
     Raises:
-        ValueError: a transfer's axis is not in the mesh, or the mesh has more ranks than the interconnect.
+        ValueError: as `transfer_axis` and `axis_time_s`.
     """
-    placed = mesh_axes(axes)
     times_s = dict.fromkeys(axes, 0.0)
     for transfer in transfers:
-        if transfer.axis not in placed:
-            raise ValueError(
-                f"{transfer.collective} is over axis {transfer.axis!r}, which the mesh has not; its axes are"
-                f" {', '.join(axes)}"
-            )
-        axis = placed[transfer.axis]
-        times_s[transfer.axis] += axis_time_s(
-            transfer.collective,
-            transfer.payload_bytes,
-            axis if transfer.ranks is None else axis.cut(transfer.ranks),
-            interconnect,
-            backend,
-            calls=transfer.calls,
-        )
+        transfer_s = transfer_time_s(transfer, axes, interconnect, backend)
+        times_s[transfer.axis] += transfer_s
     return times_s
 
 
@@ -256,15 +332,18 @@ def _phases(collective: Collective, ranks: int, backend: CommunicationBackend) -
             return [_Phase(pairs=ring, nths=nths, messages=messages, is_in_turn=True)]
 
 
-def _hop_and_byte_s(phase: _Phase, axis: MeshAxis, interconnect: Interconnect) -> tuple[float, float]:
+def _hop_and_byte_s(
+    phase: _Phase, axis: MeshAxis, interconnect: Interconnect, links: Sequence[Link]
+) -> tuple[float, float]:
     """Return the latency of one message in the group that pays most, and the time of a byte of the tensor.
 
     Example: on 2 nodes of 4 ranks, the links join parts of [1, 4] ranks. A message from rank 1 to rank 6 crosses parts
     of both sizes, and so loads four links: out of rank 1 and into rank 6 at level 0, out of node 0 and into node 1 at
     level 1.
+    links: of the levels that the axis crosses, innermost first.
     """
-    sizes = interconnect.part_sizes
-    starts, alike = _distinct_starts(axis, sizes)
+    starts, alike = _distinct_starts(axis, interconnect.part_sizes)
+    sizes = interconnect.part_sizes[: len(links)]
     slowest_s = busiest_s = 0.0
     # At each level, the messages out of each part and those into it, of all groups.
     loads: list[tuple[Counter[int], Counter[int]]] = [(Counter(), Counter()) for _ in sizes]
@@ -278,16 +357,16 @@ def _hop_and_byte_s(phase: _Phase, axis: MeshAxis, interconnect: Interconnect) -
             crossing.append(out.total())
         # A message that crosses parts of one level, but none of the next, is a hop over that level's link.
         hops = [count - outer for count, outer in pairwise((*crossing, 0))]
-        latencies_s = [level.link.latency_s for level in interconnect.levels]
+        latencies_s = [link.latency_s for link in links]
         if phase.is_in_turn:
             hop_s = sum(count * late_s for count, late_s in zip(hops, latencies_s, strict=True)) / crossing[0]
         else:
             hop_s = max(late_s for count, late_s in zip(hops, latencies_s, strict=True) if count)
         slowest_s = max(slowest_s, hop_s)
-    for number, (level, (all_out, all_into)) in enumerate(zip(interconnect.levels, loads, strict=True)):
+    for number, (link, (all_out, all_into)) in enumerate(zip(links, loads, strict=True)):
         groups = alike if number else 1  # A rank is in one group only.
         messages = groups * max((*all_out.values(), *all_into.values()), default=0)
-        busiest_s = max(busiest_s, messages * phase.nths / axis.size / level.link.bandwidth_bytes_per_second)
+        busiest_s = max(busiest_s, messages * phase.nths / axis.size / link.bandwidth_bytes_per_second)
     return slowest_s, busiest_s
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from workloads.cost_models.communication import CommunicationBackend, Link, transfer_time_s
+from workloads.cost_models.communication import CommunicationBackend
+from workloads.cost_models.interconnect import Interconnect, transfer_time_s
 from workloads.cost_models.shape import Formula, Shape
 from workloads.cost_models.terms import Transfer
 
@@ -79,23 +80,28 @@ class StepTime:
     """Predicted time of one step.
 
     communication_s: time in which collectives run, hidden or not.
-    exposed_s: the part of it in which the rank computes nothing.
+    exposed_s: what it adds to the step, since the rank computes nothing meanwhile, or waits for one that does not.
+    bubble_s: what a pipeline's schedule and its unequal stages add with communication that takes no time.
     """
 
     compute: ComputeTime
     communication_s: float
     exposed_s: float
+    bubble_s: float = 0.0
 
     @property
     def step_s(self) -> float:
-        return self.compute.step_s + self.exposed_s
+        return self.compute.step_s + self.bubble_s + self.exposed_s
 
     @property
     def hidden_ratio(self) -> float | None:
-        """Communication that runs while the rank computes, divided by all communication; None where there is none."""
+        """Communication that runs while the rank computes, divided by all communication; None where there is none.
+
+        0 where ranks of a pipeline wait longer for others' messages than their own take.
+        """
         if self.communication_s == 0:
             return None
-        return 1 - self.exposed_s / self.communication_s
+        return max(0.0, 1 - self.exposed_s / self.communication_s)
 
 
 def step_time(
@@ -103,22 +109,21 @@ def step_time(
     transfers: Sequence[Transfer],
     *,
     axes: Mapping[str, int],
-    link: Link,
+    interconnect: Interconnect,
     backend: CommunicationBackend,
 ) -> StepTime:
     """Predict one step: each transfer overlaps the phase that its `behind` names, or is exposed where that is None.
 
-    axes: size of each mesh axis.
+    axes: name and size of each mesh axis, outermost first.
 
     Raises:
-        ValueError: an axis has no rank.
+        ValueError: as `interconnect.transfer_time_s`.
     """
     communication_s = exposed_s = 0.0
     # The transfers of one phase share the link, so they form one queue, in the order in which they are listed.
     queues: dict[str, list[float]] = {"forward": [], "backward": []}
     for transfer in transfers:
-        ranks = transfer.ranks or axes[transfer.axis]
-        transfer_s = transfer_time_s(transfer, ranks, link, backend)
+        transfer_s = transfer_time_s(transfer, axes, interconnect, backend)
         communication_s += transfer_s
         if transfer.behind is None:
             exposed_s += transfer_s

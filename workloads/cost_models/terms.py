@@ -71,6 +71,19 @@ class Transfer:
             raise ValueError(f"calls is {self.calls}; it must be 1 or more")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTransfers:
+    """Collectives of one step that a pipeline stage waits for within its actions.
+
+    each: in the actions of each microbatch, half of the time in forward and half in backward; the figures are of all
+    microbatches together. first: before the forward of the first microbatch. last: after the backward of the last.
+    """
+
+    each: tuple[Transfer, ...] = ()
+    first: tuple[Transfer, ...] = ()
+    last: tuple[Transfer, ...] = ()
+
+
 def bucket_count(payload_bytes: int, bucket_bytes: int) -> int:
     """Return the number of collectives that a payload is divided into.
 

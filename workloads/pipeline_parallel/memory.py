@@ -63,8 +63,14 @@ def boundary_transfers(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, .
         return ()
     messages = max(_messages(pipeline, rank) for rank in range(pipeline.ranks))
     sent = Transfer(collective="send", axis="stage", payload_bytes=messages * pipeline.boundary_bytes, calls=messages)
-    agreed = Transfer(collective="all_reduce", axis="stage", payload_bytes=FULL_BYTES * numbers, calls=numbers or 1)
-    return (sent, agreed) if numbers else (sent,)
+    return (sent, *boundary_agreements(pipeline, numbers=numbers))
+
+
+def boundary_agreements(pipeline: Pipeline, *, numbers: int) -> tuple[Transfer, ...]:
+    """Return the transfers in which the ranks of a pipeline agree on single numbers, after a step's last backward."""
+    if pipeline.ranks == 1 or not numbers:
+        return ()
+    return (Transfer(collective="all_reduce", axis="stage", payload_bytes=FULL_BYTES * numbers, calls=numbers),)
 
 
 def stored_bytes(microbatch: Microbatch, counts: Sequence[int], stage: int) -> int:

@@ -6,13 +6,23 @@ Exact to the byte. A rank's number is (data x stages + stage) x tensors + tensor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from workloads.cost_models.schedules import Pipeline
 from workloads.cost_models.shape import Shape
-from workloads.cost_models.terms import Collective, Dimensions, States, Transfer, block_weights, elements, outer_weights
+from workloads.cost_models.terms import (
+    Collective,
+    Dimensions,
+    StageTransfers,
+    States,
+    Transfer,
+    block_weights,
+    elements,
+    outer_weights,
+)
 from workloads.fsdp.cost_model import ELEMENT_BYTES, NUMBER_BYTES, own_elements, padded_elements
-from workloads.pipeline_parallel.memory import boundary_transfers, stage_states
+from workloads.pipeline_parallel.memory import boundary_agreements, boundary_transfers, stage_states
 from workloads.tensor_parallel.cost_model import TensorTraffic
 
 
@@ -114,15 +124,38 @@ class MeshStages:
             *_most([list(self._over_data(rank)) for rank in ranks]),
         )
 
+    def stage_transfers(self, stage: int) -> StageTransfers:
+        """Return the collectives within a stage's actions: of its products, and of weights that FSDP2 divides."""
+        gathers, reductions = self._sharded_stage(stage)
+        return StageTransfers(each=tuple(self._products(stage)), first=gathers, last=reductions)
+
+    def update_transfers(self) -> tuple[Transfer, ...]:
+        """Return the collectives after all actions of the rank that passes most: averages, and numbers agreed on."""
+        ranks = range(self.pipeline.ranks)
+        return (
+            *boundary_agreements(self.pipeline, numbers=self.numbers),
+            *_most([list(self._update_over_tensor(rank)) for rank in ranks]),
+            *_most([list(self._update_over_data(rank)) for rank in ranks]),
+        )
+
     def _over_tensor(self, pipeline_rank: int) -> Iterator[Transfer]:
+        for stage in self.pipeline.stages_of(pipeline_rank):
+            yield from self._products(stage)
+        yield from self._update_over_tensor(pipeline_rank)
+
+    def _products(self, stage: int) -> Iterator[Transfer]:
+        """Yield the collectives of a stage's products."""
         if self.traffic.ranks == 1:
             return
-        for stage in self.pipeline.stages_of(pipeline_rank):
-            if stage == 0:
-                yield from self.traffic.embedding()
-            yield from self.traffic.blocks(self.counts[stage], first=sum(self.counts[:stage]))
-            if stage == self.pipeline.stages - 1:
-                yield from self.traffic.head()
+        if stage == 0:
+            yield from self.traffic.embedding()
+        yield from self.traffic.blocks(self.counts[stage], first=sum(self.counts[:stage]))
+        if stage == self.pipeline.stages - 1:
+            yield from self.traffic.head()
+
+    def _update_over_tensor(self, pipeline_rank: int) -> Iterator[Transfer]:
+        if self.traffic.ranks == 1:
+            return
         if self.traffic.is_stream_sharded:
             norms = [weight for weight in self.weights(pipeline_rank) if len(weight) == 1]
             elements = own_elements(norms, rank=0, ranks=1 if self.bucket_bytes is not None else self.data_ranks)
@@ -130,26 +163,43 @@ class MeshStages:
         yield from self._agreed("tensor")
 
     def _over_data(self, pipeline_rank: int) -> Iterator[Transfer]:
+        sharded = [self._sharded_stage(stage) for stage in self.pipeline.stages_of(pipeline_rank)]
+        for of_stages in zip(*sharded, strict=True):
+            if joined := list(chain.from_iterable(of_stages)):
+                payload_bytes, calls = (
+                    sum(transfer.payload_bytes for transfer in joined),
+                    sum(transfer.calls for transfer in joined),
+                )
+                yield replace(joined[0], payload_bytes=payload_bytes, calls=calls)
+        yield from self._update_over_data(pipeline_rank)
+
+    def _sharded_stage(self, stage: int) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+        """Return the gathers and the reductions of a stage that FSDP2 divides among the replicas."""
+        if self.data_ranks == 1 or self.bucket_bytes is not None:
+            return (), ()
+        units = [unit for unit in self.units(stage) if unit]
+        whole = sum(self.data_ranks * padded_elements(unit, self.data_ranks) for unit in units)
+        gathers = Transfer(
+            collective="all_gather", axis="data", payload_bytes=self.gathered_bytes * whole, calls=len(units)
+        )
+        reductions = Transfer(
+            collective="reduce_scatter", axis="data", payload_bytes=self.reduced_bytes * whole, calls=len(units)
+        )
+        return (gathers,), (reductions,)
+
+    def _update_over_data(self, pipeline_rank: int) -> Iterator[Transfer]:
         if self.data_ranks == 1:
             return
-        if self.bucket_bytes is not None:
-            sizes = [ELEMENT_BYTES * elements([weight]) for weight in self.weights(pipeline_rank)]
-            yield Transfer(
-                collective="all_reduce",
-                axis="data",
-                payload_bytes=sum(sizes),
-                calls=len(fill_buckets(sizes, self.bucket_bytes)),
-            )
+        if self.bucket_bytes is None:
+            yield from self._agreed("data")
             return
-        units = [unit for stage in self.pipeline.stages_of(pipeline_rank) for unit in self.units(stage) if unit]
-        whole = sum(self.data_ranks * padded_elements(unit, self.data_ranks) for unit in units)
-        collectives: tuple[tuple[Collective, int], ...] = (
-            ("all_gather", self.gathered_bytes),
-            ("reduce_scatter", self.reduced_bytes),
+        sizes = [ELEMENT_BYTES * elements([weight]) for weight in self.weights(pipeline_rank)]
+        yield Transfer(
+            collective="all_reduce",
+            axis="data",
+            payload_bytes=sum(sizes),
+            calls=len(fill_buckets(sizes, self.bucket_bytes)),
         )
-        for collective, element_bytes in collectives:
-            yield Transfer(collective=collective, axis="data", payload_bytes=element_bytes * whole, calls=len(units))
-        yield from self._agreed("data")
 
     def _agreed(self, axis: str) -> Iterator[Transfer]:
         if self.numbers:

@@ -14,7 +14,7 @@ from workloads.core.precision_options import grad_dtype_of, gradient_bytes, stre
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import Weights, paper_states
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, ScheduleName, actions, live_microbatches
-from workloads.cost_models.terms import States, Transfer
+from workloads.cost_models.terms import StageTransfers, States, Transfer
 from workloads.options import (
     DEFER_RECEIVES,
     GATHERED_IN_GRAPHS,
@@ -247,6 +247,12 @@ class ThreeDSpec(PipelineSpec):
 
     def transfers(self, setup: Setup) -> tuple[Transfer, ...]:
         return self._cost_model(setup).transfers()
+
+    def stage_transfers(self, setup: Setup, stage: int) -> StageTransfers:
+        return self._cost_model(setup).stage_transfers(stage)
+
+    def update_transfers(self, setup: Setup) -> tuple[Transfer, ...]:
+        return self._cost_model(setup).update_transfers()
 
     def states(self, setup: Setup, rank: int) -> States:
         return self._cost_model(setup).states(rank)

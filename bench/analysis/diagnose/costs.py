@@ -13,10 +13,10 @@ from statistics import fmean, median
 
 from bench.analysis.diagnose.laws import (
     NEAR_CEILING,
-    NO_LAW_OF_PIPELINES,
     exposed_ratio,
     law_bus_bandwidths,
     memory_in_use,
+    missing_links,
     peak_bytes,
     recomputed_share,
     stage_cuts,
@@ -403,15 +403,13 @@ def _communication(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
     exposed = [parts[name] for name in ("exposed_communication", "bubble: exposed_communication") if name in parts]
     expected: float | None = None
     why = None
-    if case.spec().pipeline(case) is not None:
-        why = NO_LAW_OF_PIPELINES
-    elif isinstance(observed.link, str):
-        why = observed.link
+    if (missing := missing_links(observed)) is not None:
+        why = missing
     elif (expected := exposed_ratio(observed)) is None:
         why = "no step was traced, so what may hide it is unknown"
     evidence = []
     whole = by_labels(observed.estimates, results.RUN_COMMUNICATION_SECONDS)
-    for account, words in (("traced", "collectives run for"), ("expected", "on the probed link the model predicts")):
+    for account, words in (("traced", "collectives run for"), ("expected", "on the probed links the model predicts")):
         if (estimate := whole.get((account,))) is not None:
             evidence.append(f"{words} {1e3 * estimate.median:,.4g} ms of a step")
     if (overlap := _estimate_of(observed, results.RUN_OVERLAP_RATIO)) is not None:
@@ -429,10 +427,10 @@ def _communication(observed: Observed, parts: _Parts) -> Iterator[CostFinding]:
 
 def slow_links(observed: Observed) -> Iterator[str]:
     """Yield each collective that is much slower than the probed link allows, and the slowest pair of ranks."""
-    if isinstance(observed.link, str):
+    if isinstance(observed.interconnect, str) or missing_links(observed) is not None:
         return
     is_slow = False
-    for name, expected in law_bus_bandwidths(observed.case, observed.link).items():
+    for name, expected in law_bus_bandwidths(observed.case, observed.interconnect).items():
         measured = _estimate_of(observed, results.RUN_TRACED_BUS_BANDWIDTH, collective=name)
         if measured is not None and expected >= SLOW_LINK * measured.median:
             is_slow = True

@@ -14,16 +14,18 @@ from bench.case import Case
 from bench.results.estimate import by_labels, of_metric
 from bench.results.step_parts import MeasuredStep, step_account
 from collectors.metrics import results
-from workloads.cost_models.communication import Link, bus_factor, transfer_time_s
+from workloads.cost_models.absent import Absent
+from workloads.cost_models.communication import bus_factor
+from workloads.cost_models.interconnect import Interconnect, transfer_time_s
 from workloads.cost_models.schedules import ActionKind, Pipeline, actions, balance
-from workloads.cost_models.step_time import FORWARD_SHARE, ComputeTime, step_time
+from workloads.cost_models.step_time import FORWARD_SHARE, ComputeTime
+from workloads.expected_step import missing_link, step_of
 from workloads.options import rerun_ratio
 from workloads.pipeline_parallel.simulator import Simulated, StageTimes, simulate
 from workloads.pipeline_parallel.spec import BALANCE, counts
 
 NEAR_CEILING = 0.9
 """Share of a device's memory from which an allocator begins to fragment and to retry."""
-NO_LAW_OF_PIPELINES = "the cost model of a step's time has no bubble of a pipeline"
 
 
 def recomputed_share(case: Case) -> float:
@@ -37,15 +39,15 @@ def recomputed_share(case: Case) -> float:
 
 
 def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
-    """Return the share of the run's step that the law expects to be exposed communication; None without link or trace.
+    """Return the share of the run's step that the law expects to be exposed communication; None without links or trace.
 
-    The transfers of a step on the probed link hide behind the forward and backward that the run was seen to compute,
+    The transfers of a step on the probed links hide behind the forward and backward that the run was seen to compute,
     and not behind those that it would compute at the ceiling: what a slow kernel hides is hidden.
     case: in place of the run's own, to ask for other options.
     """
     case = case or observed.case
     account = step_account(MeasuredStep(case=observed.case, estimates=observed.estimates))
-    if isinstance(observed.link, str) or isinstance(account, str) or not account.traces:
+    if isinstance(observed.interconnect, str) or isinstance(account, str) or not account.traces:
         return None
     divided = account.divide(account.absent)
     optimizer = [
@@ -58,18 +60,23 @@ def exposed_ratio(observed: Observed, case: Case | None = None) -> float | None:
     again = recomputed_share(observed.case)
     forward_s = compute_s * (1 - again) * FORWARD_SHARE
     compute = ComputeTime(forward_s=forward_s, backward_s=compute_s - forward_s)
-    predicted = step_time(
-        compute,
-        case.spec().transfers(case),
-        axes=case.spec().mesh(case),
-        link=observed.link,
-        backend=case.backend,
-    )
+    predicted = step_of(case, case.spec(), compute=compute, interconnect=observed.interconnect)
+    if isinstance(predicted, Absent):
+        return None
     return min(1.0, predicted.exposed_s / median(account.steps_s))
 
 
-def law_bus_bandwidths(case: Case, link: Link) -> dict[str, float]:
-    """Return the bus bandwidth, in bytes per second, that each collective of the strategy should have on this link.
+def missing_links(observed: Observed) -> str | None:
+    """Return why the links that the run's transfers need are unknown; None where they are known."""
+    if isinstance(observed.interconnect, str):
+        return observed.interconnect
+    spec = observed.case.spec()
+    missing = missing_link(spec.transfers(observed.case), spec.mesh(observed.case), observed.interconnect)
+    return None if missing is None else missing.reason
+
+
+def law_bus_bandwidths(case: Case, interconnect: Interconnect) -> dict[str, float]:
+    """Return the bus bandwidth, in bytes per second, that each collective of the strategy should have on these links.
 
     It is that of all its calls: bytes times the collective's factor, divided by their time. Collectives are named as
     the backend runs them: gloo's reduce_scatter is an all_reduce.
@@ -82,7 +89,7 @@ def law_bus_bandwidths(case: Case, link: Link) -> dict[str, float]:
         is_reduced_whole = case.backend == "gloo" and transfer.collective == "reduce_scatter"
         name = "all_reduce" if is_reduced_whole else transfer.collective
         moved[name] += transfer.payload_bytes * float(bus_factor(name, ranks))
-        taken_s[name] += transfer_time_s(transfer, ranks, link, case.backend)
+        taken_s[name] += transfer_time_s(transfer, axes, interconnect, case.backend)
     return {name: moved[name] / taken_s[name] for name in moved if moved[name] > 0 and taken_s[name] > 0}
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from bench.analysis.diagnose.costs import slow_links
-from bench.analysis.diagnose.laws import NEAR_CEILING, exposed_ratio, memory_in_use, stage_cuts
+from bench.analysis.diagnose.laws import NEAR_CEILING, exposed_ratio, memory_in_use, missing_links, stage_cuts
 from bench.analysis.diagnose.observed import CostFinding, Observed, Remedy
 from bench.case import Case, known_options, options_set, written
 from bench.results.estimate import of_metric
@@ -110,7 +110,7 @@ def _candidates(finding: CostFinding, observed: Observed) -> Iterator[Remedy]:
         case "exposed_communication":
             if any(slow_links(observed)):
                 yield Remedy(words=f"find the slow link: `observatory run pairs {' '.join(_place_words(case))}`")
-            yield from _communication(case, has_link=not isinstance(observed.link, str))
+            yield from _communication(case, has_link=missing_links(observed) is None)
         case "bubble":
             yield from _bubble(case)
         case "imbalance":

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from bench.case import Case
 from bench.results.efficiency import ScalingEfficiency
 from bench.results.estimate import Estimate
-from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import Interconnect
 
 CostKind = Literal[
     "compute", "exposed_communication", "bubble", "imbalance", "straggler", "host", "memory", "input", "unknown"
@@ -66,7 +66,7 @@ class Observed:
     """A run of training, with what else is known of its machine.
 
     cause: why it did not end well, and the last lines of the blamed rank; empty where it ended well.
-    link: what a probe measured between as many ranks of this hardware, or why that is not known.
+    interconnect: the links by level that probes measured between ranks of this hardware, or why none is known.
     pair_bandwidths: bytes per second of each pair of ranks, by its name such as "0-1", where a probe measured them.
     device_bytes: memory of one GPU, or of a node's host for ranks on the CPU; None where it is not known.
     cores: logical CPUs that the ranks of a node may use; None where they are not known.
@@ -82,7 +82,7 @@ class Observed:
     notes: Sequence[str] = ()
     scaling: Sequence[ScalingEfficiency] = ()
     cause: Sequence[str] = ()
-    link: Link | str = "the link was not looked up"
+    interconnect: Interconnect | str = "the link was not looked up"
     pair_bandwidths: Mapping[str, float] = field(default_factory=dict)
     device_bytes: int | None = None
     cores: int | None = None

@@ -15,8 +15,8 @@ from bench.machine.machine import Machine
 from bench.machine.placement import read_placement
 from bench.results.estimate import Estimate, by_labels
 from bench.results.trials import values_of
-from bench.store.hardware_baselines import find_link
 from bench.store.history import History
+from bench.store.links import find_links
 from bench.store.run_dir import is_gone, machine_of
 from bench.store.summary import Summary
 from collectors.metrics.gpu import GPU_CLOCK_HELD_SECONDS
@@ -26,7 +26,7 @@ from collectors.metrics.probes import RUN_PAIR_BANDWIDTH
 from collectors.metrics.rank import ALLOCATION_RETRIES, OUT_OF_MEMORY
 from collectors.sample_log import NewerSchema, NodeOpened, NodeState, Reading, read
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import Interconnect
 from workloads.registry import SPECS, spec_of
 
 PROBES_SEARCHED = 50
@@ -73,7 +73,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
     except NewerSchema as error:
         raise Misuse(str(error)) from None
     cause = summary.cause
-    link, pairs = _of_probes(summary, history)
+    interconnect, pairs = _of_probes(summary, history)
     return Observed(
         run=summary.run,
         case=case,
@@ -83,7 +83,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
         notes=summary.notes,
         scaling=summary.scaling,
         cause=() if cause is None else (cause.text, *cause.last_lines, *cause.explained),
-        link=link,
+        interconnect=interconnect,
         pair_bandwidths=pairs,
         device_bytes=None if machine is None else _device_bytes(summary, machine),
         # One machine may be several nodes of an engine, which then share its cores.
@@ -124,12 +124,12 @@ def _device_bytes(summary: Summary, machine: Machine) -> int | None:
     return machine.memory_bytes if limit_bytes is None else min(machine.memory_bytes, limit_bytes)
 
 
-def _of_probes(summary: Summary, history: History | Absent) -> tuple[Link | str, dict[str, float]]:
-    """Return the link and the bandwidths of pairs that probes measured on as many ranks of the same hardware."""
+def _of_probes(summary: Summary, history: History | Absent) -> tuple[Interconnect | str, dict[str, float]]:
+    """Return the links and the bandwidths of pairs that probes measured on as many ranks of the same hardware."""
     if isinstance(history, Absent):
         return history.reason, {}
     try:
-        link = find_link(summary, history)
+        links = find_links(summary, history)
         probes = history.runs(limit=PROBES_SEARCHED, strategy="pairs")
     except InfrastructureFailed as error:
         return str(error), {}
@@ -141,7 +141,7 @@ def _of_probes(summary: Summary, history: History | Absent) -> tuple[Link | str,
         and (probe.case.ranks, probe.case.nodes, probe.case.backend, probe.hardware) == setting
     ]
     pairs = {} if not alike else {pair: estimate.median for (pair, _), estimate in _largest(alike[0]).items()}
-    return link.reason if isinstance(link, Absent) else link, pairs
+    return links.reason if isinstance(links, Absent) else links.interconnect, pairs
 
 
 def _largest(summary: Summary) -> dict[tuple[str, ...], Estimate]:

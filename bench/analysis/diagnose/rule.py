@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.analysis.diagnose.costs import costs_of
+from bench.analysis.diagnose.laws import missing_links
 from bench.analysis.diagnose.levers import run_command, try_command, with_levers
 from bench.analysis.diagnose.observed import CostFinding, Diagnosis, Observed, StepShare
 from bench.errors import plural
@@ -322,8 +323,9 @@ def _missing(observed: Observed, account: StepAccount | str) -> Iterator[str]:
             )
         if observed.trials_done == 1:
             yield "intervals: one trial has none; use --trials 3"
-    if observed.case.ranks > 1 and isinstance(observed.link, str) and observed.case.spec().transfers(observed.case):
-        yield f"the predicted communication: {observed.link}"
+    missing = missing_links(observed)
+    if observed.case.ranks > 1 and missing is not None and observed.case.spec().transfers(observed.case):
+        yield f"the predicted communication: {missing}"
     yield from observed.missing
 
 

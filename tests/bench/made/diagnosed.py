@@ -15,6 +15,7 @@ from tests.bench.made.examples import make_case
 from tests.bench.made.scaled import SPREAD, Made, made_estimates
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import one_level
 from workloads.cost_models.schedules import ActionKind, actions
 from workloads.cost_models.shape import PRESETS
 from workloads.cost_models.step_time import ComputeTime, StepTime, step_time
@@ -41,6 +42,8 @@ def case_of(
 def observed_of(case: Case, made: Made, *more: Estimate, trials: int = 3, **changes: Any) -> Observed:
     """A run of such steps that ended well. more: further estimates."""
     is_traced = changes.pop("is_traced", True)
+    if "link" in changes:  # One that joins all ranks.
+        changes["interconnect"] = one_level(changes.pop("link"), case.ranks)
     run = Observed(
         run="20261123-184106-run",
         case=case,
@@ -68,7 +71,13 @@ def held_up(ratios: Mapping[int, float], *, straggler: int | None = None, cause:
 def predicted(case: Case, compute_s: float, link: Link) -> StepTime:
     """The step by the law, of a rank that computes so long, a third of it in forward."""
     compute = ComputeTime(forward_s=compute_s / 3, backward_s=2 * compute_s / 3)
-    return step_time(compute, case.spec().transfers(case), axes=case.spec().mesh(case), link=link, backend=case.backend)
+    return step_time(
+        compute,
+        case.spec().transfers(case),
+        axes=case.spec().mesh(case),
+        interconnect=one_level(link, case.ranks),
+        backend=case.backend,
+    )
 
 
 def pipelined(case: Case, stages_s: Iterable[float]) -> Observed:

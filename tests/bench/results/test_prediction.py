@@ -14,6 +14,7 @@ from collectors.metrics.results import RUN_PHASE_SECONDS, RUN_TOKENS_PER_SECOND
 from tests.bench.made.examples import make_case
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import Interconnect, NetworkLevel, one_level
 
 ALONE = make_case("single", ranks=1, batch=4)
 
@@ -48,7 +49,8 @@ def expected(
     link: Link | None = None,
 ) -> Estimate | Absent:
     link = link or link_of_one_second(exposed())
-    return expected_efficiency(case, base, estimates, link, scaling=scaling, baseline="beside")
+    interconnect = one_level(link, case.ranks)
+    return expected_efficiency(case, base, estimates, interconnect, scaling=scaling, baseline="beside")
 
 
 def test_as_much_transfer_as_computing_halves_the_efficiency() -> None:
@@ -95,7 +97,6 @@ def test_the_interval_is_that_of_the_one_ranks_trials() -> None:
 @pytest.mark.parametrize(
     ("case", "base", "estimates", "reason"),
     [
-        (make_case("gpipe", ranks=2, batch=8), ALONE, alone(1.0), "no bubble of a pipeline"),
         (exposed(4, 16), exposed(), alone(1.0), "the baseline has 2 ranks"),
         (exposed(), ALONE, alone(1.0)[:1], "does not record how long forward and backward take"),
     ],
@@ -106,3 +107,25 @@ def test_what_the_cost_model_cannot_tell_is_absent_with_the_reason(
     found = expected(case, estimates, base=base)
     assert isinstance(found, Absent)
     assert reason in found.reason
+
+
+def test_a_pipeline_loses_its_bubble_too() -> None:
+    """Two stages and four microbatches of equal stages add a quarter of the computing; the rest of the step scales."""
+    case = make_case("gpipe", ranks=2, batch=8)
+    assert case.options["microbatches"] == 4
+    head = 6 * case.shape.width * case.shape.vocabulary * case.shape.tokens / case.shape.flops_per_step()
+    assert head < 0.5
+    found = expected(case, alone(1.0), link=Link(bandwidth_bytes_per_second=1e30))
+    assert isinstance(found, Estimate)
+    # The last stage has the head: it computes all the time, but for the fill and drain of the first stage's microbatch.
+    first, last = 2 * (1 - head) / 2, 2 * (1 + head) / 2
+    assert found.median == pytest.approx(1 / (1 + 0.9 * (last + first / 4 - 1)))
+
+
+def test_the_level_that_ranks_cross_must_be_known() -> None:
+    reason = "nothing was measured across nodes"
+    node = NetworkLevel(name="node", ranks=1, link=link_of_one_second(exposed()))
+    across = NetworkLevel(name="cluster", ranks=2, link=Absent(reason=reason))
+    links = Interconnect(levels=(node, across))
+    found = expected_efficiency(exposed(), ALONE, alone(1.0), links, scaling="weak", baseline="beside")
+    assert found == Absent(reason=reason)

@@ -20,7 +20,7 @@ from collectors.metrics.results import RUN_STEP_SECONDS
 from tests.bench.made.examples import make_case, make_machine, make_probe, make_summary
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.step_time import FORWARD_SHARE
-from workloads.registry import spec_of
+from workloads.registry import SPECS, spec_of
 
 RATE = 1e11
 
@@ -51,7 +51,9 @@ def _add_sweep(history: History, run: Summary) -> None:
         estimate(RUN_LINK_LATENCY_SECONDS, [1e-4], collective="all_reduce"),
         estimate(RUN_LINK_BANDWIDTH, [1e9], collective="all_reduce"),
     )
-    sweep = make_summary("sweep", case=make_probe("collectives", 2), hardware=run.hardware, estimates=fit, scaling=())
+    sweep = make_summary(
+        "sweep", case=make_probe("collectives", run.case.ranks), hardware=run.hardware, estimates=fit, scaling=()
+    )
     history.add(sweep, make_machine())
 
 
@@ -96,7 +98,7 @@ def test_neither_the_link_nor_the_ceiling_of_one_node_is_that_of_several(history
     _add_sweep(history, one)
     found = predicted_step(over_two, history)
     assert isinstance(found, Absent)
-    assert "no sweep of all_reduce on 2 ranks" in found.reason
+    assert "no sweep of all_reduce on 1 rank of each across nodes" in found.reason
     assert isinstance(predicted_step(one, history), PredictedStep)
 
 
@@ -105,7 +107,8 @@ def test_neither_the_link_nor_the_ceiling_of_one_node_is_that_of_several(history
     [
         ("ddp", False, "no comparable matmul run on"),
         ("ddp", True, "no sweep of all_reduce on 2 ranks"),
-        ("gpipe", True, "no bubble of a pipeline"),
+        ("gpipe", False, "no comparable matmul run on"),
+        ("gpipe", True, "no sweep of all_reduce on 2 ranks"),
     ],
 )
 def test_without_its_probes_a_step_is_absent_with_the_reason(
@@ -117,6 +120,19 @@ def test_without_its_probes_a_step_is_absent_with_the_reason(
     found = predicted_step(run, history)
     assert isinstance(found, Absent)
     assert reason in found.reason
+
+
+@pytest.mark.parametrize("strategy", [spec.name for spec in SPECS if spec.kind == "training"])
+def test_every_strategy_has_a_predicted_step_in_its_table(strategy: str, history: History) -> None:
+    run = _run(strategy, ranks=1 if strategy == "single" else 4)
+    run = replace(run, case=replace(run.case, model=replace(run.case.shape, layers=8)))
+    _add_matmul(history, run)
+    _add_sweep(history, run)
+    step = predicted_step(run, history)
+    assert isinstance(step, PredictedStep)
+    assert ("ms of bubble" in step.basis) == (run.case.spec().pipeline(run.case) is not None)
+    assert ("1 GB/s inside a node, all 4 ranks at once (sweep)" in step.basis) == (run.case.ranks > 1)
+    assert any(line.startswith("predicted ") for line in _shown(run, step, has_details=False))
 
 
 def test_a_probe_has_no_step(history: History) -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import (
     CommunicationBackend,
     Link,
@@ -22,6 +23,8 @@ from workloads.cost_models.interconnect import (
     NetworkLevel,
     axis_time_s,
     mesh_axes,
+    message_time_s,
+    one_level,
     traffic_times_s,
 )
 from workloads.cost_models.terms import Collective, Transfer
@@ -58,6 +61,7 @@ def enumerated_s(
 ) -> float:
     """Return the time of a collective by the loads of each message of each group, as the docstrings define them."""
     below = [1, *(each.ranks for each in interconnect.levels[:-1])]
+    links = [each.link for each in interconnect.levels if isinstance(each.link, Link)]
     total_s = 0.0
     for sent, messages, is_in_turn in phases_of(collective, axis.size, backend):
         loads: Counter[tuple[int, str, int]] = Counter()
@@ -66,12 +70,12 @@ def enumerated_s(
             hops_s = []
             for source, destination, nths in ((group[source], group[other], nths) for source, other, nths in sent):
                 meeting = max(number for number, ranks in enumerate(below) if source // ranks != destination // ranks)
-                hops_s.append(interconnect.levels[meeting].link.latency_s)
+                hops_s.append(links[meeting].latency_s)
                 for number in range(meeting + 1):
                     loads[number, "out", source // below[number]] += nths
                     loads[number, "in", destination // below[number]] += nths
             slowest_s = max(slowest_s, messages * (sum(hops_s) / len(hops_s) if is_in_turn else max(hops_s)))
-        bandwidths = [each.link.bandwidth_bytes_per_second for each in interconnect.levels]
+        bandwidths = [each.bandwidth_bytes_per_second for each in links]
         busiest = max(nths / bandwidths[number] for (number, _, _), nths in loads.items())
         total_s += slowest_s + payload_bytes * busiest / axis.size
     return total_s
@@ -139,9 +143,9 @@ def test_groups_that_are_alike_cost_what_all_groups_one_by_one_do(
 def test_on_one_level_it_is_the_law_of_one_link(
     collective: Collective, backend: CommunicationBackend, ranks: int
 ) -> None:
-    flat = Interconnect(levels=(level("node", 8, 300, latency_s=5e-6),))
-    expected_s = collective_time_s(collective, GIGABYTE, ranks, flat.levels[0].link, backend, calls=3)
-    elapsed_s = axis_time_s(collective, GIGABYTE, MeshAxis(size=ranks), flat, backend, calls=3)
+    link = Link(bandwidth_bytes_per_second=300 * GIGABYTE, latency_s=5e-6)
+    expected_s = collective_time_s(collective, GIGABYTE, ranks, link, backend, calls=3)
+    elapsed_s = axis_time_s(collective, GIGABYTE, MeshAxis(size=ranks), one_level(link, 8), backend, calls=3)
     assert elapsed_s == pytest.approx(expected_s)
 
 
@@ -286,3 +290,49 @@ def test_a_transfer_among_fewer_ranks_costs_what_they_pay() -> None:
     nodes = Interconnect(levels=(level("node", 2, 100), level("cluster", 4, 1)))
     near = Transfer(collective="all_gather", axis="data", payload_bytes=GIGABYTE, ranks=2)
     assert traffic_times_s([near], {"data": 4}, nodes, "nccl") == {"data": pytest.approx(1 / 2 / 100)}
+
+
+UNKNOWN = Absent(reason="nothing was measured across nodes")
+
+
+def test_an_axis_crosses_the_levels_on_which_its_ranks_are_apart() -> None:
+    def crossed(axis: MeshAxis) -> list[str]:
+        return [each.name for each in CLUSTER.crossed(axis)]
+
+    assert crossed(MeshAxis(size=8, repeats=8)) == ["node"]
+    assert crossed(MeshAxis(size=8, stride=8)) == ["node", "cluster"]
+    assert crossed(MeshAxis(size=16, repeats=4)) == ["node", "cluster"]
+    assert crossed(MeshAxis(size=6, repeats=4)) == ["node", "cluster"]  # Ranks 6 to 11 are on two nodes.
+    assert crossed(MeshAxis(size=1, repeats=64)) == []
+
+
+def test_a_level_without_a_link_is_missed_only_by_axes_that_cross_it() -> None:
+    known = level("node", 8, 300)
+    cluster = Interconnect(levels=(known, NetworkLevel(name="cluster", ranks=64, link=UNKNOWN)))
+    inside = MeshAxis(size=8, repeats=8)
+    assert cluster.links(inside) == (known.link,)
+    assert axis_time_s("all_reduce", GIGABYTE, inside, cluster, "nccl") == axis_time_s(
+        "all_reduce", GIGABYTE, inside, CLUSTER, "nccl"
+    )
+    assert cluster.links(MeshAxis(size=8, stride=8)) == UNKNOWN
+    with pytest.raises(ValueError, match="nothing was measured across nodes"):
+        axis_time_s("all_reduce", GIGABYTE, MeshAxis(size=8, stride=8), cluster, "nccl")
+
+
+def test_an_inner_link_that_is_unknown_is_as_fast_as_what_was_measured_over_it() -> None:
+    outer = level("cluster", 64, 50)
+    half = Interconnect(levels=(NetworkLevel(name="node", ranks=8, link=UNKNOWN), outer))
+    assert half.links(MeshAxis(size=64)) == (outer.link, outer.link)
+    assert half.links(MeshAxis(size=8, repeats=8)) == UNKNOWN
+    expected_s = axis_time_s("all_reduce", GIGABYTE, MeshAxis(size=64), CLUSTER, "nccl")
+    assert axis_time_s("all_reduce", GIGABYTE, MeshAxis(size=64), half, "nccl") == expected_s
+
+
+def test_a_message_of_all_groups_shares_the_nodes_link() -> None:
+    axis = MeshAxis(size=4, stride=4)  # Nodes of 8: stages 0 and 1 are on the first node, 2 and 3 on the second.
+    cluster = Interconnect(levels=(level("node", 8, 300, 1.0), level("cluster", 16, 50, 3.0)))
+    inside_s = message_time_s(GIGABYTE, axis, cluster, source=0, destination=1)
+    across_s = message_time_s(GIGABYTE, axis, cluster, source=2, destination=1)
+    assert inside_s == pytest.approx(1.0 + 1 / 300)
+    assert across_s == pytest.approx(3.0 + 4 / 50)
+    assert message_time_s(GIGABYTE, axis, cluster, source=1, destination=1) == 0

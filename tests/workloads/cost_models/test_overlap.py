@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import one_level
 from workloads.cost_models.step_time import ComputeTime, StepTime, overlapped_s, step_time
 from workloads.cost_models.terms import Transfer
 
@@ -29,7 +30,7 @@ def step(behind: Literal["forward", "backward"] | None, *, calls: int = 4, ranks
     """A step that sends 400 bytes, 100 a second."""
     sent = Transfer(collective="all_reduce", axis="data", payload_bytes=400, calls=calls, behind=behind)
     link = Link(bandwidth_bytes_per_second=100)
-    return step_time(COMPUTE, [sent], axes={"data": ranks}, link=link, backend="gloo")
+    return step_time(COMPUTE, [sent], axes={"data": ranks}, interconnect=one_level(link, ranks), backend="gloo")
 
 
 @given(compute_s=SECONDS, buckets_s=st.lists(SECONDS, min_size=1, max_size=8))
@@ -73,7 +74,7 @@ def test_buckets_behind_forward_leave_backward_alone() -> None:
 def test_transfers_of_one_phase_share_its_time() -> None:
     half = Transfer(collective="all_reduce", axis="data", payload_bytes=200, calls=2, behind="backward")
     link = Link(bandwidth_bytes_per_second=100)
-    law = step_time(COMPUTE, [half, half], axes={"data": 2}, link=link, backend="gloo")
+    law = step_time(COMPUTE, [half, half], axes={"data": 2}, interconnect=one_level(link, 2), backend="gloo")
     assert law == step("backward")
 
 

@@ -103,7 +103,7 @@ def test_a_strategy_that_is_no_more_is_refused(summary: Summary) -> None:
 
 def test_what_cannot_be_seen_is_told(summary: Summary) -> None:
     found = observe(make_summary(case=case_of(), folder="/nowhere/run"), NO_HISTORY)
-    assert found.link == "no history was looked at"
+    assert found.interconnect == "no history was looked at"
     assert [line.partition(":")[0] for line in found.missing] == [
         "what ranks and nodes logged",
         "the machine of the run",

@@ -1,0 +1,165 @@
+"""Links by level: which sweeps of a history give which, and what is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.results.estimate import estimate
+from bench.store.history import History
+from bench.store.links import MeasuredLinks, find_links, placement_words, sweep_runs
+from bench.store.summary import Summary
+from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS
+from tests.bench.made.examples import make_case, make_machine, make_probe, make_summary
+from workloads.cost_models.absent import Absent
+from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import NetworkLevel
+
+INSIDE = [4.0e9, 4.1e9, 4.2e9]
+ACROSS = [0.9e9, 1.0e9, 1.1e9]
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    """An empty one."""
+    with History(f"sqlite:///{tmp_path / 'history.sqlite'}") as empty:
+        yield empty
+
+
+def sweep(
+    history: History,
+    run: str,
+    bandwidths: list[float],
+    *,
+    ranks: int,
+    nodes: int = 1,
+    latencies_s: list[float] | None = None,
+    collective: str = "all_reduce",
+    started_ns: int = 1,
+) -> None:
+    fitted = (
+        estimate(RUN_LINK_LATENCY_SECONDS, latencies_s or [1e-5, 1.1e-5, 1.2e-5], collective=collective),
+        estimate(RUN_LINK_BANDWIDTH, bandwidths, collective=collective),
+    )
+    case = make_probe("collectives", ranks, nodes=nodes)
+    summary = make_summary(run, case=case, estimates=fitted, scaling=(), started_ns=started_ns)
+    history.add(summary, make_machine())
+
+
+def trained(ranks: int = 8, nodes: int = 2) -> Summary:
+    return make_summary("run-trained", case=make_case(ranks=ranks, nodes=nodes))
+
+
+def levels_of(found: MeasuredLinks | Absent) -> tuple[NetworkLevel, ...]:
+    assert isinstance(found, MeasuredLinks)
+    return found.interconnect.levels
+
+
+def bandwidth_of(level: NetworkLevel) -> float:
+    assert isinstance(level.link, Link)
+    return level.link.bandwidth_bytes_per_second
+
+
+def test_a_sweep_on_one_node_gives_the_inner_level_and_one_over_nodes_the_outer(history: History) -> None:
+    sweep(history, "in", INSIDE, ranks=4)
+    sweep(history, "out", ACROSS, ranks=8, nodes=2)
+    found = find_links(trained(), history)
+    node, cluster = levels_of(found)
+    assert (node.name, node.ranks, bandwidth_of(node)) == ("node", 4, 4.1e9)
+    assert (cluster.name, cluster.ranks, bandwidth_of(cluster)) == ("cluster", 8, 1.0e9)
+    assert isinstance(found, MeasuredLinks)
+    assert found.basis == (
+        "4.1 GB/s inside a node, all 4 ranks at once (in), and 1 GB/s across 2 nodes, all 4 ranks of each at once (out)"
+    )
+
+
+def test_the_latency_between_nodes_is_what_the_ring_pays_beyond_its_hops_inside(history: History) -> None:
+    sweep(history, "in", INSIDE, ranks=4, latencies_s=[1e-5])
+    sweep(history, "out", ACROSS, ranks=8, nodes=2, latencies_s=[4e-5])
+    _, cluster = levels_of(find_links(trained(), history))
+    assert isinstance(cluster.link, Link)
+    # Of 8 hops, 6 of 10 us are inside nodes, and 2 of 130 us between them: 320 us in all.
+    assert cluster.link.latency_s == pytest.approx(1.3e-4)
+
+
+def test_a_level_that_no_sweep_measured_is_absent_with_the_command(history: History) -> None:
+    sweep(history, "in", INSIDE, ranks=4)
+    node, cluster = levels_of(find_links(trained(), history))
+    assert bandwidth_of(node) == 4.1e9
+    assert isinstance(cluster.link, Absent)
+    assert "no sweep of all_reduce on 4 ranks of each across nodes" in cluster.link.reason
+    assert "`observatory run collectives --ranks 8 --nodes 2 --option collectives=all_reduce`" in cluster.link.reason
+
+
+def test_a_sweep_over_nodes_alone_is_no_link_inside_one(history: History) -> None:
+    sweep(history, "out", ACROSS, ranks=8, nodes=2)
+    node, cluster = levels_of(find_links(trained(), history))
+    assert isinstance(node.link, Absent)
+    assert "no sweep of all_reduce on 4 ranks inside a node" in node.link.reason
+    assert "`observatory run collectives --ranks 4 --option collectives=all_reduce`" in node.link.reason
+    assert bandwidth_of(cluster) == 1.0e9
+
+
+def test_one_rank_of_each_node_sees_a_share_of_its_link_and_does_not_count(history: History) -> None:
+    sweep(history, "in", INSIDE, ranks=4)
+    sweep(history, "rail", ACROSS, ranks=2, nodes=2)
+    _, cluster = levels_of(find_links(trained(), history))
+    assert isinstance(cluster.link, Absent)
+    assert "(only with 1, a share of a node's link)" in cluster.link.reason
+    # For a run that also has one rank on each node, it is the link of a node.
+    (alone,) = levels_of(find_links(trained(ranks=2), history))
+    assert bandwidth_of(alone) == 1.0e9
+
+
+def test_as_many_nodes_as_the_run_has_come_first_and_then_the_most(history: History) -> None:
+    sweep(history, "in", INSIDE, ranks=4)
+    sweep(history, "two", [1e9], ranks=8, nodes=2, started_ns=3)
+    sweep(history, "four", [0.8e9], ranks=16, nodes=4, started_ns=2)
+    for nodes, expected in ((2, 1e9), (4, 0.8e9), (8, 0.8e9)):
+        _, cluster = levels_of(find_links(trained(ranks=4 * nodes, nodes=nodes), history))
+        assert bandwidth_of(cluster) == expected
+        assert cluster.ranks == 4 * nodes
+
+
+def test_levels_that_measure_alike_within_their_intervals_are_one(history: History) -> None:
+    sweep(history, "in", [1.0e9, 1.1e9, 1.2e9], ranks=4)
+    sweep(history, "out", ACROSS, ranks=8, nodes=2)
+    found = find_links(trained(), history)
+    (level,) = levels_of(found)
+    assert (level.ranks, bandwidth_of(level)) == (8, 1.0e9)
+    assert isinstance(found, MeasuredLinks)
+    assert found.basis.endswith("alike within their intervals, so one level")
+
+
+@pytest.mark.parametrize("latencies_s", [[1e-3, 1.1e-3, 1.2e-3]])
+def test_equal_bandwidths_with_other_latencies_are_two_levels(history: History, latencies_s: list[float]) -> None:
+    sweep(history, "in", ACROSS, ranks=4)
+    sweep(history, "out", ACROSS, ranks=8, nodes=2, latencies_s=latencies_s)
+    assert len(levels_of(find_links(trained(), history))) == 2
+
+
+def test_an_empty_history_has_no_links(history: History) -> None:
+    found = find_links(trained(), history)
+    assert isinstance(found, Absent)
+    assert "across nodes" in found.reason
+
+
+def test_each_setting_keeps_its_newest_sweep(history: History) -> None:
+    sweep(history, "old", INSIDE, ranks=4, started_ns=1)
+    sweep(history, "new", INSIDE, ranks=4, started_ns=2)
+    sweep(history, "out", ACROSS, ranks=4, nodes=2, started_ns=1)
+    assert sorted(sweep_runs(history)) == ["new", "out"]
+
+
+def test_a_placement_is_said_in_words() -> None:
+    words = [
+        placement_words(replace(make_probe(ranks=ranks), nodes=nodes)) for ranks, nodes in ((8, 1), (16, 2), (2, 2))
+    ]
+    assert words == [
+        "inside a node, all 8 ranks at once",
+        "across 2 nodes, all 8 ranks of each at once",
+        "across 2 nodes, 1 rank of each at once",
+    ]

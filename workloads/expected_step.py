@@ -1,0 +1,195 @@
+"""Expected time of one step of any strategy: computing at a given rate, transfers by level, and a pipeline's bubble.
+
+A rank's computing is its equal share of the model's FLOPs. Without a pipeline, each transfer hides behind the phase
+that its strategy allows. A pipeline is simulated action by action: stages take as long as their blocks, the head and
+the collectives within them do, and messages between stages delay whoever waits for them.
+Left out: the optimizer, data, and whatever computes more slowly than the given rate.
+Not covered: messages that delay each other; a rank that holds more of a sequence's work than others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from workloads.cost_models.absent import Absent
+from workloads.cost_models.interconnect import (
+    Interconnect,
+    mesh_axes,
+    message_time_s,
+    transfer_axis,
+    transfer_time_s,
+)
+from workloads.cost_models.memory import recomputed_count
+from workloads.cost_models.schedules import HALVED_BACKWARD, Action, ActionKind, Pipeline, actions
+from workloads.cost_models.step_time import ComputeTime, StepTime, compute_time, step_time
+from workloads.cost_models.terms import Transfer
+from workloads.options import checkpoint_every, rerun_ratio
+from workloads.pipeline_parallel.simulator import Delay, replay
+from workloads.pipeline_parallel.spec import counts
+from workloads.spec import Setup, StrategySpec
+
+
+def expected_step(
+    setup: Setup, spec: StrategySpec, *, flops_per_second: float, interconnect: Interconnect | Absent
+) -> StepTime | Absent:
+    """Return the step of a setup whose ranks compute at this rate, or which input is missing.
+
+    spec: of the setup's strategy.
+    interconnect: joins the ranks, or why nothing is known of it; only strategies that communicate need it, and of its
+    levels those that their axes cross.
+
+    Raises:
+        ValueError: the rate is not above 0, the spec refuses the setup, or the interconnect has fewer ranks.
+    """
+    ranks = spec.training_ranks(setup)
+    compute = compute_time(setup.shape, ranks, flops_per_second, recomputed_ratio=rerun_ratio(setup))
+    return step_of(setup, spec, compute=compute, interconnect=interconnect)
+
+
+def step_of(
+    setup: Setup, spec: StrategySpec, *, compute: ComputeTime, interconnect: Interconnect | Absent
+) -> StepTime | Absent:
+    """Return the step of a setup, of which a rank's equal share takes this time; see `expected_step`.
+
+    compute: a mean rank's, with what backward recomputes.
+    """
+    transfers, pipeline = spec.transfers(setup), spec.pipeline(setup)
+    if isinstance(interconnect, Absent):
+        if transfers:
+            return interconnect
+        return StepTime(compute=compute, communication_s=0.0, exposed_s=0.0)
+    if (missing := missing_link(transfers, spec.mesh(setup), interconnect)) is not None:
+        return missing
+    if pipeline is None:
+        axes = spec.mesh(setup)
+        return step_time(compute, transfers, axes=axes, interconnect=interconnect, backend=setup.backend)
+    return _Stages(setup=setup, spec=spec, pipeline=pipeline, compute=compute, interconnect=interconnect).step()
+
+
+def missing_link(transfers: Iterable[Transfer], axes: Mapping[str, int], interconnect: Interconnect) -> Absent | None:
+    """Return why the link of some transfer is unknown; None where all are known. axes: as a spec's mesh gives them."""
+    for transfer in transfers:
+        links = interconnect.links(transfer_axis(transfer, axes))
+        if isinstance(links, Absent):
+            return links
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stages:
+    """A pipeline of stages, and what its simulation needs."""
+
+    setup: Setup
+    spec: StrategySpec
+    pipeline: Pipeline
+    compute: ComputeTime
+    interconnect: Interconnect
+
+    def step(self) -> StepTime:
+        """Simulate the step twice, without communication and with it: the difference is exposed."""
+        order, computing_s = actions(self.pipeline), self._computing_s()
+        planned = [action for of_rank in order for action in of_rank]
+        alone = {action: computing_s[action.stage, action.kind] for action in planned}
+        inside_s = self._inside_s(planned)
+        taken = {action: alone[action] + inside_s[action] for action in planned}
+        alone_s = replay(order, alone, {}).makespan_s
+        handed_on_s = {
+            (stage, kind): self._message_s(stage, kind) for stage, kind in {(each.stage, each.kind) for each in planned}
+        }
+        delays = {action: Delay(hand_over_s=handed_on_s[action.stage, action.kind]) for action in planned}
+        makespan_s = replay(order, taken, delays).makespan_s
+        update_s = self._total_s(self.spec.update_transfers(self.setup))
+        return StepTime(
+            compute=self.compute,
+            communication_s=self._total_s(self.spec.transfers(self.setup)),
+            exposed_s=makespan_s - alone_s + update_s,
+            bubble_s=alone_s - self.compute.forward_s - self.compute.backward_s,
+        )
+
+    def _total_s(self, transfers: Iterable[Transfer]) -> float:
+        axes = self.spec.mesh(self.setup)
+        return sum(transfer_time_s(each, axes, self.interconnect, self.setup.backend) for each in transfers)
+
+    def _computing_s(self) -> dict[tuple[int, ActionKind], float]:
+        """Return the time of each action of a stage for one microbatch; together they are what all ranks compute.
+
+        Blocks compute equally long, the head by its FLOPs, and the embedding not at all. Where backward is halved, both
+        halves take as long as forward; the first stage has no gradient of its input to give, and torch computes all of
+        its backward with the weights.
+        """
+        shape, pipeline = self.setup.shape, self.pipeline
+        blocks = counts(self.setup, pipeline.stages)
+        head = 6 * shape.width * shape.vocabulary * shape.tokens / shape.flops_per_step()
+        again_s = rerun_ratio(self.setup) * self.compute.forward_s
+        each = pipeline.ranks / pipeline.microbatches  # Of a mean rank's time, in one microbatch of all stages.
+        every = checkpoint_every(self.setup)
+        times: dict[tuple[int, ActionKind], float] = {}
+        for stage, count in enumerate(blocks):
+            share = (1 - head) * count / shape.layers + (head if stage == pipeline.stages - 1 else 0.0)
+            first = sum(blocks[:stage])
+            rerun = recomputed_count(range(first, first + count), every=every) if again_s else 0
+            rerun_share = rerun / max(1, recomputed_count(range(shape.layers), every=every))
+            backward_s = each * (share * (self.compute.backward_s - again_s) + rerun_share * again_s)
+            times[stage, "forward"] = each * share * self.compute.forward_s
+            if pipeline.schedule not in HALVED_BACKWARD:
+                times[stage, "backward"] = backward_s
+                continue
+            times[stage, "input_backward"] = 0.0 if stage == 0 else backward_s / 2
+            times[stage, "weight_backward"] = backward_s if stage == 0 else backward_s / 2
+        return times
+
+    def _inside_s(self, planned: Iterable[Action]) -> dict[Action, float]:
+        """Return the time of collectives within each action."""
+        within: dict[Action, float] = {}
+        transfers = [self.spec.stage_transfers(self.setup, stage) for stage in range(self.pipeline.stages)]
+        each_s = [self._total_s(of_stage.each) / self.pipeline.microbatches / 2 for of_stage in transfers]
+        first_s = [self._total_s(of_stage.first) for of_stage in transfers]
+        last_s = [self._total_s(of_stage.last) for of_stage in transfers]
+        last = self.pipeline.microbatches - 1
+        for action in planned:
+            time_s = 0.0 if action.kind == "weight_backward" else each_s[action.stage]
+            if action.kind == "forward" and action.microbatch == 0:
+                time_s += first_s[action.stage]
+            elif action.kind in ("backward", "weight_backward") and action.microbatch == last:
+                time_s += last_s[action.stage]
+            within[action] = time_s
+        return within
+
+    def _message_s(self, stage: int, kind: ActionKind) -> float:
+        """Return the time of the message that follows an action; 0 where it hands on nothing, or to its own rank."""
+        to = stage + 1 if kind == "forward" else stage - 1
+        if kind == "weight_backward" or not 0 <= to < self.pipeline.stages:
+            return 0.0
+        return _boundary_s(self.setup, self.spec, self.pipeline, self.interconnect, stage, to)
+
+
+def slowest_message_s(setup: Setup, spec: StrategySpec, interconnect: Interconnect) -> float | Absent:
+    """Return the time of a message between the two neighbouring stages that are farthest apart, or the missing link.
+
+    Raises:
+        ValueError: the strategy has no pipeline.
+    """
+    pipeline = spec.pipeline(setup)
+    if pipeline is None:
+        raise ValueError(f"{setup.strategy} has no pipeline, whose stages send messages")
+    links = interconnect.links(mesh_axes(spec.mesh(setup))["stage"])
+    if isinstance(links, Absent):
+        return links
+    ends = [(stage, stage + 1) for stage in range(pipeline.stages - 1)]
+    return max(
+        _boundary_s(setup, spec, pipeline, interconnect, *pair) for forth in ends for pair in (forth, forth[::-1])
+    )
+
+
+def _boundary_s(
+    setup: Setup, spec: StrategySpec, pipeline: Pipeline, interconnect: Interconnect, stage: int, to: int
+) -> float:
+    """Return the time in which a stage hands a microbatch on to a neighbour, while all pipelines do."""
+    return message_time_s(
+        pipeline.boundary_bytes,
+        mesh_axes(spec.mesh(setup))["stage"],
+        interconnect,
+        source=pipeline.rank_of(stage),
+        destination=pipeline.rank_of(to),
+    )
