@@ -14,11 +14,12 @@ from bench.machine.machines.machine_file import PlannedMachine
 from bench.machine.preflight import CPU_LAW_EXCESS, PARTS_JUDGED
 from bench.results.mfu import mfu
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.interconnect import Interconnect, MeshAxis, axis_time_s, mesh_axes
+from workloads.cost_models.interconnect import Interconnect, transfer_axis, transfer_time_s
 from workloads.cost_models.peak_memory import Prediction
-from workloads.cost_models.step_time import StepTime, compute_time, overlapped_s
+from workloads.cost_models.step_time import StepTime
 from workloads.cost_models.terms import Collective, Transfer
-from workloads.options import microbatch_count, rerun_ratio
+from workloads.expected_step import expected_step
+from workloads.options import microbatch_count
 
 COMPUTE_EFFICIENCY = 0.6
 """Share of the data sheet's dense peak at which a rank computes while it computes. Assumed, for every GPU and shape:
@@ -142,48 +143,25 @@ class LevelTraffic:
 
 
 def traffic(case: Case, interconnect: Interconnect) -> Iterator[LevelTraffic]:
-    """Yield the transfers of a step; those of one collective over one axis together."""
+    """Yield the transfers of a step; those of one collective over one axis that cross the same levels together."""
     if case.model is None:
         return
     spec = case.spec()
-    together: dict[tuple[Collective, str, str | None], list[tuple[Transfer, MeshAxis]]] = {}
+    axes = spec.mesh(case)
+    together: dict[tuple[Collective, str, str | None], list[Transfer]] = {}
     for transfer in spec.transfers(case):
-        axis = _axis(transfer, spec.mesh(case))
-        together.setdefault((transfer.collective, transfer.axis, _level(axis, interconnect)), []).append(
-            (transfer, axis)
-        )
+        crossed = interconnect.crossed(transfer_axis(transfer, axes))
+        level = crossed[-1].name if crossed else None
+        together.setdefault((transfer.collective, transfer.axis, level), []).append(transfer)
     for (collective, name, level), transfers in together.items():
         yield LevelTraffic(
             collective=collective,
             axis=name,
             level=level,
-            payload_bytes=sum(transfer.payload_bytes for transfer, _ in transfers),
-            calls=sum(transfer.calls for transfer, _ in transfers),
-            elapsed_s=sum(_time_s(case, *each, interconnect) for each in transfers),
+            payload_bytes=sum(transfer.payload_bytes for transfer in transfers),
+            calls=sum(transfer.calls for transfer in transfers),
+            elapsed_s=sum(transfer_time_s(each, axes, interconnect, case.backend) for each in transfers),
         )
-
-
-def _axis(transfer: Transfer, axes: Mapping[str, int]) -> MeshAxis:
-    axis = mesh_axes(axes)[transfer.axis]
-    return axis if transfer.ranks is None else axis.cut(transfer.ranks)
-
-
-def _time_s(case: Case, transfer: Transfer, axis: MeshAxis, interconnect: Interconnect) -> float:
-    return axis_time_s(
-        transfer.collective, transfer.payload_bytes, axis, interconnect, case.backend, calls=transfer.calls
-    )
-
-
-def _level(axis: MeshAxis, interconnect: Interconnect) -> str | None:
-    """Return the outermost level that some group of the axis crosses: no smaller unit holds its first and last rank."""
-    if axis.size == 1:
-        return None
-    block, span = axis.size * axis.stride, (axis.size - 1) * axis.stride
-    starts = [first + place for first in range(0, axis.ranks, block) for place in range(axis.stride)]
-    for level in interconnect.levels:
-        if all(start // level.ranks == (start + span) // level.ranks for start in starts):
-            return level.name
-    return interconnect.levels[-1].name
 
 
 # A step.
@@ -227,7 +205,8 @@ def _step(
     peak = machine.peak(case.precision)
     if isinstance(peak, Absent):
         return peak, peak, ()
-    step = _expected(case, COMPUTE_EFFICIENCY * peak.flops_per_second, interconnect)
+    rate = COMPUTE_EFFICIENCY * peak.flops_per_second
+    step = expected_step(case, case.spec(), flops_per_second=rate, interconnect=interconnect)
     if isinstance(step, Absent):
         return step, step, ()
     crossed = {row.level for row in traffic(case, interconnect)}
@@ -242,23 +221,3 @@ def _step(
                 f" a GPU in each direction, {1e6 * level.latency_s:g} us a message ({level.source})"
             )
     return step, mfu(case.shape, case.ranks, step.step_s, peak), tuple(rests_on)
-
-
-def _expected(case: Case, flops_per_second: float, interconnect: Interconnect) -> StepTime | Absent:
-    """Return the expected step of ranks that compute at this rate."""
-    spec = case.spec()
-    if spec.pipeline(case) is not None:
-        return Absent(reason="the cost model of a step's time has no bubble of a pipeline")
-    compute = compute_time(case.shape, spec.training_ranks(case), flops_per_second, recomputed_ratio=rerun_ratio(case))
-    communication_s = exposed_s = 0.0
-    queues: dict[str, list[float]] = {"forward": [], "backward": []}
-    for transfer in spec.transfers(case):
-        elapsed_s = _time_s(case, transfer, _axis(transfer, spec.mesh(case)), interconnect)
-        communication_s += elapsed_s
-        if transfer.behind is None:
-            exposed_s += elapsed_s
-        else:
-            queues[transfer.behind] += [elapsed_s / transfer.calls] * transfer.calls
-    for phase_s, queue_s in ((compute.forward_s, queues["forward"]), (compute.backward_s, queues["backward"])):
-        exposed_s += overlapped_s(phase_s, queue_s) - phase_s
-    return StepTime(compute=compute, communication_s=communication_s, exposed_s=exposed_s)

@@ -27,7 +27,7 @@ def fit_page(predicted: Fit) -> Iterator[Block]:
                 row.level or "-",
                 readable(row.payload_bytes, "bytes"),
                 f"{row.calls:,}",
-                _time(row.elapsed_s),
+                time_words(row.elapsed_s),
             )
             for row in predicted.traffic
         ]
@@ -86,10 +86,11 @@ def step_lines(predicted: Fit) -> Iterator[str]:
         yield f"expected step: absent: {step.reason}"
         return
     tokens = predicted.case.shape.tokens / step.step_s
+    bubble = f"a bubble of {time_words(step.bubble_s)}, " if step.bubble_s else ""
+    computing, exposed, sent = map(time_words, (step.compute.step_s, step.exposed_s, step.communication_s))
     yield (
-        f"expected step: {_time(step.step_s)}, {tokens:,.0f} tokens/s: computing"
-        f" {_time(step.compute.step_s)}, and {_time(step.exposed_s)} of"
-        f" {_time(step.communication_s)} of communication exposed"
+        f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {bubble}and"
+        f" {exposed} of exposed communication ({sent} in all)"
     )
     yield f"expected MFU: {f'absent: {ratio.reason}' if isinstance(ratio, Absent) else share(ratio)}"
 
@@ -132,7 +133,8 @@ def _machine(predicted: Fit) -> dict[str, Any]:
     }
 
 
-def _time(elapsed_s: float) -> str:
+def time_words(elapsed_s: float) -> str:
+    """Return a time in a unit of its size: "8.9 s", "31.7 ms"."""
     return readable(1e9 * elapsed_s, "ns")
 
 
