@@ -118,3 +118,14 @@ def test_list_shows_the_largest_preset_of_a_strategy(capsys: pytest.CaptureFixtu
     assert rows["matmul"]["preset"] is None
     assert main.run(["list", "ddp", "--on", "h100x8"]) == FINE
     assert "largest preset" in capsys.readouterr().out
+
+
+def test_the_answer_in_the_readme_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[4] / "README.md").read_text()
+    section = text.partition("## Before you have the GPUs")[2].partition("\n## ")[0]
+    command, *shown = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    assert command == f"observatory {RUN}"
+    assert main.run(command.split()[1:]) == FINE
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert len(shown) >= 5
+    assert [line for line in shown if line not in printed] == []
