@@ -72,6 +72,14 @@ def complete_suite(context: click.Context, parameter: click.Parameter, incomplet
     return items or [CompletionItem(incomplete, type="file")]
 
 
+def complete_machine(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the shipped machines whose names begin so; files where none does."""
+    from bench.machine.machines.machine_file import shipped_machines
+
+    items = [CompletionItem(name) for name in shipped_machines() if name.startswith(incomplete)]
+    return items or [CompletionItem(incomplete, type="file")]
+
+
 def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the newest runs of the history that --store or its environment variable names; folders where none fits."""
     items = [CompletionItem(run) for run in _runs(context) if run.startswith(incomplete)]

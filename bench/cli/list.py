@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from bench.cli.completion import complete_strategy
-from bench.cli.options import FORMAT
+from bench.cli.options import FORMAT, ON
 from bench.errors import Misuse
 
 
@@ -17,9 +17,12 @@ from bench.errors import Misuse
     is_flag=True,
     help="List the options of all strategies, and which strategies accept each.",
 )
+@ON
 @FORMAT
-def command(strategy: str | None, has_options: bool, format_name: str) -> None:
+def command(strategy: str | None, has_options: bool, on: str | None, format_name: str) -> None:
     """List strategies and probes, with the requirements and options of each.
+
+    With --on, list the largest preset that each strategy could train on a machine that is not here.
 
     \b
     Example:
@@ -33,6 +36,16 @@ def command(strategy: str | None, has_options: bool, format_name: str) -> None:
     if has_options and strategy is not None:
         raise Misuse(f"--options lists the options of all strategies; `observatory list {strategy}` shows its own")
     specs = SPECS if strategy is None else (find_spec(strategy),)
+    if on is not None:
+        if has_options:
+            raise Misuse("--options lists options, and --on what a machine holds; leave one of the two out")
+        from bench.analysis.prediction.presets import PRESET_COLUMNS, presets_document, presets_page
+        from bench.machine.machines.machine_file import read_machine
+
+        machine = read_machine(on)
+        rows = presets_document(specs, machine)
+        write(format_name, presets_page(specs, machine, rows), lambda: rows, rows, PRESET_COLUMNS)
+        return
     if strategy is not None:
         page = strategy_page(specs[0])
     else:

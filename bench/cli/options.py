@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from bench.cli.completion import complete_machine
 from bench.errors import Misuse
 from bench.store.files import RUNS_VARIABLE, STORE_VARIABLE, data_folder
 from collectors.files import SHARED
@@ -184,6 +185,16 @@ FORMAT = click.option(
 )
 
 DETAILS = click.option("--details", "has_details", is_flag=True, help="All rows and notes of the table.")
+
+
+ON = click.option(
+    "--on",
+    "on",
+    type=NamedText(),
+    metavar="MACHINE",
+    shell_complete=complete_machine,
+    help="Machine to plan for that is not here: for example h100x8, h100x8x64 (64 nodes), or a TOML file.",
+)
 
 
 ENGINE_NAMES = ("local", "ray", "slurm", "kubernetes")

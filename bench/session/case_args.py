@@ -26,6 +26,7 @@ from bench.machine.device_checks import TorchBuild, refuse_build, refuse_no_gpu,
 from bench.machine.gpus import Gpu, GpuMemory, Gpus, read_gpus
 from bench.machine.limits.demand import demand_of
 from bench.machine.limits.registry import too_small
+from bench.machine.machines.machine_file import PlannedMachine
 from bench.machine.preflight import available_bytes, check_memory, check_processes, warn_of_memory
 from bench.session.default_model import ON_CPU, PROBE, DefaultModel, default_model
 from bench.session.shape_file import named_shape
@@ -67,6 +68,7 @@ class NodeResources:
 
     nodes: the number of such nodes. ranks_per_node: the ranks that fill a node; None spreads the ranks evenly.
     cluster: what a cluster reports about its nodes; None where this machine stands for all of them.
+    planned: the machine of --on, which is not here; nothing of this host is then in the other fields.
     """
 
     cores: int
@@ -76,10 +78,13 @@ class NodeResources:
     nodes: int = 1
     ranks_per_node: int | None = None
     cluster: Capacity | None = None
+    planned: PlannedMachine | None = None
 
     @property
     def whose(self) -> str:
         """The node's name in a message."""
+        if self.planned is not None:
+            return self.planned.name
         return "this machine" if self.cluster is None else self.cluster.whose
 
     @property
@@ -95,6 +100,8 @@ class NodeResources:
         """
         if self.ranks_per_node is None:
             return min(self.nodes, ranks)
+        if self.planned is not None and (refusal := self.planned.too_few(ranks)) is not None:
+            raise Misuse(refusal)
         needed = math.ceil(ranks / self.ranks_per_node)
         if needed > self.nodes:
             raise Misuse(
@@ -158,6 +165,26 @@ def node_of(capacity: Capacity, nodes: int, ranks_per_node: int | None) -> NodeR
     )
 
 
+def node_on(machine: PlannedMachine) -> NodeResources:
+    """Return the node that cases are planned for on a machine that is not here; asks nothing of this host."""
+    table = machine.table
+    names = range(table.gpus_per_node)
+    return NodeResources(
+        gpus=Gpus(
+            gpus=tuple(
+                Gpu(index=index, name=table.gpu.name, uuid="", memory_bytes=table.gpu.memory_bytes) for index in names
+            ),
+            on_node=table.gpus_per_node,
+        ),
+        torch=TorchBuild(),
+        cores=LARGEST,
+        host_bytes=table.host_memory_bytes,
+        nodes=table.nodes,
+        ranks_per_node=table.gpus_per_node,
+        planned=machine,
+    )
+
+
 def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()) -> list[str]:
     """Refuse a case whose processes or tensors do not fit into memory; return warnings about other limits.
 
@@ -170,6 +197,8 @@ def check_room(case: Case, node: NodeResources, memory: Sequence[GpuMemory] = ()
         Misuse: the memory is too small.
         InfrastructureFailed: other processes hold too much of a GPU.
     """
+    if node.planned is not None:  # What does not fit there is a line of the plan.
+        return list(_crossings(case))
     machines = 1 if node.cluster is None else case.nodes
     host_bytes = machines * node.host_bytes
     crowds = check_processes(case, host_bytes=host_bytes, cores=machines * node.cores)
@@ -327,6 +356,8 @@ def _device(args: CaseArgs, node: NodeResources) -> Device:
     Raises:
         Misuse, InfrastructureFailed: the GPUs cannot be used, or not by this torch.
     """
+    if node.planned is not None and args.device == "cpu":
+        raise Misuse(f"device is cpu, and --on {node.planned.name} plans for its GPUs; leave one of the two out")
     hidden = node.gpus.hidden
     if args.device != "cpu" and hidden is not None and hidden.is_mistake:
         raise Misuse(f"{hidden.text}; correct it, or use --device cpu")

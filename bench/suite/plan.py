@@ -213,6 +213,8 @@ def _lacking(suite_case: SuiteCase, node: NodeResources) -> str | None:
     """Return the nodes or GPUs that the case needs and this machine lacks."""
     gpus = len(node.gpus.gpus)
     if suite_case.needs.nodes > node.nodes:
+        if node.planned is not None:
+            return f"it needs {suite_case.needs.nodes} nodes, and {node.whose} has {node.nodes}"
         present = "this is one" if node.nodes == 1 else f"these are {node.nodes}"
         return f"it needs {suite_case.needs.nodes} nodes, and {present}"
     if suite_case.needs.gpus > gpus and node.has_told_gpus:

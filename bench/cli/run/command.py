@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy
-from bench.cli.options import DETAILS, FORMAT, RUNS, SHARING, STORE, NamedText, engine_options
+from bench.cli.options import DETAILS, FORMAT, ON, RUNS, SHARING, STORE, NamedText, engine_options
 from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options, named_option
 from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import MISTAKES
@@ -17,7 +17,18 @@ from workloads.options import MISTAKES
 GROUPS = {
     "What runs": (
         *("ranks", "options", "with_baseline", "baseline_run", "is_check", "device", "backend"),
-        *("engine_name", "nodes", "ranks_per_node", "engine_file", "precision", "threads", "bind", "seed", "is_dry"),
+        *(
+            "engine_name",
+            "nodes",
+            "ranks_per_node",
+            "engine_file",
+            "precision",
+            "threads",
+            "bind",
+            "seed",
+            "is_dry",
+            "on",
+        ),
     ),
     "The model": ("shape_name", *DIMENSIONS),
     "How it is measured": ("trials", "steps", "warm_up", "limit_s"),
@@ -94,6 +105,7 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
 )
 @click.option("--timeline", "with_timeline", is_flag=True, help="Draw a step of a pipeline's stages, and trace it.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Print what would run and what each rank needs; start nothing.")
+@ON
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors and the final result.")
 @click.option("-v", "--verbose", is_flag=True, help="Print what will run, and when each trial ends.")
 @RUNS

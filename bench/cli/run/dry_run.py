@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
+from bench.analysis.prediction.fit import fit
+from bench.analysis.prediction.report import fit_document, fit_page, machine_line
 from bench.case import Case, written
 from bench.cli.run.planning import Plan, RunOptions
 from bench.errors import plural
 from bench.machine.disk import checkpoint_bytes
 from bench.machine.machine import redact
+from bench.machine.machines.machine_file import PlannedMachine
 from bench.machine.preflight import least_bytes
 from bench.report.format import readable
 from bench.report.run.run_rows import shape_words
@@ -27,10 +31,13 @@ _SIZES = ("parameters", "gradients", "optimizer", "at_least")
 def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) -> None:
     """Print all cases in the requested format."""
     cases = [case for case, _ in plan.cases]
+    page, document = _page(plan, options), _document
+    if (machine := plan.machine) is not None:
+        page, document = _page_on(cases, machine), partial(_document_on, machine=machine)
     write(
         options.format_name,
-        _page(plan, options),
-        lambda: [_document(case) for case in cases],
+        page,
+        lambda: [document(case) for case in cases],
         ({"strategy": case.strategy, "ranks": case.ranks, **row} for case in cases for row in _ranks(case)),
         ("strategy", "ranks", "rank", "mesh", "sequences", *_SIZES),
         console,
@@ -59,6 +66,18 @@ def _page(plan: Plan, options: RunOptions) -> Iterator[Block]:
     for line in cluster_lines(plan.cluster):
         yield ""
         yield line
+    yield ""
+    yield "nothing was started, and nothing written"
+
+
+def _page_on(cases: Sequence[Case], machine: PlannedMachine) -> Iterator[Block]:
+    """Yield what the cases would hold and take on a machine that is not here."""
+    yield machine_line(machine)
+    for case in cases:
+        yield ""
+        yield from _case_lines(case)
+        yield ""
+        yield from fit_page(fit(case, machine))
     yield ""
     yield "nothing was started, and nothing written"
 
@@ -139,6 +158,10 @@ def _step_lines(case: Case) -> Iterator[str]:
             f"a step's {transfer.collective} over {transfer.axis}: {readable(transfer.payload_bytes, 'bytes')},"
             f" {plural(transfer.calls, 'call')}"
         )
+
+
+def _document_on(case: Case, *, machine: PlannedMachine) -> dict[str, object]:
+    return {**_document(case), "on": fit_document(fit(case, machine))}
 
 
 def _document(case: Case) -> dict[str, object]:

@@ -23,6 +23,7 @@ from bench.errors import Misuse, plural, say
 from bench.machine.device_checks import why_no_gpu
 from bench.machine.disk import check_disk
 from bench.machine.gpus import read_memory, why_numbered_otherwise
+from bench.machine.machines.machine_file import PlannedMachine, read_machine
 from bench.rank.fault_injection import Fault, parse_fault
 from bench.session.case_args import (
     CaseArgs,
@@ -31,6 +32,7 @@ from bench.session.case_args import (
     check_limit,
     check_room,
     default_lines,
+    node_on,
     read_node,
 )
 from bench.session.measure import TrialSettings
@@ -76,6 +78,7 @@ class RunOptions:
     format_name: str
     has_details: bool
     is_dry: bool
+    on: str | None
     quiet: bool
     verbose: bool
 
@@ -107,6 +110,7 @@ class Plan:
     device_reason: why this device was chosen; None if the user named it. crowds: warnings of more processes than cores,
     and of tensor axes that cross nodes; the model that nobody chose.
     cluster: the cluster whose nodes were planned for; None for this machine.
+    machine: the machine of --on, which is not here; None without it.
     """
 
     cases: tuple[tuple[Case, Fault | None], ...]
@@ -116,6 +120,7 @@ class Plan:
     device_reason: str | None
     crowds: tuple[str, ...]
     cluster: Capacity | None = None
+    machine: PlannedMachine | None = None
 
     @property
     def case(self) -> Case:
@@ -137,13 +142,18 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     purpose = check_purpose(Purpose(origin="nightly" if options.is_nightly else "run", note=options.note))
 
     # One case for each number of ranks, checked against this machine.
-    node = read_node(options.nodes, options.ranks_per_node, engine=options.engine_name, engine_file=options.engine_file)
+    machine = _planned_machine(options)
+    node = (
+        read_node(options.nodes, options.ranks_per_node, engine=options.engine_name, engine_file=options.engine_file)
+        if machine is None
+        else node_on(machine)
+    )
     measured: list[Case] = []
     crowds: list[str] = []
     for count in counts:
         try:
             case = case_of_args(args, count, node)
-            is_here = case.device == "cuda" and node.cluster is None
+            is_here = case.device == "cuda" and node.cluster is None and machine is None
             crowds += default_lines(args, case, node)
             crowds += check_room(case, node, read_memory(node.gpus.gpus) if is_here else ())
         except Misuse as error:
@@ -164,7 +174,7 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     elif options.mistakes:
         raise Misuse("--inject-cause is for a check; add --check-convergence")
 
-    if node.cluster is None:
+    if node.cluster is None and machine is None:
         check_disk(case, options.runs_folder)
     instrumentation = InstrumentationOptions(
         trace_every=options.trace_every,
@@ -181,12 +191,15 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
     if options.baseline_run is not None:
         explicit_baseline = find_run(options.baseline_run, options.store_url, is_glance=options.is_dry)
         check_baseline(case, explicit_baseline)
-    check_place(options.runs_folder)
-    if options.is_dry:  # Else the run opens it before anything starts.
+    if machine is None:
+        check_place(options.runs_folder)
+    if options.is_dry and machine is None:  # Else the run opens it before anything starts.
         check_store(options.store_url)
     cluster = node.cluster
     nodes = nodes_to_ask(options.engine_name, options.nodes, (case for case, _ in cases))
-    if options.is_dry and nodes != options.nodes:  # The cluster then reports what would be requested.
+    if (
+        options.is_dry and machine is None and nodes != options.nodes
+    ):  # The cluster then reports what would be requested.
         cluster = read_node(
             nodes, engine=options.engine_name, engine_file=options.engine_file, tell=lambda text: None
         ).cluster
@@ -195,10 +208,38 @@ def plan(args: CaseArgs, options: RunOptions) -> Plan:
         is_curve=is_curve,
         settings=settings,
         explicit_baseline=explicit_baseline,
-        device_reason=None if args.device is not None else f"device: {case.device} ({_why_device(node)})",
+        device_reason=None
+        if args.device is not None or machine is not None
+        else f"device: {case.device} ({_why_device(node)})",
         crowds=tuple(dict.fromkeys(crowds)),
         cluster=cluster,
+        machine=machine,
     )
+
+
+NOT_ON_MACHINES = (
+    *("engine_name", "engine_file", "nodes", "ranks_per_node", "baseline_run", "is_nightly", "fault_text", "mistakes"),
+    *("is_check", "with_timeline"),
+)
+"""Parameters that --on leaves no meaning: they are about ranks that run, or say what the machine says."""
+
+
+def _planned_machine(options: RunOptions) -> PlannedMachine | None:
+    """Return the machine of --on; None without it.
+
+    Raises:
+        Misuse: the machine is unknown, its file is wrong, or --on stands with what it cannot stand with.
+    """
+    if options.on is None:
+        return None
+    if not options.is_dry:
+        raise Misuse("--on plans for a machine that is not here, and nothing can run there; add --dry-run")
+    if names := _options_on_command_line(options, NOT_ON_MACHINES):
+        raise Misuse(
+            f"--on says which nodes there are, and nothing runs on them: {', '.join(f'--{name}' for name in names)}"
+            " cannot be set with it; leave them out"
+        )
+    return read_machine(options.on)
 
 
 def _refuse_combinations(spec: StrategySpec, args: CaseArgs, options: RunOptions) -> None:

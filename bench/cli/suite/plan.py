@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.cli.completion import complete_suite
-from bench.cli.options import FORMAT, RUNS, STORE, Duration, NamedText, engine_options
+from bench.cli.options import FORMAT, ON, RUNS, STORE, Duration, NamedText, engine_options
 from bench.cli.run.case_options import NO_BIND
-from bench.errors import InfrastructureFailed, say
+from bench.errors import InfrastructureFailed, Misuse, say
 
 if TYPE_CHECKING:
     from bench.session.case_args import NodeResources
@@ -53,6 +53,7 @@ BUDGET = click.option("--budget", "budget_s", type=Duration(), help="Time for al
 @ONLY
 @BUDGET
 @engine_options
+@ON
 @RUNS
 @STORE
 @FORMAT
@@ -66,15 +67,17 @@ def plan(
     nodes: int,
     ranks_per_node: int | None,
     engine_file: Path | None,
+    on: str | None,
     runs_folder: Path,
     store_url: str | None,
     format_name: str,
 ) -> None:
     """Show which cases a suite would run here, what each needs, and how long it takes.
 
-    Also shows why some cases cannot run here, and warns where checkpoints do not fit on the disk of --runs. Durations
-    come from the history. The command starts nothing and writes nothing; with --engine slurm, it asks Slurm what its
-    nodes have. NAME is a shipped suite: collectives, levers, nightly, scaling, single_node or smoke.
+    Also shows why some cases cannot run here, and warns if checkpoints do not fit on the disk of --runs. Durations come
+    from the history. The command starts nothing and writes nothing; with --engine slurm, it asks Slurm what its nodes
+    have; with --on, it predicts what each case holds and takes on a machine that is not here. NAME is a shipped suite:
+    collectives, levers, nightly, scaling, single_node or smoke.
 
     \b
     Example:
@@ -84,10 +87,40 @@ def plan(
     from bench.suite.plan import left_out
     from bench.suite.plan_report import print_plan
 
+    if on is not None:
+        if engine_name != "local" or nodes != 1 or ranks_per_node is not None or engine_file is not None:
+            raise Misuse(
+                "--on says which nodes there are: --engine, --engine-file, --nodes and --ranks-per-node cannot be set"
+                " with it; leave them out"
+            )
+        _print_plan_on(on, suite_name, settings, only, budget_s, format_name)
+        return
     node = read_node(nodes, ranks_per_node, engine=engine_name, engine_file=engine_file)
     planned = read_plan(suite_name, settings, store_url, node, runs_folder)
     out = left_out(planned, only, budget_s)
     print_plan(planned, out, format_name, node.cluster)
+
+
+def _print_plan_on(
+    on: str,
+    suite_name: str,
+    settings: Sequence[str],
+    only: Sequence[str],
+    budget_s: float | None,
+    format_name: str,
+) -> None:
+    """Print the plan on a machine that is not here, for which no history has times."""
+    from bench.analysis.prediction.suite_report import print_plan_on
+    from bench.machine.machines.machine_file import read_machine
+    from bench.session.case_args import node_on
+    from bench.suite.file import read_suite
+    from bench.suite.form.document import find_suite
+    from bench.suite.plan import left_out, plan_suite
+
+    machine = read_machine(on)
+    suite = read_suite(find_suite(suite_name), settings)
+    planned = plan_suite(suite, node_on(machine), f"{machine.name} is not here")
+    print_plan_on(planned, machine, left_out(planned, only, budget_s), format_name)
 
 
 def read_plan(

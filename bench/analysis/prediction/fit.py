@@ -1,0 +1,223 @@
+"""What a case would hold and take on a machine that is not here: memory by part, bytes by level, step and MFU.
+
+Memory and bytes follow from the cost models. A step needs rates, and no machine is asked: they are a data sheet's,
+times an efficiency that is assumed (`COMPUTE_EFFICIENCY`, `LINK_EFFICIENCY`) and named wherever a step is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from bench.case import Case
+from bench.machine.machines.machine_file import PlannedMachine
+from bench.machine.preflight import CPU_LAW_EXCESS, PARTS_JUDGED
+from bench.results.mfu import mfu
+from workloads.cost_models.absent import Absent
+from workloads.cost_models.interconnect import Interconnect, transfer_axis, transfer_time_s
+from workloads.cost_models.peak_memory import Prediction
+from workloads.cost_models.step_time import StepTime
+from workloads.cost_models.terms import Collective, Transfer
+from workloads.options import microbatch_count
+from workloads.pipeline_parallel.expected_step import expected_step
+
+COMPUTE_EFFICIENCY = 0.6
+"""Share of the data sheet's dense peak at which a rank computes while it computes. Assumed, for every GPU and shape:
+large products alone reach 0.7 to 0.8, and norms, attention and the optimizer take their time as well."""
+LINK_EFFICIENCY = 0.8
+"""Share of a link's bandwidth by the data sheet that a ring of NCCL reaches with large messages. Assumed."""
+
+# Memory of the rank that holds most.
+
+STATES = ("parameters", "gradients", "optimizer")
+"""The parts of memory that no checkpointing and no smaller batch changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """Bytes that the rank that holds most needs at its worst moment, by part, and what a GPU has.
+
+    is_least: no cost model predicts the peak of a step, so that the parts are only what the rank holds at the least.
+    basis: what the figures are, for people.
+    """
+
+    parts: Mapping[str, int]
+    room_bytes: int
+    basis: str
+    is_least: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.room_bytes
+
+    @property
+    def too_much(self) -> tuple[str, int] | None:
+        """The part that is too much, in words, with its bytes; None where all fits.
+
+        Parts are added in this order until they exceed the GPU: states, what is gathered, activations and the rest.
+        """
+        states_bytes = sum(size for name, size in self.parts.items() if name in STATES)
+        if self.fits:
+            return None
+        if states_bytes > self.room_bytes:
+            return "parameters, gradients and optimizer state alone", states_bytes
+        largest = max((name for name in self.parts if name not in STATES), key=lambda name: self.parts[name])
+        return largest, self.parts[largest]
+
+
+def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
+    """Return the memory of the rank that holds most, compared with a GPU's."""
+    room_bytes, spec = machine.table.gpu.memory_bytes, case.spec()
+    if case.model is None:
+        buffers = {"buffers": max(spec.working_bytes(case, rank) for rank in (0, case.ranks - 1))}
+        return MemoryFit(parts=buffers, room_bytes=room_bytes, basis="the probe's buffers")
+    peak, basis = _peak(case)
+    if isinstance(peak, Prediction):
+        parts = {
+            "parameters": peak.parameters_bytes,
+            "gradients": peak.gradients_bytes,
+            "optimizer": peak.optimizer_bytes,
+            "activations": peak.activations_bytes,
+            "temporary": peak.temporary_bytes,
+            "other": peak.buffers_bytes + peak.other_bytes,
+        }
+        return MemoryFit(parts={name: size for name, size in parts.items() if size}, room_bytes=room_bytes, basis=basis)
+    return MemoryFit(parts=least_parts(case), room_bytes=room_bytes, basis=peak.reason, is_least=True)
+
+
+def _peak(case: Case) -> tuple[Prediction | Absent, str]:
+    """Return the peak of a step on CUDA, or why it is absent, and by which cost model."""
+    if microbatch_count(case) > PARTS_JUDGED:
+        return Absent(reason=f"the cost model follows at most {PARTS_JUDGED} microbatches"), ""
+    spec = case.spec()
+    peak = spec.peak(case)
+    if isinstance(peak, Prediction):
+        return peak, "allocated memory, by the cost model of CUDA"
+    # The cost model of a CPU stands in where CUDA's does not cover the strategy.
+    stand_in = spec.peak(replace(case, device="cpu", backend="gloo"))
+    if isinstance(stand_in, Prediction):
+        return stand_in, f"live tensors by the cost model of a CPU, up to {CPU_LAW_EXCESS:.0%} too high for a GPU"
+    return peak, ""
+
+
+def least_parts(case: Case) -> dict[str, int]:
+    """Return what the rank that holds most keeps and gathers, for a case whose peak no cost model predicts."""
+    spec = case.spec()
+    by_rank = []
+    for rank in sorted({0, case.ranks // 2, case.ranks - 1}):
+        states = spec.states(case, rank)
+        by_rank.append(
+            {
+                "parameters": states.parameters_bytes,
+                "gradients": states.gradients_bytes,
+                "optimizer": states.optimizer_bytes,
+                "gathered": spec.gathered_bytes(case, rank),
+                "unreduced gradients": spec.unreduced_bytes(case, rank),
+            }
+        )
+    most = max(by_rank, key=lambda parts: sum(parts.values()))
+    return {name: size for name, size in most.items() if size}
+
+
+# Bytes of a step, by collective and level.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelTraffic:
+    """The collectives of one kind over one mesh axis in a step, of one rank.
+
+    level: the outermost level of links that the axis's ranks cross; None for an axis of one rank.
+    elapsed_s: all of them in turn, none hidden.
+    """
+
+    collective: Collective
+    axis: str
+    level: str | None
+    payload_bytes: int
+    calls: int
+    elapsed_s: float
+
+
+def traffic(case: Case, interconnect: Interconnect) -> Iterator[LevelTraffic]:
+    """Yield the transfers of a step; those of one collective over one axis that cross the same levels together."""
+    if case.model is None:
+        return
+    spec = case.spec()
+    axes = spec.mesh(case)
+    together: dict[tuple[Collective, str, str | None], list[Transfer]] = {}
+    for transfer in spec.transfers(case):
+        crossed = interconnect.crossed(transfer_axis(transfer, axes))
+        level = crossed[-1].name if crossed else None
+        together.setdefault((transfer.collective, transfer.axis, level), []).append(transfer)
+    for (collective, name, level), transfers in together.items():
+        yield LevelTraffic(
+            collective=collective,
+            axis=name,
+            level=level,
+            payload_bytes=sum(transfer.payload_bytes for transfer in transfers),
+            calls=sum(transfer.calls for transfer in transfers),
+            elapsed_s=sum(transfer_time_s(each, axes, interconnect, case.backend) for each in transfers),
+        )
+
+
+# A step.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a case would hold and take. mfu: of the data sheet's peak. rests_on: what the step assumes, for people."""
+
+    case: Case
+    machine: PlannedMachine
+    memory: MemoryFit
+    traffic: tuple[LevelTraffic, ...]
+    step: StepTime | Absent
+    mfu: float | Absent
+    rests_on: tuple[str, ...]
+
+
+def fit(case: Case, machine: PlannedMachine) -> Fit:
+    """Predict a case on a machine. Asks nothing of this host."""
+    interconnect = machine.interconnect(case.ranks, case.nodes, efficiency=LINK_EFFICIENCY)
+    step, share, rests_on = _step(case, machine, interconnect)
+    return Fit(
+        case=case,
+        machine=machine,
+        memory=memory_fit(case, machine),
+        traffic=tuple(traffic(case, interconnect)),
+        step=step,
+        mfu=share,
+        rests_on=rests_on,
+    )
+
+
+def _step(
+    case: Case, machine: PlannedMachine, interconnect: Interconnect
+) -> tuple[StepTime | Absent, float | Absent, tuple[str, ...]]:
+    """Return the step, its MFU, and what they rest on."""
+    if case.model is None:
+        nothing = Absent(reason="a probe trains no model")
+        return nothing, nothing, ()
+    peak = machine.peak(case.precision)
+    if isinstance(peak, Absent):
+        return peak, peak, ()
+    rate = COMPUTE_EFFICIENCY * peak.flops_per_second
+    step = expected_step(case, case.spec(), flops_per_second=rate, interconnect=interconnect)
+    if isinstance(step, Absent):
+        return step, step, ()
+    crossed = {row.level for row in traffic(case, interconnect)}
+    rests_on = [
+        f"computing at {COMPUTE_EFFICIENCY:.0%} of {peak.flops_per_second / 1e12:,.1f} TFLOP/s, assumed, of the"
+        f" {case.precision} peak ({peak.source})"
+    ]
+    for level in machine.table.levels:
+        if level.name in crossed:
+            rests_on.append(
+                f"{level.name} at {LINK_EFFICIENCY:.0%}, assumed, of {level.bandwidth_bytes_per_second / 1e9:,.0f} GB/s"
+                f" a GPU in each direction, {1e6 * level.latency_s:g} us a message ({level.source})"
+            )
+    return step, mfu(case.shape, case.ranks, step.step_s, peak), tuple(rests_on)

@@ -1,0 +1,121 @@
+"""The nearest setup that fits where a case does not: checkpointing, smaller microbatches, another strategy, more nodes.
+
+A few setups are tried, the smallest change first. None is measured: the cost models decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from bench.analysis.prediction.fit import MemoryFit, least_parts, memory_fit
+from bench.case import Case, check, find_spec, options_set, parse_options, settle, written
+from bench.errors import Misuse
+from bench.machine.machines.machine_file import PlannedMachine
+from workloads.options import microbatch_option
+from workloads.spec import OptionValue
+
+STRATEGIES = ("fsdp", "hsdp", "three_d")
+"""Strategies that are tried in place of one that does not fit: they hold less a rank, and run on any machine."""
+GROWTH = (2, 4, 8, 16, 32, 64)
+"""How many times the machine's nodes are tried."""
+MOST_RANKS = 512
+"""More ranks are not tried: the cost models of sharded states visit each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestFit:
+    """A setup that fits. words: what differs, as it is typed: "--option checkpoint=full"."""
+
+    words: str
+    case: Case
+    machine: PlannedMachine
+    memory: MemoryFit
+
+
+def nearest_fit(case: Case, machine: PlannedMachine) -> NearestFit | None:
+    """Return the first of a few setups that fits, or None.
+
+    One whose peak no cost model predicts is returned only where no other fits: it may need more.
+    """
+    uncertain: NearestFit | None = None
+    for words, tried, on in _tried(case, machine):
+        if sum(least_parts(tried).values()) > on.table.gpu.memory_bytes:
+            continue  # Is found sooner than the peak.
+        memory = memory_fit(tried, on)
+        found = NearestFit(words=words, case=tried, machine=on, memory=memory)
+        if memory.fits and not memory.is_least:
+            return found
+        if memory.fits:
+            uncertain = uncertain or found
+    return uncertain
+
+
+def _tried(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, PlannedMachine]]:
+    """Yield setups, each smaller in memory than the case in some way, in words and as checked cases."""
+    if case.model is None:
+        return
+    for words, tried in (*_options(case), *_strategies(case, machine)):
+        yield words, tried, machine
+    nodes = machine.table.nodes
+    for factor in GROWTH:
+        more = machine.with_nodes(factor * nodes)
+        if more.gpus > MOST_RANKS:
+            return
+        for scaled in _scaled(case, more):
+            grown = f"--on {more.name} --ranks {scaled.ranks}"
+            grown += f" --batch {scaled.shape.batch}" if scaled.shape.batch != case.shape.batch else ""
+            yield grown, scaled, more
+            for words, tried in _options(scaled):
+                yield f"{grown} {words}", tried, more
+
+
+def _options(case: Case) -> Iterator[tuple[str, Case]]:
+    """Yield the case with checkpointing, then with smaller microbatches, then with both."""
+    whole = {"checkpoint": "full"} if case.options.get("checkpoint") not in (None, "full") else {}
+    if case.options.get("checkpoint_every", 1) != 1 and "checkpoint" in case.options:
+        whole["checkpoint_every"] = "1"
+    if whole:
+        yield from _changed(case, whole)
+    option = microbatch_option(case)
+    count = int(case.options[option.name])
+    for factor in (2, 4, 8):
+        yield from _changed(case, {**whole, option.name: str(factor * count)})
+
+
+def _strategies(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case]]:
+    """Yield the case as a strategy that shards more, checkpointed."""
+    node = min(machine.table.gpus_per_node, case.ranks)
+    for name in STRATEGIES:
+        if name == case.strategy:
+            continue
+        known = {option.name for option in find_spec(name).options}
+        own = {key: written(value) for key, value in options_set(case).items() if key in known}
+        sized = {"tensor_ranks": str(node), "pipeline_ranks": "1"} if name == "three_d" else {}
+        for more in ({}, {"checkpoint": "full"}):
+            yield from _changed(case, {**own, **sized, **more}, strategy=name)
+
+
+def _scaled(case: Case, machine: PlannedMachine) -> Iterator[Case]:
+    """Yield the case on all GPUs of a larger machine: with the same batch where it divides, else with a larger one."""
+    nodes = machine.table.nodes
+    factor = machine.gpus // case.ranks
+    for batch in (case.shape.batch, factor * case.shape.batch):
+        larger = replace(case, ranks=machine.gpus, nodes=nodes, model=replace(case.shape, batch=batch))
+        with suppress(Misuse):
+            yield check(settle(larger))
+            return
+
+
+def _changed(case: Case, options: Mapping[str, str], *, strategy: str | None = None) -> Iterator[tuple[str, Case]]:
+    """Yield the case with these options in place of its own, if its spec takes them."""
+    spec = find_spec(strategy or case.strategy)
+    texts = [f"{name}={value}" for name, value in options.items()]
+    words = " ".join([*([] if strategy is None else [strategy]), *(f"--option {text}" for text in texts)])
+    with suppress(Misuse):
+        values: Mapping[str, OptionValue] = parse_options(spec, texts)
+        if strategy is None:
+            values = {**case.options, **{name: values[name] for name in options}}
+        changed = replace(case, strategy=spec.name, version=spec.version_on(case.device), options=values)
+        yield words, check(settle(changed))

@@ -1,0 +1,144 @@
+"""The report of what a case would hold and take on a machine that is not here, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from bench.analysis.prediction.fit import Fit, memory_fit
+from bench.analysis.prediction.nearest import nearest_fit
+from bench.machine.machines.machine_file import PlannedMachine
+from bench.report.format import readable, share
+from bench.report.table import Block, Table
+from workloads.cost_models.absent import Absent
+
+
+def fit_page(predicted: Fit) -> Iterator[Block]:
+    """Yield memory by part, bytes by collective and level, the step, and what it rests on."""
+    yield from _memory(predicted)
+    if predicted.traffic:
+        yield ""
+        yield f"bytes of a step, a rank of {predicted.case.title}"
+        rows = [
+            (
+                row.collective,
+                row.axis,
+                row.level or "-",
+                readable(row.payload_bytes, "bytes"),
+                f"{row.calls:,}",
+                time_words(row.elapsed_s),
+            )
+            for row in predicted.traffic
+        ]
+        yield Table(("collective", "over", "crosses", "payload", "calls", "takes"), rows, words=(0, 1, 2), keys=2)
+    if predicted.case.model is None:
+        return
+    yield ""
+    yield from step_lines(predicted)
+    yield from (f"rests on {line}" for line in predicted.rests_on)
+
+
+def _memory(predicted: Fit) -> Iterator[Block]:
+    memory = predicted.memory
+    least = "at least " if memory.is_least else ""
+    yield (
+        f"the rank that holds most needs {least}{readable(memory.total_bytes, 'bytes')} of"
+        f" {readable(memory.room_bytes, 'bytes')}: {memory.basis}"
+    )
+    rows = [
+        (name, readable(size, "bytes"), share(size / memory.total_bytes)) for name, size in memory.parts.items() if size
+    ]
+    yield Table(("part", "bytes", "share"), rows, keys=1)
+    if (without := without_checkpointing(predicted)) is not None:
+        yield f"without checkpointing it would need {readable(without, 'bytes')}"
+    yield verdict_line(predicted)
+
+
+def verdict_line(predicted: Fit) -> str:
+    """Return whether the case fits; if not, which part is too much, and the nearest setup that fits."""
+    memory = predicted.memory
+    if memory.fits:
+        return "it fits, as far as that is predicted" if memory.is_least else "it fits"
+    nearest = nearest_fit(predicted.case, predicted.machine)
+    assert memory.too_much is not None, "it does not fit"
+    part, size = memory.too_much
+    line = f"it does not fit: {part}: {readable(size, 'bytes')} of the {readable(memory.room_bytes, 'bytes')} of a GPU"
+    if nearest is None:
+        return f"{line}; none of the setups that were tried fits: use a smaller --shape, --batch or --sequence"
+    least = "at least " if nearest.memory.is_least else ""
+    return f"{line}; with {nearest.words} it needs {least}{readable(nearest.memory.total_bytes, 'bytes')}"
+
+
+def without_checkpointing(predicted: Fit) -> int | None:
+    """Return what the case would hold without checkpointing; None where it has none, or that is not predicted."""
+    case = predicted.case
+    if case.options.get("checkpoint", "none") == "none":
+        return None
+    memory = memory_fit(replace(case, options={**case.options, "checkpoint": "none"}), predicted.machine)
+    return None if memory.is_least else memory.total_bytes
+
+
+def step_lines(predicted: Fit) -> Iterator[str]:
+    """Yield the expected step and its MFU, or why they are absent."""
+    step, ratio = predicted.step, predicted.mfu
+    if isinstance(step, Absent):
+        yield f"expected step: absent: {step.reason}"
+        return
+    tokens = predicted.case.shape.tokens / step.step_s
+    bubble = f"a bubble of {time_words(step.bubble_s)}, " if step.bubble_s else ""
+    computing, exposed, sent = map(time_words, (step.compute.step_s, step.exposed_s, step.communication_s))
+    yield (
+        f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {bubble}and"
+        f" {exposed} of exposed communication ({sent} in all)"
+    )
+    yield f"expected MFU: {f'absent: {ratio.reason}' if isinstance(ratio, Absent) else share(ratio)}"
+
+
+def fit_document(predicted: Fit) -> dict[str, Any]:
+    """Return the prediction for JSON."""
+    memory, step = predicted.memory, predicted.step
+    nearest = None if memory.fits else nearest_fit(predicted.case, predicted.machine)
+    return {
+        "machine": {"name": predicted.machine.name, **_machine(predicted)},
+        "memory": {
+            "parts": dict(memory.parts),
+            "total_bytes": memory.total_bytes,
+            "room_bytes": memory.room_bytes,
+            "is_least": memory.is_least,
+            "fits": memory.fits,
+            "basis": memory.basis,
+            "too_much": None if memory.too_much is None else memory.too_much[0],
+            "without_checkpointing_bytes": without_checkpointing(predicted) if predicted.case.model else None,
+        },
+        "nearest": None
+        if nearest is None
+        else {"words": nearest.words, "case": nearest.case, "total_bytes": nearest.memory.total_bytes},
+        "traffic": predicted.traffic,
+        "step": step,
+        "step_s": None if isinstance(step, Absent) else step.step_s,
+        "mfu": predicted.mfu,
+        "rests_on": predicted.rests_on,
+    }
+
+
+def _machine(predicted: Fit) -> dict[str, Any]:
+    table = predicted.machine.table
+    return {
+        "description": table.description,
+        "gpu": table.gpu.name,
+        "memory_bytes": table.gpu.memory_bytes,
+        "gpus_per_node": table.gpus_per_node,
+        "nodes": table.nodes,
+    }
+
+
+def time_words(elapsed_s: float) -> str:
+    """Return a time in a unit of its size: "8.9 s", "31.7 ms"."""
+    return readable(1e9 * elapsed_s, "ns")
+
+
+def machine_line(machine: PlannedMachine) -> str:
+    """Return the machine in one line."""
+    memory = readable(machine.table.gpu.memory_bytes, "bytes")
+    return f"{machine.name}: {machine.words}, {memory} each by torch; nothing is asked of this host"

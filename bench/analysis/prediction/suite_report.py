@@ -1,0 +1,111 @@
+"""The plan of a suite on a machine that is not here: what each case would hold and take, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench.analysis.prediction.fit import Fit, fit
+from bench.analysis.prediction.report import fit_document, machine_line, time_words, verdict_line
+from bench.machine.machines.machine_file import PlannedMachine
+from bench.report.format import grouped, readable, share
+from bench.report.table import Block, Table, write
+from bench.suite.plan import SuitePlan
+from workloads.cost_models.absent import Absent
+
+_COLUMNS = (
+    "case",
+    "strategy",
+    "ranks",
+    "nodes",
+    "total_bytes",
+    "is_least",
+    "fits",
+    "step_s",
+    "mfu",
+    "refusal",
+    "left_out",
+)
+
+
+def print_plan_on(plan: SuitePlan, machine: PlannedMachine, left_out: Mapping[str, str], format_name: str) -> None:
+    """Print the plan in the requested format. left_out: why cases are not run that could be, by their names."""
+    fits = {each.suite_case.name: fit(each.case, machine) for each in plan.cases if each.case is not None}
+    rows = [
+        {
+            "case": each.suite_case.name,
+            "strategy": each.suite_case.args.strategy,
+            "refusal": each.refusal,
+            "left_out": left_out.get(each.suite_case.name),
+            **_figures(fits.get(each.suite_case.name)),
+        }
+        for each in plan.cases
+    ]
+    write(
+        format_name,
+        _page(plan, machine, rows, fits),
+        lambda: {
+            "suite": plan.suite.name,
+            "description": plan.suite.description,
+            "path": str(plan.suite.path),
+            "machine": machine.name,
+            "cases": [{**row, "on": fit_document(fits[row["case"]]) if row["case"] in fits else None} for row in rows],
+        },
+        rows,
+        _COLUMNS,
+    )
+
+
+def _figures(predicted: Fit | None) -> dict[str, Any]:
+    if predicted is None:
+        return dict.fromkeys(("ranks", "nodes", "total_bytes", "is_least", "fits", "step_s", "mfu"))
+    step, ratio = predicted.step, predicted.mfu
+    return {
+        "ranks": predicted.case.ranks,
+        "nodes": predicted.case.nodes,
+        "total_bytes": predicted.memory.total_bytes,
+        "is_least": predicted.memory.is_least,
+        "fits": predicted.memory.fits,
+        "step_s": None if isinstance(step, Absent) else step.step_s,
+        "mfu": None if isinstance(ratio, Absent) else ratio,
+    }
+
+
+def _page(
+    plan: SuitePlan, machine: PlannedMachine, rows: list[dict[str, Any]], fits: Mapping[str, Fit]
+) -> Iterator[Block]:
+    yield f"{plan.suite.name}: {plan.suite.description}" if plan.suite.description else plan.suite.name
+    yield machine_line(machine)
+    yield ""
+    cells = []
+    for row in rows:
+        if row["ranks"] is None:
+            cells.append((row["case"], "-", "-", "cannot run", "-", "-"))
+            continue
+        least = "at least " if row["is_least"] else ""
+        cells.append(
+            (
+                row["case"],
+                str(row["ranks"]),
+                f"{least}{readable(row['total_bytes'], 'bytes')}",
+                "yes" if row["fits"] else "no",
+                "-" if row["step_s"] is None else time_words(row["step_s"]),
+                share(row["mfu"]),
+            )
+        )
+    columns = ("case", "ranks", "each needs", "fits", "step", "MFU")
+    yield Table(columns, cells, words=(0, 3), unbroken=range(1, len(columns)))
+    yield ""
+    for heading, name in (("cannot run there", "refusal"), ("left out", "left_out")):
+        for text, names in grouped((row[name], row["case"]) for row in rows if row[name] is not None).items():
+            yield f"{heading}: {_joined(names)}: {text}"
+    unfit = {name: predicted for name, predicted in fits.items() if not predicted.memory.fits}
+    for name, predicted in unfit.items():
+        yield f"{name}: {verdict_line(predicted)}"
+    rest = dict.fromkeys(line for predicted in fits.values() for line in predicted.rests_on)
+    yield from (f"rests on {line}" for line in rest)
+    yield "nothing was started, and nothing written"
+
+
+def _joined(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -1,0 +1,178 @@
+"""What a case would hold and take on a machine that is not here, and the nearest setup that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.analysis.prediction.fit import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MemoryFit, fit, memory_fit
+from bench.analysis.prediction.nearest import nearest_fit
+from bench.analysis.prediction.presets import largest_preset
+from bench.analysis.prediction.report import verdict_line, without_checkpointing
+from bench.case import Case, check
+from bench.machine.machines.machine_file import read_machine
+from bench.session.case_args import CaseArgs, case_of_args, node_on
+from workloads.cost_models.step_time import StepTime
+from workloads.registry import SPECS, spec_of
+
+ONE, EIGHT = read_machine("h100x8"), read_machine("h100x8x8")
+
+
+def made(strategy: str, on: str = "h100x8", *options: str, **changes: Any) -> Case:
+    """A case in bf16, on all GPUs of the machine or on so many ranks."""
+    dimensions = {name: changes.pop(name) for name in ("batch", "layers", "kv_heads") if name in changes}
+    args = CaseArgs(strategy=strategy, dimensions=dimensions, options=options, **changes)
+    return case_of_args(args, None if args.ranks is None else args.ranks[0], node_on(read_machine(on)))
+
+
+def levels(case: Case, on: str) -> set[tuple[str, str | None]]:
+    return {(row.axis, row.level) for row in fit(case, read_machine(on)).traffic}
+
+
+def test_a_case_takes_all_gpus_by_default_and_nccl() -> None:
+    case = made("fsdp", "h100x8x8", batch=64)
+    assert (case.ranks, case.nodes, case.device, case.backend, case.precision) == (64, 8, "cuda", "nccl", "bf16")
+
+
+# Bytes by level.
+
+
+def test_an_axis_crosses_the_level_that_its_ranks_cross() -> None:
+    case = made("hsdp", "h100x8x8", "shard_ranks=8", batch=64)
+    assert {("shard", "NVLink"), ("replicate", "InfiniBand")} <= levels(case, "h100x8x8")
+
+
+def test_within_a_node_nothing_crosses_nodes() -> None:
+    assert levels(made("fsdp"), "h100x8") == {("shard", "NVLink")}
+
+
+def test_a_tensor_axis_within_nodes_stays_there_while_stages_are_apart() -> None:
+    options = ("tensor_ranks=8", "pipeline_ranks=4", "microbatches=8")
+    case = made("three_d", "h100x8x8", *options, shape_name="8b", batch=64)
+    found = levels(case, "h100x8x8")
+    assert {axis: level for axis, level in found if axis in ("tensor", "stage")} == {
+        "tensor": "NVLink",
+        "stage": "InfiniBand",
+    }
+
+
+def test_payload_is_what_the_spec_says() -> None:
+    case = made("ddp", "h100x8x8", shape_name="1b", batch=64)
+    rows = fit(case, EIGHT).traffic
+    assert sum(row.payload_bytes for row in rows) == sum(each.payload_bytes for each in case.spec().transfers(case))
+    assert sum(row.calls for row in rows) == sum(each.calls for each in case.spec().transfers(case))
+
+
+# The step.
+
+
+def test_one_rank_takes_its_flops_at_the_stated_share_of_the_peak() -> None:
+    case = made("single", "h100x8", "checkpoint=none", shape_name="1b")
+    predicted = fit(case, ONE)
+    assert isinstance(predicted.step, StepTime)
+    assert predicted.step.step_s == pytest.approx(case.shape.flops_per_step() / (COMPUTE_EFFICIENCY * 989.4e12))
+    assert predicted.mfu == pytest.approx(COMPUTE_EFFICIENCY)
+
+
+def test_a_collective_takes_its_ring_on_the_stated_share_of_the_link() -> None:
+    case = made("ddp", "h100x8", shape_name="1b")
+    (row,) = [row for row in fit(case, ONE).traffic if row.payload_bytes > 1000]
+    hops_s = row.calls * 14 * 1.9e-6
+    assert row.elapsed_s == pytest.approx(hops_s + row.payload_bytes * 14 / 8 / (LINK_EFFICIENCY * 450e9), rel=1e-6)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.kind == "training"], ids=lambda spec: spec.name)
+def test_every_strategy_has_a_step_and_says_what_it_rests_on(spec: Any) -> None:
+    found = largest_preset(spec, ONE)
+    if spec.missing_packages():
+        pytest.skip("an extra is not installed")
+    assert found is not None
+    predicted = fit(found.case, ONE)
+    assert isinstance(predicted.step, StepTime)
+    assert isinstance(predicted.mfu, float)
+    assert 0 < predicted.mfu < COMPUTE_EFFICIENCY * 1.0001
+    assert "60% of 989.4 TFLOP/s, assumed" in predicted.rests_on[0]
+
+
+def test_a_probe_has_no_step_and_fits() -> None:
+    predicted = fit(made("collectives"), ONE)
+    assert predicted.memory.fits
+    assert not predicted.traffic
+
+
+# Memory.
+
+
+def held(**sizes: int) -> MemoryFit:
+    return MemoryFit(parts=sizes, room_bytes=100, basis="made")
+
+
+@pytest.mark.parametrize(
+    ("memory", "part"),
+    [
+        (held(parameters=60, activations=40), None),
+        (held(parameters=60, optimizer=50), "parameters, gradients and optimizer state alone"),
+        (held(parameters=60, activations=41), "activations"),
+        (held(parameters=60, activations=20, gathered=30), "gathered"),
+    ],
+)
+def test_the_part_that_is_too_much_is_named(memory: MemoryFit, part: str | None) -> None:
+    assert (None if memory.too_much is None else memory.too_much[0]) == part
+
+
+def test_states_are_those_of_the_spec() -> None:
+    case = made("ddp", "h100x8", shape_name="1b")
+    memory, states = memory_fit(case, ONE), case.spec().states(case, 0)
+    assert memory.parts["optimizer"] == states.optimizer_bytes
+    assert memory.parts["parameters"] == states.parameters_bytes
+
+
+def test_what_checkpointing_saves_is_said_only_where_it_is_on() -> None:
+    plain = made("ddp", "h100x8", shape_name="1b")
+    whole = made("ddp", "h100x8", "checkpoint=full", shape_name="1b")
+    assert without_checkpointing(fit(plain, ONE)) is None
+    assert without_checkpointing(fit(whole, ONE)) == memory_fit(plain, ONE).total_bytes
+
+
+# The nearest setup that fits.
+
+UNFIT = {
+    "activations": ("gpipe", ("microbatches=32",), {"shape_name": "1b", "layers": 32, "batch": 64}),
+    "states": ("ddp", (), {"shape_name": "8b"}),
+    "of many nodes": ("fsdp", (), {"shape_name": "405b"}),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_does_not_fit_comes_with_a_setup_that_does(name: str) -> None:
+    strategy, options, changes = UNFIT[name]
+    case = made(strategy, "h100x8", *options, **changes)
+    assert not memory_fit(case, ONE).fits
+    nearest = nearest_fit(case, ONE)
+    assert nearest is not None
+    assert check(nearest.case) == nearest.case
+    assert memory_fit(nearest.case, nearest.machine) == nearest.memory
+    assert nearest.memory.fits
+    assert nearest.words in verdict_line(fit(case, ONE))
+
+
+def test_checkpointing_is_tried_before_anything_else() -> None:
+    strategy, options, changes = UNFIT["activations"]
+    nearest = nearest_fit(made(strategy, "h100x8", *options, **changes), ONE)
+    assert nearest is not None
+    assert nearest.words == "--option checkpoint=full"
+
+
+def test_nothing_near_fits_a_single_rank_of_a_huge_model_on_a_small_gpu() -> None:
+    case = replace(made("single", "a100-40x8", shape_name="405b"), ranks=1)
+    assert "use a smaller --shape, --batch or --sequence" in verdict_line(fit(case, read_machine("a100-40x8")))
+
+
+def test_a_larger_machine_has_a_larger_preset() -> None:
+    spec = spec_of("fsdp")
+    small, large = (largest_preset(spec, read_machine(name)) for name in ("h100x8", "h100x8x64"))
+    assert small is not None
+    assert large is not None
+    assert small.case.shape.parameters() < large.case.shape.parameters()
