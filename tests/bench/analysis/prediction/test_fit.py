@@ -22,7 +22,9 @@ ONE, EIGHT = read_machine("h100x8"), read_machine("h100x8x8")
 
 def made(strategy: str, on: str = "h100x8", *options: str, **changes: Any) -> Case:
     """A case in bf16, on all GPUs of the machine or on so many ranks."""
-    dimensions = {name: changes.pop(name) for name in ("batch", "layers", "kv_heads") if name in changes}
+    dimensions: dict[str, int | None] = {
+        name: changes.pop(name) for name in ("batch", "layers", "kv_heads") if name in changes
+    }
     args = CaseArgs(strategy=strategy, dimensions=dimensions, options=options, **changes)
     return case_of_args(args, None if args.ranks is None else args.ranks[0], node_on(read_machine(on)))
 
@@ -138,7 +140,7 @@ def test_what_checkpointing_saves_is_said_only_where_it_is_on() -> None:
 
 # The nearest setup that fits.
 
-UNFIT = {
+UNFIT: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "activations": ("gpipe", ("microbatches=32",), {"shape_name": "1b", "layers": 32, "batch": 64}),
     "states": ("ddp", (), {"shape_name": "8b"}),
     "of many nodes": ("fsdp", (), {"shape_name": "405b"}),
