@@ -179,6 +179,12 @@ def check_memory(
             )
 
 
+def beside_tensors(case: Case, peak: Prediction) -> int:
+    """Estimate what a rank holds on its GPU besides tensors: CUDA's context, NCCL's buffers and fragmentation."""
+    communicators = sum(size > 1 for size in case.spec().mesh(case).values()) if case.backend == "nccl" else 0
+    return unallocated_bytes(peak.total_bytes, communicators=communicators)
+
+
 def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
     """Yield a warning where a step may not fit on a GPU, which only the step itself decides.
 
@@ -188,14 +194,12 @@ def warn_of_memory(case: Case, gpus: Sequence[Gpu]) -> Iterator[str]:
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     if case.device == "cpu" or case.model is None or not sizes or microbatch_count(case) > PARTS_JUDGED:
         return
-    spec = case.spec()
-    peak = spec.peak(case)
+    peak = case.spec().peak(case)
     if not isinstance(peak, Prediction):
         return
-    communicators = sum(size > 1 for size in spec.mesh(case).values()) if case.backend == "nccl" else 0
     sharing = math.ceil(case.ranks / len(gpus))
     tensors_bytes = sharing * peak.total_bytes
-    more_bytes = sharing * unallocated_bytes(peak.total_bytes, communicators=communicators)
+    more_bytes = sharing * beside_tensors(case, peak)
     if tensors_bytes + more_bytes <= min(sizes):
         return
     how = "a smaller batch"

@@ -17,7 +17,7 @@ from typing import Literal
 
 from bench.errors import plural
 from bench.results.estimate import Estimate
-from bench.results.two_sides import LEAST_APART, LEVEL, Difference, Slower, in_groups, in_pairs, known_noise
+from bench.results.two_sides import LARGE, LEAST_APART, LEVEL, Difference, Slower, in_groups, in_pairs, known_noise
 from collectors.metrics import probes, results
 from collectors.metrics.metric import Metric
 from collectors.metrics.registry import METRICS
@@ -90,7 +90,7 @@ class FigureChange:
     is_exact: all trials of a side are equal, on both sides, so that there is nothing to test.
     error, freedom: as in `two_sides.Difference`, on the scale's own line (logarithms or shares).
     trials: complete trials of A and of B, or of each in pairs.
-    is_short: a group has so few trials, and its series so few earlier runs, that no difference can be shown.
+    is_short: a group has so few trials, and its series so few earlier runs, that only a large difference is shown.
     """
 
     metric: Metric
@@ -217,7 +217,8 @@ class JudgedChange:
     """A change and its outcome.
 
     better, worse: the share of false ones among these is held at 5 % by Benjamini and Hochberg, over the main figures
-        and over the others; the interval excludes no change and is not within the margin, and no group is short.
+        and over the others; the interval excludes no change and is not within the margin, and no group is short or the
+        whole interval is beyond a factor of `LARGE`.
     same: the whole interval lies within the margin, or exact values are equal.
     unsure: neither. more_trials: about how many more a side would settle it with 80 % power, see `trials_to_settle`;
         None where they are more than `MOST_TRIALS`.
@@ -255,7 +256,8 @@ def _judged(change: FigureChange, adjusted_p: float | None, margin: float) -> Ju
     low, high = change.on_line(change.low), change.on_line(change.high)
     if -edge <= low and high <= edge:
         return JudgedChange(change=change, outcome="same", adjusted_p=adjusted_p)
-    if adjusted_p <= LEVEL and not low <= 0 <= high and not change.is_short:
+    is_large = change.scale == "ratio" and min(abs(low), abs(high)) > math.log(LARGE)
+    if adjusted_p <= LEVEL and not low <= 0 <= high and (is_large or not change.is_short):
         return JudgedChange(change=change, outcome="better" if change.is_better else "worse", adjusted_p=adjusted_p)
     # Beside other figures, a difference is shown at this level of its own.
     level = LEVEL * (change.p_value / adjusted_p if adjusted_p > 0 else 1.0)

@@ -14,9 +14,10 @@ Skew of two equally noisy sides cancels in their difference. That of a lone nois
 often hold none of its slow ones, and make it look faster and less noisy than it is. So the end of t's interval at which
 the noisier side is slower than seen lies further out (`_guard`), and both ends where nobody says which way is slower.
 
-Two groups of fewer than `LEAST_APART` trials show no difference by themselves: the trials of one often lie in one of
-two modes only, and nothing in them says that there is another. The noise of a side is therefore the larger one of its
-trials' and of earlier runs' of the same series (`known_noise`); with that of both sides, few trials may show one.
+Two groups of fewer than `LEAST_APART` trials show only a `LARGE` difference by themselves: the trials of one often lie
+in one of two modes only, and nothing in them says that there is another. The noise of a side is therefore the larger
+one of its trials' and of earlier runs' of the same series (`known_noise`); with that of both sides, few trials may show
+one.
 docs/measured/coverage.md has the measured shares of false differences, with and without.
 
 Knows neither metrics nor what is better. All values are on the line on which differences are taken: logarithms of times
@@ -50,6 +51,9 @@ side has exponential noise and the other a fifth of it, at 3 to 20 trials (measu
 LEAST_APART = 5
 """Trials of the smaller group from which two groups show a difference of medians whatever their shape: all n trials of
 a group lie on one side of its median in one of 2^(n - 1) cases, which is 25 % of 3, 12.5 % of 4, and 6 % of 5."""
+LARGE = 1.5
+"""Two groups of fewer trials still show a change whose whole interval lies beyond this factor: a slow mode that takes
+half as long again is itself what somebody who compares must see."""
 LEAST_KNOWN = 20
 """Degrees of freedom from which other runs of a series say how noisy a side is: 12 runs of 3 trials, two of which are
 left out (`known_noise`)."""

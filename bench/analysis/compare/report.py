@@ -26,7 +26,7 @@ from bench.results.comparison import (
 )
 from bench.results.estimate import Estimate
 from bench.results.noise import WANTED_CHANGE, TrialNoise, smallest_of_night, trials_a_night
-from bench.results.two_sides import LEAST_APART, LEAST_KNOWN
+from bench.results.two_sides import LARGE, LEAST_APART, LEAST_KNOWN
 from collectors.metrics import probes, results
 from workloads.core.precision_options import WEIGHTS
 from workloads.cost_models.absent import Absent
@@ -180,9 +180,9 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
         yield "unsure: about so many more trials a side would settle it, with 80 % power"
     if any(each.outcome == "unsure" and each.change.is_short for each in judged):
         yield (
-            f"fewer than {LEAST_APART} trials of a side, measured apart, show no difference unless its series has about"
-            f" {LEAST_KNOWN // 2} other runs of 3 trials: all of them may lie in one of two modes; use --trials"
-            f" {LEAST_APART} or `observatory compare --ab`"
+            f"fewer than {LEAST_APART} trials of a side, measured apart, show only a difference beyond {LARGE:g}x,"
+            f" unless its series has about {LEAST_KNOWN // 2} other runs of 3 trials: all of them may lie in one of two"
+            f" modes; use --trials {LEAST_APART} or `observatory compare --ab`"
         )
     if reasons := dict.fromkeys(each.change.reason for each in judged if each.outcome == "insufficient_data"):
         yield f"insufficient data: {'; '.join(reason for reason in reasons if reason)}; use --trials 5"

@@ -7,11 +7,11 @@ times an efficiency that is assumed (`COMPUTE_EFFICIENCY`, `LINK_EFFICIENCY`) an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bench.case import Case
 from bench.machine.machines.machine_file import PlannedMachine
-from bench.machine.preflight import CPU_LAW_EXCESS, PARTS_JUDGED
+from bench.machine.preflight import PARTS_JUDGED, beside_tensors
 from bench.results.mfu import mfu
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect, transfer_axis, transfer_time_s
@@ -75,7 +75,7 @@ def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
     if case.model is None:
         buffers = {"buffers": max(spec.working_bytes(case, rank) for rank in (0, case.ranks - 1))}
         return MemoryFit(parts=buffers, room_bytes=room_bytes, basis="the probe's buffers")
-    peak, basis = _peak(case)
+    peak = _peak(case)
     if isinstance(peak, Prediction):
         parts = {
             "parameters": peak.parameters_bytes,
@@ -84,24 +84,18 @@ def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
             "activations": peak.activations_bytes,
             "temporary": peak.temporary_bytes,
             "other": peak.buffers_bytes + peak.other_bytes,
+            "no tensors": beside_tensors(case, peak),
         }
+        basis = "tensors by the cost model of CUDA; CUDA's context, NCCL and fragmentation are estimated (no tensors)"
         return MemoryFit(parts={name: size for name, size in parts.items() if size}, room_bytes=room_bytes, basis=basis)
     return MemoryFit(parts=least_parts(case), room_bytes=room_bytes, basis=peak.reason, is_least=True)
 
 
-def _peak(case: Case) -> tuple[Prediction | Absent, str]:
-    """Return the peak of a step on CUDA, or why it is absent, and by which cost model."""
+def _peak(case: Case) -> Prediction | Absent:
+    """Return the peak of a step on CUDA, or why it is absent."""
     if microbatch_count(case) > PARTS_JUDGED:
-        return Absent(reason=f"the cost model follows at most {PARTS_JUDGED} microbatches"), ""
-    spec = case.spec()
-    peak = spec.peak(case)
-    if isinstance(peak, Prediction):
-        return peak, "allocated memory, by the cost model of CUDA"
-    # The cost model of a CPU stands in where CUDA's does not cover the strategy.
-    stand_in = spec.peak(replace(case, device="cpu", backend="gloo"))
-    if isinstance(stand_in, Prediction):
-        return stand_in, f"live tensors by the cost model of a CPU, up to {CPU_LAW_EXCESS:.0%} too high for a GPU"
-    return peak, ""
+        return Absent(reason=f"the cost model follows at most {PARTS_JUDGED} microbatches")
+    return case.spec().peak(case)
 
 
 def least_parts(case: Case) -> dict[str, int]:

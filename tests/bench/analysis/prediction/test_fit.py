@@ -143,7 +143,7 @@ def test_what_checkpointing_saves_is_said_only_where_it_is_on() -> None:
 UNFIT: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "activations": ("gpipe", ("microbatches=32",), {"shape_name": "1b", "layers": 32, "batch": 64}),
     "states": ("ddp", (), {"shape_name": "8b"}),
-    "of many nodes": ("fsdp", (), {"shape_name": "405b"}),
+    "of many nodes": ("fsdp", (), {"shape_name": "70b"}),
 }
 
 

@@ -178,6 +178,16 @@ def test_few_trials_show_a_difference_only_where_their_series_says_that_they_are
     assert judged(calm[:11], calm).change.is_short
 
 
+@pytest.mark.parametrize(
+    ("slower", "outcome"), [(2.0, "worse"), (1 / 2.0, "better"), (1.52, "unsure"), (1.4, "unsure")]
+)
+def test_few_trials_show_a_large_difference(slower: float, outcome: str) -> None:
+    """At 1.52 the interval reaches below a factor of 1.5."""
+    b = (slower, 1.03 * slower, 0.97 * slower)
+    found = _judged((1.0, 1.02, 0.98), b)
+    assert (found.outcome, found.change.is_short) == (outcome, True)
+
+
 @pytest.mark.parametrize(("a", "b", "side"), [((1.0,), (1.0, 1.1), "A has"), ((1.0,), (1.1,), "A and B have")])
 def test_one_trial_is_too_little(a: tuple[float, ...], b: tuple[float, ...], side: str) -> None:
     found = _judged(a, b)
