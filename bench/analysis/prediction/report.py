@@ -9,7 +9,7 @@ from typing import Any
 from bench.analysis.prediction.fit import Fit, memory_fit
 from bench.analysis.prediction.nearest import nearest_fit
 from bench.machine.machines.machine_file import PlannedMachine
-from bench.report.format import readable, share
+from bench.report.format import readable
 from bench.report.table import Block, Table
 from workloads.cost_models.absent import Absent
 
@@ -47,7 +47,8 @@ def _memory(predicted: Fit) -> Iterator[Block]:
         f" {readable(memory.room_bytes, 'bytes')}: {memory.basis}"
     )
     rows = [
-        (name, readable(size, "bytes"), share(size / memory.total_bytes)) for name, size in memory.parts.items() if size
+        (name, readable(size, "bytes"), readable(size / memory.total_bytes, "ratio"))
+        for name, size in memory.parts.items()
     ]
     yield Table(("part", "bytes", "share"), rows, keys=1)
     if (without := without_checkpointing(predicted)) is not None:
@@ -92,7 +93,8 @@ def step_lines(predicted: Fit) -> Iterator[str]:
         f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {bubble}and"
         f" {exposed} of exposed communication ({sent} in all)"
     )
-    yield f"expected MFU: {f'absent: {ratio.reason}' if isinstance(ratio, Absent) else share(ratio)}"
+    shown = f"absent: {ratio.reason}" if isinstance(ratio, Absent) else readable(ratio, "ratio")
+    yield f"expected MFU: {shown}"
 
 
 def fit_document(predicted: Fit) -> dict[str, Any]:

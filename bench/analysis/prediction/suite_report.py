@@ -8,7 +8,7 @@ from typing import Any
 from bench.analysis.prediction.fit import Fit, fit
 from bench.analysis.prediction.report import fit_document, machine_line, time_words, verdict_line
 from bench.machine.machines.machine_file import PlannedMachine
-from bench.report.format import grouped, readable, share
+from bench.report.format import grouped, readable
 from bench.report.table import Block, Table, write
 from bench.suite.plan import SuitePlan
 from workloads.cost_models.absent import Absent
@@ -90,7 +90,7 @@ def _page(
                 f"{least}{readable(row['total_bytes'], 'bytes')}",
                 "yes" if row["fits"] else "no",
                 "-" if row["step_s"] is None else time_words(row["step_s"]),
-                share(row["mfu"]),
+                readable(row["mfu"], "ratio"),
             )
         )
     columns = ("case", "ranks", "each needs", "fits", "step", "MFU")
