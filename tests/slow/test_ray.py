@@ -254,7 +254,7 @@ def test_without_a_cluster_one_is_started_that_leaves_nothing(is_killed: bool, s
 
 
 WRONG = [
-    (["--nodes=9"], "", 2, "--nodes is 9, and Ray's cluster has 4 live nodes; use fewer"),
+    (["--nodes=9"], "", 2, "--nodes is 9, but Ray's cluster has 4 live nodes; use fewer"),
     (["--nodes=4"], "gpus = 2\n", 2, "has 4 live nodes, and 3 of them have 2 GPU; use fewer"),
     ([], "[resources]\nday = 1\n", 2, "and 0 of them have 1 day; use fewer"),
     ([], "gpu = 1\n", 2, "unknown key 'gpu'; did you mean 'gpus'?"),
