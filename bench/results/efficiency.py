@@ -213,7 +213,7 @@ def expected_efficiency(
 def _not_covered(case: Case, baseline_case: Case) -> str | None:
     """Return why the cost model does not tell the efficiency; None where it does."""
     if not case.spec().transfers(case):
-        return f"{case.strategy} has no transfers in the cost model"
+        return f"{case.title} sends nothing in the cost model"
     if baseline_case.ranks != 1:
         return (
             f"the baseline has {baseline_case.ranks} ranks, whose step holds communication, too; that of one rank"

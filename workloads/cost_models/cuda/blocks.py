@@ -295,7 +295,7 @@ class CudaBlocks(CudaSizes):
             # DTensors are added out of place, and reduced over the ranks once, when all are there.
             size_bytes = self.product(self.shape.width)
             if is_first:
-                tape.rename(f"d {name} input", "d normed")
+                tape.relabel(f"d {name} input", "d normed")
             else:
                 tape.brief(size_bytes).free(f"d {name} input")
             return
@@ -304,7 +304,7 @@ class CudaBlocks(CudaSizes):
             tape.make(f"cast d {name}", self.stream, "temporary").free(own)
             own = f"cast d {name}"
         if is_first:
-            tape.rename(own, "d normed")
+            tape.relabel(own, "d normed")
         else:
             tape.free(own)
 

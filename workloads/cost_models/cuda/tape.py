@@ -105,7 +105,7 @@ class Tape:
             self.change(-size_bytes, kind)
         return self
 
-    def rename(self, name: str, other: str) -> Self:
+    def relabel(self, name: str, other: str) -> Self:
         """Let a tensor live on under another name; KeyError if it does not live."""
         self._live[other] = self._live.pop(name)
         return self
