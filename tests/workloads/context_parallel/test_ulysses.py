@@ -12,7 +12,6 @@ from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import make_ready, train
 from tests.workloads.training.watched_steps import WatchedStep, watch_step
 from workloads.context_parallel.spec import UlyssesSpec
-from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import recorded_bytes
 from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.shape import Shape
@@ -90,7 +89,3 @@ def test_the_peak_of_a_rank_is_as_predicted(on_ranks: OnRanks) -> None:
             assert prediction.activations_bytes == pytest.approx(live["activations"], rel=1e-3), setup
             assert prediction.other_bytes == live["other"], setup
             assert prediction.total_bytes == pytest.approx(live["total"], rel=1e-3), setup
-
-
-def test_the_peak_on_a_gpu_is_not_covered() -> None:
-    assert isinstance(UlyssesSpec().peak(replace(small_setup("ulysses", ranks=2), device="cuda")), Absent)
