@@ -2,7 +2,8 @@
 
 A sweep is placed by the nodes that its run had. Both levels are measured with all ranks of a node at once: a sweep with
 one rank a node sees one network card of several, and counts only for runs that also have one rank a node. Each level is
-fitted apart. Where both measure alike, they are one level.
+fitted apart. Where both measure alike, both have the link across nodes. They stay two levels all the same: groups that
+leave a node at once share its link, and a ring over all ranks cannot tell how much more it may carry.
 Not covered: more than two levels, such as racks, or a domain of NVLink that spans nodes and is smaller than the run.
 """
 
@@ -77,20 +78,20 @@ def find_links(
         return across_link
     if inside is not None and across is not None and _is_alike(inside, across):
         return MeasuredLinks(
-            interconnect=one_level(across.link, case.ranks, name="cluster"),
-            basis=f"{_words(inside)}, and {_words(across)}: alike within their intervals, so one level",
+            interconnect=_two_levels(across.link, across.link, case),
+            basis=f"{_words(inside)}, and {_words(across)}: alike within their intervals, so one link for both levels",
         )
     node_link = across_link if isinstance(across_link, Absent) else _node_link(across_link, inside)
-    levels = (
-        NetworkLevel(
-            name="node", ranks=local, link=inside_link if isinstance(inside_link, Absent) else inside_link.link
-        ),
-        NetworkLevel(name="cluster", ranks=case.ranks, link=node_link),
-    )
+    rank_link = inside_link if isinstance(inside_link, Absent) else inside_link.link
     return MeasuredLinks(
-        interconnect=Interconnect(levels=levels),
+        interconnect=_two_levels(rank_link, node_link, case),
         basis=", and ".join(_words(sweep) for sweep in (inside, across) if sweep is not None),
     )
+
+
+def _two_levels(rank_link: Link | Absent, node_link: Link | Absent, case: Case) -> Interconnect:
+    inside = NetworkLevel(name="node", ranks=case.ranks // case.nodes, link=rank_link)
+    return Interconnect(levels=(inside, NetworkLevel(name="cluster", ranks=case.ranks, link=node_link)))
 
 
 def placement_words(case: Case) -> str:

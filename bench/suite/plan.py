@@ -218,6 +218,8 @@ def _lacking(suite_case: SuiteCase, node: NodeResources) -> str | None:
         present = "this is one" if node.nodes == 1 else f"these are {node.nodes}"
         return f"it needs {suite_case.needs.nodes} nodes, and {present}"
     if suite_case.needs.gpus > gpus and node.has_told_gpus:
+        if node.planned is not None:
+            return f"it needs {plural(suite_case.needs.gpus, 'GPU')} on a node, and a node of {node.whose} has {gpus}"
         why = f" ({why_no_gpu(node.gpus, node.torch)})" if not gpus else ""
         return f"it needs {plural(suite_case.needs.gpus, 'GPU')}, and {gpus} can be used here{why}"
     return None

@@ -13,6 +13,7 @@ from bench.case import Case
 from bench.machine.machines.machine_file import PlannedMachine
 from bench.machine.preflight import PARTS_JUDGED, beside_tensors
 from bench.results.mfu import mfu
+from workloads.core.precision_options import is_fp8
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect, transfer_axis, transfer_time_s
 from workloads.cost_models.peak_memory import Prediction
@@ -31,12 +32,16 @@ LINK_EFFICIENCY = 0.8
 
 STATES = ("parameters", "gradients", "optimizer")
 """The parts of memory that no checkpointing and no smaller batch changes."""
+OFFLOADED = "states that a node's ranks offload to its host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
     """Bytes that the rank that holds most needs at its worst moment, by part, and what a GPU has.
 
+    states_bytes: parameters, gradients and optimizer state of the rank that has most; 0 of a probe, and where the host
+    has them.
+    host_bytes, host_room_bytes: what the ranks of a node offload to its host, and what that has.
     is_least: no cost model predicts the peak of a step, so that the parts are only what the rank holds at the least.
     basis: what the figures are, for people.
     """
@@ -44,6 +49,9 @@ class MemoryFit:
     parts: Mapping[str, int]
     room_bytes: int
     basis: str
+    states_bytes: int = 0
+    host_bytes: int = 0
+    host_room_bytes: int = 0
     is_least: bool = False
 
     @property
@@ -52,20 +60,22 @@ class MemoryFit:
 
     @property
     def fits(self) -> bool:
-        return self.total_bytes <= self.room_bytes
+        return max(self.total_bytes, self.states_bytes) <= self.room_bytes and self.host_bytes <= self.host_room_bytes
 
     @property
     def too_much(self) -> tuple[str, int] | None:
         """The part that is too much, in words, with its bytes; None where all fits.
 
-        Parts are added in this order until they exceed the GPU: states, what is gathered, activations and the rest.
+        States, where they exceed the memory alone; otherwise the largest of the other parts.
         """
-        states_bytes = sum(size for name, size in self.parts.items() if name in STATES)
         if self.fits:
             return None
-        if states_bytes > self.room_bytes:
-            return "parameters, gradients and optimizer state alone", states_bytes
-        largest = max((name for name in self.parts if name not in STATES), key=lambda name: self.parts[name])
+        if self.host_bytes > self.host_room_bytes:
+            return OFFLOADED, self.host_bytes
+        if self.states_bytes > self.room_bytes:
+            return "parameters, gradients and optimizer state alone", self.states_bytes
+        others = [name for name in self.parts if name not in STATES] or list(self.parts)
+        largest = max(others, key=lambda name: self.parts[name])
         return largest, self.parts[largest]
 
 
@@ -75,6 +85,16 @@ def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
     if case.model is None:
         buffers = {"buffers": max(spec.working_bytes(case, rank) for rank in (0, case.ranks - 1))}
         return MemoryFit(parts=buffers, room_bytes=room_bytes, basis="the probe's buffers")
+    states_bytes = _most_states(case)
+    if case.options.get("offload"):
+        return MemoryFit(
+            parts=least_parts(case),
+            room_bytes=room_bytes,
+            basis="what is gathered at once; states are offloaded to the host",
+            host_bytes=states_bytes * -(-case.ranks // case.nodes),
+            host_room_bytes=machine.table.host_memory_bytes,
+            is_least=True,
+        )
     peak = _peak(case)
     if isinstance(peak, Prediction):
         parts = {
@@ -87,8 +107,21 @@ def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
             "no tensors": beside_tensors(case, peak),
         }
         basis = "tensors by the cost model of CUDA; CUDA's context, NCCL and fragmentation are estimated (no tensors)"
-        return MemoryFit(parts={name: size for name, size in parts.items() if size}, room_bytes=room_bytes, basis=basis)
-    return MemoryFit(parts=least_parts(case), room_bytes=room_bytes, basis=peak.reason, is_least=True)
+        parts = {name: size for name, size in parts.items() if size}
+        return MemoryFit(parts=parts, room_bytes=room_bytes, basis=basis, states_bytes=states_bytes)
+    parts = least_parts(case)
+    return MemoryFit(parts=parts, room_bytes=room_bytes, basis=peak.reason, states_bytes=states_bytes, is_least=True)
+
+
+def _most_states(case: Case) -> int:
+    """Return the bytes of parameters, gradients and optimizer state of the rank that has most of them."""
+    of_ranks = (case.spec().states(case, rank) for rank in _looked_at(case))
+    return max(each.parameters_bytes + each.gradients_bytes + each.optimizer_bytes for each in of_ranks)
+
+
+def _looked_at(case: Case) -> list[int]:
+    """Return the ranks that may hold most: the first, the middle one and the last."""
+    return sorted({0, case.ranks // 2, case.ranks - 1})
 
 
 def _peak(case: Case) -> Prediction | Absent:
@@ -99,20 +132,24 @@ def _peak(case: Case) -> Prediction | Absent:
 
 
 def least_parts(case: Case) -> dict[str, int]:
-    """Return what the rank that holds most keeps and gathers, for a case whose peak no cost model predicts."""
+    """Return what the rank that holds most keeps and gathers, for a case whose peak no cost model predicts.
+
+    States that are offloaded are not the GPU's.
+    """
     spec = case.spec()
     by_rank = []
-    for rank in sorted({0, case.ranks // 2, case.ranks - 1}):
+    for rank in _looked_at(case):
+        gathered = {
+            "gathered": spec.gathered_bytes(case, rank),
+            "unreduced gradients": spec.unreduced_bytes(case, rank),
+        }
         states = spec.states(case, rank)
-        by_rank.append(
-            {
-                "parameters": states.parameters_bytes,
-                "gradients": states.gradients_bytes,
-                "optimizer": states.optimizer_bytes,
-                "gathered": spec.gathered_bytes(case, rank),
-                "unreduced gradients": spec.unreduced_bytes(case, rank),
-            }
-        )
+        kept = {
+            "parameters": states.parameters_bytes,
+            "gradients": states.gradients_bytes,
+            "optimizer": states.optimizer_bytes,
+        }
+        by_rank.append(gathered if case.options.get("offload") else kept | gathered)
     most = max(by_rank, key=lambda parts: sum(parts.values()))
     return {name: size for name, size in most.items() if size}
 
@@ -199,11 +236,19 @@ def _step(
     peak = machine.peak(case.precision)
     if isinstance(peak, Absent):
         return peak, peak, ()
+    if is_fp8(case):
+        slower = Absent(reason="nothing is assumed of the rate of fp8 products")
+        return slower, slower, ()
     rate = COMPUTE_EFFICIENCY * peak.flops_per_second
     step = expected_step(case, case.spec(), flops_per_second=rate, interconnect=interconnect)
     if isinstance(step, Absent):
         return step, step, ()
-    crossed = {row.level for row in traffic(case, interconnect)}
+    axes = case.spec().mesh(case)
+    crossed = {
+        level.name
+        for transfer in case.spec().transfers(case)
+        for level in interconnect.crossed(transfer_axis(transfer, axes))
+    }
     rests_on = [
         f"computing at {COMPUTE_EFFICIENCY:.0%} of {peak.flops_per_second / 1e12:,.1f} TFLOP/s, assumed, of the"
         f" {case.precision} peak ({peak.source})"
@@ -211,7 +256,7 @@ def _step(
     for level in machine.table.levels:
         if level.name in crossed:
             rests_on.append(
-                f"{level.name} at {LINK_EFFICIENCY:.0%}, assumed, of {level.bandwidth_bytes_per_second / 1e9:,.0f} GB/s"
+                f"{level.name} at {LINK_EFFICIENCY:.0%}, assumed, of {level.bandwidth_bytes_per_second / 1e9:.4g} GB/s"
                 f" a GPU in each direction, {1e6 * level.latency_s:g} us a message ({level.source})"
             )
     return step, mfu(case.shape, case.ranks, step.step_s, peak), tuple(rests_on)

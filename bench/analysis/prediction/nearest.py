@@ -5,6 +5,7 @@ A few setups are tried, the smallest change first. None is measured: the cost mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from workloads.spec import OptionValue
 STRATEGIES = ("fsdp", "hsdp", "three_d")
 """Strategies that are tried in place of one that does not fit: they hold less a rank, and run on any machine."""
 GROWTH = (2, 4, 8, 16, 32, 64)
-"""How many times the machine's nodes are tried."""
+"""How many times the ranks and then the machine's nodes are tried."""
 MOST_RANKS = 512
 """More ranks are not tried: the cost models of sharded states visit each of them."""
 
@@ -58,17 +59,26 @@ def _tried(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, Pla
         return
     for words, tried in (*_options(case), *_strategies(case, machine)):
         yield words, tried, machine
-    nodes = machine.table.nodes
-    for factor in GROWTH:
-        more = machine.with_nodes(factor * nodes)
-        if more.gpus > MOST_RANKS:
+    # More of the machine's GPUs, then more nodes.
+    node = machine.table.gpus_per_node
+    counts = [ranks for factor in GROWTH if (ranks := factor * case.ranks) < machine.gpus]
+    counts += [machine.gpus] * (machine.gpus > case.ranks) + [factor * machine.gpus for factor in GROWTH]
+    for ranks in counts:
+        if ranks > MOST_RANKS:
             return
-        for scaled in _scaled(case, more):
-            grown = f"--on {more.name} --ranks {scaled.ranks}"
-            grown += f" --batch {scaled.shape.batch}" if scaled.shape.batch != case.shape.batch else ""
-            yield grown, scaled, more
-            for words, tried in _options(scaled):
-                yield f"{grown} {words}", tried, more
+        nodes = math.ceil(ranks / node)
+        on = machine if ranks <= machine.gpus else machine.with_nodes(nodes)
+        there = "" if on is machine else f"{on.words_to_choose} "
+        for batch in dict.fromkeys((case.shape.batch, case.shape.batch * ranks // case.ranks)):
+            larger = replace(case, ranks=ranks, nodes=nodes, model=replace(case.shape, batch=batch))
+            grown = f"{there}--ranks {ranks}" + (f" --batch {batch}" if batch != case.shape.batch else "")
+            with suppress(Misuse):
+                scaled = check(settle(larger))
+                yield grown, scaled, on
+                for words, tried in _options(scaled):
+                    yield f"{grown} {words}", tried, on
+            for words, tried in _strategies(larger, on):
+                yield f"{words} {grown}", tried, on
 
 
 def _options(case: Case) -> Iterator[tuple[str, Case]]:
@@ -95,17 +105,6 @@ def _strategies(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case
         sized = {"tensor_ranks": str(node), "pipeline_ranks": "1"} if name == "three_d" else {}
         for more in ({}, {"checkpoint": "full"}):
             yield from _changed(case, {**own, **sized, **more}, strategy=name)
-
-
-def _scaled(case: Case, machine: PlannedMachine) -> Iterator[Case]:
-    """Yield the case on all GPUs of a larger machine: with the same batch where it divides, else with a larger one."""
-    nodes = machine.table.nodes
-    factor = machine.gpus // case.ranks
-    for batch in (case.shape.batch, factor * case.shape.batch):
-        larger = replace(case, ranks=machine.gpus, nodes=nodes, model=replace(case.shape, batch=batch))
-        with suppress(Misuse):
-            yield check(settle(larger))
-            return
 
 
 def _changed(case: Case, options: Mapping[str, str], *, strategy: str | None = None) -> Iterator[tuple[str, Case]]:

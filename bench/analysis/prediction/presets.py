@@ -123,4 +123,7 @@ def presets_page(
     columns = ("strategy", "ranks", "largest preset", "each needs", "what it is")
     yield Table(columns, cells, words=(0, 2, 4), unbroken=(0, 1, 2, 3), folds="always")
     yield ""
-    yield "in bf16, checkpointed where the strategy takes that, with one sequence a rank and 8 at the least"
+    yield (
+        "in bf16 and checkpointed, with default options otherwise, and one sequence a rank, 8 at the least; other"
+        " options may fit more (`observatory run STRATEGY --on MACHINE --dry-run`)"
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bench.analysis.prediction.fit import Fit, memory_fit
+from bench.analysis.prediction.fit import OFFLOADED, Fit, MemoryFit, memory_fit
 from bench.analysis.prediction.nearest import nearest_fit
 from bench.machine.machines.machine_file import PlannedMachine
 from bench.report.format import readable
@@ -62,13 +62,25 @@ def verdict_line(predicted: Fit) -> str:
     if memory.fits:
         return "it fits, as far as that is predicted" if memory.is_least else "it fits"
     nearest = nearest_fit(predicted.case, predicted.machine)
-    assert memory.too_much is not None, "it does not fit"
-    part, size = memory.too_much
-    line = f"it does not fit: {part}: {readable(size, 'bytes')} of the {readable(memory.room_bytes, 'bytes')} of a GPU"
+    line = f"it does not fit: {_too_much(memory)}"
+    if nearest is None and predicted.case.model is None:
+        return f"{line}; use smaller sizes (`observatory list {predicted.case.strategy}` shows the options)"
     if nearest is None:
         return f"{line}; none of the setups that were tried fits: use a smaller --shape, --batch or --sequence"
     least = "at least " if nearest.memory.is_least else ""
     return f"{line}; with {nearest.words} it needs {least}{readable(nearest.memory.total_bytes, 'bytes')}"
+
+
+def _too_much(memory: MemoryFit) -> str:
+    assert memory.too_much is not None, "it does not fit"
+    part, size = memory.too_much
+    room = readable(memory.room_bytes, "bytes")
+    if part == OFFLOADED:
+        return f"{part}: {readable(size, 'bytes')} of its {readable(memory.host_room_bytes, 'bytes')}"
+    if part not in memory.parts:
+        return f"{part}: {readable(size, 'bytes')} of the {room} of a GPU"
+    total = readable(memory.total_bytes, "bytes")
+    return f"{total} of the {room} of a GPU, {readable(size, 'bytes')} of it {part}"
 
 
 def without_checkpointing(predicted: Fit) -> int | None:
@@ -89,12 +101,33 @@ def step_lines(predicted: Fit) -> Iterator[str]:
     tokens = predicted.case.shape.tokens / step.step_s
     bubble = f"a bubble of {time_words(step.bubble_s)}, " if step.bubble_s else ""
     computing, exposed, sent = map(time_words, (step.compute.step_s, step.exposed_s, step.communication_s))
+    # A rank of a pipeline also waits for messages between others.
+    what = f"{sent} in all" if step.exposed_s <= step.communication_s else f"a rank's own takes {sent}"
     yield (
         f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {bubble}and"
-        f" {exposed} of exposed communication ({sent} in all)"
+        f" {exposed} of exposed communication ({what})"
     )
     shown = f"absent: {ratio.reason}" if isinstance(ratio, Absent) else readable(ratio, "ratio")
     yield f"expected MFU: {shown}"
+
+
+FIGURES = ("ranks", "nodes", "total_bytes", "is_least", "fits", "step_s", "mfu")
+
+
+def figures(predicted: Fit | None) -> dict[str, Any]:
+    """Return the figures of one case as a row; None: it cannot run there, so that each is None."""
+    if predicted is None:
+        return dict.fromkeys(FIGURES)
+    step, ratio = predicted.step, predicted.mfu
+    return {
+        "ranks": predicted.case.ranks,
+        "nodes": predicted.case.nodes,
+        "total_bytes": predicted.memory.total_bytes,
+        "is_least": predicted.memory.is_least,
+        "fits": predicted.memory.fits,
+        "step_s": None if isinstance(step, Absent) else step.step_s,
+        "mfu": None if isinstance(ratio, Absent) else ratio,
+    }
 
 
 def fit_document(predicted: Fit) -> dict[str, Any]:

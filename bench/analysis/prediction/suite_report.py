@@ -6,23 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.analysis.prediction.fit import Fit, fit
-from bench.analysis.prediction.report import fit_document, machine_line, time_words, verdict_line
+from bench.analysis.prediction.report import FIGURES, figures, fit_document, machine_line, time_words, verdict_line
 from bench.machine.machines.machine_file import PlannedMachine
 from bench.report.format import grouped, readable
 from bench.report.table import Block, Table, write
 from bench.suite.plan import SuitePlan
-from workloads.cost_models.absent import Absent
 
 _COLUMNS = (
     "case",
     "strategy",
-    "ranks",
-    "nodes",
-    "total_bytes",
-    "is_least",
-    "fits",
-    "step_s",
-    "mfu",
+    *FIGURES,
     "refusal",
     "left_out",
 )
@@ -37,7 +30,7 @@ def print_plan_on(plan: SuitePlan, machine: PlannedMachine, left_out: Mapping[st
             "strategy": each.suite_case.args.strategy,
             "refusal": each.refusal,
             "left_out": left_out.get(each.suite_case.name),
-            **_figures(fits.get(each.suite_case.name)),
+            **figures(fits.get(each.suite_case.name)),
         }
         for each in plan.cases
     ]
@@ -54,21 +47,6 @@ def print_plan_on(plan: SuitePlan, machine: PlannedMachine, left_out: Mapping[st
         rows,
         _COLUMNS,
     )
-
-
-def _figures(predicted: Fit | None) -> dict[str, Any]:
-    if predicted is None:
-        return dict.fromkeys(("ranks", "nodes", "total_bytes", "is_least", "fits", "step_s", "mfu"))
-    step, ratio = predicted.step, predicted.mfu
-    return {
-        "ranks": predicted.case.ranks,
-        "nodes": predicted.case.nodes,
-        "total_bytes": predicted.memory.total_bytes,
-        "is_least": predicted.memory.is_least,
-        "fits": predicted.memory.fits,
-        "step_s": None if isinstance(step, Absent) else step.step_s,
-        "mfu": None if isinstance(ratio, Absent) else ratio,
-    }
 
 
 def _page(
@@ -88,7 +66,7 @@ def _page(
                 row["case"],
                 str(row["ranks"]),
                 f"{least}{readable(row['total_bytes'], 'bytes')}",
-                "yes" if row["fits"] else "no",
+                "no" if not row["fits"] else "not known" if row["is_least"] else "yes",
                 "-" if row["step_s"] is None else time_words(row["step_s"]),
                 readable(row["mfu"], "ratio"),
             )

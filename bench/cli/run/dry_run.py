@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from rich.console import Console
 
 from bench.analysis.prediction.fit import fit
-from bench.analysis.prediction.report import fit_document, fit_page, machine_line
+from bench.analysis.prediction.report import FIGURES, figures, fit_document, fit_page, machine_line
 from bench.case import Case, written
 from bench.cli.run.planning import Plan, RunOptions
 from bench.errors import plural
@@ -31,13 +30,20 @@ _SIZES = ("parameters", "gradients", "optimizer", "at_least")
 def print_plan(plan: Plan, options: RunOptions, console: Console | None = None) -> None:
     """Print all cases in the requested format."""
     cases = [case for case, _ in plan.cases]
-    page, document = _page(plan, options), _document
     if (machine := plan.machine) is not None:
-        page, document = _page_on(cases, machine), partial(_document_on, machine=machine)
+        write(
+            options.format_name,
+            _page_on(cases, machine),
+            lambda: [_document_on(case, machine) for case in cases],
+            ({"strategy": case.strategy} | figures(fit(case, machine)) for case in cases),
+            ("strategy", *FIGURES),
+            console,
+        )
+        return
     write(
         options.format_name,
-        page,
-        lambda: [document(case) for case in cases],
+        _page(plan, options),
+        lambda: [_document(case) for case in cases],
         ({"strategy": case.strategy, "ranks": case.ranks, **row} for case in cases for row in _ranks(case)),
         ("strategy", "ranks", "rank", "mesh", "sequences", *_SIZES),
         console,
@@ -160,7 +166,7 @@ def _step_lines(case: Case) -> Iterator[str]:
         )
 
 
-def _document_on(case: Case, *, machine: PlannedMachine) -> dict[str, object]:
+def _document_on(case: Case, machine: PlannedMachine) -> dict[str, object]:
     return {**_document(case), "on": fit_document(fit(case, machine))}
 
 

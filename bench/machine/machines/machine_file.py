@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +29,7 @@ from workloads.spec import Precision
 
 _Text = Annotated[str, Meta(min_length=1, title="a text that is not empty")]
 _Source = Annotated[str, Meta(min_length=1, title="a text", description="the data sheet, or who measured it")]
-_Rate = Annotated[float, Meta(gt=0)]
+_Rate = Annotated[float, Meta(ge=1e3, le=1e18)]
 _Bytes = Annotated[int, Meta(ge=2**30, description="whole bytes, for example 85_899_345_920")]
 
 
@@ -49,9 +49,9 @@ class LevelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: _Text
     bandwidth_bytes_per_second: _Rate
-    latency_s: Annotated[float, Meta(ge=0)]
+    latency_s: Annotated[float, Meta(ge=0, le=10)]
     source: _Source
-    gpus: Annotated[int, Meta(ge=1)] | None = None
+    gpus: Annotated[int, Meta(ge=2)] | None = None
 
 
 class PeakTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,11 +82,16 @@ class MachineTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMachine:
-    """A machine that a dry run or a plan is for. name: as the user gave it. file: its name in messages."""
+    """A machine that a dry run or a plan is for.
+
+    name: as the user gave it. file: its name in messages. is_shipped: it comes with this program, so that its name can
+    have any number of nodes.
+    """
 
     name: str
     file: str
     table: MachineTable
+    is_shipped: bool
 
     @property
     def gpus(self) -> int:
@@ -147,18 +152,18 @@ class PlannedMachine:
         more = self.with_nodes(math.ceil(ranks / self.table.gpus_per_node))
         return (
             f"ranks is {ranks}, and {self.name} has {plural(self.gpus, 'GPU')}; use --ranks {self.gpus} or fewer, or"
-            f" {f'--on {more.name}' if more.is_shipped else f'more nodes in {self.file}'}"
+            f" {more.words_to_choose}"
         )
-
-    @property
-    def is_shipped(self) -> bool:
-        """Whether the machine comes with this program, so that its name can have any number of nodes."""
-        return self.file in {path.name for path in shipped_machines().values()}
 
     def with_nodes(self, nodes: int) -> PlannedMachine:
         """Return the same machine with another number of nodes."""
-        name = f"{Path(self.file).stem}x{nodes}" if self.is_shipped else f"{self.name} with {plural(nodes, 'node')}"
-        return PlannedMachine(name=name, file=self.file, table=msgspec.structs.replace(self.table, nodes=nodes))
+        name = f"{Path(self.file).stem}x{nodes}" if self.is_shipped else self.name
+        return replace(self, name=name, table=msgspec.structs.replace(self.table, nodes=nodes))
+
+    @property
+    def words_to_choose(self) -> str:
+        """What a user types to plan for this machine: "--on h100x8x4", or "nodes = 4 in own.toml"."""
+        return f"--on {self.name}" if self.is_shipped else f"nodes = {self.table.nodes} in {self.file}"
 
 
 def _ranks_of_unit(level: LevelTable, per_node: int, gpus_per_node: int) -> int | None:
@@ -194,10 +199,7 @@ def read_machine(name: str) -> PlannedMachine:
     if base in shipped and count.isascii() and count.isdigit():
         if not 1 <= int(count[:6]) <= MOST["nodes"]:
             raise Misuse(f"--on {name} has {count} nodes; it may have 1 to {MOST['nodes']:,}, for example {base}x8")
-        machine = _read(shipped[base], name)
-        return PlannedMachine(
-            name=name, file=machine.file, table=msgspec.structs.replace(machine.table, nodes=int(count))
-        )
+        return _read(shipped[base], name).with_nodes(int(count))
     if name.endswith(".toml") or "/" in name:
         return _read(Path(name), name)
     near = near_name(name, shipped)
@@ -215,7 +217,7 @@ def _read(path: Path, name: str) -> PlannedMachine:
         raise Misuse(str(error)) from None
     for reason in _refusals(table):
         raise Misuse(f"{file}: {reason}")
-    return PlannedMachine(name=name, file=file, table=table)
+    return PlannedMachine(name=name, file=file, table=table, is_shipped=path.parent == SHIPPED)
 
 
 def _refusals(table: MachineTable) -> Iterator[str]:
@@ -241,6 +243,12 @@ def _refusals(table: MachineTable) -> Iterator[str]:
         size, node = level.gpus or 1, table.gpus_per_node
         if size % node and node % size:
             yield f'levels: "{level.name}" joins {size} GPUs, and a node has {node}; give a divisor or a multiple'
+    widest = max((level.gpus or 1 for level in inner), default=1)
+    if table.nodes > 1 and widest < table.gpus_per_node:
+        yield (
+            f'levels: none before "{outer.name}" joins the {table.gpus_per_node} GPUs of a node; add a [[levels]] with'
+            f" gpus = {table.gpus_per_node}: the link inside a node"
+        )
     yield from _peak_refusals(table)
 
 

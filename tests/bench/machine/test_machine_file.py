@@ -132,8 +132,16 @@ WRONG = {
     "odd size": (OWN.replace("gpus = 4\n", "gpus = 3\n"), 'levels: "PCIe" joins 3 GPUs, and a node has 4'),
     "no bandwidth": (
         OWN.replace("32e9", "0"),
-        "levels[0].bandwidth_bytes_per_second is 0; it may be a number above 0",
+        "levels[0].bandwidth_bytes_per_second is 0; it may be a number of at least 1,000",
     ),
+    "no limit": (OWN.replace("32e9", "inf"), "levels[0].bandwidth_bytes_per_second is Infinity; it may be a number"),
+    "a slow message": (OWN.replace("5e-6", "inf"), "levels[0].latency_s is Infinity; it may be a number of at least 0"),
+    "no inner level": (
+        OWN.partition("[[levels]]")[0] + "[[levels]]" + OWN.rpartition("[[levels]]")[2],
+        'levels: none before "Ethernet" joins the 4 GPUs of a node; add a [[levels]] with gpus = 4',
+    ),
+    "a narrow inner level": (OWN.replace("gpus = 4\n", "gpus = 2\n"), 'none before "Ethernet" joins the 4 GPUs'),
+    "a level of one": (OWN.replace("gpus = 4\n", "gpus = 1\n"), "levels[0].gpus is 1; it may be a whole number of at"),
     "no peak": (UNKNOWN, 'gpu.name is "ACME 9", of which this program has no data sheet; add [peak_flops_per_second]'),
     "an empty peak": (UNKNOWN + '[peak_flops_per_second]\nsource = "x"', "peak_flops_per_second has no rate; add fp32"),
     "a sparse peak": (
@@ -180,4 +188,12 @@ def test_more_ranks_than_gpus_are_refused_with_a_machine_that_has_them() -> None
 
 def test_a_file_of_ones_own_with_too_few_gpus_is_named(tmp_path: Path) -> None:
     machine = _own(tmp_path, OWN)
-    assert str(machine.too_few(9)).endswith(f"use --ranks 8 or fewer, or more nodes in {machine.file}")
+    assert str(machine.too_few(9)).endswith(f"use --ranks 8 or fewer, or nodes = 3 in {machine.file}")
+
+
+def test_a_file_with_the_name_of_a_shipped_machine_stays_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "h100x8.toml"
+    path.write_text(OWN)
+    machine = read_machine(str(path))
+    assert machine.with_nodes(4).words_to_choose == f"nodes = 4 in {path}"
+    assert read_machine("h100x8").with_nodes(4).words_to_choose == "--on h100x8x4"

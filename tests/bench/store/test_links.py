@@ -16,7 +16,7 @@ from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECON
 from tests.bench.made.examples import make_case, make_machine, make_probe, make_summary
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
-from workloads.cost_models.interconnect import NetworkLevel
+from workloads.cost_models.interconnect import MeshAxis, NetworkLevel, axis_time_s
 
 INSIDE = [4.0e9, 4.1e9, 4.2e9]
 ACROSS = [0.9e9, 1.0e9, 1.1e9]
@@ -124,14 +124,17 @@ def test_as_many_nodes_as_the_run_has_come_first_and_then_the_most(history: Hist
         assert cluster.ranks == 4 * nodes
 
 
-def test_levels_that_measure_alike_within_their_intervals_are_one(history: History) -> None:
+def test_levels_that_measure_alike_within_their_intervals_have_one_link(history: History) -> None:
     sweep(history, "in", [1.0e9, 1.1e9, 1.2e9], ranks=4)
     sweep(history, "out", ACROSS, ranks=8, nodes=2)
     found = find_links(trained(), history)
-    (level,) = levels_of(found)
-    assert (level.ranks, bandwidth_of(level)) == (8, 1.0e9)
+    assert [(level.ranks, bandwidth_of(level)) for level in levels_of(found)] == [(4, 1.0e9), (8, 1.0e9)]
     assert isinstance(found, MeasuredLinks)
-    assert found.basis.endswith("alike within their intervals, so one level")
+    assert found.basis.endswith("alike within their intervals, so one link for both levels")
+    # Four groups, one through each rank of a node, leave it over its one link.
+    strided, over_all = MeshAxis(size=2, stride=4), MeshAxis(size=8)
+    times_s = [axis_time_s("all_reduce", 10**9, axis, found.interconnect, "nccl") for axis in (strided, over_all)]
+    assert times_s[0] / times_s[1] == pytest.approx(4 * (1 / 2) / (7 / 8), rel=0.01)
 
 
 @pytest.mark.parametrize("latencies_s", [[1e-3, 1.1e-3, 1.2e-3]])

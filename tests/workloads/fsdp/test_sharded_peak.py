@@ -127,7 +127,3 @@ def test_what_the_law_does_not_follow_is_not_covered(strategy: str, option: dict
 
 def test_one_rank_alone_is_not_covered() -> None:
     assert isinstance(spec_of("fsdp").peak(replace(sharded("fsdp"), ranks=1)), Absent)
-
-
-def test_an_accelerator_is_not_covered() -> None:
-    assert isinstance(spec_of("fsdp").peak(replace(sharded("fsdp"), device="cuda", backend="nccl")), Absent)

@@ -114,10 +114,6 @@ def test_what_the_law_does_not_follow_is_not_covered(
     assert words in reason.reason
 
 
-def test_an_accelerator_is_not_covered() -> None:
-    assert isinstance(spec_of("gpipe").peak(replace(staged("gpipe"), device="cuda", backend="nccl")), Absent)
-
-
 def test_a_parted_backward_is_refused() -> None:
     with pytest.raises(ValueError, match="zbv splits backward"):
         predict(staged("zero_bubble", variant="zbv"), 0)

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from bench.analysis.prediction.fit import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MemoryFit, fit, memory_fit
+from bench.analysis.prediction.fit import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, OFFLOADED, MemoryFit, fit, memory_fit
 from bench.analysis.prediction.nearest import nearest_fit
 from bench.analysis.prediction.presets import largest_preset
 from bench.analysis.prediction.report import verdict_line, without_checkpointing
 from bench.case import Case, check
 from bench.machine.machines.machine_file import read_machine
 from bench.session.case_args import CaseArgs, case_of_args, node_on
+from workloads.cost_models.absent import Absent
 from workloads.cost_models.step_time import StepTime
 from workloads.registry import SPECS, spec_of
 
@@ -107,21 +108,45 @@ def test_a_probe_has_no_step_and_fits() -> None:
 # Memory.
 
 
-def held(**sizes: int) -> MemoryFit:
-    return MemoryFit(parts=sizes, room_bytes=100, basis="made")
+def held(states_bytes: int = 60, **sizes: int) -> MemoryFit:
+    return MemoryFit(parts=sizes, room_bytes=100, states_bytes=states_bytes, basis="made")
 
 
 @pytest.mark.parametrize(
     ("memory", "part"),
     [
         (held(parameters=60, activations=40), None),
-        (held(parameters=60, optimizer=50), "parameters, gradients and optimizer state alone"),
+        (held(110, parameters=60), "parameters, gradients and optimizer state alone"),
         (held(parameters=60, activations=41), "activations"),
         (held(parameters=60, activations=20, gathered=30), "gathered"),
     ],
 )
 def test_the_part_that_is_too_much_is_named(memory: MemoryFit, part: str | None) -> None:
     assert (None if memory.too_much is None else memory.too_much[0]) == part
+
+
+def test_states_that_do_not_fit_are_those_of_the_spec_and_come_first() -> None:
+    case = made("fsdp", "h100x8", "checkpoint=full", shape_name="70b")
+    memory, states = memory_fit(case, ONE), case.spec().states(case, 0)
+    assert memory.states_bytes == 2 * states.parameters_bytes + states.optimizer_bytes
+    assert memory.too_much == ("parameters, gradients and optimizer state alone", memory.states_bytes)
+
+
+def test_offloaded_states_are_held_against_the_host() -> None:
+    case = made("fsdp", "h100x8", "checkpoint=full", "offload=true", shape_name="70b")
+    memory = memory_fit(case, ONE)
+    assert (memory.fits, memory.is_least, list(memory.parts)) == (True, True, ["gathered"])
+    assert memory.host_bytes == pytest.approx(16 * case.shape.parameters(), rel=1e-3)
+    assert memory.host_room_bytes == ONE.table.host_memory_bytes
+    assert replace(memory, host_room_bytes=memory.host_bytes - 1).too_much == (OFFLOADED, memory.host_bytes)
+
+
+def test_fp8_has_no_step_and_a_step_rests_on_each_level_that_it_crosses() -> None:
+    rounded = fit(made("fsdp", "h100x8", "weights=fp8", shape_name="1b"), ONE)
+    assert isinstance(rounded.step, Absent)
+    assert "fp8" in rounded.step.reason
+    across = fit(made("fsdp", "h100x8x2", shape_name="1b", batch=16), read_machine("h100x8x2"))
+    assert [line.partition(" at ")[0] for line in across.rests_on[1:]] == ["NVLink", "InfiniBand"]
 
 
 def test_states_are_those_of_the_spec() -> None:
@@ -144,6 +169,7 @@ UNFIT: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "activations": ("gpipe", ("microbatches=32",), {"shape_name": "1b", "layers": 32, "batch": 64}),
     "states": ("ddp", (), {"shape_name": "8b"}),
     "of many nodes": ("fsdp", (), {"shape_name": "70b"}),
+    "of one rank": ("single", (), {"shape_name": "8b"}),
 }
 
 
