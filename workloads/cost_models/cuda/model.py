@@ -24,7 +24,7 @@ class CudaModel(CudaBlocks):
         copied = HALF_BYTES * self.shape.vocabulary * self.shape.width if self.copies == "each" else 0
         tape.make("copy", copied)
         columns = FULL_BYTES if self.stream_bytes == FULL_BYTES else HALF_BYTES
-        if self.tensor_ranks > 1:  # Columns of the ranks' own, which are then gathered and laid out anew.
+        if self.tensor_ranks > 1:  # Columns of each rank, gathered and then laid out again.
             own = columns * self.tokens * self.shape.width // self.tensor_ranks
             tape.make("columns", own).brief(2 * columns * self.tokens * self.shape.width)
             tape.make("stream", self.stream).free("columns")
