@@ -138,9 +138,9 @@ def _across(sweeps: Sequence[Summary], collectives: Sequence[str], case: Case) -
     counts = {run.case.nodes for run in sweeps if run.case.nodes > 1} - {case.nodes}
     for nodes in (case.nodes, *sorted(counts, reverse=True)):
         setting = (nodes * (case.ranks // case.nodes), nodes)
-        found = _newest([run for run in sweeps if (run.case.ranks, run.case.nodes) == setting], collectives)
-        if found is not None:
-            return found
+        sweep = _newest([run for run in sweeps if (run.case.ranks, run.case.nodes) == setting], collectives)
+        if sweep is not None:
+            return sweep
     return None
 
 

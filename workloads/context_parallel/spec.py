@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -175,9 +176,9 @@ class SequenceSpec(StrategySpec):
             other_bytes=tables_bytes + self.position_bytes(setup),
         )
 
+    @abstractmethod
     def exchanged_bytes(self, setup: Setup, model: CudaModel) -> tuple[int, int]:
         """Return what attention's exchanges hold besides on CUDA, in forward and in backward."""
-        raise NotImplementedError
 
     def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := cuda_peak_not_covered(setup)) is not None:

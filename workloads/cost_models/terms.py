@@ -75,8 +75,8 @@ class Transfer:
 class StageTransfers:
     """Collectives of one step that a pipeline stage waits for within its actions.
 
-    each: in the actions of each microbatch, half of the time in forward and half in backward; the figures are of all
-    microbatches together. first: before the forward of the first microbatch. last: after the backward of the last.
+    each: within the actions of every microbatch, with half of their time in forward and half in backward; each transfer
+    counts all microbatches together. first: before the forward of the first microbatch. last: after the backward of the last.
     """
 
     each: tuple[Transfer, ...] = ()

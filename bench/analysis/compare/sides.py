@@ -338,15 +338,15 @@ def earlier_runs(pairs: Iterable[Pair], history: History) -> dict[str, list[Summ
     """
     runs = [run for pair in pairs if not pair.is_in_turn for run in (pair.a, pair.b)]
     compared = {run.run for run in runs}
-    found: dict[tuple[str, str, int, int], list[Summary]] = {}
+    of_series: dict[tuple[str, str, int, int], list[Summary]] = {}
     for run in runs:
         series = (run.case.key(), run.hardware, run.case.steps, run.case.warm_up)
-        if series not in found:
+        if series not in of_series:
             # Two more than needed: a series is usually in one pair, whose own runs are left out.
             others = history.baselines(*series[:2], EARLIER_RUNS + 2)
             nights = nights_of(run.case, [other for other in others if other.run not in compared][:EARLIER_RUNS])
-            found[series] = [other for night in nights for other in night]
-    return {run.run: found[run.case.key(), run.hardware, run.case.steps, run.case.warm_up] for run in runs}
+            of_series[series] = [other for night in nights for other in night]
+    return {run.run: of_series[run.case.key(), run.hardware, run.case.steps, run.case.warm_up] for run in runs}
 
 
 _KEYS = (

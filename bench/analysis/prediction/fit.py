@@ -144,12 +144,12 @@ def least_parts(case: Case) -> dict[str, int]:
             "unreduced gradients": spec.unreduced_bytes(case, rank),
         }
         states = spec.states(case, rank)
-        kept = {
+        states_of_rank = {
             "parameters": states.parameters_bytes,
             "gradients": states.gradients_bytes,
             "optimizer": states.optimizer_bytes,
         }
-        by_rank.append(gathered if case.options.get("offload") else kept | gathered)
+        by_rank.append(gathered if case.options.get("offload") else states_of_rank | gathered)
     most = max(by_rank, key=lambda parts: sum(parts.values()))
     return {name: size for name, size in most.items() if size}
 

@@ -45,11 +45,11 @@ def nearest_fit(case: Case, machine: PlannedMachine) -> NearestFit | None:
         if sum(least_parts(tried).values()) > on.table.gpu.memory_bytes:
             continue  # Is found sooner than the peak.
         memory = memory_fit(tried, on)
-        found = NearestFit(words=words, case=tried, machine=on, memory=memory)
+        candidate = NearestFit(words=words, case=tried, machine=on, memory=memory)
         if memory.fits and not memory.is_least:
-            return found
+            return candidate
         if memory.fits:
-            uncertain = uncertain or found
+            uncertain = uncertain or candidate
     return uncertain
 
 

@@ -90,15 +90,15 @@ def presets_document(specs: Sequence[StrategySpec], machine: PlannedMachine) -> 
     """Return the largest preset of each strategy; of a probe, and where none fits, nothing but the name."""
     rows = []
     for spec in specs:
-        found = largest_preset(spec, machine) if spec.kind == "training" else None
+        largest = largest_preset(spec, machine) if spec.kind == "training" else None
         row: dict[str, Any] = dict.fromkeys(PRESET_COLUMNS)
         row |= {"strategy": spec.name, "machine": machine.name}
-        if found is not None:
+        if largest is not None:
             row |= {
-                "ranks": found.case.ranks,
-                "preset": found.preset,
-                "total_bytes": found.memory.total_bytes,
-                "is_least": found.memory.is_least,
+                "ranks": largest.case.ranks,
+                "preset": largest.preset,
+                "total_bytes": largest.memory.total_bytes,
+                "is_least": largest.memory.is_least,
             }
         rows.append(row)
     return rows
