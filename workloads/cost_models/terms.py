@@ -76,7 +76,9 @@ class StageTransfers:
     """Collectives of one step that a pipeline stage waits for within its actions.
 
     each: within the actions of every microbatch, with half of their time in forward and half in backward; each transfer
-    counts all microbatches together. first: before the forward of the first microbatch. last: after the backward of the last.
+    counts all microbatches together.
+    first: before the forward of the first microbatch.
+    last: after the backward of the last.
     """
 
     each: tuple[Transfer, ...] = ()
