@@ -37,13 +37,16 @@ _LAYOUT = str.maketrans("", "", "\n\r\t")
 
 _OPENING = re.compile("\"\"\"|'''|[\"'#]")
 _ENDS = {
-    '"""': re.compile(r'(?:[^"\\]|\\.|"{1,2}+(?!"))*+"{3,5}', re.DOTALL),
-    "'''": re.compile("(?:[^']|'{1,2}+(?!'))*+'{3,5}"),
-    '"': re.compile(r'(?:[^"\\\n]|\\.)*+"'),
+    '"""': re.compile(r'(?:[^"\\]|\\.|"{1,2}(?!"))*"{3,5}', re.DOTALL),
+    "'''": re.compile("(?:[^']|'{1,2}(?!'))*'{3,5}"),
+    '"': re.compile(r'(?:[^"\\\n]|\\.)*"'),
     "'": re.compile("[^'\n]*+'"),
     "#": re.compile("[^\n]*+"),
 }
-"""What is left of each kind of text, and of a comment, behind its beginning."""
+"""What is left of each kind of text, and of a comment, behind its beginning.
+
+No possessive quantifier stands behind a group: those of Python before 3.11.5 fail to match (CPython issue 106052).
+"""
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}")
 # A bracket, with the beginning of its line where it is the first there, or the last part of a dotted key.
 _MARK = re.compile(r"(?P<first>^[ \t]*+)?(?P<bracket>[\[\]{}])|\.[ \t]*+[\w-]++[ \t]*+=", re.MULTILINE)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -124,7 +125,8 @@ def test_a_wheel_carries_the_commit_and_whether_the_tree_was_changed(
 def test_a_wheel_made_of_a_source_distribution_carries_the_commit(tmp_path: Path, tree: Path) -> None:
     _wheel(tmp_path / "dist", tree, "--sdist", "--wheel")
     (packed,) = (tmp_path / "dist").glob("*.tar.gz")
-    shutil.unpack_archive(packed, tmp_path / "unpacked", filter="data")
+    filtered = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Not in Python before 3.11.4.
+    shutil.unpack_archive(packed, tmp_path / "unpacked", **filtered)  # type: ignore[arg-type]
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     machine = _machine_of(_wheel(tmp_path / "again", unpacked), tmp_path / "site")
     assert (machine.commit, machine.is_dirty) == (_git(tree, "rev-parse", "HEAD"), False)

@@ -338,10 +338,19 @@ _PARTS = frozenset({
 _MODULES = {module for module, _ in _PARTS} | {"builtins", "torch"}
 
 
+def _member(kind: Any, name: str) -> Enum:
+    """Return the member of an enumeration; nothing else is an attribute of a part."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError("an attribute of what is no enumeration is no part of a checkpoint's plan")
+    return kind[name]
+
+
 class _Parts(pickle.Unpickler):
     """Makes data classes and enumerations of torch's checkpoints, torch's types, and exceptions; nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):  # Of Python before 3.11.4, which pickles members so.
+            return _member
         if module not in _MODULES and not module.startswith(_OF_CHECKPOINTS):  # Even an import can run code.
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's plan")
         part = super().find_class(module, name)

@@ -141,6 +141,34 @@ def test_a_commit_is_archived_to_the_same_bytes_with_its_hash_inside(repository:
     assert not tree.exists()
 
 
+def _archive(*members: tuple[str, bytes, str]) -> bytes:
+    """A tar archive of members by name, type and where a link points."""
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, kind, link in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, link
+            tar.addfile(member, BytesIO())
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("has_filters", [True, False], ids=["with filters", "before Python 3.11.4"])
+def test_an_archive_is_unpacked_within_its_folder(has_filters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_filters:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    with unpacked(_archive(("a/b", tarfile.REGTYPE, ""), ("a/c", tarfile.SYMTYPE, "b"))) as tree:
+        assert (tree / "a/c").resolve() == (tree / "a/b").resolve()
+    for wrong in (
+        ("../out", tarfile.REGTYPE, ""),
+        ("a/link", tarfile.SYMTYPE, "../../out"),
+        ("a/link", tarfile.SYMTYPE, "/etc"),
+        ("link", tarfile.LNKTYPE, "../out"),
+        ("pipe", tarfile.FIFOTYPE, ""),
+    ):
+        with pytest.raises(InfrastructureFailed, match="a source tree cannot be unpacked"), unpacked(_archive(wrong)):
+            pass
+
+
 def test_a_commit_that_was_pushed_away_is_named_as_gone(repository: Path) -> None:
     with pytest.raises(Misuse, match=r"^commit ffffffffffff is gone: .* lacks it: it was force-pushed away"):
         require_commit(repository, "f" * 40)

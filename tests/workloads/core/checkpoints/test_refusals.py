@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from tests.support.ranks import OnRanks
 from tests.workloads.core.checkpoints.saving_runs import refusal, train_and_save
@@ -103,10 +104,32 @@ class Code:
         return os.mkdir, ("/nowhere/at/all",)
 
 
+class Attribute:
+    """Is unpickled as an attribute of something, as Python before 3.11.4 pickles the members of enumerations."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, str]]:
+        return getattr, (self.of, self.name)
+
+
+def unpickled(value: object) -> object:
+    text = pickle.dumps(value)
+    return _plan_of(torch.frombuffer(bytearray(text), dtype=torch.uint8), len(text))
+
+
 def test_a_plan_can_run_no_code() -> None:
-    text = pickle.dumps(Code())
     with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir is no part of a checkpoint's plan"):
-        _plan_of(torch.frombuffer(bytearray(text), dtype=torch.uint8), len(text))
+        unpickled(Code())
+
+
+def test_of_attributes_only_members_of_enumerations_are_parts() -> None:
+    assert unpickled(Attribute(WriteItemType, "TENSOR")) is WriteItemType.TENSOR
+    with pytest.raises(pickle.UnpicklingError, match="an attribute of what is no enumeration"):
+        unpickled(Attribute(torch.Size, "mro"))
+    with pytest.raises(KeyError, match="mro"):
+        unpickled(Attribute(WriteItemType, "mro"))
 
 
 # What a save leaves behind.
