@@ -157,8 +157,8 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe_in_our_own_folder(
 
 SWAPS = """
 import os, sys
-folder, aside, link = sys.argv[1:]
-for _ in range(3000):
+folder, aside, link, over = sys.argv[1:]
+while not os.path.exists(over):
     os.rename(folder, aside)
     os.rename(link, folder)
     os.rename(folder, link)
@@ -168,16 +168,15 @@ LOOPS = """
 import sys, os
 from pathlib import Path
 from collectors.files import open_to_append, replace_file
-folder, until = Path(sys.argv[1]), Path(sys.argv[2])
-counts = [0, 0]
-while not until.exists():
+folder = Path(sys.argv[1])
+written = refused = 0
+while min(written, refused) < 100:
     try:
         replace_file(folder / "summary.json", b"{}")
         os.close(open_to_append(folder / "rank0.jsonl"))
-        counts[0] += 1
+        written += 1
     except OSError:
-        counts[1] += 1
-print(*counts)
+        refused += 1
 """
 
 
@@ -190,12 +189,14 @@ def test_a_folder_that_becomes_a_link_between_look_and_open_leads_nowhere(
     run = victim.owns(shared / "run")
     (shared / "link").symlink_to(secret)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with victim.start([sys.executable, "-P", "-c", LOOPS, str(run), str(shared / "over")], **streams) as loop:
-        swapped = attacker.python(SWAPS, str(run), str(shared / "aside"), str(shared / "link"))
-        (shared / "over").touch()
-        counts, errors = loop.communicate(timeout=60)
-    assert (swapped.returncode, loop.returncode) == (0, 0), swapped.stderr + errors
-    assert all(int(count) for count in counts.split()), "both must have happened"
+    swaps = [SWAPS, str(run), str(shared / "aside"), str(shared / "link"), str(shared / "over")]
+    with attacker.start([sys.executable, "-P", "-c", *swaps], **streams) as swapping:
+        try:
+            written = victim.python(LOOPS, str(run))  # Ends once it has written 100 times, and was refused 100 times.
+        finally:
+            (shared / "over").touch()
+        _, errors = swapping.communicate(timeout=60)
+    assert (swapping.returncode, written.returncode) == (0, 0), errors + written.stderr
     assert list(secret.iterdir()) == []
     assert {path.name for path in run.iterdir()} == {"summary.json", "rank0.jsonl"}
 
