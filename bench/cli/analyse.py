@@ -157,11 +157,53 @@ def _merge(
     click.echo(output)
 
 
-NAMES = (*(analysis.name for analysis in ANALYSES), "merge")
+@click.command(name="flight-recorder")
+@click.argument("dumps", nargs=-1, required=True, type=NamedText())
+@click.option("--table", "table_name", metavar="NAME", help="Only this table; --format csv needs one.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=ROWS, show_default=True, help="Most rows of each printed table."
+)
+@click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(0, MOST_RANKS),
+    multiple=True,
+    help="Rank of a dump, replacing the rank in the file's name; give it once for each dump, in order.",
+)
+@RUNS
+@FORMAT
+def _flight_recorder(
+    dumps: tuple[str, ...],
+    table_name: str | None,
+    limit: int,
+    ranks: tuple[int, ...],
+    runs_folder: Path,
+    format_name: str,
+) -> None:
+    """Find the first call on which ranks differ, and who is missing, after a hang.
+
+    DUMPS are files of torch's Flight Recorder, one for each rank (nccl_trace_rank_0), a folder of these, or a run.
+
+    \b
+    Example:
+      observatory analyse flight-recorder nccl_trace_rank_0 nccl_trace_rank_1
+    """
+    from bench.analysis.flight_records.inputs import read_dumps
+    from bench.analysis.flight_records.report import records
+    from bench.analysis.traces.report import AnalysisReport, write
+
+    read = read_dumps(dumps, runs_folder, ranks=ranks)
+    tables, notes = records(read.dumps)
+    report = AnalysisReport(analysis="flight-recorder", sides=(), tables=tables, notes=(*notes, *read.notices))
+    write(report, sys.stdout, format_name, table_name=table_name, limit=limit, on_notice=say)
+
+
+_OTHERS = {"merge": _merge, "flight-recorder": _flight_recorder}
+NAMES = (*(analysis.name for analysis in ANALYSES), *_OTHERS)
 
 
 class _Analyses(click.Group):
-    """A group with a command for each entry of `bench.analysis.traces.analyses`, and `merge`."""
+    """A group with a command for each entry of `bench.analysis.traces.analyses`, and those in `_OTHERS`."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(NAMES)
@@ -170,7 +212,7 @@ class _Analyses(click.Group):
         for analysis in ANALYSES:
             if analysis.name == name:
                 return _command_of(analysis)
-        return _merge if name == "merge" else None
+        return _OTHERS.get(name)
 
     def resolve_command(
         self, context: click.Context, args: list[str]

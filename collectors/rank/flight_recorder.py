@@ -1,24 +1,20 @@
 """Reads torch's Flight Recorder: the collectives that a rank entered, their bytes, and how far its device came.
 
 The recorder is on when TORCH_FR_BUFFER_SIZE is set, on gloo and NCCL alike; it keeps that many entries, the newest.
-Messages from one rank to another are recorded on NCCL only (torch 2.13). Each message of a batch is an entry without a
-state; the entry that closes the batch follows them, and has the state and no sizes. The agent reads records too, so
-this module loads torch only in the functions that need it.
-Source: ProcessGroupNCCL.cpp, pointToPoint, collective, collectiveCoalesced, endCoalescing and initWork;
-FlightRecorderDetail.hpp, dump_json (torch 2.11 and 2.13).
+The agent reads records too, so this module loads torch only in the functions that need it.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from collectors.rank.flight_entries import Entry, Record, Work, call_name, is_sent, message_ends, works_of
 from collectors.rank.reached import Reached
 from collectors.traces.event_names import OTHER, collective_of
 from collectors.traces.reading.collective_args import DTYPES, Issued
@@ -45,47 +41,6 @@ class Entered:
     payload_bytes: int
 
 
-class _Entry(msgspec.Struct):
-    record_id: int
-    profiling_name: str
-    process_group: tuple[str, str]  # Its name and its description.
-    input_sizes: list[list[int]]
-    input_dtypes: list[str]
-    output_sizes: list[list[int]] = []
-    output_dtypes: list[str] = []
-    is_p2p: bool = False
-    collective_seq_id: int | None = None
-    p2p_seq_id: int | None = None
-    time_created_ns: int = 0
-    state: str = "scheduled"
-    time_discovered_started_ns: int = 0
-
-
-class _Record(msgspec.Struct):
-    entries: list[_Entry] = []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """What the device is given in one call: one entry, or the entries of a coalesced group.
-
-    end: the entry that has the state: the group's closing entry, or the only entry.
-    """
-
-    entries: tuple[_Entry, ...]
-    end: _Entry
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it is a message, or a batch of messages."""
-        return any(entry.is_p2p for entry in self.entries)
-
-    @property
-    def coalesced(self) -> str:
-        """The collective that a coalesced group implements; `OTHER` if it is no group, or does not say."""
-        return OTHER if self.entries == (self.end,) else collective_of(self.end.profiling_name)
-
-
 # Keys are c10's names of scalar types.
 _ELEMENT_BYTES = {
     "Float": 4,
@@ -102,12 +57,6 @@ _ELEMENT_BYTES = {
 
 _NO_TENSOR = "Undefined"
 """The dtype of the missing input or output of ranks other than the root, in NCCL's gather and scatter."""
-
-_CLOSING = re.compile(r"(?:^|[:_])coalesced$")
-"""Closing entry: nccl:coalesced, and since torch 2.11 nccl:ALLGATHER_coalesced for a gather made of broadcasts."""
-
-_MESSAGE = re.compile(r"(?:send (?P<from>\d+)->(?P<to>\d+)|recv (?P<by>\d+)<-(?P<of>\d+))$")
-"""Name of a message. Its ranks are numbered within the process group."""
 
 
 class Forgotten(RuntimeError):
@@ -140,13 +89,13 @@ def reached(record: bytes, *, has_states: bool) -> dict[str, Reached]:
     is_timed = any(entry.time_discovered_started_ns for entry in entries)
     collectives: dict[str, list[tuple[int, str]]] = defaultdict(list)
     messages: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for work in _works(entries):
+    for work in works_of(entries):
         group = work.end.process_group[0]
         if not work.is_message:
             collectives[group].append((work.end.collective_seq_id or 0, work.end.state))
             continue
         for entry in work.entries:
-            if endpoints := _endpoints(entry):
+            if endpoints := message_ends(entry):
                 numbered = messages[f"{group} {endpoints[0]}->{endpoints[1]}"]
                 numbered.append((len(numbered) + 1, work.end.state))
     if entries and entries[0].record_id > 0:
@@ -194,11 +143,11 @@ def entered_since(before: bytes, after: bytes) -> list[Entered]:
     return [
         Entered(
             number=entry.record_id,
-            name=_name(entry) if work.coalesced == OTHER else work.coalesced,
+            name=call_name(entry) if work.coalesced == OTHER else work.coalesced,
             group=entry.process_group[0],
             payload_bytes=_payload_bytes(entry, len(groups.get(entry.process_group[0], (0,)))),
         )
-        for work in _works(_entries_since(before, after))
+        for work in works_of(_entries_since(before, after))
         if not work.is_message
         for entry in work.entries
     ]
@@ -220,7 +169,7 @@ def works_since(before: bytes, after: bytes) -> list[Issued]:
         Forgotten: there are more of them than the buffer holds.
     """
     groups = group_ranks()
-    works = _works(_entries_since(before, after))
+    works = works_of(_entries_since(before, after))
     return [_issued(work, groups.get(work.end.process_group[0], ())) for work in works]
 
 
@@ -232,7 +181,7 @@ def group_ranks() -> dict[str, tuple[int, ...]]:
     return {str(group.group_name): tuple(dist.get_process_group_ranks(group)) for group in _world.pg_map}
 
 
-def _entries_since(before: bytes, after: bytes) -> list[_Entry]:
+def _entries_since(before: bytes, after: bytes) -> list[Entry]:
     first = count(before)
     entries = [entry for entry in _entries(after) if entry.record_id >= first]
     if len(entries) != count(after) - first:
@@ -240,52 +189,7 @@ def _entries_since(before: bytes, after: bytes) -> list[_Entry]:
     return entries
 
 
-def _works(entries: Iterable[_Entry]) -> list[_Work]:
-    """Group the entries into works, in the order in which these were given to the device.
-
-    Example, all in one process group:
-
-        all_reduce               collective 4                work 1
-        send 0->1                message 7                   work 2
-        recv 0<-1                message 7                   work 2
-        coalesced                collective 4, message 7     work 2, closes it
-        all_reduce               collective 5                work 3
-
-    The closing entry has both numbers and does not say which one counts. The entry just before it decides: it is a
-    message, so the group is all messages of number 7.
-    """
-    waiting: dict[str, list[_Entry]] = defaultdict(list)
-    works = []
-    for entry in entries:
-        before = waiting[entry.process_group[0]]
-        if entry.input_sizes or entry.output_sizes or not _CLOSING.search(entry.profiling_name):
-            before.append(entry)
-            continue
-        # Walk back over the entries that this one closes: before[first:].
-        first = len(before)
-        while first and _belongs(before[first - 1], entry, is_message=before[-1].is_p2p):
-            first -= 1
-        if first < len(before):  # Not so if the record has forgotten what it closes.
-            works.append(_Work(entries=tuple(before[first:]), end=entry))
-        del before[first:]
-        works += _alone(before)
-        before.clear()
-    works += _alone(work for before in waiting.values() for work in before)
-    return sorted(works, key=lambda work: work.end.record_id)
-
-
-def _alone(entries: Iterable[_Entry]) -> Iterator[_Work]:
-    return (_Work(entries=(entry,), end=entry) for entry in entries)
-
-
-def _belongs(entry: _Entry, end: _Entry, *, is_message: bool) -> bool:
-    """Whether `end` closes the entry; what it closes are all messages or all collectives."""
-    if entry.is_p2p != is_message:
-        return False
-    return entry.p2p_seq_id == end.p2p_seq_id if is_message else entry.collective_seq_id == end.collective_seq_id
-
-
-def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
+def _issued(work: Work, ranks: tuple[int, ...]) -> Issued:
     entries = work.entries
     dtypes = {
         DTYPES.get(name, name.lower()) for entry in entries for name in (*entry.input_dtypes, *entry.output_dtypes)
@@ -294,11 +198,11 @@ def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
     if work.is_message:
         collective = "send"
         sequence = None  # Messages are counted apart from collectives, and on each rank by itself.
-        sent = _elements([size for entry in entries if _is_sent(entry) for size in entry.input_sizes])
-        filled = _elements([size for entry in entries if not _is_sent(entry) for size in entry.output_sizes])
+        sent = _elements([size for entry in entries if is_sent(entry) for size in entry.input_sizes])
+        filled = _elements([size for entry in entries if not is_sent(entry) for size in entry.output_sizes])
         # The global rank at the other end; None if there are several.
         peers = {
-            endpoints[1] if _is_sent(entry) else endpoints[0] for entry in entries if (endpoints := _endpoints(entry))
+            endpoints[1] if is_sent(entry) else endpoints[0] for entry in entries if (endpoints := message_ends(entry))
         }
         if len(peers) == 1 and (number := peers.pop()) < len(ranks):
             peer = ranks[number]
@@ -328,39 +232,19 @@ def _issued(work: _Work, ranks: tuple[int, ...]) -> Issued:
     )
 
 
-def _endpoints(entry: _Entry) -> tuple[int, int] | None:
-    """Return sender and receiver of a message, by rank within its group; None if it is no message."""
-    match = _MESSAGE.search(entry.profiling_name)
-    if match is None:
-        return None
-    ends = (match["from"], match["to"]) if match["from"] is not None else (match["of"], match["by"])
-    return int(ends[0]), int(ends[1])
-
-
-def _is_sent(entry: _Entry) -> bool:
-    match = _MESSAGE.search(entry.profiling_name)
-    return match is not None and match["from"] is not None
-
-
 def _elements(sizes: list[list[int]]) -> int | None:
     """Return the number of elements of all tensors; None if there is no tensor."""
     return sum(math.prod(size) for size in sizes) if sizes else None
 
 
-def _entries(record: bytes) -> list[_Entry]:
-    return msgspec.json.decode(record, type=_Record).entries
+def _entries(record: bytes) -> list[Entry]:
+    return msgspec.json.decode(record, type=Record).entries
 
 
-def _name(entry: _Entry) -> str:
-    """Return the collective's name by the rules for trace events; torch's own word if they know none."""
-    collective = collective_of(entry.profiling_name)
-    return collective if collective != OTHER else entry.profiling_name.partition(":")[2] or entry.profiling_name
-
-
-def _payload_bytes(entry: _Entry, ranks: int) -> int:
+def _payload_bytes(entry: Entry, ranks: int) -> int:
     given_bytes = _tensor_bytes(entry.input_sizes, entry.input_dtypes)
     filled_bytes = _tensor_bytes(entry.output_sizes, entry.output_dtypes)
-    name = _name(entry)
+    name = call_name(entry)
     if name == "barrier":
         return 0
     if name == "all_gather":

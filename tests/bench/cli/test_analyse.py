@@ -26,6 +26,7 @@ from tests.bench.made.examples import make_case, make_machine, small_case
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import measure_fake
 from tests.bench.made.small_traces import MS, write_kineto, write_timelines
+from tests.collectors.made_nccl_record import MadeRecord
 
 PAGE = Path(__file__).parents[3] / "docs/guides/traces.md"
 
@@ -77,6 +78,8 @@ def test_the_example_in_each_help_works(name: str, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     for file, rank in (("rank0", 0), ("rank1", 1), ("before", 0), ("after", 0)):
         write_kineto(tmp_path / f"{file}.json.gz", rank)
+    for rank in range(2):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(MadeRecord().collective("nccl:all_reduce").json())
     one = command.get_command(click.Context(command), name)
     assert one is not None
     assert one.help is not None
