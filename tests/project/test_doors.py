@@ -121,7 +121,7 @@ FINDERS: dict[str, tuple[Callable[[ast.Module], bool], set[str]]] = {
     "a listening socket": (_listens, {"collectors/sockets.py"}),
     "an object collective": (_passes_objects, set()),
     "torch's RPC": (_calls_remotely, set()),
-    "unpickling": (_unpickles, {"workloads/core/checkpointing.py"}),
+    "unpickling": (_unpickles, {"collectors/flight_records/dumps.py", "workloads/core/checkpointing.py"}),
     "an unsafe loader of YAML": (_loads_yaml_unsafely, set()),
     "a shell or text that is run": (_runs_text, set()),
     "a reader of TOML": (_reads_toml, {"collectors/settings_file.py"}),

@@ -10,8 +10,8 @@ import pytest
 
 from collectors.flight_records.divergence import Blame, blame, compare
 from collectors.flight_records.dumps import Dump, read_dump
-from tests.collectors.flight_records.ranks import CROSSED, LATE, dump_of_ranks
 from tests.collectors.made_nccl_record import MadeRecord, Size, State
+from tests.collectors.rank.flight_records.ranks import CROSSED, LATE, dump_of_ranks
 
 WORLD = {"0": "[0, 1, 2, 3]"}
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from collectors.flight_records.dumps import NotADump, rank_in_name, read_dump
-from tests.collectors.flight_records.ranks import LATE, dump_of_ranks
+from tests.collectors.rank.flight_records.ranks import LATE, dump_of_ranks
 
 
 @pytest.fixture(scope="module")
