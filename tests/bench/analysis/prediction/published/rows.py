@@ -7,7 +7,6 @@ listed in the same file, with the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -109,9 +108,18 @@ class Row:
     @cached_property
     def shape(self) -> Shape:
         row = self.published
-        model: Mapping[str, int] = msgspec.structs.asdict(self.report.models[row.model])
-        batch = row.microbatch * row.accumulate * row.gpus
-        return Shape(**model, sequence=row.sequence, batch=batch)
+        model = self.report.models[row.model]
+        return Shape(
+            layers=model.layers,
+            width=model.width,
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            mlp_width=model.mlp_width,
+            vocabulary=model.vocabulary,
+            is_tied=model.is_tied,
+            sequence=row.sequence,
+            batch=row.microbatch * row.accumulate * row.gpus,
+        )
 
     @property
     def tokens_per_gpu(self) -> float:

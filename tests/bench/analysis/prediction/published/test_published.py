@@ -120,7 +120,8 @@ def test_a_fit_has_not_seen_the_model_that_it_predicts() -> None:
 
 def test_a_summary_counts_what_is_close() -> None:
     found = summary([0.1, -0.2, 0.05, -0.15])
-    assert (found.median, found.largest, found.close, found.count) == (pytest.approx(0.125), 0.2, 3, 4)
+    assert found.median == pytest.approx(0.125)
+    assert (found.largest, found.close, found.count) == (0.2, 3, 4)
 
 
 def test_every_pair_differs_by_its_change_alone() -> None:
