@@ -176,3 +176,10 @@ def test_the_page_has_an_error_for_every_row_and_prediction() -> None:
     for report in REPORTS.values():
         assert all(each.rows in text for each in report.not_compared)
         assert report.address in text
+
+
+def test_the_page_of_machines_says_how_wrong_the_product_is() -> None:
+    errors = [each.errors.product for each in (*compare_across(TITAN, FOUNDRY), *compare_within(FOUNDRY))]
+    words = f"all {len(errors)} rates are predicted too high, by {min(errors):.0%} to {max(errors):.0%}"
+    machines = (PAGE.parents[1] / "reference" / "machines.md").read_text()
+    assert words.replace("%", " %").replace(" % to", " to") in " ".join(machines.split())
