@@ -67,7 +67,8 @@ GPU. The rows were measured by others, with other programs; every error is here.
 Rows of llm-foundry are predicted by the law of its other models, rows of torchtitan by the law of llm-foundry. Fitted
 on all rows of llm-foundry: products reach {products} of the peak, attention's causal half {attention}; a block makes
 {passes:.0f} passes, of which {compiled} (counted by hand) are left when compiled; {communication} of the time of
-communication adds to the step.
+communication adds to the step. The coefficients have not seen the rows that they predict; the form of the law was
+chosen with all rows of llm-foundry in view.
 """
 
 
