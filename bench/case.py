@@ -268,8 +268,10 @@ MOST = {
 """Upper limits that no node reaches; `bench.machine.preflight` checks the smaller limits of memory and cores."""
 
 
-def check(case: Case) -> Case:
+def check(case: Case, *, is_here: bool = True) -> Case:
     """Return the case if it can be run.
+
+    is_here: with what is installed here; False for a machine that is not here.
 
     Raises:
         Misuse: a number is too small or too large, the strategy needs something else, or its spec refuses the case.
@@ -293,7 +295,7 @@ def check(case: Case) -> Case:
     if case.device == "cpu" and case.backend == "nccl":
         raise Misuse("backend nccl needs --device cuda; use --backend gloo on the CPU")
     _check_saves(case)
-    reasons = spec.all_refusals(case)
+    reasons = spec.all_refusals(case, is_here=is_here)
     if reasons:
         raise Misuse(f"{spec.name}: {'; '.join(reasons)}")
     return case

@@ -180,10 +180,8 @@ def torch_release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def deferring_refusals(
-    setup: Setup, schedule: ScheduleName, *, release: tuple[int, int] | None = None
-) -> Iterator[str]:
-    """Yield why receives cannot be deferred. release: of torch; by default the installed one."""
+def deferring_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[str]:
+    """Yield why receives cannot be deferred with any torch."""
     if not DEFER_RECEIVES.of(setup):
         return
     if schedule in HALVED_BACKWARD:
@@ -196,7 +194,11 @@ def deferring_refusals(
             f"option {DEFER_RECEIVES.name} is true with schedule {schedule}, which posts no receive early;"
             " leave it out, or use schedule interleaved"
         )
-    elif (release or torch_release()) < FIRST_TO_DEFER:
+
+
+def too_old_to_defer(setup: Setup, *, release: tuple[int, int] | None = None) -> Iterator[str]:
+    """Yield why this torch cannot defer receives. release: of torch; by default the installed one."""
+    if DEFER_RECEIVES.of(setup) and (release or torch_release()) < FIRST_TO_DEFER:
         installed, first = (".".join(map(str, each)) for each in (release or torch_release(), FIRST_TO_DEFER))
         yield (
             f"option {DEFER_RECEIVES.name} is true, and torch {installed} has no schedule that defers receives;"

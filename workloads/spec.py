@@ -244,9 +244,16 @@ class StrategySpec(ABC):
     def missing_packages(self) -> list[str]:
         """Return why ranks here could not import the strategy, with what would help; empty where they can.
 
-        `refusals` says the same; this separates what only this installation lacks from what runs nowhere.
+        This is what only this installation lacks; `refusals` says what runs nowhere.
         """
         return []
+
+    def missing_here(self, setup: Setup) -> list[str]:
+        """Return what this installation lacks for the setup, with what would help; empty where ranks here can run it.
+
+        By default what it lacks for any setup: see `missing_packages`.
+        """
+        return self.missing_packages()
 
     @abstractmethod
     def refusals(self, setup: Setup) -> list[str]:
@@ -255,9 +262,12 @@ class StrategySpec(ABC):
         Callers use `all_refusals`, which adds what follows from the rest of the spec.
         """
 
-    def all_refusals(self, setup: Setup) -> list[str]:
-        """Return why this setup would be wrong or hang, each with what would work; empty where it runs."""
-        if reasons := self.refusals(setup):
+    def all_refusals(self, setup: Setup, *, is_here: bool = True) -> list[str]:
+        """Return why this setup would be wrong or hang, each with what would work; empty where it runs.
+
+        is_here: also say what this installation lacks; False for a machine that is not here.
+        """
+        if reasons := self.refusals(setup) or (self.missing_here(setup) if is_here else []):
             return reasons
         if setup.device == "cuda" and setup.backend == "gloo" and self.sends_messages(setup):
             # ProcessGroupGloo gives a GPU's pointer to the host's sockets; its collectives copy to the host and back.

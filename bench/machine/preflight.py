@@ -230,7 +230,10 @@ def _remedy(case: Case, need: _Need, there_bytes: int) -> str:
         return "a smaller --batch or --sequence"
     spec = case.spec()
     more = replace(case, ranks=2 * case.ranks)
-    is_shared = spec.states(more, 0).parameters_bytes < spec.states(case, 0).parameters_bytes
+    try:
+        is_shared = spec.states(more, 0).parameters_bytes < spec.states(case, 0).parameters_bytes
+    except ValueError:  # Twice as many stages do not divide the layers; other numbers may.
+        is_shared = True
     if case.device == "cpu" or need.ranks != 1:
         # Ranks that share the states of one model hold as much together, however many they are.
         return "a smaller shape" if is_shared or case.ranks == 1 else "a smaller shape, or fewer ranks"

@@ -265,7 +265,7 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
         save_every=args.save_every,
         save_mode=args.save_mode,
     )
-    case = _checked(case, args, default)
+    case = _checked(case, args, default, is_here=node.planned is None)
     if case.backend == "nccl" and node.has_told_gpus and (most := math.ceil(case.ranks / case.nodes)) > gpus:
         why = f": {node.gpus.hidden.text}" if node.gpus.hidden is not None else ""
         if node.nodes > 1:
@@ -280,17 +280,18 @@ def case_of_args(args: CaseArgs, ranks: int | None, node: NodeResources) -> Case
     return case
 
 
-def _checked(case: Case, args: CaseArgs, default: DefaultModel) -> Case:
+def _checked(case: Case, args: CaseArgs, default: DefaultModel, *, is_here: bool) -> Case:
     """Return the case if it can be run, with the options that the default model adds where it decides the shape.
 
     A strategy may refuse some: a zero-bubble schedule recomputes nothing, and stages may not divide the layers.
+    is_here: see `check`.
 
     Raises:
         Misuse: it cannot be run, with the user's own options or with added ones.
     """
     spec = case.spec()
     if args.shape_name is not None or not default.options:
-        return check(settle(case))
+        return check(settle(case), is_here=is_here)
     layers = [case.shape.layers]
     if default.divisible_layers is not None and args.dimensions.get("layers") is None:
         layers.append(default.divisible_layers)
@@ -298,8 +299,8 @@ def _checked(case: Case, args: CaseArgs, default: DefaultModel) -> Case:
         for texts in _options_to_try(args, spec, default):
             tried = replace(case, model=replace(case.shape, layers=count), options=parse_options(spec, texts))
             with contextlib.suppress(Misuse):
-                return check(settle(tried))
-    return check(settle(case))
+                return check(settle(tried), is_here=is_here)
+    return check(settle(case), is_here=is_here)
 
 
 def _options_to_try(args: CaseArgs, spec: StrategySpec, default: DefaultModel) -> Iterator[tuple[str, ...]]:

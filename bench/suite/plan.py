@@ -150,7 +150,7 @@ def _check(suite_case: SuiteCase, node: NodeResources, suite: Suite) -> _Checked
     Raises:
         Misuse: no machine can run it, or its fault or its profiler windows do not fit.
     """
-    if missing := find_spec(suite_case.args.strategy).missing_packages():
+    if node.planned is None and (missing := find_spec(suite_case.args.strategy).missing_packages()):
         return _Checked(suite_case=suite_case, case=None, refusal=_without_dashes(missing[0]))
     ranks = None if suite_case.args.ranks is None else suite_case.args.ranks[0]
     error_here: str | None = None

@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, pairwise
 
 from workloads.cost_models.absent import Absent
@@ -213,14 +214,26 @@ def axis_time_s(
     Raises:
         ValueError: the mesh has more ranks than the interconnect, or crosses a level whose link is unknown.
     """
+    total_s = 0.0
+    for messages, hop_s, byte_s in _phase_times(collective, axis, interconnect, backend):
+        total_s += calls * messages * hop_s + payload_bytes * byte_s
+    return total_s
+
+
+@lru_cache(maxsize=256)
+def _phase_times(
+    collective: Collective, axis: MeshAxis, interconnect: Interconnect, backend: CommunicationBackend
+) -> tuple[tuple[int, float, float], ...]:
+    """Return consecutive messages of each phase, the time of one without its bytes, and that of a byte of the tensor.
+
+    Raises:
+        ValueError: as `axis_time_s`.
+    """
     links = _known_links(axis, interconnect)
     if axis.size == 1:
-        return 0.0
-    total_s = 0.0
-    for phase in _phases(collective, axis.size, backend):
-        hop_s, byte_s = _hop_and_byte_s(phase, axis, interconnect, links)
-        total_s += calls * phase.messages * hop_s + payload_bytes * byte_s
-    return total_s
+        return ()
+    phases = _phases(collective, axis.size, backend)
+    return tuple((phase.messages, *_hop_and_byte_s(phase, axis, interconnect, links)) for phase in phases)
 
 
 def message_time_s(
@@ -233,12 +246,18 @@ def message_time_s(
     Raises:
         ValueError: as `axis_time_s`.
     """
+    hop_s, byte_s = _message_times(axis, interconnect, source, destination)
+    return hop_s + payload_bytes * byte_s
+
+
+@lru_cache(maxsize=1024)
+def _message_times(axis: MeshAxis, interconnect: Interconnect, source: int, destination: int) -> tuple[float, float]:
+    """Return the time of a message without its bytes, and that of a byte."""
     links = _known_links(axis, interconnect)
     if source == destination:
-        return 0.0
+        return 0.0, 0.0
     phase = _Phase(pairs=[(source, destination)], nths=axis.size, messages=1)
-    hop_s, byte_s = _hop_and_byte_s(phase, axis, interconnect, links)
-    return hop_s + payload_bytes * byte_s
+    return _hop_and_byte_s(phase, axis, interconnect, links)
 
 
 def _known_links(axis: MeshAxis, interconnect: Interconnect) -> tuple[Link, ...]:

@@ -6,9 +6,11 @@ GPU clusters, section 2.2 (1F1B, interleaved); Qi et al. 2023, Zero bubble pipel
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, count
 from typing import Literal
 
@@ -37,17 +39,25 @@ def balance(blocks: Sequence[float], stages: int, *, before: float = 0.0, after:
         outer = (before if stage == 0 else 0.0) + (after if stage == stages - 1 else 0.0)
         return sums[end] - sums[start] + outer
 
-    # longest[end]: longest stage of the best cut of the first `end` blocks into the stages so far.
+    # longest[end]: longest stage of the best cut of the first `end` blocks into the stages so far; it grows with `end`.
     # starts[stage - 1][end]: first block of the last stage of that cut.
-    longest = {end: cost(0, 0, end) for end in range(1, len(blocks) + 1)}
+    longest = [0.0, *(cost(0, 0, end) for end in range(1, len(blocks) + 1))]
     starts: list[dict[int, int]] = []
     for stage in range(1, stages):
-        best = {
-            end: min((max(longest[start], cost(stage, start, end)), -start) for start in range(stage, end))
-            for end in range(stage + 1, len(blocks) + 1)
-        }
-        longest = {end: length for end, (length, _) in best.items()}
-        starts.append({end: -start for end, (_, start) in best.items()})
+        best, start_of, start = list(longest), dict[int, int](), stage
+        # Each later stage has a block or more; of the last one, only the cut of all blocks is needed.
+        ends = range(stage + 1 if stage < stages - 1 else len(blocks), len(blocks) - (stages - 1 - stage) + 1)
+        for end in ends:
+            # A later start makes the stages before it longer and this one shorter: the best is where the two cross.
+            while start < end - 1 and longest[start] < cost(stage, start, end):
+                start += 1
+            best[end] = max(longest[start], cost(stage, start, end))
+            if start > stage and (left := cost(stage, start - 1, end)) < best[end]:
+                best[end] = left
+            # The latest start whose longest stage is no longer.
+            start_of[end] = bisect_right(longest, best[end], stage, end) - 1
+        longest = best
+        starts.append(start_of)
 
     # Walk back from the last stage to the first: each stage ends where the one after it starts.
     counts, end = [], len(blocks)
@@ -74,6 +84,11 @@ def flops_balance(shape: Shape, stages: int) -> tuple[int, ...]:
     Raises:
         ValueError: there are more stages than blocks, or none.
     """
+    return _flops_balance(shape, stages)
+
+
+@lru_cache(maxsize=256)
+def _flops_balance(shape: Shape, stages: int) -> tuple[int, ...]:
     head = 6 * shape.width * shape.vocabulary * shape.tokens
     block = (shape.flops_per_step() - head) / shape.layers
     return balance([block] * shape.layers, stages, after=head)
@@ -117,7 +132,9 @@ class Pipeline:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that a pipeline rank holds, in the order of the model."""
-        return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
+        if self.schedule == "zbv":
+            return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
+        return tuple(range(rank, self.stages, self.ranks))
 
 
 ActionKind = Literal["forward", "backward", "input_backward", "weight_backward"]
@@ -144,10 +161,19 @@ def actions(pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
     Raises:
         ValueError: the schedule cannot run these microbatches on these stages.
     """
+    return tuple(actions_of_rank(pipeline, rank) for rank in range(pipeline.ranks))
+
+
+def actions_of_rank(pipeline: Pipeline, rank: int) -> tuple[Action, ...]:
+    """Return the actions of one pipeline rank, in order.
+
+    Raises:
+        ValueError: the schedule cannot run these microbatches on these stages.
+    """
     reason = why_not(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, pipeline.microbatches)
     if reason is not None:
         raise ValueError(reason)
-    return tuple(tuple(_rank_order(pipeline, rank)) for rank in range(pipeline.ranks))
+    return tuple(_rank_order(pipeline, rank))
 
 
 def why_not(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatches: int) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from typing import Literal
 
 from workloads.cost_models.shape import Shape
@@ -25,11 +26,12 @@ def divide(sizes: Sequence[int], holders: int) -> tuple[int, ...]:
     """
     if holders < 1:
         raise ValueError(f"holders is {holders}; it must be 1 or more")
-    sums = [0] * holders
+    sums = [(0, holder) for holder in range(holders)]  # A heap: the holder with the least comes first.
     holder_of = [0] * len(sizes)
     for tensor in sorted(range(len(sizes)), key=lambda tensor: -sizes[tensor]):
-        holder_of[tensor] = sums.index(min(sums))
-        sums[holder_of[tensor]] += sizes[tensor]
+        least, holder = sums[0]
+        heapreplace(sums, (least + sizes[tensor], holder))
+        holder_of[tensor] = holder
     return tuple(holder_of)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Dimensions, States, divide, elements, model_weights
@@ -93,6 +94,7 @@ STEP_BYTES = 4
 """AdamW's step counter, one for each weight, in fp32."""
 
 
+@lru_cache(maxsize=16)
 def partition(shape: Shape, ranks: int) -> tuple[tuple[Dimensions, ...], ...]:
     """Return the weights that each rank updates, in the order of the model; ranks are balanced by elements."""
     weights = model_weights(shape)
@@ -103,6 +105,7 @@ def partition(shape: Shape, ranks: int) -> tuple[tuple[Dimensions, ...], ...]:
     return tuple(tuple(own) for own in weights_of)
 
 
+@lru_cache(maxsize=16)
 def elements_by_rank(shape: Shape, ranks: int) -> tuple[int, ...]:
     """Return how many elements each rank updates."""
     return tuple(elements(weights) for weights in partition(shape, ranks))
@@ -120,11 +123,11 @@ def partitioned_states(
     bytes_each: of a weight, its gradient and its optimizer states; by default all are fp32, with AdamW's two moments.
     """
     weight_bytes, gradient_bytes, optimizer_bytes = bytes_each
-    own = partition(shape, ranks)[rank]
+    own, tensors = elements_by_rank(shape, ranks)[rank], len(partition(shape, ranks)[rank])
     return States(
         parameters_bytes=weight_bytes * shape.parameters(),
         gradients_bytes=gradient_bytes * shape.parameters(),
-        optimizer_bytes=optimizer_bytes * elements(own) + STEP_BYTES * len(own),
+        optimizer_bytes=optimizer_bytes * own + STEP_BYTES * tensors,
     )
 
 

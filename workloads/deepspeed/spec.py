@@ -167,7 +167,6 @@ class DeepSpeedSpec(StrategySpec):
         if stage not in STAGES:
             return [f"option stage is {stage}; ZeRO has the stages 0, 1, 2 and 3"]
         return [
-            *not_installed(),
             *training_refusals(setup, data_ranks=setup.ranks, weights_refused=ENGINE_CASTS),
             *unchunked_refusals(setup, "DeepSpeed's engine may free the head's weight before backward"),
             *_idle_options(setup, stage),

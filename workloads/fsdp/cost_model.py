@@ -14,8 +14,10 @@ Source: torch 2.13, _fsdp_param.py, _fsdp_param_group.py and _fsdp_collectives.p
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from workloads.cost_models.memory import FULL_BYTES, Microbatch
@@ -90,31 +92,39 @@ class Sharding:
 
 
 def padded_elements(weights: Iterable[Dimensions], ranks: int) -> int:
-    """Return the elements of each rank's part, padding included."""
-    return sum(_padded_rows(weight, ranks) * math.prod(weight[1:]) for weight in weights)
+    """Return the elements of each rank's part, padding included. weights: also as a Counter."""
+    return sum(
+        count * _padded_rows(weight, ranks) * math.prod(weight[1:]) for weight, count in Counter(weights).items()
+    )
 
 
 def own_elements(weights: Iterable[Dimensions], *, rank: int, ranks: int) -> int:
-    """Return the elements of one rank's part without padding: those that it updates."""
-    count = 0
-    for weight in weights:
+    """Return the elements of one rank's part without padding: those that it updates. weights: also as a Counter."""
+    own = 0
+    for weight, count in Counter(weights).items():
         # 5 rows on 4 ranks: parts of 2 rows, of which the ranks own 2, 2, 1 and 0.
         part = _padded_rows(weight, ranks)
         own_rows = min(part, max(0, weight[0] - rank * part))
-        count += own_rows * math.prod(weight[1:])
-    return count
+        own += count * own_rows * math.prod(weight[1:])
+    return own
 
 
 def sharded_states(sharding: Sharding, rank: int) -> States:
     """Return what a rank holds between steps; consecutive ranks share the weights, replicas follow each other."""
-    ranks, weights = sharding.ranks, sharding.weights()
+    ranks, weights = sharding.ranks, _counted_weights(sharding)
     padded_bytes = ELEMENT_BYTES * padded_elements(weights, ranks)
     own_bytes = ELEMENT_BYTES * own_elements(weights, rank=rank % ranks, ranks=ranks)
     return States(
         parameters_bytes=padded_bytes,
         gradients_bytes=own_bytes if sharding.is_copied_away else padded_bytes,
-        optimizer_bytes=2 * own_bytes + NUMBER_BYTES * len(weights),
+        optimizer_bytes=2 * own_bytes + NUMBER_BYTES * weights.total(),
     )
+
+
+@lru_cache(maxsize=64)
+def _counted_weights(sharding: Sharding) -> Counter[Dimensions]:
+    """Return how many weights there are of each size, so that a plan of thousands of ranks adds up few of them."""
+    return Counter(sharding.weights())
 
 
 def largest_gathered_bytes(sharding: Sharding) -> int:

@@ -8,18 +8,21 @@ Source: torch 2.12, torch/distributed/pipelining/stage.py and schedules.py.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeVar
 
 from workloads.cost_models.cuda.blocks import NOTHING, Around, Gradients
 from workloads.cost_models.cuda.model import CudaModel
 from workloads.cost_models.cuda.peak import predict, tables_bytes, tokens_bytes
-from workloads.cost_models.cuda.tape import Stretch, Tape
+from workloads.cost_models.cuda.tape import Stretch, Tape, in_turn
 from workloads.cost_models.memory import INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
-from workloads.cost_models.schedules import Pipeline, actions
+from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, actions_of_rank
 from workloads.cost_models.terms import States
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +66,40 @@ class StageOnCuda:
         return tape.stretch()
 
 
-def stages_on_cuda(model: CudaModel, counts: Sequence[int]) -> tuple[StageOnCuda, ...]:
-    """Return all stages. model: the whole one. counts: blocks of each stage."""
-    return tuple(
-        StageOnCuda(
-            model=replace(model, shape=replace(model.shape, layers=count), first_block=sum(counts[:stage])),
-            is_first=stage == 0,
-            is_last=stage == len(counts) - 1,
-        )
-        for stage, count in enumerate(counts)
+def stage_on_cuda(model: CudaModel, counts: Sequence[int], stage: int) -> StageOnCuda:
+    """Return a stage. model: the whole one. counts: blocks of each stage."""
+    # Of the blocks before it, only their share of a group of `checkpoint_every` matters; so most stages are equal.
+    first_block = sum(counts[:stage]) % model.checkpoint_every
+    return StageOnCuda(
+        model=replace(model, shape=replace(model.shape, layers=counts[stage]), first_block=first_block),
+        is_first=stage == 0,
+        is_last=stage == len(counts) - 1,
     )
+
+
+@lru_cache(maxsize=256)
+def _played(stage: StageOnCuda, is_forward: bool, gradients: Gradients, is_held: bool) -> Stretch:
+    """Return a stage's forward or backward; stages and ranks that are alike share it."""
+    return stage.forward() if is_forward else stage.backward(gradients, is_held=is_held)
+
+
+def in_runs(names: Sequence[Name]) -> Iterator[tuple[Sequence[Name], int]]:
+    """Yield the names in order, as one or two that repeat in turn, and how often they do.
+
+    Example: F F F B F B F B is F 3 times, B F twice, and B once.
+    """
+    at = 0
+    while at < len(names):
+        unit, times = names[at : at + 1], 1
+        for size in (1, 2):
+            repeated, count = names[at : at + size], 1
+            while names[at + count * size : at + (count + 1) * size] == repeated:
+                count += 1
+            if count > 1:
+                unit, times = repeated, count
+                break
+        yield unit, times
+        at += times * len(unit)
 
 
 def pipeline_cuda_peak(
@@ -93,24 +120,26 @@ def pipeline_cuda_peak(
     Raises:
         ValueError: the schedule splits backward, or cannot run this pipeline.
     """
-    stages = stages_on_cuda(model, counts)
+    if pipeline.schedule in HALVED_BACKWARD:
+        raise ValueError(f"{pipeline.schedule} splits backward, and the peak is predicted for whole ones only")
     own = pipeline.stages_of(rank)
-    step, backwards = Stretch(), Counter[int]()
+    stages = {stage: stage_on_cuda(model, counts, stage) for stage in own}
     frees_sent = pipeline.schedule == "one_f_one_b"
-    played: dict[tuple[str, int, bool], Stretch] = {}
-    for action in actions(pipeline)[rank]:
-        stage, is_again = stages[action.stage], backwards[action.stage] > 0
-        key = (action.kind, action.stage, is_again)
-        if key not in played:
-            if action.kind == "forward":
-                played[key] = stage.forward()
-            elif action.kind == "backward":
-                gradients: Gradients = "added" if is_again else "new"
-                played[key] = stage.backward(gradients, is_held=not (frees_sent and is_again))
-            else:
-                raise ValueError(f"{pipeline.schedule} splits backward, and the peak is predicted for whole ones only")
-        step = step.then(played[key])
-        backwards[action.stage] += action.kind != "forward"
+    # Of each action: its stage, whether it is a forward, and whether the stage has run a backward before it.
+    names: list[tuple[int, bool, bool]] = []
+    begun = set[int]()
+    for action in actions_of_rank(pipeline, rank):
+        is_forward = action.kind == "forward"
+        names.append((action.stage, is_forward, not is_forward and action.stage in begun))
+        if not is_forward:
+            begun.add(action.stage)
+    step = Stretch()
+    for unit, times in in_runs(names):
+        part = in_turn(
+            _played(stages[stage], is_forward, "added" if is_again else "new", not (frees_sent and is_again))
+            for stage, is_forward, is_again in unit
+        )
+        step = step.then(part.times(times))
     step = step.then(Tape().brief(after_backward_bytes).stretch())
     held = tokens_bytes(model, pipeline.microbatches) + _buffers_bytes(pipeline, model, own)
     if 0 in own:

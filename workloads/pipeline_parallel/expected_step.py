@@ -21,11 +21,11 @@ from workloads.cost_models.interconnect import (
     transfer_time_s,
 )
 from workloads.cost_models.memory import recomputed_count
-from workloads.cost_models.schedules import HALVED_BACKWARD, Action, ActionKind, Pipeline, actions
+from workloads.cost_models.schedules import HALVED_BACKWARD, ActionKind, Pipeline
 from workloads.cost_models.step_time import ComputeTime, StepTime, compute_time, step_time
 from workloads.cost_models.terms import Transfer
 from workloads.options import checkpoint_every, rerun_ratio
-from workloads.pipeline_parallel.simulator import Delay, replay
+from workloads.pipeline_parallel.makespan import KindOfStage, StepTimes, makespan_s
 from workloads.pipeline_parallel.spec import counts
 from workloads.spec import Setup, StrategySpec
 
@@ -88,22 +88,22 @@ class _Stages:
 
     def step(self) -> StepTime:
         """Simulate the step twice, without communication and with it: the difference is exposed."""
-        order, computing_s = actions(self.pipeline), self._computing_s()
-        planned = [action for of_rank in order for action in of_rank]
-        alone = {action: computing_s[action.stage, action.kind] for action in planned}
-        inside_s = self._inside_s(planned)
-        taken = {action: alone[action] + inside_s[action] for action in planned}
-        alone_s = replay(order, alone, {}).makespan_s
-        handed_on_s = {
-            (stage, kind): self._message_s(stage, kind) for stage, kind in {(each.stage, each.kind) for each in planned}
-        }
-        delays = {action: Delay(hand_over_s=handed_on_s[action.stage, action.kind]) for action in planned}
-        makespan_s = replay(order, taken, delays).makespan_s
+        computing_s = self._computing_s()
+        nothing_s = dict.fromkeys(range(self.pipeline.stages), 0.0)
+        alone = StepTimes(
+            computing_s=computing_s,
+            inside_s=dict.fromkeys(computing_s, 0.0),
+            first_s=nothing_s,
+            last_s=nothing_s,
+            handed_on_s=dict.fromkeys(computing_s, 0.0),
+        )
+        alone_s = makespan_s(self.pipeline, alone)
+        together_s = makespan_s(self.pipeline, self._with_transfers(computing_s))
         update_s = self._total_s(self.spec.update_transfers(self.setup))
         return StepTime(
             compute=self.compute,
             communication_s=self._total_s(self.spec.transfers(self.setup)),
-            exposed_s=makespan_s - alone_s + update_s,
+            exposed_s=together_s - alone_s + update_s,
             bubble_s=alone_s - self.compute.forward_s - self.compute.backward_s,
         )
 
@@ -139,22 +139,19 @@ class _Stages:
             times[stage, "weight_backward"] = backward_s if stage == 0 else backward_s / 2
         return times
 
-    def _inside_s(self, planned: Iterable[Action]) -> dict[Action, float]:
-        """Return the time of collectives within each action."""
-        within: dict[Action, float] = {}
+    def _with_transfers(self, computing_s: Mapping[KindOfStage, float]) -> StepTimes:
+        """Return the times of actions with the collectives within them, and of the messages between them."""
         transfers = [self.spec.stage_transfers(self.setup, stage) for stage in range(self.pipeline.stages)]
         each_s = [self._total_s(of_stage.each) / self.pipeline.microbatches / 2 for of_stage in transfers]
-        first_s = [self._total_s(of_stage.first) for of_stage in transfers]
-        last_s = [self._total_s(of_stage.last) for of_stage in transfers]
-        last = self.pipeline.microbatches - 1
-        for action in planned:
-            time_s = 0.0 if action.kind == "weight_backward" else each_s[action.stage]
-            if action.kind == "forward" and action.microbatch == 0:
-                time_s += first_s[action.stage]
-            elif action.kind in ("backward", "weight_backward") and action.microbatch == last:
-                time_s += last_s[action.stage]
-            within[action] = time_s
-        return within
+        return StepTimes(
+            computing_s=computing_s,
+            inside_s={
+                (stage, kind): 0.0 if kind == "weight_backward" else each_s[stage] for stage, kind in computing_s
+            },
+            first_s={stage: self._total_s(of_stage.first) for stage, of_stage in enumerate(transfers)},
+            last_s={stage: self._total_s(of_stage.last) for stage, of_stage in enumerate(transfers)},
+            handed_on_s={(stage, kind): self._message_s(stage, kind) for stage, kind in computing_s},
+        )
 
     def _message_s(self, stage: int, kind: ActionKind) -> float:
         """Return the time of the message that follows an action; 0 where it hands on nothing, or to its own rank."""

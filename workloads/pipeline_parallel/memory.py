@@ -15,7 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from workloads.cost_models.memory import FULL_BYTES, INDEX_BYTES, Microbatch
 from workloads.cost_models.peak_memory import BlockMoments, Moment, Prediction, StepMoments
-from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, actions, live_microbatches_of_stages
+from workloads.cost_models.schedules import (
+    HALVED_BACKWARD,
+    Pipeline,
+    actions,
+    actions_of_rank,
+    live_microbatches_of_stages,
+)
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import Dimensions, States, Transfer, block_weights, elements, outer_weights
 
@@ -289,7 +295,7 @@ def _moments(pipeline: Pipeline, microbatch: Microbatch, counts: Sequence[int], 
     """Yield the moments that can be the peak, action by action."""
     has_first = 0 in pipeline.stages_of(rank)
     state = _Rank(pipeline=pipeline, microbatch=microbatch, counts=counts, has_first=has_first)
-    for action in actions(pipeline)[rank]:
+    for action in actions_of_rank(pipeline, rank):
         if action.kind == "forward":
             yield state.end_of_forward(action.stage)
             state.forwards[action.stage] += 1

@@ -42,6 +42,7 @@ from workloads.options import (
     priority_axes,
     priority_refusals,
     tied_refusals,
+    too_old_to_defer,
     training_refusals,
     unchunked_refusals,
 )
@@ -183,6 +184,9 @@ class PipelineSpec(StrategySpec):
             *stages_refusals(setup, self.pipeline(setup)),
             *halved_backward_refusals(setup, self.schedule(setup)),
         ]
+
+    def missing_here(self, setup: Setup) -> list[str]:
+        return [*super().missing_here(setup), *too_old_to_defer(setup)]
 
     def sends_messages(self, setup: Setup) -> bool:
         return True

@@ -5,8 +5,10 @@ Exact to the byte. A rank's number is (data x stages + stage) x tensors + tensor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 from workloads.cost_models.schedules import Pipeline
@@ -90,15 +92,15 @@ class MeshStages:
     def states(self, rank: int) -> States:
         """Return what a rank holds between steps."""
         data, pipeline_rank = divmod(rank // self.traffic.ranks, self.pipeline.ranks)
-        weights = self.weights(pipeline_rank)
         if self.bucket_bytes is not None:
-            return stage_states(weights)
+            return _replicated_states(self, pipeline_rank)
+        weights = _counted_weights(self, pipeline_rank)
         padded_bytes = ELEMENT_BYTES * padded_elements(weights, self.data_ranks)
         own_bytes = ELEMENT_BYTES * own_elements(weights, rank=data, ranks=self.data_ranks)
         return States(
             parameters_bytes=padded_bytes,
             gradients_bytes=padded_bytes,
-            optimizer_bytes=2 * own_bytes + NUMBER_BYTES * len(weights),
+            optimizer_bytes=2 * own_bytes + NUMBER_BYTES * weights.total(),
         )
 
     def kept_gathered_bytes(self, rank: int) -> int:
@@ -205,6 +207,19 @@ class MeshStages:
         if self.numbers:
             size_bytes = NUMBER_BYTES * self.numbers
             yield Transfer(collective="all_reduce", axis=axis, payload_bytes=size_bytes, calls=self.numbers)
+
+
+# What a plan of thousands of ranks asks of each: equal for all ranks of a pipeline rank.
+
+
+@lru_cache(maxsize=256)
+def _counted_weights(mesh: MeshStages, pipeline_rank: int) -> Counter[Dimensions]:
+    return Counter(mesh.weights(pipeline_rank))
+
+
+@lru_cache(maxsize=256)
+def _replicated_states(mesh: MeshStages, pipeline_rank: int) -> States:
+    return stage_states(mesh.weights(pipeline_rank))
 
 
 def _divided(weight: Dimensions, dim: int | None, ranks: int) -> Dimensions:

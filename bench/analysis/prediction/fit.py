@@ -21,6 +21,7 @@ from workloads.cost_models.step_time import StepTime
 from workloads.cost_models.terms import Collective, Transfer
 from workloads.options import microbatch_count
 from workloads.pipeline_parallel.expected_step import expected_step
+from workloads.pipeline_parallel.spec import BALANCE
 
 COMPUTE_EFFICIENCY = 0.6
 """Share of the data sheet's dense peak at which a rank computes while it computes. Assumed, for every GPU and shape:
@@ -253,6 +254,8 @@ def _step(
         f"computing at {COMPUTE_EFFICIENCY:.0%} of {peak.flops_per_second / 1e12:,.1f} TFLOP/s, assumed, of the"
         f" {case.precision} peak ({peak.source})"
     ]
+    if case.options.get(BALANCE.name) == "measured":
+        rests_on.append("stages that balance=flops cuts: only a run measures the times that balance=measured cuts by")
     for level in machine.table.levels:
         if level.name in crossed:
             rests_on.append(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bench.analysis.prediction.fit import MemoryFit, least_parts, memory_fit
-from bench.case import Case, check, find_spec, options_set, parse_options, settle, written
+from bench.case import MOST, Case, check, find_spec, options_set, parse_options, settle, written
 from bench.errors import Misuse
 from bench.machine.machines.machine_file import PlannedMachine
 from workloads.options import microbatch_option
@@ -21,8 +21,8 @@ STRATEGIES = ("fsdp", "hsdp", "three_d")
 """Strategies that are tried in place of one that does not fit: they hold less a rank, and run on any machine."""
 GROWTH = (2, 4, 8, 16, 32, 64)
 """How many times the ranks and then the machine's nodes are tried."""
-MOST_RANKS = 512
-"""More ranks are not tried: the cost models of sharded states visit each of them."""
+MOST_RANKS = MOST["ranks"]
+"""More ranks are not tried: no case may have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def _tried(case: Case, machine: PlannedMachine) -> Iterator[tuple[str, Case, Pla
             larger = replace(case, ranks=ranks, nodes=nodes, model=replace(case.shape, batch=batch))
             grown = f"{there}--ranks {ranks}" + (f" --batch {batch}" if batch != case.shape.batch else "")
             with suppress(Misuse):
-                scaled = check(settle(larger))
+                scaled = check(settle(larger), is_here=False)
                 yield grown, scaled, on
                 for words, tried in _options(scaled):
                     yield f"{grown} {words}", tried, on
@@ -117,4 +117,4 @@ def _changed(case: Case, options: Mapping[str, str], *, strategy: str | None = N
         if strategy is None:
             values = {**case.options, **{name: values[name] for name in options}}
         changed = replace(case, strategy=spec.name, version=spec.version_on(case.device), options=values)
-        yield words, check(settle(changed))
+        yield words, check(settle(changed), is_here=False)

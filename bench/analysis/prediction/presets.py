@@ -80,7 +80,7 @@ def _case(spec: StrategySpec, machine: PlannedMachine, shape: Shape, ranks: int,
         nodes=-(-ranks // machine.table.gpus_per_node),
         bind=True,
     )
-    return check(settle(case))
+    return check(settle(case), is_here=False)
 
 
 PRESET_COLUMNS = ("strategy", "machine", "ranks", "preset", "total_bytes", "is_least")

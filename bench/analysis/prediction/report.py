@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.analysis.prediction.fit import OFFLOADED, Fit, MemoryFit, memory_fit
-from bench.analysis.prediction.nearest import nearest_fit
+from bench.analysis.prediction.nearest import MOST_RANKS, nearest_fit
 from bench.machine.machines.machine_file import PlannedMachine
 from bench.report.format import readable
 from bench.report.table import Block, Table
@@ -66,7 +66,10 @@ def verdict_line(predicted: Fit) -> str:
     if nearest is None and predicted.case.model is None:
         return f"{line}; use smaller sizes (`observatory list {predicted.case.strategy}` shows the options)"
     if nearest is None:
-        return f"{line}; none of the setups that were tried fits: use a smaller --shape, --batch or --sequence"
+        return (
+            f"{line}; none of the setups that were tried fits, up to {MOST_RANKS:,} ranks: use a smaller --shape,"
+            " --batch or --sequence"
+        )
     least = "at least " if nearest.memory.is_least else ""
     return f"{line}; with {nearest.words} it needs {least}{readable(nearest.memory.total_bytes, 'bytes')}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from bench.cli.completion import complete_suite
 from bench.cli.options import FORMAT, ON, RUNS, STORE, Duration, NamedText, engine_options
@@ -88,7 +89,9 @@ def plan(
     from bench.suite.plan_report import print_plan
 
     if on is not None:
-        if engine_name != "local" or nodes != 1 or ranks_per_node is not None or engine_file is not None:
+        source = click.get_current_context().get_parameter_source
+        of_ranks = ("engine_name", "nodes", "ranks_per_node", "engine_file")
+        if any(source(name) is ParameterSource.COMMANDLINE for name in of_ranks):
             raise Misuse(
                 "--on says which nodes there are: --engine, --engine-file, --nodes and --ranks-per-node cannot be set"
                 " with it; leave them out"

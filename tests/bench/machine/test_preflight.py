@@ -224,6 +224,12 @@ def test_more_ranks_are_offered_only_where_they_would_hold_less() -> None:
             check_memory(_on_gpus(name, ranks=8, model=PRESETS["70b"]), host_bytes=0, gpus=gpus)
 
 
+def test_more_stages_are_offered_also_where_twice_as_many_would_not_divide_the_layers() -> None:
+    case = _on_gpus("gpipe", ranks=16, model=PRESETS["70b"])
+    with pytest.raises(Misuse, match="use a smaller shape, or more ranks"):
+        check_memory(case, host_bytes=0, gpus=tuple(gpu(index, 24 * GIB) for index in range(16)))
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "remedy"),
     [("single", 1, "a smaller shape"), ("fsdp", 4, "a smaller shape"), ("ddp", 4, "a smaller shape, or fewer ranks")],

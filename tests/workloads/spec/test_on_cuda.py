@@ -9,7 +9,8 @@ import pytest
 from tests.workloads.probes.small_probes import small_probe
 from tests.workloads.training.setups import ranks_of, small_setup
 from workloads.deepspeed.spec import not_installed
-from workloads.options import deferring_refusals
+from workloads.options import too_old_to_defer
+from workloads.pipeline_parallel.spec import InterleavedSpec
 from workloads.registry import SPECS, spec_of
 from workloads.spec import Backend, Device, OptionValue, StrategySpec
 
@@ -169,12 +170,26 @@ def test_what_receives_that_begin_early_cost_on_nccl_is_told(
 
 def test_receives_can_be_deferred_from_torch_2_13_on() -> None:
     setup = small_setup("interleaved", ranks=2, options={"defer_receives": True})
-    assert list(deferring_refusals(setup, "interleaved", release=(2, 13))) == []
-    assert list(deferring_refusals(setup, "interleaved", release=(3, 0))) == []
-    assert list(deferring_refusals(setup, "interleaved", release=(2, 12))) == [
+    assert list(too_old_to_defer(setup, release=(2, 13))) == []
+    assert list(too_old_to_defer(setup, release=(3, 0))) == []
+    assert list(too_old_to_defer(small_setup("interleaved", ranks=2), release=(2, 12))) == []
+    assert list(too_old_to_defer(setup, release=(2, 12))) == [
         "option defer_receives is true, and torch 2.12 has no schedule that defers receives; leave it out, or install"
         " torch 2.13 or newer"
     ]
+
+
+class LackingSpec(InterleavedSpec):
+    def missing_packages(self) -> list[str]:
+        return ["an extra is not installed"]
+
+
+def test_what_only_this_installation_lacks_refuses_nothing_on_a_machine_that_is_not_here() -> None:
+    setup = small_setup("interleaved", ranks=2)
+    assert LackingSpec().all_refusals(setup) == ["an extra is not installed"]
+    assert LackingSpec().all_refusals(setup, is_here=False) == []
+    wrong = small_setup("interleaved", ranks=2, options={"stages": 3})
+    assert LackingSpec().all_refusals(wrong) == LackingSpec().all_refusals(wrong, is_here=False) != []
 
 
 @pytest.mark.parametrize(

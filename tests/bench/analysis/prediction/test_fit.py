@@ -89,14 +89,22 @@ def test_a_collective_takes_its_ring_on_the_stated_share_of_the_link() -> None:
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.kind == "training"], ids=lambda spec: spec.name)
 def test_every_strategy_has_a_step_and_says_what_it_rests_on(spec: Any) -> None:
     found = largest_preset(spec, ONE)
-    if spec.missing_packages():
-        pytest.skip("an extra is not installed")
     assert found is not None
     predicted = fit(found.case, ONE)
     assert isinstance(predicted.step, StepTime)
     assert isinstance(predicted.mfu, float)
     assert 0 < predicted.mfu < COMPUTE_EFFICIENCY * 1.0001
     assert "60% of 989.4 TFLOP/s, assumed" in predicted.rests_on[0]
+
+
+def test_a_step_of_measured_stages_says_that_it_takes_those_of_equal_flops() -> None:
+    measured, flops, layers = (
+        fit(made("gpipe", "h100x8", f"balance={word}", shape_name="1b", layers=16), ONE)
+        for word in ("measured", "flops", "layers")
+    )
+    assert measured.step == flops.step != layers.step
+    (line,) = set(measured.rests_on) - set(flops.rests_on)
+    assert line == "stages that balance=flops cuts: only a run measures the times that balance=measured cuts by"
 
 
 def test_a_probe_has_no_step_and_fits() -> None:

@@ -82,6 +82,7 @@ def test_a_curve_has_a_prediction_each(capsys: pytest.CaptureFixture[str]) -> No
         ("run dpp --on h100x8 --dry-run", 'strategy "dpp" is unknown; did you mean "ddp"?'),
         ("suite plan smoke --on nope", 'machine "nope" is unknown'),
         ("suite plan smoke --on h100x8 --nodes 2", "--ranks-per-node cannot be set with it; leave them out"),
+        ("suite plan smoke --on h100x8 --engine local", "--ranks-per-node cannot be set with it; leave them out"),
         ("list --on nope", 'machine "nope" is unknown'),
         ("list --on h100x8 --options", "leave one of the two out"),
     ],

@@ -1,0 +1,115 @@
+"""Time of a pipeline step whose actions take known times, as one number, for plans that compare many steps.
+
+The same as `simulator.replay` gives, to the last bit; what is left out is when each action begins, and delays of the
+host. The order in which actions can run depends on the schedule alone, so it is found once and then replayed for each
+set of times. Knows neither models nor interconnects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from workloads.cost_models.schedules import Action, ActionKind, Pipeline, ScheduleName, actions_of_rank
+
+KindOfStage = tuple[int, ActionKind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of the actions of a step, by stage and kind.
+
+    computing_s: of each action. inside_s: of the collectives within it. first_s: of those that only the forward of the
+    first microbatch has, by stage. last_s: of those that only the backward of the last one has, or its weight_backward
+    where backward is split.
+    handed_on_s: until another rank has what an action hands on.
+    """
+
+    computing_s: Mapping[KindOfStage, float]
+    inside_s: Mapping[KindOfStage, float]
+    first_s: Mapping[int, float]
+    last_s: Mapping[int, float]
+    handed_on_s: Mapping[KindOfStage, float]
+
+
+def makespan_s(pipeline: Pipeline, times: StepTimes) -> float:
+    """Return the time from the beginning of the step to the end of the last action.
+
+    Raises:
+        ValueError: the schedule cannot run this pipeline; KeyError: a time is missing.
+    """
+    order = _order(pipeline.schedule, pipeline.ranks, pipeline.stages_per_rank, pipeline.microbatches)
+    taken_s, handed_on_s = [], []
+    for (stage, kind), is_special in order.kinds:
+        inside_s = times.inside_s[stage, kind]
+        if is_special:
+            inside_s += (times.first_s if kind == "forward" else times.last_s)[stage]
+        taken_s.append(times.computing_s[stage, kind] + inside_s)
+        handed_on_s.append(times.handed_on_s[stage, kind])
+    ends_s = [0.0] * (len(order.turns) + 1)
+    arrives_s = [0.0] * (len(order.turns) + 1)
+    free_s = [0.0] * pipeline.ranks
+    for place, (rank, kind_number, needed) in enumerate(order.turns):
+        start_s = free_s[rank]
+        if arrives_s[needed] > start_s:  # Of the place after the last one, which stands for none: at 0.
+            start_s = arrives_s[needed]
+        end_s = start_s + taken_s[kind_number]
+        ends_s[place] = free_s[rank] = end_s
+        arrives_s[place] = end_s + handed_on_s[kind_number]
+    return max(ends_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """All actions of a step, each after those that it needs.
+
+    kinds: stage and kind of actions, and whether they take more than others: in the first microbatch's forward, and in
+    the last one's backward.
+    turns: of each action its rank, its place in `kinds`, and the place in `turns` of the action of another rank that it
+    needs; the number of all turns where it needs none. What it needs of its own rank comes before it anyway.
+    """
+
+    kinds: tuple[tuple[KindOfStage, bool], ...]
+    turns: tuple[tuple[int, int, int], ...]
+
+
+@lru_cache(maxsize=32)
+def _order(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatches: int) -> _Order:
+    pipeline = Pipeline(
+        schedule=schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, boundary_bytes=0
+    )
+    waiting = [actions_of_rank(pipeline, rank) for rank in range(ranks)]
+    done = [0] * ranks
+    count = sum(map(len, waiting))
+    kind_numbers: dict[tuple[KindOfStage, bool], int] = {}
+    place_of: dict[tuple[bool, int, int], int] = {}  # Of forwards, and of what hands gradients on.
+    turns: list[tuple[int, int, int]] = []
+    while len(turns) < count:
+        before = len(turns)
+        for rank, of_rank in enumerate(waiting):
+            for action in of_rank[done[rank] :]:
+                needed = _needed_elsewhere(pipeline, action, rank)
+                if needed is not None and needed not in place_of:
+                    break
+                is_forward = action.kind == "forward"
+                if action.kind != "weight_backward":
+                    place_of[is_forward, action.stage, action.microbatch] = len(turns)
+                is_special = action.microbatch == 0 if is_forward else action.microbatch == microbatches - 1
+                kind = (action.stage, action.kind), is_special and action.kind != "input_backward"
+                number = kind_numbers.setdefault(kind, len(kind_numbers))
+                turns.append((rank, number, count if needed is None else place_of[needed]))
+                done[rank] += 1
+        assert len(turns) > before, f"{schedule} has an action that can never begin"
+    return _Order(kinds=tuple(kind_numbers), turns=tuple(turns))
+
+
+def _needed_elsewhere(pipeline: Pipeline, action: Action, rank: int) -> tuple[bool, int, int] | None:
+    """Return the action of another rank that an action needs: whether it is a forward, its stage and microbatch."""
+    if action.kind == "weight_backward":
+        return None
+    is_forward = action.kind == "forward"
+    stage = action.stage - 1 if is_forward else action.stage + 1
+    if not 0 <= stage < pipeline.stages or pipeline.rank_of(stage) == rank:
+        return None
+    return is_forward, stage, action.microbatch
