@@ -121,7 +121,8 @@ def forecast(
     case: Case, calibration: Calibration, memory: MemoryFit, *, peak: Peak | Absent, peak_words: str
 ) -> Forecast:
     """Predict a case at these rates. peak: what MFU is a share of. peak_words: the same, for people."""
-    steps = _steps(case, calibration)
+    moved_bytes = Absent(reason="a probe updates nothing") if case.model is None else _update_bytes(case)
+    steps = _steps(case, calibration, moved_bytes)
     if isinstance(steps, Absent):
         return Forecast(
             case=case,
@@ -136,7 +137,7 @@ def forecast(
             rests_on=calibration.rests_on,
             missing=calibration.missing,
         )
-    parts = tuple(_parts(case, calibration, steps))
+    parts = tuple(_parts(case, calibration, steps, moved_bytes))
     step_s = _range({corner: step.total_s for corner, step in steps.items()}, _origin(calibration))
     rate = Range(
         value=case.shape.tokens / step_s.value,
@@ -159,11 +160,20 @@ def forecast(
     )
 
 
+def hidden_ratio(case: Case, calibration: Calibration) -> float | None:
+    """Return the share of a case's communication that the cost model hides; None where it sends or knows nothing."""
+    steps = _steps(case, calibration, 0.0)
+    if isinstance(steps, Absent):
+        return None
+    sent_s = sum(each.elapsed_s for each in steps["value"].exposed)
+    return None if sent_s == 0 else max(0.0, 1 - steps["value"].exposed_s / sent_s)
+
+
 # The step at one corner of the rates.
 
 
-def _steps(case: Case, calibration: Calibration) -> dict[Corner, Seconds] | Absent:
-    """Return the step at each corner, or why there is none."""
+def _steps(case: Case, calibration: Calibration, moved_bytes: float | Absent) -> dict[Corner, Seconds] | Absent:
+    """Return the step at each corner, or why there is none. moved_bytes: see `_update_bytes`."""
     if case.model is None:
         return Absent(reason="a probe trains no model")
     if isinstance(calibration.products, Absent):
@@ -178,8 +188,7 @@ def _steps(case: Case, calibration: Calibration) -> dict[Corner, Seconds] | Abse
         if (missing := missing_link(transfers, axes, calibration.links["value"])) is not None:
             return missing
     work = None if calibration.is_whole else _work(case)
-    moved = _update_bytes(case)
-    return {corner: _step(case, calibration, corner, work, moved) for corner in CORNERS}
+    return {corner: _step(case, calibration, corner, work, moved_bytes) for corner in CORNERS}
 
 
 def _step(
@@ -275,7 +284,9 @@ def _origin(calibration: Calibration) -> str:
     return "; ".join(dict.fromkeys(origins))
 
 
-def _parts(case: Case, calibration: Calibration, steps: Mapping[Corner, Seconds]) -> Iterator[StepPart]:
+def _parts(
+    case: Case, calibration: Calibration, steps: Mapping[Corner, Seconds], moved_bytes: float | Absent
+) -> Iterator[StepPart]:
     assert not isinstance(calibration.products, Absent), "a step has a rate"
     origin = calibration.products[0][1].origin
 
@@ -292,14 +303,15 @@ def _parts(case: Case, calibration: Calibration, steps: Mapping[Corner, Seconds]
         yield part("communication", _range(at, calibration.links_origin), level)
     if case.spec().pipeline(case) is not None:
         yield part("bubble", _range({corner: step.bubble_s for corner, step in steps.items()}, origin))
-    yield part("optimizer", _optimizer(case, calibration, steps))
+    yield part("optimizer", _optimizer(calibration, steps, moved_bytes))
     yield part("host", _host(case))
 
 
-def _optimizer(case: Case, calibration: Calibration, steps: Mapping[Corner, Seconds]) -> Range | Absent:
-    moved = _update_bytes(case)
-    if isinstance(moved, Absent):
-        return moved
+def _optimizer(
+    calibration: Calibration, steps: Mapping[Corner, Seconds], moved_bytes: float | Absent
+) -> Range | Absent:
+    if isinstance(moved_bytes, Absent):
+        return moved_bytes
     if isinstance(calibration.memory, Absent):
         return calibration.memory
     return _range({corner: step.optimizer_s or 0.0 for corner, step in steps.items()}, calibration.memory.origin)

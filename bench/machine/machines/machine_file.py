@@ -165,6 +165,10 @@ class PlannedMachine:
         """Return why the machine has too few GPUs for so many ranks, with one that has enough; or None."""
         if ranks <= self.gpus:
             return None
+        if ranks > MOST["ranks"]:
+            return (
+                f"ranks is {ranks}; it must be {MOST['ranks']} or less, and {self.name} has {plural(self.gpus, 'GPU')}"
+            )
         more = self.with_nodes(math.ceil(ranks / self.table.gpus_per_node))
         return (
             f"ranks is {ranks}, and {self.name} has {plural(self.gpus, 'GPU')}; use --ranks {self.gpus} or fewer, or"
