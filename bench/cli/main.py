@@ -33,7 +33,7 @@ from bench.errors import (
 from collectors.files import PRIVATE, NotRegular
 
 COMMANDS = {
-    "list": ("bench.cli.list", "List strategies and probes, with the requirements and options of each."),
+    "list": ("bench.cli.planning.list", "List strategies and probes, with the requirements and options of each."),
     "run": ("bench.cli.run.command", "Measure one strategy, on this machine or on nodes."),
     "predict": (
         "bench.cli.planning.predict",

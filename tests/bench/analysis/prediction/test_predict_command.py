@@ -104,7 +104,7 @@ def test_csv_has_a_row_for_each_part_with_the_page_of_its_model(capsys: pytest.C
         by_part
     )
     pages = {row["model"] for row in rows} - {""}
-    folder = Path(__file__).parents[3] / "docs" / "cost_models"
+    folder = Path(__file__).parents[4] / "docs" / "cost_models"
     assert sorted(page for page in pages if not (folder / page).is_file()) == []
     assert float(by_part["step"]["low"]) < float(by_part["step"]["value"]) < float(by_part["step"]["high"])
 
