@@ -17,7 +17,7 @@ from bench.results.gpu_clocks import clock_and_power
 from bench.results.pipeline import bubble_parts
 from bench.results.probes import CALIBRATION
 from bench.store.history import History
-from bench.store.links import MeasuredLinks, find_links, sweep_runs
+from bench.store.links import MeasuredLinks, Runs, find_links, sweep_runs
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
@@ -25,7 +25,7 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import traffic_times_s
 from workloads.cost_models.terms import Transfer
 from workloads.pipeline_parallel.expected_step import expected_step, missing_link, slowest_message_s
-from workloads.probes.spec import MatmulSpec
+from workloads.probes.spec import MatmulSpec, ProbeSpec
 
 # The measured ceiling, and model FLOP/s as a share of it
 #
@@ -86,21 +86,33 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
     reached. On a CPU the ranks and threads must be the same too, since ranks share its clock and memory; a GPU is its
     rank's own. The probe's version must be the current one. Only the newest RUNS_SEARCHED `matmul` runs are searched.
     """
-    wanted = _conditions(case, MatmulSpec().version_on(case.device))
-    alike = [
-        ceiling_from(summary)
-        for summary in history.runs(RUNS_SEARCHED, strategy=MatmulSpec.name)
+    alike = (ceiling_from(summary) for summary in runs_alike(history, MatmulSpec(), case, hardware))
+    ceilings = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
+    return max(ceilings, key=_rate) if ceilings else no_run_alike(MatmulSpec(), case, hardware)
+
+
+def runs_alike(history: Runs, probe: ProbeSpec, case: Case, hardware: str) -> list[Summary]:
+    """Return the probe's runs that say what the case's ranks reach, newest first; see `find_ceiling`.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    wanted = _conditions(case, probe.version_on(case.device))
+    return [
+        summary
+        for summary in history.runs(RUNS_SEARCHED, strategy=probe.name)
         if summary.outcome == "done"
         and summary.hardware == hardware
         and _conditions(summary.case, summary.case.version) == wanted
     ]
-    ceilings = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
-    if ceilings:
-        return max(ceilings, key=_rate)
-    command = f"observatory run {MatmulSpec.name} --device {case.device} --precision {case.precision}"
+
+
+def no_run_alike(probe: ProbeSpec, case: Case, hardware: str) -> Absent:
+    """Return why a probe's figure is absent, and the command that measures it."""
+    command = f"observatory run {probe.name} --device {case.device} --precision {case.precision}"
     if case.device == "cpu":
         command += f" --ranks {case.ranks}{_nodes_option(case)} --threads {case.threads}"
-    return Absent(reason=f"the history has no comparable matmul run on {hardware}; `{command}` makes one")
+    return Absent(reason=f"the history has no comparable {probe.name} run on {hardware}; `{command}` makes one")
 
 
 def _nodes_option(case: Case) -> str:

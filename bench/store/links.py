@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from bench.case import Case
 from bench.errors import plural
 from bench.results.estimate import Estimate
 from bench.results.probes import CALIBRATION, link_by
-from bench.store.history import History
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS
 from workloads.cost_models.absent import Absent
@@ -45,9 +45,32 @@ class _Sweep:
     collective: str
 
 
-def find_links(
-    summary: Summary, history: History, collectives: Sequence[str] = (CALIBRATION,)
-) -> MeasuredLinks | Absent:
+class Placed(Protocol):
+    """What is asked of a run, or of a case that has not run yet. hardware: as `Summary` has it."""
+
+    @property
+    def case(self) -> Case: ...
+    @property
+    def hardware(self) -> str: ...
+
+
+class Runs(Protocol):
+    """Where runs are looked for: the history, or none at all."""
+
+    def runs(self, limit: int, *, strategy: str | None = None) -> Sequence[Summary]:
+        """Return the newest runs of a strategy, newest first."""
+        ...
+
+
+class NoRuns:
+    """A history that was not begun."""
+
+    def runs(self, limit: int, *, strategy: str | None = None) -> Sequence[Summary]:
+        """Return none."""
+        return ()
+
+
+def find_links(summary: Placed, history: Runs, collectives: Sequence[str] = (CALIBRATION,)) -> MeasuredLinks | Absent:
     """Return the links between the run's ranks by level, each from the newest sweep; absent where there is none at all.
 
     A level that no sweep measured has the reason in place of its link. The sweep inside a node has as many ranks as the
@@ -89,6 +112,49 @@ def find_links(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthSpread:
+    """The lowest and the highest bandwidth of any trial, as shares of the newest sweep's in its setting.
+
+    runs, trials: how many there are.
+    """
+
+    low: float
+    high: float
+    runs: int
+    trials: int
+
+
+def bandwidth_spread(place: Placed, history: Runs, collective: str = CALIBRATION) -> BandwidthSpread | None:
+    """Return how bandwidths scatter over the sweeps of the same hardware and backend; None where there is no sweep.
+
+    Sweeps are compared with others on as many ranks and nodes only.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    newest: dict[tuple[int, int], float] = {}
+    shares: list[float] = []
+    runs = 0
+    for run in _sweeps(history):
+        if (run.case.backend, run.hardware) != (place.case.backend, place.hardware):
+            continue
+        measured = _bandwidth(run, collective)
+        if measured is None:
+            continue
+        reference = newest.setdefault((run.case.ranks, run.case.nodes), measured.median)
+        shares += [value / reference for value in (*measured.trials, measured.median)]
+        runs += 1
+    if not shares:
+        return None
+    return BandwidthSpread(low=min(shares), high=max(shares), runs=runs, trials=len(shares) - runs)
+
+
+def _bandwidth(run: Summary, collective: str) -> Estimate | None:
+    wanted = (RUN_LINK_BANDWIDTH.name, {"collective": collective})
+    return next((each for each in run.estimates if (each.metric, each.labels) == wanted), None)
+
+
 def _two_levels(rank_link: Link | Absent, node_link: Link | Absent, case: Case) -> Interconnect:
     inside = NetworkLevel(name="node", ranks=case.ranks // case.nodes, link=rank_link)
     return Interconnect(levels=(inside, NetworkLevel(name="cluster", ranks=case.ranks, link=node_link)))
@@ -103,7 +169,7 @@ def placement_words(case: Case) -> str:
     return f"across {case.nodes} nodes, {ranks} of each at once"
 
 
-def sweep_runs(history: History) -> list[str]:
+def sweep_runs(history: Runs) -> list[str]:
     """Return the runs that give links, the newest of each setting.
 
     Raises:
@@ -118,7 +184,7 @@ def sweep_runs(history: History) -> list[str]:
     return list(links.values())
 
 
-def _sweeps(history: History) -> list[Summary]:
+def _sweeps(history: Runs) -> list[Summary]:
     """Return the probes' runs that ended well, newest first."""
     candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
     done = [run for run in candidates if run.outcome == "done"]
@@ -144,7 +210,7 @@ def _across(sweeps: Sequence[Summary], collectives: Sequence[str], case: Case) -
     return None
 
 
-def _no_sweep(summary: Summary, collective: str, *, nodes: int, alike: Sequence[Summary] = ()) -> Absent:
+def _no_sweep(summary: Placed, collective: str, *, nodes: int, alike: Sequence[Summary] = ()) -> Absent:
     """Return why a level has no link, and the command that measures it."""
     local = summary.case.ranks // summary.case.nodes
     where = "" if nodes == 1 and summary.case.nodes == 1 else " inside a node" if nodes == 1 else " across nodes"

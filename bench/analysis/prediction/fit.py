@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.case import Case
 from bench.machine.machines.machine_file import PlannedMachine
-from bench.machine.preflight import PARTS_JUDGED, beside_tensors
+from bench.machine.preflight import PARTS_JUDGED, PROCESS_BYTES, beside_tensors
 from bench.results.mfu import mfu
 from workloads.core.precision_options import is_fp8
 from workloads.cost_models.absent import Absent
@@ -82,7 +82,12 @@ class MemoryFit:
 
 def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
     """Return the memory of the rank that holds most, compared with a GPU's."""
-    room_bytes, spec = machine.table.gpu.memory_bytes, case.spec()
+    return memory_within(case, machine.table.gpu.memory_bytes, machine.table.host_memory_bytes)
+
+
+def memory_within(case: Case, room_bytes: int, host_room_bytes: int) -> MemoryFit:
+    """Return the memory of the rank that holds most, compared with what a rank's device and a node's host have."""
+    spec = case.spec()
     if case.model is None:
         buffers = {"buffers": max(spec.working_bytes(case, rank) for rank in (0, case.ranks - 1))}
         return MemoryFit(parts=buffers, room_bytes=room_bytes, basis="the probe's buffers")
@@ -93,7 +98,7 @@ def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
             room_bytes=room_bytes,
             basis="what is gathered at once; states are offloaded to the host",
             host_bytes=states_bytes * -(-case.ranks // case.nodes),
-            host_room_bytes=machine.table.host_memory_bytes,
+            host_room_bytes=host_room_bytes,
             is_least=True,
         )
     peak = _peak(case)
@@ -105,9 +110,11 @@ def memory_fit(case: Case, machine: PlannedMachine) -> MemoryFit:
             "activations": peak.activations_bytes,
             "temporary": peak.temporary_bytes,
             "other": peak.buffers_bytes + peak.other_bytes,
-            "no tensors": beside_tensors(case, peak),
+            "no tensors": PROCESS_BYTES if case.device == "cpu" else beside_tensors(case, peak),
         }
         basis = "tensors by the cost model of CUDA; CUDA's context, NCCL and fragmentation are estimated (no tensors)"
+        if case.device == "cpu":
+            basis = "tensors by the cost model; the process itself is the least that was measured (no tensors)"
         parts = {name: size for name, size in parts.items() if size}
         return MemoryFit(parts=parts, room_bytes=room_bytes, basis=basis, states_bytes=states_bytes)
     parts = least_parts(case)

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.analysis.prediction.fit import OFFLOADED, Fit, MemoryFit, memory_fit
 from bench.analysis.prediction.nearest import MOST_RANKS, nearest_fit
+from bench.case import Case
 from bench.machine.machines.machine_file import PlannedMachine
 from bench.report.format import readable
 from bench.report.table import Block, Table
@@ -39,8 +40,8 @@ def fit_page(predicted: Fit) -> Iterator[Block]:
     yield from (f"rests on {line}" for line in predicted.rests_on)
 
 
-def _memory(predicted: Fit) -> Iterator[Block]:
-    memory = predicted.memory
+def memory_blocks(memory: MemoryFit) -> Iterator[Block]:
+    """Yield the memory of the rank that holds most, by part."""
     least = "at least " if memory.is_least else ""
     yield (
         f"the rank that holds most needs {least}{readable(memory.total_bytes, 'bytes')} of"
@@ -51,6 +52,10 @@ def _memory(predicted: Fit) -> Iterator[Block]:
         for name, size in memory.parts.items()
     ]
     yield Table(("part", "bytes", "share"), rows, keys=1)
+
+
+def _memory(predicted: Fit) -> Iterator[Block]:
+    yield from memory_blocks(predicted.memory)
     if (without := without_checkpointing(predicted)) is not None:
         yield f"without checkpointing it would need {readable(without, 'bytes')}"
     yield verdict_line(predicted)
@@ -58,13 +63,17 @@ def _memory(predicted: Fit) -> Iterator[Block]:
 
 def verdict_line(predicted: Fit) -> str:
     """Return whether the case fits; if not, which part is too much, and the nearest setup that fits."""
-    memory = predicted.memory
+    return verdict_words(predicted.case, predicted.memory, predicted.machine)
+
+
+def verdict_words(case: Case, memory: MemoryFit, machine: PlannedMachine) -> str:
+    """Return the same for a case on a machine."""
     if memory.fits:
         return "it fits, as far as that is predicted" if memory.is_least else "it fits"
-    nearest = nearest_fit(predicted.case, predicted.machine)
+    nearest = nearest_fit(case, machine)
     line = f"it does not fit: {_too_much(memory)}"
-    if nearest is None and predicted.case.model is None:
-        return f"{line}; use smaller sizes (`observatory list {predicted.case.strategy}` shows the options)"
+    if nearest is None and case.model is None:
+        return f"{line}; use smaller sizes (`observatory list {case.strategy}` shows the options)"
     if nearest is None:
         return (
             f"{line}; none of the setups that were tried fits, up to {MOST_RANKS:,} ranks: use a smaller --shape,"

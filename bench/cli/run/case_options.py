@@ -48,6 +48,26 @@ def _dimensions(function: Any) -> Any:
     return function
 
 
+def _counts(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """Parse --ranks: one number, or several different ones that are measured in turn."""
+    if text is None:
+        return None
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a valid integer, nor a list like 1,2,4.") from None
+    if len(counts) > 1 and (min(counts) < 1 or len(set(counts)) < len(counts)):
+        raise click.BadParameter(f"{text!r} is not a list of different numbers of ranks; for example 1,2,4.")
+    return counts
+
+
+RANKS = click.option(
+    "--ranks",
+    callback=_counts,
+    metavar="N[,N...]",
+    help="Number of ranks; several numbers are measured in turn, as a scaling curve.  [default: one for each GPU, or 2"
+    " on a CPU, as the strategy allows]",
+)
 NO_BIND = click.option(
     "--no-bind", "bind", flag_value=False, default=True, help="Do not bind ranks to the cores of their GPUs."
 )

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_run, complete_strategy
 from bench.cli.options import DETAILS, FORMAT, ON, RUNS, SHARING, STORE, NamedText, engine_options
-from bench.cli.run.case_options import LIMIT, GroupedCommand, case_options, named_option
+from bench.cli.run.case_options import LIMIT, RANKS, GroupedCommand, case_options, named_option
 from workloads.cost_models.shape import DIMENSIONS
 from workloads.options import MISTAKES
 
@@ -41,28 +41,9 @@ GROUPS = {
 }
 
 
-def _counts(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """Parse --ranks: one number, or several different ones that are measured in turn."""
-    if text is None:
-        return None
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a valid integer, nor a list like 1,2,4.") from None
-    if len(counts) > 1 and (min(counts) < 1 or len(set(counts)) < len(counts)):
-        raise click.BadParameter(f"{text!r} is not a list of different numbers of ranks; for example 1,2,4.")
-    return counts
-
-
 @click.command(name="run", cls=GroupedCommand, groups=GROUPS)
 @click.argument("strategy", shell_complete=complete_strategy)
-@click.option(
-    "--ranks",
-    callback=_counts,
-    metavar="N[,N...]",
-    help="Number of ranks; several numbers are measured in turn, as a scaling curve.  [default: one for each GPU, or 2"
-    " on a CPU, as the strategy allows]",
-)
+@RANKS
 @case_options(trials=3)
 @click.option("--keep-traces", is_flag=True, help="Also keep each rank's full trace, as torch.profiler wrote it.")
 @click.option("--trace-every", type=int, metavar="STEPS", help="Interval between traced steps, in measured steps.")

@@ -34,11 +34,15 @@ _Bytes = Annotated[int, Meta(ge=2**30, description="whole bytes, for example 85_
 
 
 class GpuTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU. name: as its driver gives it. memory_bytes: what torch reports as its total memory."""
+    """One GPU. name: as its driver gives it. memory_bytes: what torch reports as its total memory.
+
+    memory_bandwidth_bytes_per_second: by the data sheet; needed only where this program does not have that.
+    """
 
     name: _Text
     memory_bytes: _Bytes
     memory_source: _Source
+    memory_bandwidth_bytes_per_second: _Rate | None = None
 
 
 class LevelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +127,18 @@ class PlannedMachine:
             source=table.source,
         )
 
+    def memory_bandwidth(self) -> float | Absent:
+        """Return the bytes per second of one GPU's memory by a data sheet; absent where none gives it."""
+        gpu = self.table.gpu
+        if gpu.memory_bandwidth_bytes_per_second is not None:
+            return gpu.memory_bandwidth_bytes_per_second
+        if isinstance(sheet := peak_of(gpu.name, "fp32"), Peak) or isinstance(sheet := peak_of(gpu.name, "bf16"), Peak):
+            return sheet.bandwidth_bytes_per_second
+        return Absent(
+            reason=f"{self.file} gives no memory bandwidth of {gpu.name}; add gpu.memory_bandwidth_bytes_per_second"
+            " from its data sheet"
+        )
+
     def interconnect(self, ranks: int, nodes: int, *, efficiency: float = 1.0) -> Interconnect:
         """Return the links between ranks that fill so many nodes evenly, innermost level first.
 
@@ -149,6 +165,10 @@ class PlannedMachine:
         """Return why the machine has too few GPUs for so many ranks, with one that has enough; or None."""
         if ranks <= self.gpus:
             return None
+        if ranks > MOST["ranks"]:
+            return (
+                f"ranks is {ranks}; it must be {MOST['ranks']} or less, and {self.name} has {plural(self.gpus, 'GPU')}"
+            )
         more = self.with_nodes(math.ceil(ranks / self.table.gpus_per_node))
         return (
             f"ranks is {ranks}, and {self.name} has {plural(self.gpus, 'GPU')}; use --ranks {self.gpus} or fewer, or"

@@ -1,0 +1,109 @@
+"""The one fact that decides a forecast, in a sentence: what does not fit, or what a step waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.analysis.prediction.exposed import ExposedTransfer
+from bench.analysis.prediction.fit import OFFLOADED, MemoryFit
+from bench.case import Case
+from bench.report.format import readable
+from workloads.options import rerun_ratio
+
+DECIDES_FROM = 0.2
+"""Share of the step from which a part other than computing is the fact that decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The fact that decides. share: of the step, or of the memory that there is; None where nothing is known."""
+
+    about: Literal["memory", "compute", "communication", "bubble", "optimizer", "nothing"]
+    share: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Seconds of a step's parts. optimizer_s: None where it is not known."""
+
+    compute_s: float
+    exposed: Sequence[ExposedTransfer]
+    bubble_s: float
+    optimizer_s: float | None
+
+    @property
+    def exposed_s(self) -> float:
+        """Exposed communication over all transfers."""
+        return sum(each.exposed_s for each in self.exposed)
+
+    @property
+    def total_s(self) -> float:
+        """The whole step."""
+        return self.compute_s + self.exposed_s + self.bubble_s + (self.optimizer_s or 0.0)
+
+
+def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
+    """Return the fact that decides. step: None where it is not known."""
+    if not memory.fits:
+        return _memory(case, memory)
+    if step is None:
+        return Decision(about="nothing", share=None, words="the memory is enough; the step is not known")
+    parts: dict[Literal["communication", "bubble", "optimizer"], float] = {
+        "communication": step.exposed_s,
+        "bubble": step.bubble_s,
+        "optimizer": step.optimizer_s or 0.0,
+    }
+    about = max(parts, key=lambda name: parts[name])
+    share = parts[about] / step.total_s
+    if share < DECIDES_FROM:
+        share = step.compute_s / step.total_s
+        again = ", some of it again for checkpointing" if rerun_ratio(case) else ""
+        return Decision(about="compute", share=share, words=f"computing is {_percent(share)} of the step{again}")
+    if about == "communication":
+        return Decision(about=about, share=share, words=_communication(step, share))
+    if about == "bubble":
+        return Decision(about=about, share=share, words=f"{_pipeline(case)} idle in their bubble for {_percent(share)}")
+    words = f"the optimizer, which reads and writes memory only, is {_percent(share)} of the step"
+    return Decision(about="optimizer", share=share, words=words)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _communication(step: Seconds, share: float) -> str:
+    """Return the transfer that adds most: "the all_reduce over data crosses InfiniBand at 40 GB/s a rank: ..."."""
+    most = max(step.exposed, key=lambda each: each.exposed_s)
+    rate = readable(most.rank_bytes_per_second, "bytes/s")
+    words = f"the {most.transfer.collective} over {most.transfer.axis} crosses {most.level} at {rate} a rank"
+    own = most.exposed_s / step.total_s
+    if share - own < 0.01:
+        return f"{words}: {_percent(own)} of the step"
+    return f"{words}: {_percent(own)} of the step, and all exposed communication {_percent(share)}"
+
+
+def _pipeline(case: Case) -> str:
+    pipeline = case.spec().pipeline(case)
+    assert pipeline is not None, "only a pipeline has a bubble"
+    return f"{pipeline.stages} stages with {pipeline.microbatches} microbatches are"
+
+
+def _memory(case: Case, memory: MemoryFit) -> Decision:
+    assert memory.too_much is not None, "it does not fit"
+    part, size = memory.too_much
+    whose = "a GPU has" if case.device == "cuda" else "a rank's share of the host is"
+    room = readable(memory.room_bytes, "bytes")
+    if part == OFFLOADED:
+        room = readable(memory.host_room_bytes, "bytes")
+        words = f"a node's ranks offload {readable(size, 'bytes')} of states, and its host has {room}"
+        return Decision(about="memory", share=size / memory.host_room_bytes, words=words)
+    if memory.states_bytes > memory.room_bytes:
+        words = f"states need {readable(memory.states_bytes, 'bytes')}, {whose} {room}"
+        return Decision(about="memory", share=memory.states_bytes / memory.room_bytes, words=words)
+    least = "at least " if memory.is_least else ""
+    words = f"a rank needs {least}{readable(memory.total_bytes, 'bytes')}, {whose} {room}"
+    words += f"; {part} take {readable(size, 'bytes')}"
+    return Decision(about="memory", share=memory.total_bytes / memory.room_bytes, words=words)

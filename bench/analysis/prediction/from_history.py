@@ -1,0 +1,234 @@
+"""Rates that runs of the same hardware reached: the calibration of a forecast from the history.
+
+Products have the ladder of `matmul`, element-wise kernels and the optimizer the bandwidth of `copies`, transfers the
+links of `collectives`, and what is hidden behind computing is what runs of the same strategy hid. Each range is that of
+all trials, from the lowest to the highest. What no run measured is named with the command that measures it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from bench.analysis.prediction.calibration import FULLY_HIDDEN, Calibration, Corner, Range, can_hide
+from bench.analysis.prediction.forecast import hidden_ratio
+from bench.case import Case, options_set, written
+from bench.errors import plural
+from bench.report.format import digits
+from bench.results.estimate import Estimate, of_metric
+from bench.store.hardware_baselines import no_run_alike, runs_alike
+from bench.store.links import MeasuredLinks, Runs, bandwidth_spread, find_links
+from bench.store.summary import Summary
+from collectors.metrics.probes import RUN_COPY_BANDWIDTH, RUN_MATMUL_FLOPS
+from collectors.metrics.results import RUN_OVERLAP_RATIO
+from workloads.cost_models.absent import Absent
+from workloads.cost_models.communication import Link
+from workloads.cost_models.interconnect import Interconnect
+from workloads.pipeline_parallel.expected_step import missing_link
+from workloads.probes.spec import CopiesSpec, MatmulSpec
+
+COPIES: Mapping[str, str] = {"cpu": "memory_copy", "cuda": "device_copy"}
+"""Kind of copy that reads and writes memory as element-wise kernels do, by device."""
+LIKE_RUNS = 50
+"""How many of the newest runs of the strategy are searched for what they hid."""
+LEAST_HIDDEN = 0.05
+"""Where the cost model hides less than this share, a run does not show how much of it is reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A case that has not run, and the hardware that it would run on, in the words of `Summary.hardware`."""
+
+    case: Case
+    hardware: str
+
+
+def history_calibration(place: Place, history: Runs) -> Calibration:
+    """Return the rates that runs of this hardware reached.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    calibration = _without_hiding(place, history)
+    if not can_hide(place.case):
+        return calibration
+    hiding = _hiding(place, history, calibration)
+    if hiding is None:
+        return replace(calibration, missing=(*calibration.missing, _no_like_run(place.case)))
+    return replace(
+        calibration,
+        hiding=hiding,
+        rests_on=(
+            *calibration.rests_on,
+            f"{hiding.value:.0%} [{hiding.low:.0%}, {hiding.high:.0%}] of the hiding that the cost model allows, by"
+            f" {hiding.origin}",
+        ),
+    )
+
+
+def _without_hiding(place: Place, history: Runs) -> Calibration:
+    case, hardware = place.case, place.hardware
+    rests_on: list[str] = []
+    missing: list[str] = []
+    ladder = _ladder(runs_alike(history, MatmulSpec(), case, hardware))
+    products: tuple[tuple[float, Range], ...] | Absent = ladder or no_run_alike(MatmulSpec(), case, hardware)
+    if isinstance(products, Absent):
+        missing.append(products.reason)
+    else:
+        ends = dict.fromkeys((products[0], products[-1]))
+        words = " to ".join(f"{_rate_words(rate.value)} of {rows:,.0f} rows" for rows, rate in ends)
+        rests_on.append(f"products at {words}, {products[-1][1].origin}")
+    memory = _bandwidth(runs_alike(history, CopiesSpec(), case, hardware), COPIES[case.device])
+    if memory is None:
+        missing.append(no_run_alike(CopiesSpec(), case, hardware).reason)
+    else:
+        rests_on.append(
+            f"memory at {digits(memory.value / 1e9)} GB/s [{digits(memory.low / 1e9)}, {digits(memory.high / 1e9)}],"
+            f" {memory.origin}"
+        )
+    links, origin = _links(place, history, rests_on, missing)
+    return Calibration(
+        name=hardware,
+        products=products,
+        is_whole=False,
+        memory=no_run_alike(CopiesSpec(), case, hardware) if memory is None else memory,
+        links=links,
+        links_origin=origin,
+        hiding=FULLY_HIDDEN,
+        rests_on=tuple(rests_on),
+        missing=tuple(missing),
+    )
+
+
+def _rate_words(rate: float) -> str:
+    return f"{digits(rate / 1e12)} TFLOP/s" if rate >= 1e11 else f"{digits(rate / 1e9)} GFLOP/s"
+
+
+def _ladder(runs: Sequence[Summary]) -> tuple[tuple[float, Range], ...]:
+    """Return FLOP/s by the rows of square matrices, ascending; empty where no run measured any."""
+    by_rows: dict[float, list[Estimate]] = defaultdict(list)
+    for run in runs:
+        for product in of_metric(run.estimates, RUN_MATMUL_FLOPS):
+            if len({product.labels[name] for name in ("m", "n", "k")}) == 1:
+                by_rows[float(product.labels["m"])].append(product)
+    return tuple((rows, _scatter(products, "matmul")) for rows, products in sorted(by_rows.items()))
+
+
+def _bandwidth(runs: Sequence[Summary], kind: str) -> Range | None:
+    copies = [
+        copy for run in runs for copy in of_metric(run.estimates, RUN_COPY_BANDWIDTH) if copy.labels["kind"] == kind
+    ]
+    return _scatter(copies, "copies") if copies else None
+
+
+def _scatter(estimates: Sequence[Estimate], probe: str) -> Range:
+    """Return the median of the runs' medians, in the range of all trials."""
+    trials = [value for each in estimates for value in (each.median, *each.trials)]
+    return Range(
+        value=median(each.median for each in estimates),
+        low=min(trials),
+        high=max(trials),
+        origin=_counted(len(estimates), sum(len(each.trials) for each in estimates), probe),
+    )
+
+
+def _counted(runs: int, trials: int, what: str) -> str:
+    return f"range of {plural(trials, 'trial')} in {plural(runs, 'run')} of {what}"
+
+
+def _links(
+    place: Place, history: Runs, rests_on: list[str], missing: list[str]
+) -> tuple[dict[Corner, Interconnect] | Absent, str]:
+    """Return the interconnect at each corner, and where its range comes from; say what it rests on, or what is missing.
+
+    A strategy that sends nothing needs none.
+    """
+    case = place.case
+    transfers, axes = case.spec().transfers(case), case.spec().mesh(case)
+    if not transfers or case.ranks == 1:
+        return Absent(reason="nothing is sent"), ""
+    links = find_links(place, history)
+    if isinstance(links, Absent):
+        missing.append(links.reason)
+        return links, ""
+    assert isinstance(links, MeasuredLinks)
+    if (unknown := missing_link(transfers, axes, links.interconnect)) is not None:
+        missing.append(unknown.reason)
+        return unknown, ""
+    spread = bandwidth_spread(place, history)
+    assert spread is not None, "a sweep gave the links"
+    origin = _counted(spread.runs, spread.trials, "collectives")
+    rests_on.append(f"links: {links.basis}; {spread.low:.0%} to {spread.high:.0%} of that, {origin}")
+    corners: dict[Corner, float] = {"low": min(1.0, spread.low), "value": 1.0, "high": max(1.0, spread.high)}
+    return {corner: _scaled(links.interconnect, share) for corner, share in corners.items()}, origin
+
+
+def _scaled(interconnect: Interconnect, share: float) -> Interconnect:
+    """Return the interconnect with this share of each known bandwidth."""
+    return Interconnect(
+        levels=tuple(
+            replace(
+                level,
+                link=replace(level.link, bandwidth_bytes_per_second=share * level.link.bandwidth_bytes_per_second),
+            )
+            if isinstance(level.link, Link)
+            else level
+            for level in interconnect.levels
+        )
+    )
+
+
+# What runs of the same strategy hid.
+
+
+def _hiding(place: Place, history: Runs, calibration: Calibration) -> Range | None:
+    """Return the share of the hidden communication of the cost model that like runs hid; None where none shows it.
+
+    Like runs are of the same strategy, backend and hardware: those on as many ranks, else those on the nearest number.
+    """
+    case = place.case
+    like = [
+        run
+        for run in history.runs(LIKE_RUNS, strategy=case.strategy)
+        if (run.outcome, run.hardware, run.case.backend) == ("done", place.hardware, case.backend)
+        and run.drill is None
+        and of_metric(run.estimates, RUN_OVERLAP_RATIO)
+    ]
+    for setting in _nearest_first(case, {(run.case.ranks, run.case.nodes) for run in like}):
+        runs = [run for run in like if (run.case.ranks, run.case.nodes) == setting]
+        own = calibration
+        if setting != (case.ranks, case.nodes) or case.device == "cpu":
+            own = _without_hiding(Place(case=runs[0].case, hardware=place.hardware), history)
+        shares = [share for run in runs for share in _reached(run, own)]
+        if shares:
+            ranks = plural(setting[0], "rank")
+            return Range(
+                value=median(shares),
+                low=min(shares),
+                high=max(shares),
+                origin=f"{plural(len(shares), 'run')} of {case.strategy} on {ranks}",
+            )
+    return None
+
+
+def _nearest_first(case: Case, settings: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    return sorted(settings, key=lambda each: (abs(each[1] - case.nodes), abs(each[0] - case.ranks)))
+
+
+def _reached(run: Summary, calibration: Calibration) -> list[float]:
+    """Return the hidden share of the run's communication by that of the cost model; nothing where that hides little."""
+    allowed = hidden_ratio(run.case, calibration)
+    if allowed is None or allowed < LEAST_HIDDEN:
+        return []
+    (measured, *_) = of_metric(run.estimates, RUN_OVERLAP_RATIO)
+    return [min(1.0, measured.median / allowed)]
+
+
+def _no_like_run(case: Case) -> str:
+    options = "".join(f" --option {name}={written(value)}" for name, value in options_set(case).items())
+    return (
+        f"no run of {case.strategy} shows how much is hidden, so as much as the cost model allows is assumed;"
+        f" `observatory run {case.strategy} --ranks {case.ranks}{options}` measures it"
+    )
