@@ -54,7 +54,9 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     return counts
 
 
-@click.command(name="run", cls=GroupedCommand, groups=GROUPS)
+@click.command(
+    name="run", cls=GroupedCommand, groups=GROUPS, too_many="`observatory choose` ranks several strategies for a model"
+)
 @click.argument("strategy", shell_complete=complete_strategy)
 @click.option(
     "--ranks",
