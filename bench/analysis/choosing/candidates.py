@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.analysis.choosing.ground import Ground
 from bench.analysis.choosing.pricing import Candidate, Pricing, speed_ratio
-from bench.analysis.choosing.search import Found, Objective, Search, Unfit
+from bench.analysis.choosing.search import Objective, Outcome, Search, Unfit
 from bench.analysis.choosing.setups import Refused, setups_of
 from bench.case import Case, check, settle
 from bench.errors import Misuse
@@ -53,7 +53,7 @@ class Ranking:
     def setups_count(self) -> int:
         """All setups that were compared."""
         return sum(
-            sum(search.found.setups.counts.values()) + len(search.found.setups.cases)
+            sum(search.outcome.setups.counts.values()) + len(search.outcome.setups.cases)
             for search in self.searches.values()
         )
 
@@ -68,25 +68,25 @@ class Ranking:
         """Return the candidates that cannot be told apart from the first, itself left out."""
         if (best := self.best) is None:
             return ()
-        return tuple(each for each in self.candidates[1:] if not speed_ratio(best, each).is_told_apart)
+        return tuple(each for each in self.candidates[1:] if not speed_ratio(best, each).is_clear)
 
 
 def candidates(
-    bases: Sequence[Case], ground: Ground, *, objective: Objective = "throughput", chosen: Mapping[str, OptionValue]
+    bases: Sequence[Case], ground: Ground, *, objective: Objective = "throughput", fixed: Mapping[str, OptionValue]
 ) -> Ranking:
     """Return the candidates of these strategies on a ground, ranked by the predicted step or by memory.
 
-    bases: a case of each strategy, with its options' defaults and those in `chosen`.
-    chosen: options that the user set, which are not searched.
+    bases: a case of each strategy, with its options' defaults and those in `fixed`.
+    fixed: options that the user set, which are not searched.
     """
     pricing = Pricing(ground=ground)
-    searches = {base.strategy: Search(setups_of(base, chosen), pricing, objective) for base in bases}
-    found = {name: search.run() for name, search in searches.items()}
+    searches = {base.strategy: Search(setups_of(base, fixed), pricing, objective) for base in bases}
+    outcomes = {name: search.run() for name, search in searches.items()}
     for name, search in searches.items():
-        _refine(search, found[name], chosen)
-    _refuse_nothing(found)
+        _refine(search, outcomes[name], fixed)
+    _refuse_nothing(outcomes)
     ranked = sorted(
-        (each for each in found.values() if each.best is not None), key=lambda each: _order(each, objective)
+        (each for each in outcomes.values() if each.best is not None), key=lambda each: _order(each, objective)
     )
     if ranked and len(ranked) < MOST_LINES and objective == "throughput":
         fastest = ranked[0].setups.spec.name
@@ -95,45 +95,45 @@ def candidates(
         ground=ground,
         objective=objective,
         candidates=tuple(_lines(ranked, objective)),
-        unfit={name: each.nearest for name, each in found.items() if each.best is None and each.nearest is not None},
-        refused=_refusals(found.values()),
-        unfit_count=sum(each.unfit_count for each in found.values()),
+        unfit={name: each.nearest for name, each in outcomes.items() if each.best is None and each.nearest is not None},
+        refused=_refusals(outcomes.values()),
+        unfit_count=sum(each.unfit_count for each in outcomes.values()),
         slower_count=sum(search.left() for search in searches.values()),
-        unpredicted=dict(sum((Counter(each.unpredicted) for each in found.values()), Counter())),
+        unpredicted=dict(sum((Counter(each.unpredicted) for each in outcomes.values()), Counter())),
         pricing=pricing,
         searches=searches,
     )
 
 
-def _refuse_nothing(found: Mapping[str, Found]) -> None:
+def _refuse_nothing(outcomes: Mapping[str, Outcome]) -> None:
     """Refuse a question to which every strategy refuses every setup.
 
     Raises:
         Misuse: there is no setup at all; the message has the reason of the plainest strategy, with what would work.
     """
-    if any(each.setups.cases for each in found.values()):
+    if any(each.setups.cases for each in outcomes.values()):
         return
-    plainest = [name for name in reversed(PLAINEST) if name in found] or list(found)
-    refused = found[plainest[0]].setups.refused
-    others = "" if len(found) == 1 else f", nor in any setup of {len(found) - 1} more strategies"
+    plainest = [name for name in reversed(PLAINEST) if name in outcomes] or list(outcomes)
+    refused = outcomes[plainest[0]].setups.refused
+    others = "" if len(outcomes) == 1 else f", nor in any setup of {len(outcomes) - 1} more strategies"
     raise Misuse(f"{plainest[0]} cannot run{others}: {refused[0].example}")
 
 
-def _order(found: Found, objective: Objective) -> tuple[float, float]:
-    assert found.best is not None, "only strategies that fit are ordered"
-    pair = (found.best.step_s, float(found.best.memory.total_bytes))
+def _order(outcome: Outcome, objective: Objective) -> tuple[float, float]:
+    assert outcome.best is not None, "only strategies that fit are ordered"
+    pair = (outcome.best.step_s, float(outcome.best.memory.total_bytes))
     return pair if objective == "throughput" else pair[::-1]
 
 
-def _refine(search: Search, found: Found, chosen: Mapping[str, OptionValue]) -> None:
+def _refine(search: Search, outcome: Outcome, fixed: Mapping[str, OptionValue]) -> None:
     """Try the options that are compared late around the best setup of a strategy, one after the other."""
-    spec = found.setups.spec
+    spec = outcome.setups.spec
     for option in spec.options:
-        if option.search is None or not option.search.is_late or option.name in chosen:
+        if option.search is None or not option.search.is_late or option.name in fixed:
             continue
         assert isinstance(option.search.values, tuple), "options that are compared late list their values"
         for value in option.search.values:
-            if (best := found.best) is None:
+            if (best := outcome.best) is None:
                 return
             if (case := changed(best.case, {option.name: value})) is not None:
                 search.add(case)
@@ -147,9 +147,9 @@ def changed(case: Case, options: Mapping[str, OptionValue]) -> Case | None:
         return None
 
 
-def _lines(ranked: Sequence[Found], objective: Objective) -> list[Candidate]:
+def _lines(ranked: Sequence[Outcome], objective: Objective) -> list[Candidate]:
     """Return the best of each strategy, and other meshes of the fastest, best first."""
-    lines = [found.best for found in ranked[:MOST_LINES] if found.best is not None]
+    lines = [outcome.best for outcome in ranked[:MOST_LINES] if outcome.best is not None]
     meshes = {_mesh(each.case) for each in lines}
     for candidate in ranked[0].candidates if ranked else ():
         if len(lines) == MOST_LINES:
@@ -166,8 +166,8 @@ def _mesh(case: Case) -> tuple[str, tuple[tuple[str, int], ...]]:
     return case.strategy, tuple(case.spec().mesh(case).items())
 
 
-def _refusals(found: Iterable[Found]) -> tuple[Refused, ...]:
-    refused = [each for of_strategy in found for each in of_strategy.setups.refused]
+def _refusals(outcomes: Iterable[Outcome]) -> tuple[Refused, ...]:
+    refused = [each for of_strategy in outcomes for each in of_strategy.setups.refused]
     return tuple(sorted(refused, key=lambda each: -each.count))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from bench.analysis.choosing.candidates import Ranking
 from bench.analysis.choosing.pricing import Candidate
-from bench.analysis.choosing.search import Found, Unfit
+from bench.analysis.choosing.search import Outcome, Unfit
 from bench.case import Case, options_of, written
 from bench.report.format import readable
 from workloads.spec import Option, OptionValue
@@ -53,8 +53,8 @@ def explain(ranking: Ranking) -> list[Explanation]:
     """Return why the first has the options that were searched; empty where nothing fits."""
     if (best := ranking.best) is None:
         return []
-    found = ranking.searches[best.case.strategy].found
-    options = [option for option in best.case.spec().options if option.name in found.setups.grid]
+    outcome = ranking.searches[best.case.strategy].outcome
+    options = [option for option in best.case.spec().options if option.name in outcome.setups.grid]
     options.sort(key=lambda option: not _is_of_mesh(option))
     values = options_of(best.case)
     explanations = []
@@ -80,7 +80,7 @@ def _is_of_mesh(option: Option) -> bool:
 def _neighbours(ranking: Ranking, best: Candidate, option: Option) -> Iterator[Neighbour]:
     """Yield what the option costs at the values next to its own, or at all others where these are words."""
     search = ranking.searches[best.case.strategy]
-    values: Sequence[OptionValue] = search.found.setups.grid[option.name]
+    values: Sequence[OptionValue] = search.outcome.setups.grid[option.name]
     own = options_of(best.case)[option.name]
     assert option.search is not None, "only searched options have neighbours"
     if isinstance(option.search.values, str):
@@ -93,15 +93,16 @@ def _neighbours(ranking: Ranking, best: Candidate, option: Option) -> Iterator[N
             kept = {
                 each.name: best.case.options[each.name]
                 for each in best.case.spec().options
-                if _is_of_mesh(each) and each.name in search.found.setups.grid
+                if _is_of_mesh(each) and each.name in search.outcome.setups.grid
             }
             wanted = {**kept, option.name: value}
         else:
-            wanted = {name: best.case.options[name] for name in search.found.setups.grid} | {option.name: value}
-        found = search.among(wanted)
-        if found.setups.cases or (reason := _refusal(best.case, wanted)) is not None:
-            is_known = bool(found.setups.cases)
-            yield _judged(best, option, value, found) if is_known else _refused(option, value, reason)
+            wanted = {name: best.case.options[name] for name in search.outcome.setups.grid} | {option.name: value}
+        outcome = search.among(wanted)
+        if outcome.setups.cases:
+            yield _judged(best, option, value, outcome)
+        elif (reason := _refusal(best.case, wanted)) is not None:
+            yield _refused(option, value, reason)
 
 
 def _refusal(case: Case, wanted: dict[str, OptionValue]) -> str | None:
@@ -114,10 +115,10 @@ def _refused(option: Option, value: OptionValue, reason: str) -> Neighbour:
     return Neighbour(option=option.name, value=value, step_ratio=None, words=f"is refused ({clause})")
 
 
-def _judged(best: Candidate, option: Option, value: OptionValue, found: Found) -> Neighbour:
-    other = found.best
+def _judged(best: Candidate, option: Option, value: OptionValue, outcome: Outcome) -> Neighbour:
+    other = outcome.best
     if other is None:
-        words = "does not fit" if found.nearest is None else f"does not fit ({memory_words(found.nearest)})"
+        words = "does not fit" if outcome.nearest is None else f"does not fit ({memory_words(outcome.nearest)})"
         return Neighbour(option=option.name, value=value, step_ratio=None, words=words)
     ratio = other.step_s / best.step_s
     return Neighbour(option=option.name, value=value, step_ratio=ratio, words=_step_words(best, other, ratio))

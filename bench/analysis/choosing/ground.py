@@ -129,7 +129,7 @@ def ground_on(machine: PlannedMachine, ranks: int, precision: Precision) -> Grou
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class MemoryNeed:
     """Bytes of the rank that holds most.
 
     basis: peak: the cost model of a step's peak. papers: no such model covers the setup: states, gathered weights, and
@@ -144,14 +144,14 @@ class Held:
     is_least: bool = False
 
 
-def held(case: Case, ground: Ground) -> Held:
+def memory_need(case: Case, ground: Ground) -> MemoryNeed:
     """Return the memory of the rank that holds most, compared with a rank's room."""
     fit = memory_fit(case, ground.machine) if ground.machine is not None else _here(case, ground)
     if not fit.is_least:
-        return Held(total_bytes=fit.total_bytes, fits=fit.fits, basis="peak", parts=fit.parts)
+        return MemoryNeed(total_bytes=fit.total_bytes, fits=fit.fits, basis="peak", parts=fit.parts)
     parts = {**fit.parts, "activations": _paper_activations(case)}
     total_bytes = sum(parts.values())
-    return Held(
+    return MemoryNeed(
         total_bytes=total_bytes,
         fits=fit.fits and (ground.room_bytes is None or total_bytes <= ground.room_bytes),
         basis="papers",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bench.analysis.choosing.ground import NOT_IN_STATES, OWN_ERROR, Corner, Ground, Held, held, states_bytes
+from bench.analysis.choosing.ground import (
+    NOT_IN_STATES,
+    OWN_ERROR,
+    Corner,
+    Ground,
+    MemoryNeed,
+    memory_need,
+    states_bytes,
+)
 from bench.case import Case
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect, MeshAxis, axis_time_s, transfer_axis
@@ -29,7 +37,7 @@ class Candidate:
     """
 
     case: Case
-    memory: Held
+    memory: MemoryNeed
     step: StepTime
     parts_s: Mapping[str, float]
     levels: Mapping[str, str]
@@ -73,7 +81,7 @@ class Ratio:
     high: float
 
     @property
-    def is_told_apart(self) -> bool:
+    def is_clear(self) -> bool:
         """Whether one of the two is faster at all rates."""
         return self.low > 1 or self.high < 1
 
@@ -91,11 +99,11 @@ def speed_ratio(faster: Candidate, slower: Candidate) -> Ratio:
 
 @dataclass(slots=True, kw_only=True)
 class Pricing:
-    """Prices setups on one ground, each at most once. asked: how many steps were predicted in full."""
+    """Prices setups on one ground, each at most once. predicted_count: of steps that were worked out in full."""
 
     ground: Ground
-    asked: int = 0
-    _memory: dict[str, Held] = field(default_factory=dict)
+    predicted_count: int = 0
+    _memory: dict[str, MemoryNeed] = field(default_factory=dict)
     _states: dict[Hashable, int] = field(default_factory=dict)
     _candidates: dict[str, Candidate | Absent] = field(default_factory=dict)
     _lines: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
@@ -103,7 +111,7 @@ class Pricing:
 
     # Memory.
 
-    def memory(self, case: Case) -> Held:
+    def memory(self, case: Case) -> MemoryNeed:
         """Return the memory of the rank that holds most; only the states where these do not fit."""
         key = _key(case)
         if key not in self._memory:
@@ -111,11 +119,13 @@ class Pricing:
             room_bytes = self.ground.room_bytes
             if room_bytes is not None and least > room_bytes:
                 parts = {"states": least}
-                self._memory[key] = Held(total_bytes=least, fits=False, basis="states", parts=parts, is_least=True)
+                self._memory[key] = MemoryNeed(
+                    total_bytes=least, fits=False, basis="states", parts=parts, is_least=True
+                )
             elif (fewer := _fewer_microbatches(case)) is not None and not (at_least := self.memory(fewer)).fits:
                 self._memory[key] = replace(at_least, is_least=True)
             else:
-                self._memory[key] = held(case, self.ground)
+                self._memory[key] = memory_need(case, self.ground)
         return self._memory[key]
 
     def _least(self, case: Case) -> int:
@@ -187,7 +197,7 @@ class Pricing:
         return self._candidates[key]
 
     def _candidate(self, case: Case) -> Candidate | Absent:
-        self.asked += 1
+        self.predicted_count += 1
         compute = self.compute(case)
         step = self._step(case, compute)
         if isinstance(step, Absent):

@@ -61,13 +61,13 @@ class Question:
             # The spec's own message names the nearest option, and the strategies that have it.
             parse_options(specs[0], self.options)
             raise Misuse(f"no strategy has all of the options {', '.join(sorted(names))}; set fewer")
-        chosen: dict[str, OptionValue] = {}
+        fixed: dict[str, OptionValue] = {}
         bases = []
         for spec in takers:
             values = parse_options(spec, self.options)
-            chosen |= {name: values[name] for name in names}
+            fixed |= {name: values[name] for name in names}
             bases.append(self._base(spec, values))
-        return bases, chosen
+        return bases, fixed
 
     def _base(self, spec: StrategySpec, values: Mapping[str, OptionValue]) -> Case:
         case = Case(

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bench.analysis.choosing.ground import Held
+from bench.analysis.choosing.ground import MemoryNeed
 from bench.analysis.choosing.pricing import Candidate, Pricing
 from bench.analysis.choosing.setups import Grid, Setups
 from bench.case import Case
@@ -31,11 +31,11 @@ class Unfit:
     """A setup that does not fit, with what it would hold."""
 
     case: Case
-    memory: Held
+    memory: MemoryNeed
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class Outcome:
     """What the search of one strategy gave.
 
     candidates: setups that were worked out, in the order of their steps. unfit_count: setups that do not fit.
@@ -80,7 +80,7 @@ class Search:
 
     def __init__(self, setups: Setups, pricing: Pricing, objective: Objective) -> None:
         self.pricing, self.objective = pricing, objective
-        self.found = Found(setups=setups)
+        self.outcome = Outcome(setups=setups)
         self._falling = _falling(setups.spec, setups.grid)
         self._groups: dict[Hashable, _Group] = {}
         for case in setups.cases:
@@ -94,7 +94,7 @@ class Search:
         self._queue = [(pricing.bound_s(case), number, case) for number, case in enumerate(cases)]
         heapq.heapify(self._queue)
 
-    def run(self) -> Found:
+    def run(self) -> Outcome:
         """Visit setups until no other can be better than the best, and return what was worked out."""
         best_s = float("inf")
         while self._queue and (self._queue[0][0] < best_s or self.objective == "memory"):
@@ -103,24 +103,24 @@ class Search:
                 best_s = min(best_s, candidate.step_s)
         return self._sorted()
 
-    def more(self) -> Found:
+    def more(self) -> Outcome:
         """Visit a few setups more, which may have other meshes than the best."""
-        best = self.found.best
+        best = self.outcome.best
         count = 0
         while best is not None and self._queue and count < MOST_MORE:
             bound_s, _, case = heapq.heappop(self._queue)
             if bound_s > MORE_UP_TO * best.step_s:
                 heapq.heappush(self._queue, (bound_s, -1, case))
                 break
-            if _mesh(case) in {_mesh(each.case) for each in self.found.candidates}:
-                self.found.slower_count += 1
+            if _mesh(case) in {_mesh(each.case) for each in self.outcome.candidates}:
+                self.outcome.slower_count += 1
                 continue
             count += self._visit(case) is not None
         return self._sorted()
 
-    def among(self, wanted: Mapping[str, OptionValue]) -> Found:
+    def among(self, wanted: Mapping[str, OptionValue]) -> Outcome:
         """Search only setups with these options, and return what that gave."""
-        whole = self.found.setups
+        whole = self.outcome.setups
         cases = [case for case in whole.cases if all(case.options[name] == value for name, value in wanted.items())]
         part = Setups(spec=whole.spec, grid=whole.grid, cases=cases)
         return Search(part, self.pricing, self.objective).run()
@@ -132,20 +132,20 @@ class Search:
         candidate = self.pricing.candidate(case)
         if isinstance(candidate, Absent):
             return None
-        self.found.candidates.append(candidate)
+        self.outcome.candidates.append(candidate)
         self._sorted()
         return candidate
 
-    def _sorted(self) -> Found:
+    def _sorted(self) -> Outcome:
         if self.objective == "memory":
-            self.found.candidates.sort(key=lambda each: (each.memory.total_bytes, each.step_s))
+            self.outcome.candidates.sort(key=lambda each: (each.memory.total_bytes, each.step_s))
         else:
-            self.found.candidates.sort(key=lambda each: (each.step_s, each.memory.total_bytes))
-        return self.found
+            self.outcome.candidates.sort(key=lambda each: (each.step_s, each.memory.total_bytes))
+        return self.outcome
 
     def left(self) -> int:
         """Return how many setups were not visited, as they cannot be faster."""
-        return len(self._queue) + self.found.slower_count
+        return len(self._queue) + self.outcome.slower_count
 
     def _visit(self, case: Case) -> Candidate | None:
         """Work out a setup; return None where it does not fit, or its step is absent."""
@@ -155,28 +155,28 @@ class Search:
             if not self._fits(group.least):
                 group.unfit.append(group.least_place)
         if group.holds_more(place):
-            self.found.unfit_count += 1
+            self.outcome.unfit_count += 1
             return None
         if not self._fits(case):
             group.unfit.append(place)
-            self.found.unfit_count += 1
+            self.outcome.unfit_count += 1
             return None
         candidate = self.pricing.candidate(case)
         if isinstance(candidate, Absent):
-            self.found.unpredicted[candidate.reason] = self.found.unpredicted.get(candidate.reason, 0) + 1
+            self.outcome.unpredicted[candidate.reason] = self.outcome.unpredicted.get(candidate.reason, 0) + 1
             return None
-        self.found.candidates.append(candidate)
+        self.outcome.candidates.append(candidate)
         return candidate
 
     def _fits(self, case: Case) -> bool:
         memory = self.pricing.memory(case)
-        nearest = self.found.nearest
+        nearest = self.outcome.nearest
         if not memory.fits and (nearest is None or _closeness(memory) < _closeness(nearest.memory)):
-            self.found.nearest = Unfit(case=case, memory=memory)
+            self.outcome.nearest = Unfit(case=case, memory=memory)
         return memory.fits
 
     def _group_key(self, case: Case) -> Hashable:
-        return tuple(case.options[name] for name in self.found.setups.grid if name not in self._falling)
+        return tuple(case.options[name] for name in self.outcome.setups.grid if name not in self._falling)
 
     def _place(self, case: Case) -> tuple[int, ...]:
         return tuple(places[case.options[name]] for name, places in self._falling.items())
@@ -186,14 +186,14 @@ def _mesh(case: Case) -> tuple[tuple[str, int], ...]:
     return tuple(case.spec().mesh(case).items())
 
 
-def _closeness(memory: Held) -> tuple[bool, int]:
+def _closeness(memory: MemoryNeed) -> tuple[bool, int]:
     """Return the order of setups that do not fit: whose whole memory was worked out, and then by memory."""
     return memory.basis == "states", memory.total_bytes
 
 
 def _falling(spec: StrategySpec, grid: Grid) -> Mapping[str, Mapping[object, int]]:
     """Return the options along which memory falls, with the place of each value."""
-    falling = {}
+    falling: dict[str, dict[object, int]] = {}
     for option in spec.options:
         if (
             option.name in grid

@@ -67,14 +67,14 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*small, *(number // divisor for divisor in reversed(small))]))
 
 
-def grid_of(spec: StrategySpec, case: Case, chosen: Mapping[str, OptionValue]) -> Grid:
+def grid_of(spec: StrategySpec, case: Case, fixed: Mapping[str, OptionValue]) -> Grid:
     """Return the values that are searched: of the mesh first, then those that divide the batch, then the others.
 
-    chosen: options that the user set, which have this value only.
+    fixed: options that the user set, which have this value only.
     """
     options = [option for option in spec.options if option.search is not None and not option.search.is_late]
     options.sort(key=_place)
-    return {option.name: _values(option, case) for option in options if option.name not in chosen}
+    return {option.name: _values(option, case) for option in options if option.name not in fixed}
 
 
 def _place(option: Option) -> int:
@@ -95,10 +95,10 @@ def _values(option: Option, case: Case) -> tuple[OptionValue, ...]:
     return tuple(value for value in values if least is None or isinstance(value, str) or value >= least)
 
 
-def setups_of(base: Case, chosen: Mapping[str, OptionValue]) -> Setups:
+def setups_of(base: Case, fixed: Mapping[str, OptionValue]) -> Setups:
     """Return the setups of a case's strategy. base: with the options' defaults and those that the user set."""
     spec = base.spec()
-    setups = Setups(spec=spec, grid=grid_of(spec, base, chosen))
+    setups = Setups(spec=spec, grid=grid_of(spec, base, fixed))
     needs = spec.needs
     size = math.prod(len(values) for values in setups.grid.values())
     if base.ranks < needs.minimum_ranks or base.ranks > (needs.maximum_ranks or base.ranks):

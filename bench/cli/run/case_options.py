@@ -30,9 +30,9 @@ class GroupedCommand(click.Command):
         try:
             return super().parse_args(context, args)
         except click.UsageError as error:
-            if self.too_many and "unexpected extra argument" in error.message:
-                error.message = f"{error.message.rstrip('.')}; {self.too_many}"
-            raise
+            if not self.too_many or "unexpected extra argument" not in error.message:
+                raise
+            raise click.UsageError(f"{error.message.rstrip('.')}; {self.too_many}", context) from None
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         records = {

@@ -118,8 +118,8 @@ def command(
         question, ground = _on(on, shape, ranks, precision, strategies, options)
     else:
         question, ground = _here(shape, ranks, precision, strategies, options, store_url)
-    bases, chosen = question.bases()
-    ranking = candidates(bases, ground, objective="memory" if objective == "memory" else "throughput", chosen=chosen)
+    bases, fixed = question.bases()
+    ranking = candidates(bases, ground, objective="memory" if objective == "memory" else "throughput", fixed=fixed)
     explanations = explain(ranking)
     if output is not None:
         write_suite(output, ranking, shape_name=shape_name, command=shlex.join(["observatory", *sys.argv[1:]]))
