@@ -22,7 +22,7 @@ from workloads.core.precision_options import (
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.memory import Checkpoint, Microbatch, Weights, recomputed_count
 from workloads.cost_models.schedules import HALVED_BACKWARD, ScheduleName
-from workloads.spec import Option, OptionValue, Setup, nearest_multiples
+from workloads.spec import Option, OptionValue, Search, Setup, nearest_multiples
 
 # Attention: the option that pins the kernel on a GPU.
 
@@ -229,12 +229,14 @@ ACCUMULATE = Option(
     default=1,
     minimum=1,
     help="microbatches that a rank's batch is split into; their gradients accumulate",
+    search=Search(values="batch"),
 )
 MICROBATCHES = Option(
     name="microbatches",
     default=4,
     minimum=1,
     help="microbatches that a batch is split into, which follow each other through the stages",
+    search=Search(values="batch"),
 )
 """Replaces `accumulate` in pipelines."""
 
@@ -277,6 +279,7 @@ TRAINING_OPTIONS: tuple[Option, ...] = (
         default="none",
         choices=("none", "full", "selective"),
         help="activations that backward recomputes: none, full blocks, or all but matrix products and attention",
+        search=Search(values=("none", "selective", "full"), falls=True),
     ),
     CHECKPOINT_EVERY,
     Option(

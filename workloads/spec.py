@@ -90,6 +90,20 @@ LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Values of an option that `observatory choose` compares; an option without has its default there.
+
+    values: ranks: the divisors of the number of ranks; batch: those of the batch.
+    falls: a rank holds no more at a later value than at an earlier one, all else being equal; so it is along `batch`.
+    is_late: compared only around the best setup of a strategy, for options that change little.
+    """
+
+    values: Literal["ranks", "batch"] | tuple[OptionValue, ...]
+    falls: bool = False
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One option of a strategy; its type is that of its default.
 
@@ -100,6 +114,7 @@ class Option:
     before: the value that those results had, or results of earlier definitions where nobody chose one; None where that
         is the default.
     formerly: the option's name in older cases and commands.
+    search: values that `observatory choose` compares.
     """
 
     name: str
@@ -110,6 +125,7 @@ class Option:
     added_later: bool = False
     before: OptionValue | None = None
     formerly: str | None = None
+    search: Search | None = None
 
     def of(self, setup: Setup) -> OptionValue:
         """Return the setup's value, or what was usual before where the setup is older than the option."""

@@ -46,7 +46,12 @@ GROUPS = {
 _DIFFERENCES_SHOWN = 6
 
 
-@click.command(name="compare", cls=GroupedCommand, groups=GROUPS)
+@click.command(
+    name="compare",
+    cls=GroupedCommand,
+    groups=GROUPS,
+    too_many="a comparison has two sides; `observatory choose` ranks several strategies for a model",
+)
 @click.argument("a", required=False, type=NamedText(), shell_complete=complete_run)
 @click.argument("b", required=False, type=NamedText(), shell_complete=complete_run)
 @click.option(

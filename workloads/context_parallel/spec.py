@@ -51,6 +51,7 @@ from workloads.spec import (
     Option,
     OptionValue,
     Parity,
+    Search,
     Setup,
     StrategySpec,
     nearest_multiples,
@@ -60,6 +61,7 @@ SHARDED = Option(
     name="sharded",
     default=False,
     help="shard weights, gradients and optimizer states over the ranks by FSDP2, as fsdp does; false: whole on each",
+    search=Search(values=(False, True)),
     added_later=True,
 )
 SEQUENCE_OPTIONS: tuple[Option, ...] = (*TRAINING_OPTIONS, BUCKET_MB, SHARDED)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from workloads.core.precision_options import gradient_bytes
 from workloads.cost_models.terms import Transfer, elements, model_weights
-from workloads.spec import Option, OptionValue, Setup
+from workloads.spec import Option, OptionValue, Search, Setup
 
 MIB = 2**20
 BUCKET_MB = Option(
@@ -19,6 +19,7 @@ BUCKET_MB = Option(
     before=25.0,
     minimum=0.0,
     help="MiB of gradients in a bucket, which are averaged together; 0: what makes about eight buckets, up to 25",
+    search=Search(values=(25.0, 100.0), is_late=True),
 )
 LARGEST_MB = 25.0
 """DistributedDataParallel's own default: large enough to reach the link's bandwidth."""

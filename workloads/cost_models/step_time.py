@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from workloads.cost_models.communication import CommunicationBackend
 from workloads.cost_models.interconnect import Interconnect, transfer_time_s
@@ -119,18 +118,24 @@ def step_time(
     Raises:
         ValueError: as `interconnect.transfer_time_s`.
     """
+    return step_of_times(
+        compute, [(transfer, transfer_time_s(transfer, axes, interconnect, backend)) for transfer in transfers]
+    )
+
+
+def step_of_times(compute: ComputeTime, transfers: Sequence[tuple[Transfer, float]]) -> StepTime:
+    """Predict one step from transfers whose times are known, in seconds; see `step_time`."""
     communication_s = exposed_s = 0.0
     # The transfers of one phase share the link, so they form one queue, in the order in which they are listed.
-    queues: dict[str, list[float]] = {"forward": [], "backward": []}
-    for transfer in transfers:
-        transfer_s = transfer_time_s(transfer, axes, interconnect, backend)
+    queues: dict[str, list[tuple[float, int]]] = {"forward": [], "backward": []}
+    for transfer, transfer_s in transfers:
         communication_s += transfer_s
         if transfer.behind is None:
             exposed_s += transfer_s
         else:
-            queues[transfer.behind] += [transfer_s / transfer.calls] * transfer.calls
+            queues[transfer.behind].append((transfer_s / transfer.calls, transfer.calls))
     for phase_s, queue_s in ((compute.forward_s, queues["forward"]), (compute.backward_s, queues["backward"])):
-        exposed_s += overlapped_s(phase_s, queue_s) - phase_s
+        exposed_s += _overlapped_runs_s(phase_s, queue_s) - phase_s
     return StepTime(compute=compute, communication_s=communication_s, exposed_s=exposed_s)
 
 
@@ -146,12 +151,19 @@ def overlapped_s(compute_s: float, buckets_s: Sequence[float]) -> float:
     is the same schedule backwards.
     Source: Li et al. 2020, PyTorch Distributed, section 3.2.3 (buckets overlap backward).
     """
-    whole_s = sum(buckets_s)
+    return _overlapped_runs_s(compute_s, [(bucket_s, 1) for bucket_s in buckets_s])
+
+
+def _overlapped_runs_s(compute_s: float, runs: Sequence[tuple[float, int]]) -> float:
+    """Return `overlapped_s` of runs of equal buckets, each given as one bucket's time and their number."""
+    whole_s = sum(count * bucket_s for bucket_s, count in runs)
     if whole_s == 0:
         return compute_s
     # Bucket i: computed up to its end (sent_s / whole_s of the phase), then transfers of itself and all later buckets.
-    ends_s = [
-        compute_s * sent_s / whole_s + (whole_s - sent_s + bucket_s)
-        for bucket_s, sent_s in zip(buckets_s, accumulate(buckets_s), strict=True)
-    ]
+    # Within a run this changes by the same amount from bucket to bucket, so that the first or the last is the longest.
+    ends_s, before_s = [], 0.0
+    for bucket_s, count in runs:
+        for sent_s in (before_s + bucket_s, before_s + count * bucket_s):
+            ends_s.append(compute_s * sent_s / whole_s + (whole_s - sent_s + bucket_s))
+        before_s += count * bucket_s
     return max(ends_s)

@@ -17,7 +17,7 @@ from workloads.options import (
     training_refusals,
     unchunked_refusals,
 )
-from workloads.spec import LIMITS, Option, Parity, Setup, StrategySpec
+from workloads.spec import LIMITS, Option, Parity, Search, Setup, StrategySpec
 
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 
@@ -138,6 +138,7 @@ class DeepSpeedSpec(StrategySpec):
             default=2,
             minimum=0,
             help="ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too",
+            search=Search(values=(1, 2, 3)),
         ),
         OFFLOAD,
         OVERLAP_COMM,

@@ -32,13 +32,14 @@ from workloads.options import (
     peak_not_covered,
     training_refusals,
 )
-from workloads.spec import Needs, Option, OptionValue, Parity, Setup, StrategySpec
+from workloads.spec import Needs, Option, OptionValue, Parity, Search, Setup, StrategySpec
 
 REDUCE = Option(
     name="reduce",
     default="each",
     choices=("each", "last"),
     help="with accumulate: reduce gradients in each microbatch, or only in the last, with whole ones until then",
+    search=Search(values=("last", "each"), falls=True),
     added_later=True,
 )
 SHARDING_OPTIONS: tuple[Option, ...] = (
@@ -74,6 +75,7 @@ SHARD_RANKS = Option(
     default=2,
     minimum=2,
     help="neighbouring ranks over which the model is sharded, such as a node's",
+    search=Search(values="ranks"),
 )
 
 

@@ -54,7 +54,7 @@ from workloads.pipeline_parallel.memory import (
     stage_states,
     stage_weights,
 )
-from workloads.spec import Needs, Option, Parity, Setup, StrategySpec, nearest_multiples
+from workloads.spec import Needs, Option, Parity, Search, Setup, StrategySpec, nearest_multiples
 
 
 def halved_backward_refusals(setup: Setup, schedule: ScheduleName) -> Iterator[str]:
@@ -84,8 +84,9 @@ BALANCE = Option(
     default="layers",
     choices=("layers", "flops", "measured"),
     help="what is equal among stages: blocks, FLOPs with the head's, or time as measured on this machine",
+    search=Search(values=("layers", "flops")),
 )
-STAGES = Option(name="stages", default=2, minimum=1, help="stages per rank")
+STAGES = Option(name="stages", default=2, minimum=1, help="stages per rank", search=Search(values=(1, 2, 4)))
 
 UNEQUAL_STAGES = Absent(
     reason="the papers' account of a stage assumes blocks that keep equally much, and checkpoint_every is above 1"
@@ -303,6 +304,7 @@ VARIANT = Option(
     default="interleaved",
     choices=("interleaved", "zbv"),
     help="placement of stages: round-robin over ranks, or forth and back in a V (ZBV, 2 stages per rank)",
+    search=Search(values=("interleaved", "zbv")),
 )
 
 

@@ -27,7 +27,7 @@ from workloads.options import (
     training_refusals,
     unchunked_refusals,
 )
-from workloads.spec import DIVIDED_SUMS_LIMIT, ELEMENT_BYTES, Option, Parity, Setup, StrategySpec
+from workloads.spec import DIVIDED_SUMS_LIMIT, ELEMENT_BYTES, Option, Parity, Search, Setup, StrategySpec
 from workloads.tensor_parallel.cost_model import (
     TensorTraffic,
     paper_activation_bytes,
@@ -42,6 +42,7 @@ SEQUENCE_PARALLEL = Option(
     name="sequence_parallel",
     default=False,
     help="shard the residual stream and norms by positions: all_gather and reduce_scatter in place of all_reduce",
+    search=Search(values=(False, True), falls=True),
 )
 
 
@@ -89,6 +90,7 @@ LOSS_PARALLEL = Option(
     name="loss_parallel",
     default=False,
     help="keep the logits sharded by vocabulary, and compute the loss from the shards",
+    search=Search(values=(False, True), falls=True),
 )
 ASYNC_TP = Option(
     name="async_tp",

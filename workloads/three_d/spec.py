@@ -47,6 +47,7 @@ from workloads.spec import (
     Option,
     OptionValue,
     Parity,
+    Search,
     Setup,
     nearest_multiples,
 )
@@ -61,25 +62,33 @@ from workloads.tensor_parallel.spec import (
 from workloads.three_d.cost_model import MeshStages
 
 PIPELINE_RANKS = Option(
-    name="pipeline_ranks", default=2, minimum=2, help="ranks of a pipeline, over which the layers are split"
+    name="pipeline_ranks",
+    default=2,
+    minimum=2,
+    help="ranks of a pipeline, over which the layers are split",
+    search=Search(values="ranks"),
 )
 TENSOR_RANKS = Option(
     name="tensor_ranks",
     default=2,
     minimum=1,
     help="neighbouring ranks over which each matrix product is sharded, such as a node's",
+    search=Search(values="ranks"),
 )
 DATA_AXIS = Option(
     name="data_axis",
     default="ddp",
     choices=("ddp", "fsdp"),
     help="replicas of a stage: average gradients after the last backward, or shard all that the stage holds",
+    search=Search(values=("ddp", "fsdp")),
 )
 SCHEDULE = Option(
     name="schedule",
     default="one_f_one_b",
     choices=("gpipe", "one_f_one_b", "interleaved", "interleaved_zero_bubble", "zbv"),
     help="pipeline schedule: order of a stage's microbatches",
+    # Not gpipe: one_f_one_b takes as long and holds less.
+    search=Search(values=("one_f_one_b", "interleaved", "interleaved_zero_bubble", "zbv")),
 )
 GATHERED_STAGES = 3
 """Number of stages per rank whose weights torch's schedules keep gathered at a time."""

@@ -16,11 +16,23 @@ class GroupedCommand(click.Command):
     """A command whose help shows its options in groups.
 
     groups: each group's title with the names of its parameters; options of no group, such as --help, come last.
+    too_many: what helps a user who names more arguments than the command takes.
     """
 
-    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]], **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: Any, groups: Mapping[str, Sequence[str]], too_many: str = "", **keywords: Any
+    ) -> None:
         super().__init__(*arguments, **keywords)
-        self.groups = groups
+        self.groups, self.too_many = groups, too_many
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, and say what helps where there are too many."""
+        try:
+            return super().parse_args(context, args)
+        except click.UsageError as error:
+            if not self.too_many or "unexpected extra argument" not in error.message:
+                raise
+            raise click.UsageError(f"{error.message.rstrip('.')}; {self.too_many}", context) from None
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         records = {

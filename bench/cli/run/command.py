@@ -41,7 +41,9 @@ GROUPS = {
 }
 
 
-@click.command(name="run", cls=GroupedCommand, groups=GROUPS)
+@click.command(
+    name="run", cls=GroupedCommand, groups=GROUPS, too_many="`observatory choose` ranks several strategies for a model"
+)
 @click.argument("strategy", shell_complete=complete_strategy)
 @RANKS
 @case_options(trials=3)

@@ -16,7 +16,7 @@ LINES = (
     Line("compare", 2, _TWO),
     Line("compare x", 2, _TWO),
     Line("compare x ''", 2, "it is empty; leave it out, or name one"),
-    Line("compare x y z", 2, "unexpected extra argument (z)"),
+    Line("compare x y z", 2, "unexpected extra argument (z); a comparison has two sides; `observatory choose` ranks"),
     Line("compare x y", 2, f'"x" {_NO_RUN}'),
     Line("compare \x1b[31m y", 2, f'"\\x1b[31m" {_NO_RUN}'),
     Line("compare x y --store sqlite:///garbage.sqlite", 4, "file is not a database"),

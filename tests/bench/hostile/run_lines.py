@@ -25,7 +25,7 @@ LINES = (
     Line("run DDP", 2, 'strategy "DDP" is unknown'),
     Line("run \x1b[31mddp", 2, "\\x1b[31mddp"),
     Line("run \udcff", 2, 'strategy "\\udcff" is unknown'),
-    Line("run ddp fsdp", 2, "unexpected extra argument (fsdp)"),
+    Line("run ddp fsdp", 2, "unexpected extra argument (fsdp); `observatory choose` ranks several strategies"),
     Line("run single --keep-trace", 2, "'--keep-traces'?"),
     # how many ranks
     Line("run ddp --ranks 0", 2, "ranks is 0; it must be 1 or more"),

@@ -17,6 +17,7 @@ from bench.errors import LONGEST_LINE, printable
 from tests.bench.hostile import (
     analyse_lines,
     check_lines,
+    choose_lines,
     compare_lines,
     dashboards_lines,
     diagnose_lines,
@@ -36,6 +37,7 @@ LINES = [
     *run_lines.LINES,
     *analyse_lines.LINES,
     *check_lines.LINES,
+    *choose_lines.LINES,
     *compare_lines.LINES,
     *node_lines.LINES,
     *predict_lines.LINES,

@@ -1,0 +1,167 @@
+"""Every setup that a choice is between: each strategy's values of `Option.search`, and what is refused, by reason.
+
+Options are set one after the other, those of the mesh first. A branch ends early where a reason stays whatever one
+further option is changed to, so that a mesh that divides nothing costs a few checks and not thousands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from bench.case import Case, settle
+from workloads.spec import Option, OptionValue, StrategySpec
+
+Grid = Mapping[str, tuple[OptionValue, ...]]
+"""Values of each option that is searched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Setups that a strategy refuses for one reason.
+
+    count: of setups. example: the reason as the spec gave it for one of them.
+    """
+
+    strategy: str
+    count: int
+    example: str
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, without what would work."""
+        return _clause(self.example)
+
+
+@dataclass(slots=True, kw_only=True)
+class Setups:
+    """The setups of one strategy. cases: those that can run. refused: by the kind of reason."""
+
+    spec: StrategySpec
+    grid: Grid
+    cases: list[Case] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> tuple[Refused, ...]:
+        """Refused setups, the most frequent reason first."""
+        return tuple(
+            Refused(strategy=self.spec.name, count=count, example=self.examples[kind])
+            for kind, count in self.counts.most_common()
+        )
+
+    def refuse(self, reason: str, count: int) -> None:
+        """Count setups that are refused for a reason."""
+        kind = _kind(reason)
+        self.counts[kind] += count
+        self.examples.setdefault(kind, reason)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number, 1 and itself included, in ascending order."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return tuple(dict.fromkeys([*small, *(number // divisor for divisor in reversed(small))]))
+
+
+def grid_of(spec: StrategySpec, case: Case, fixed: Mapping[str, OptionValue]) -> Grid:
+    """Return the values that are searched: of the mesh first, then those that divide the batch, then the others.
+
+    fixed: options that the user set, which have this value only.
+    """
+    options = [option for option in spec.options if option.search is not None and not option.search.is_late]
+    options.sort(key=_place)
+    return {option.name: _values(option, case) for option in options if option.name not in fixed}
+
+
+def _place(option: Option) -> int:
+    assert option.search is not None, "only searched options are sorted"
+    return {"ranks": 0, "batch": 2}.get(str(option.search.values), 3 if option.search.falls else 1)
+
+
+def _values(option: Option, case: Case) -> tuple[OptionValue, ...]:
+    assert option.search is not None, "only searched options have values"
+    match option.search.values:
+        case "ranks":
+            values: tuple[OptionValue, ...] = divisors(case.ranks)
+        case "batch":
+            values = divisors(case.shape.batch)
+        case words:
+            values = words
+    least = option.minimum
+    return tuple(value for value in values if least is None or isinstance(value, str) or value >= least)
+
+
+def setups_of(base: Case, fixed: Mapping[str, OptionValue]) -> Setups:
+    """Return the setups of a case's strategy. base: with the options' defaults and those that the user set."""
+    spec = base.spec()
+    setups = Setups(spec=spec, grid=grid_of(spec, base, fixed))
+    needs = spec.needs
+    size = math.prod(len(values) for values in setups.grid.values())
+    if base.ranks < needs.minimum_ranks or base.ranks > (needs.maximum_ranks or base.ranks):
+        setups.refuse(f"it needs {needs.text()}; ranks is {base.ranks}", size)
+    elif base.device not in needs.devices:
+        setups.refuse(f"it needs {needs.text()}; device is {base.device}", size)
+    elif missing := spec.missing_packages():
+        setups.refuse(missing[0], size)
+    else:
+        _walk(setups, base, list(setups.grid))
+    return setups
+
+
+def _walk(setups: Setups, case: Case, names: Sequence[str]) -> None:
+    """Add the setups of a case whose options `names` are still to be set."""
+    if not names:
+        settled = settle(case)
+        if reasons := setups.spec.all_refusals(settled):
+            setups.refuse(reasons[0], 1)
+        else:
+            setups.cases.append(settled)
+        return
+    if (lasting := _lasting(setups, case, names)) is not None:
+        setups.refuse(lasting, math.prod(len(setups.grid[name]) for name in names))
+        return
+    first, *others = names
+    for value in setups.grid[first]:
+        _walk(setups, _with(case, {first: value}), others)
+
+
+def _lasting(setups: Setups, case: Case, names: Sequence[str]) -> str | None:
+    """Return a reason that stays whatever one of the options is changed to; None where there is none."""
+    common: dict[str, str] | None = None
+    for changes in _single_changes(setups.grid, names):
+        # Refusals of a case that is not settled may differ in nothing but options that are `auto`.
+        reasons = setups.spec.all_refusals(_with(case, changes))
+        kinds = {_kind(reason): reason for reason in reasons}
+        common = kinds if common is None else {kind: reason for kind, reason in common.items() if kind in kinds}
+        if not common:
+            return None
+    return next(iter(common.values())) if common else None
+
+
+def _single_changes(grid: Grid, names: Sequence[str]) -> Iterator[dict[str, OptionValue]]:
+    """Yield the first values of all options, and then every other value of one option at a time."""
+    first = {name: grid[name][0] for name in names}
+    yield first
+    for name in names:
+        for value in grid[name][1:]:
+            yield {**first, name: value}
+
+
+def _with(case: Case, options: Mapping[str, OptionValue]) -> Case:
+    return replace(case, options={**case.options, **options})
+
+
+_NUMBER = re.compile(r"\d[\d.,]*")
+
+
+def _kind(reason: str) -> str:
+    return _NUMBER.sub("#", _clause(reason))
+
+
+def _clause(reason: str) -> str:
+    """Return what is wrong, without what would work, which follows a semicolon or a colon."""
+    return re.split(r"[;:] ", reason, maxsplit=1)[0]
