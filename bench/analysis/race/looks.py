@@ -116,9 +116,7 @@ def stand(costs: Mapping[str, Sequence[float]], failed: Mapping[str, int] | None
         if (rounds and len(alive) < 2) or not alive or any(len(lines[name]) < look for name in alive):
             break
         rounds, level = look, levels(starters)[look]
-        pairs = {
-            pair: compare(*(lines[name][:look] for name in pair), level) for pair in combinations(sorted(alive), 2)
-        }
+        pairs = {(a, b): compare(lines[a][:look], lines[b][:look], level) for a, b in combinations(sorted(alive), 2)}
         for name in sorted(alive):
             shown = [drop for drop in (_drop(pairs, name, other, look) for other in alive - {name}) if drop is not None]
             if shown:
@@ -144,11 +142,6 @@ def _last(name: str, dropped: Mapping[str, Drop]) -> str:
     while name in dropped:
         name = dropped[name].by
     return name
-
-
-def next_look(rounds: int) -> int | None:
-    """Return the number of rounds of the next look after so many; None after the last."""
-    return next((look for look in LOOKS if look > rounds), None)
 
 
 def rounds_to_tell(standing: Standing, starters: int) -> int | None:

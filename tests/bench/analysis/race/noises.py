@@ -30,9 +30,9 @@ def _in_time(random: np.random.Generator, cases: int, share: float) -> Floats:
 
 
 def _modes(random: np.random.Generator, cases: int, slow: float, share: float) -> Floats:
-    return np.log(slow) * (random.random((MOST_ROUNDS, cases)) < share) + 0.01 * random.normal(
-        size=(MOST_ROUNDS, cases)
-    )
+    """Two modes, one slower by this factor and with this share of the trials, and a jitter of 1 %."""
+    modes: Floats = (random.random((MOST_ROUNDS, cases)) < share) * np.log(slow)
+    return modes + 0.01 * random.normal(size=modes.shape)
 
 
 def _sticky_modes(random: np.random.Generator, cases: int, slow: float, stays: float) -> Floats:
@@ -40,7 +40,8 @@ def _sticky_modes(random: np.random.Generator, cases: int, slow: float, stays: f
     modes = random.random((MOST_ROUNDS, cases)) < 0.5
     for row in range(1, MOST_ROUNDS):
         modes[row] = np.where(random.random(cases) < stays, modes[row - 1], modes[row])
-    return np.log(slow) * modes + 0.01 * random.normal(size=(MOST_ROUNDS, cases))
+    levels: Floats = modes * np.log(slow)
+    return levels + 0.01 * random.normal(size=levels.shape)
 
 
 KINDS: dict[str, Noise] = {
@@ -66,5 +67,5 @@ HELD = tuple(KINDS)[:9]
 def costs_of(kind: str, ratios: Sequence[float], seed: int) -> dict[str, list[float]]:
     """Return the costs of cases c0, c1, ... whose true costs have these ratios, round by round."""
     random = np.random.default_rng([seed, len(ratios), list(KINDS).index(kind)])
-    costs = np.asarray(ratios) * np.exp(KINDS[kind](random, len(ratios)))
+    costs = np.asarray(ratios) * np.exp(np.clip(KINDS[kind](random, len(ratios)), -5, 5))
     return {f"c{case}": costs[:, case].tolist() for case in range(len(ratios))}
