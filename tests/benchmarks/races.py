@@ -1,9 +1,10 @@
 """How often a race names a false winner, and after how many rounds it names the true one; docs/measured/races.md.
 
-    python -m tests.benchmarks.races [--only equals|rounds] [--seeds 1000]
+    python -m tests.benchmarks.races [--only equals|tied|rounds] [--seeds 1000]
 
 Everything is simulated, by fixed seeds, and put through `bench.analysis.race.looks.stand`. Tables in Markdown:
-`equals`, races of equal cases, each winner of which is false; `rounds`, races with a faster case, and how they ended.
+`equals`, races of equal cases, each winner of which is false; `tied`, likewise with slower ones behind two equal ones,
+in a fourth as many races; `rounds`, in a tenth, races with a faster case, and how they ended.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from tests.bench.analysis.race.noises import KINDS, costs_of
 from tests.benchmarks.coverage import header, row
 
 CASES = (2, 4)
+TIED = [1.0, 1.0, 1.3, 1.3]
+"""Two equal cases in front of two that are soon dropped."""
 RATIOS = (1.03, 1.05, 1.1, 1.3, 2.0)
 
 
-def equals(kind: str, cases: int, seeds: int) -> float:
-    """Return the share of races of equal cases that name a winner."""
-    named = sum(stand(costs_of(kind, [1.0] * cases, seed)).winner is not None for seed in range(seeds))
-    return named / seeds
+def named(kind: str, ratios: Sequence[float], seeds: int) -> float:
+    """Return the share of races that name a winner, which is false where the first cases are equal."""
+    return sum(stand(costs_of(kind, ratios, seed)).winner is not None for seed in range(seeds)) / seeds
 
 
 def ends(kind: str, ratios: Sequence[float], seeds: int) -> tuple[float, float, float | None]:
@@ -42,7 +44,13 @@ def ends(kind: str, ratios: Sequence[float], seeds: int) -> tuple[float, float, 
 def equals_table(seeds: int) -> Iterator[str]:
     yield from header("noise", *(f"{cases} equal cases" for cases in CASES))
     for kind in KINDS:
-        yield row(kind, *(f"{100 * equals(kind, cases, seeds):.1f} %" for cases in CASES))
+        yield row(kind, *(f"{100 * named(kind, [1.0] * cases, seeds):.1f} %" for cases in CASES))
+
+
+def tied_table(seeds: int) -> Iterator[str]:
+    yield from header("noise", "2 equal cases and 2 that are 30 % slower")
+    for kind in KINDS:
+        yield row(kind, f"{100 * named(kind, TIED, seeds):.1f} %")
 
 
 def rounds_table(seeds: int) -> Iterator[str]:
@@ -62,6 +70,10 @@ def main(options: Mapping[str, object]) -> None:
         for line in equals_table(seeds):
             print(line, flush=True)
         print()
+    if options["only"] in (None, "tied"):
+        for line in tied_table(max(1, seeds // 4)):
+            print(line, flush=True)
+        print()
     if options["only"] in (None, "rounds"):
         for line in rounds_table(max(1, seeds // 10)):
             print(line, flush=True)
@@ -69,6 +81,6 @@ def main(options: Mapping[str, object]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("equals", "rounds"))
+    parser.add_argument("--only", choices=("equals", "tied", "rounds"))
     parser.add_argument("--seeds", type=int, default=1000)
     main(vars(parser.parse_args()))

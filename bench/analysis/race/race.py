@@ -74,7 +74,8 @@ def race(
 ) -> RaceEnd:
     """Measure the cases in turn until one is shown to be the best, or the budget is over.
 
-    Ctrl-C ends it and keeps what is complete. history: tells how long cases take, or why nothing does. budget_s: as many rounds as fit. resumed: the id of the
+    Ctrl-C ends it and keeps what is complete.
+    history: tells how long cases take, or why nothing does. budget_s: as many rounds as fit. resumed: the id of the
     race's suite run that goes on. name: of the suite. limit_s: for one trial.
 
     Raises:
