@@ -218,7 +218,7 @@ def test_a_broken_line_before_others_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b'{"type":"begun","schema_version":99}', b'{"type":"newly","schema_version":99}'])
 def test_the_ledger_of_a_newer_version_is_refused(tmp_path: Path, line: bytes) -> None:
     (tmp_path / LEDGER).write_bytes(line + b"\n")
-    with pytest.raises(Misuse, match=r"schema version 99 is newer than 2"):
+    with pytest.raises(Misuse, match=r"schema version 99 is newer than 3"):
         LedgerWriter(tmp_path)
 
 
