@@ -101,6 +101,13 @@ class Listener:
     def trial_ended(self, order: CaseOrder, run: run_dir.Run, ended: TrialEnded) -> None:
         """A trial of the run has ended, successfully or not."""
 
+    def round_ended(self, rounds: int, collect: Callable[[], None]) -> None:
+        """Each run that goes on has so many trials. collect: brings the runs' logs to this machine."""
+
+    def is_over(self, order: CaseOrder) -> bool:
+        """Whether the run has as many trials as it needs; asked after each round, and before the first."""
+        return False
+
 
 def measure(
     orders: Sequence[CaseOrder],
@@ -117,6 +124,7 @@ def measure(
 
     folder: where run folders are created. store: URL of the history that will store the runs.
     ceiling_of: returns the FLOP/s of the fastest matrix product measured where a case runs; None if unknown.
+    listener: may end a run early, which is then done with the trials that it has.
     is_counterbalanced: every other trial takes the cases in reverse, A B B A A B B A, so that a machine that slows
         down steadily affects all cases alike.
 
@@ -140,17 +148,29 @@ def measure(
     is_interrupted = False
     present: _RunState | None = None
     lost_beside: set[str] = set()
+    not_received: dict[str, tuple[str, ...]] = {}
+
+    def collect() -> None:
+        """Bring the logs to this machine, and keep the notes."""
+        for state in active:
+            not_received[state.run.id] = state.place.engine.collect(state.run.id) or not_received.get(state.run.id, ())
+
     try:
+        _end_early(active, listener)
         for trial in range(max(state.run.case.trials for state in active)):
+            is_measured = False
             for state in reversed(active) if is_counterbalanced and trial % 2 else active:
-                if state.trials_done <= trial < state.run.case.trials and state.cause is None:
-                    present = state
+                if state.trials_done <= trial < state.run.case.trials and state.is_going_on:
+                    present, is_measured = state, True
                     listener.trial_ended(state.order, state.run, _run_trial(state, trial, listener))
+            if is_measured:
+                listener.round_ended(trial + 1, collect)
+                _end_early(active, listener)
     except KeyboardInterrupt:
         is_interrupted = True
     except InfrastructureFailed as error:
         failure = error
-    not_received = {state.run.id: state.place.engine.collect(state.run.id) for state in active}
+    collect()
     if is_interrupted or failure is not None:
         for state in active:
             if state.outcome == "done" or state.cause is not None:
@@ -197,6 +217,20 @@ class _RunState:
     outcome: TrialOutcome = "interrupted"
     cause: FailureCause | None = None
     trials_done: int = 0
+    is_ended_early: bool = False
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether it needs further trials."""
+        return self.cause is None and not self.is_ended_early
+
+
+def _end_early(active: Sequence[_RunState], listener: Listener) -> None:
+    """End the runs that need no further trial: each has then as many as were to be measured."""
+    for state in active:
+        if state.is_going_on and state.outcome != "done" and listener.is_over(state.order):
+            run_dir.change_trials(state.run.folder, state.trials_done)
+            state.outcome, state.is_ended_early = "done", True
 
 
 def _begin(order: CaseOrder, place: CasePlace, folder: Path, store: str | None, ceiling: float | None) -> _RunState:
@@ -205,6 +239,8 @@ def _begin(order: CaseOrder, place: CasePlace, folder: Path, store: str | None, 
         run = run_dir.begin(case, place.machine, folder, order.fault, store, order.settings.purpose)
     else:
         run, trials_done = resume(order.resumes, place.machine)
+        if run.case.trials < case.trials:  # It was ended early.
+            run = replace(run, case=run_dir.change_trials(run.folder, case.trials))
     outcome: TrialOutcome = "done" if trials_done >= case.trials else "interrupted"
     return _RunState(run, order, place, ceiling, outcome=outcome, trials_done=trials_done)
 

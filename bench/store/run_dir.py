@@ -141,6 +141,21 @@ def begin(
     return Run(id=name, case=case, machine=machine, folder=folder, slot=slot, lock=lock)
 
 
+def change_trials(folder: Path, trials: int) -> Case:
+    """Write into the run's case.json that it has so many trials: it needed no more, or goes on; return its case.
+
+    Raises:
+        InfrastructureFailed: the file cannot be written.
+    """
+    file = case_file(folder)
+    case = replace(file.case, trials=trials)
+    try:
+        write_json(folder / "case.json", msgspec.structs.replace(file, case=case))
+    except OSError as error:
+        raise InfrastructureFailed(f"{folder}/case.json cannot be written: {error.strerror}; make room") from None
+    return case
+
+
 def check_place(runs: Path) -> None:
     """Refuse a folder of runs that could not be made or written; leave nothing there.
 

@@ -8,14 +8,15 @@ import msgspec
 
 from bench.errors import Misuse
 
-CaseOutcome = Literal["done", "failed", "timed_out", "interrupted", "skipped", "left_out"]
+CaseOutcome = Literal["done", "failed", "timed_out", "interrupted", "skipped", "left_out", "dropped"]
 """interrupted: the suite ended before the case did. skipped: it cannot run on this machine. left_out: by request, as of
-a budget; no failure."""
+a budget; no failure. dropped: a race has shown that another case is better."""
 FAILED: frozenset[CaseOutcome] = frozenset({"failed", "timed_out"})
 SuiteOutcome = Literal["running", "done", "failed", "interrupted"]
 """running: nobody has recorded an end; the runner may have died. failed: a case failed, timed out or was skipped."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of records with dropped cases, which older versions cannot read; others are written as version 1."""
 
 
 class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class SuiteRecord(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()
     failed: tuple[str, ...] | None = None
     folder: str
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
 
     def has_failed(self, case: str) -> bool:
         """Whether the case, whose run failed or timed out, is no fire drill that ended as expected.

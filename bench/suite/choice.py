@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from bench.store import run_dir
 from bench.store.suite_record import CaseOutcome
-from bench.suite.ledger import SuiteState
+from bench.suite.ledger import Judgement, SuiteState
 from bench.suite.plan import PlannedCase, SuitePlan, chosen, left_out
 
 
@@ -105,3 +106,34 @@ def blocks_of(cases: Iterable[PlannedCase]) -> list[tuple[PlannedCase, ...]]:
     for block in blocks:
         place(block, frozenset({block}))
     return [tuple(blocks[block]) for block in ordered]
+
+
+# Which of them go on.
+
+
+class Referee:
+    """Decides while a block is measured which of its cases need no further trial; this one lets all go on.
+
+    Cases have the names of the suite.
+    """
+
+    def begun(self, name: str, run: run_dir.Run) -> None:
+        """The run of the case begins, or goes on."""
+
+    def trial_ended(self, name: str) -> None:
+        """A trial of the case has ended."""
+
+    def failed(self, name: str) -> None:
+        """The case has ended by itself."""
+
+    def round_ended(self, rounds: int, collect: Callable[[], None]) -> Sequence[tuple[str, str]]:
+        """Return the cases that are dropped now, each with the reason; see `Listener.round_ended`."""
+        return ()
+
+    def is_over(self, name: str) -> bool:
+        """Whether the case needs no further trial."""
+        return False
+
+    def judgement(self, name: str) -> Judgement:
+        """Return how a case ended whose trials all ended well."""
+        return Judgement(outcome="done")

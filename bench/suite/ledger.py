@@ -24,7 +24,8 @@ from bench.store.suite_record import FAILED, CaseOutcome
 from bench.suite.file import SuiteCase
 from collectors.files import holder_of, open_to_append, schema_version_of, sync_folder, try_lock
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""3: a case may be dropped."""
 LEDGER = "ledger.jsonl"
 
 EndOutcome = Literal["done", "failed", "interrupted"]

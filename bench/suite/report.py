@@ -17,7 +17,7 @@ from bench.suite.results import CaseResult, SuiteResult
 from collectors.metrics.results import RUN_STEP_SECONDS, RUN_TOKENS_PER_SECOND
 from workloads.core.precision_options import WEIGHTS
 
-ORDER = ("done", "failed", "timed_out", "interrupted", "skipped", "left_out")
+ORDER = ("done", "failed", "timed_out", "interrupted", "skipped", "left_out", "dropped")
 """Outcomes of cases in the order in which they are counted."""
 
 
@@ -112,7 +112,7 @@ def suite_lines(result: SuiteResult) -> list[str]:
         f"{case.name}: {case.words}: {case.reason}" for case in result.named("failed", "timed_out", "interrupted")
     ]
     lines += [f"{case.name}: {case.words}: {case.reason}" for case in result.cases if case.is_expected_failure]
-    reasons = grouped(((case.words, case.reason), case.name) for case in result.named("skipped", "left_out"))
+    reasons = grouped(((case.words, case.reason), case.name) for case in result.named("skipped", "left_out", "dropped"))
     lines += [f"{words}: {', '.join(names)}: {reason}" for (words, reason), names in reasons.items()]
     if missing := [case.name for case in result.named(None)]:
         lines.append(f"missing: {', '.join(missing)}")

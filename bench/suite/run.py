@@ -12,7 +12,7 @@ from bench.case import Purpose, SuiteMember
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.device_checks import check_torch
 from bench.machine.machine import Machine
-from bench.rank.messages import TrialEnded
+from bench.rank.messages import FailureCause, TrialEnded, TrialOutcome
 from bench.session.measure import CaseOrder, Listener, TrialSettings
 from bench.session.persist import NamedBaseline, persist
 from bench.session.session import Session
@@ -21,7 +21,8 @@ from bench.store.resume import changes_since, check_same_machine
 from bench.store.suite_record import FAILED, CaseOutcome, SuiteOutcome, SuiteRecord
 from bench.store.summary import Summary
 from bench.suite import ledger as records
-from bench.suite.choice import Choice, blocks_of, why_left_out
+from bench.suite.choice import Choice, Referee, blocks_of, why_left_out
+from bench.suite.file import SuiteCase
 from bench.suite.ledger import EndOutcome, Judgement, LedgerWriter, SuiteState, judge
 from bench.suite.plan import PlannedCase, SuitePlan, within_budget
 from bench.suite.reruns import Reruns, RerunsEnd, Suspects
@@ -97,7 +98,8 @@ class SuiteRunner(Listener):
 
     budget_s: for the whole, from the beginning of the run. suspects: names what is measured again at the end; None:
     nothing is. pairs: measures pairs of source trees after that; called with the runner and the seconds left, returns
-    whether a person interrupted it; None: nobody does. clock_s: monotonic.
+    whether a person interrupted it; None: nobody does. referee: ends cases early, and has every other round take the
+    cases in reverse; None: nobody does. clock_s: monotonic.
     """
 
     plan: SuitePlan
@@ -107,6 +109,7 @@ class SuiteRunner(Listener):
     budget_s: float | None = None
     suspects: Suspects | None = None
     pairs: Callable[[SuiteRunner, float | None], bool] | None = None
+    referee: Referee | None = None
     clock_s: Callable[[], float] = time.monotonic
     _is_interrupted: bool = False
     _reruns: RerunsEnd = field(default_factory=RerunsEnd)
@@ -249,13 +252,14 @@ class SuiteRunner(Listener):
     def _measure(self) -> list[_Ended]:
         """Measure the waiting cases once; return those that are over, and let the others wait for another attempt."""
         cases = list(self._waiting.values())
-        measured = self.session.measure([self._order(waiting) for waiting in cases], self)
+        orders = [self._order(waiting) for waiting in cases]
+        measured = self.session.measure(orders, self, is_counterbalanced=self.referee is not None)
         self._is_interrupted = measured.is_interrupted
         ended: list[_Ended] = []
         is_engine_broken = False
         for waiting, summary, run in zip(cases, measured.summaries, measured.runs, strict=True):
             suite_case = waiting.planned.suite_case
-            judgement = judge(suite_case, summary.outcome, summary.cause)
+            judgement = self._judged(suite_case, summary.outcome, summary.cause)
             is_engine_broken |= judgement.is_infrastructure
             is_lost_beside = run.id in measured.lost_beside  # Another run's trial was running: no attempt is used up.
             is_again = is_lost_beside or (judgement.is_infrastructure and waiting.attempt < suite_case.retries)
@@ -268,6 +272,8 @@ class SuiteRunner(Listener):
                 )
                 continue
             del self._waiting[suite_case.name]
+            if self.referee is not None and judgement.outcome in FAILED:
+                self.referee.failed(suite_case.name)
             ended.append(_Ended(waiting.planned, summary, run))
         if is_engine_broken:
             self.session.stop_engine()
@@ -302,6 +308,8 @@ class SuiteRunner(Listener):
         """Write that the case began."""
         name, waiting = self._case_of(order)
         self.ledger.write(records.CaseBegun(case=name, run=run.id, attempt=waiting.attempt, time_ns=time.time_ns()))
+        if self.referee is not None:
+            self.referee.begun(name, run)
         self.display.case_begins(waiting.planned, run)
         self._save()
 
@@ -331,11 +339,38 @@ class SuiteRunner(Listener):
             if ended.outcome in FAILED and not judgement.is_infrastructure:
                 # It is over, though its block continues: if this process dies now, it is not measured again.
                 self.ledger.write(_case_ended(waiting.planned, judgement, run.id))
+                if self.referee is not None:
+                    self.referee.failed(name)
         except InfrastructureFailed as error:  # Unlike a failure of the engine, this allows no further attempt.
             self._ledger_failure = error
             raise
+        if self.referee is not None:
+            self.referee.trial_ended(name)
         self.display.trial_ended(waiting.planned, ended)
         self.save_now_and_then()
+
+    def round_ended(self, rounds: int, collect: Callable[[], None]) -> None:
+        """Write which cases the referee drops: if this process dies now, they are not measured again."""
+        if self.referee is None:
+            return
+        for name, reason in self.referee.round_ended(rounds, collect):
+            planned = self._waiting[name].planned
+            try:
+                judgement = Judgement(outcome="dropped", reason=reason)
+                self.ledger.write(_case_ended(planned, judgement, self.ledger.state.case(name).run))
+            except InfrastructureFailed as error:
+                self._ledger_failure = error
+                raise
+            self.display.tell(f"{name} is dropped: {reason}")
+
+    def is_over(self, order: CaseOrder) -> bool:
+        """Whether the referee has seen enough of the case."""
+        return self.referee is not None and self.referee.is_over(self._case_of(order)[0])
+
+    def _judged(self, case: SuiteCase, ended: TrialOutcome, cause: FailureCause | None) -> Judgement:
+        """Return how the case ended: as the referee has it, where all its trials ended well."""
+        judgement = judge(case, ended, cause)
+        return judgement if self.referee is None or judgement.outcome != "done" else self.referee.judgement(case.name)
 
     def _case_of(self, order: CaseOrder) -> tuple[str, _Waiting]:
         """Return the name of the order's case in the suite, and the case as it waits."""
@@ -364,7 +399,7 @@ class SuiteRunner(Listener):
             self.session.store.failed(stored.failures[0])
         for case, summary in zip(ended, stored.summaries, strict=True):
             if summary not in unsaved:
-                judgement = judge(case.planned.suite_case, summary.outcome, summary.cause)
+                judgement = self._judged(case.planned.suite_case, summary.outcome, summary.cause)
                 self._end_case(case.planned, judgement, summary)
         self._save()
         if unsaved:
@@ -436,6 +471,7 @@ class SuiteRunner(Listener):
                 left_out=tuple(name for name, case in state.cases.items() if case.outcome == "left_out"),
                 failed=tuple(name for name, ended in outcomes.items() if ended in FAILED),
                 folder=str(self.ledger.folder),
+                schema_version=2 if "dropped" in outcomes.values() else 1,
             )
         )
 

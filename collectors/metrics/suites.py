@@ -13,7 +13,7 @@ SUITE_RUNS = NODE.counter(
 SUITE_CASES = NODE.counter(
     "observatory_suite_cases_total{suite, outcome}",
     "Cases that have ended in all runs of a suite in the history, by outcome: done, failed, timed_out, interrupted,"
-    " skipped or left_out.",
+    " skipped, left_out or dropped.",
 )
 
 
@@ -22,7 +22,7 @@ SUITE_CASES = NODE.counter(
 SUITE_LAST_CASES = NODE.gauge(
     "observatory_suite_last_cases{suite, run, outcome}",
     "Cases of the newest ended run of a suite and of each active run, by outcome: done, failed, timed_out,"
-    " interrupted, skipped or left_out; missing, if the run ended without them; running and waiting, for an"
+    " interrupted, skipped, left_out or dropped; missing, if the run ended without them; running and waiting, for an"
     " active run only.",
 )
 SUITE_LAST_PROGRESS = NODE.gauge(

@@ -371,7 +371,7 @@ def test_a_suite_run_of_a_newer_version_or_one_that_is_being_run_is_refused(
         begun = ledger.state.begun
     assert isinstance(begun, Begun)
     ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"schema_version":2', b'"schema_version":9'))
-    _refused(tmp_path, path, "--resume", says="schema version 9 is newer than 2", capsys=capsys)
+    _refused(tmp_path, path, "--resume", says="schema version 9 is newer than 3", capsys=capsys)
 
 
 def test_what_is_run_to_go_on_names_the_places_that_were_given_and_no_password() -> None:

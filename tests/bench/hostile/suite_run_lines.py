@@ -43,7 +43,7 @@ LINES = (
     Line("suite run smoke --resume ../..", 2, 'suite run "../.." is unknown; the newest in'),
     Line("suite run smoke --resume \x1b[31m", 2, "is unknown; the newest in"),
     Line("suite run smoke --resume --runs missing", 2, f"{_NONE} missing/suites is left to resume"),
-    Line(f"suite run smoke --runs nights --resume {_OLD}", 2, "schema version 99 is newer than 2"),
+    Line(f"suite run smoke --runs nights --resume {_OLD}", 2, "schema version 99 is newer than 3"),
     Line("suite run smoke --runs nights --resume 2026", 2, 'suite run "2026" may be any of'),
     Line("suite run smoke --runs nights --resume 20261102", 2, "is of suite nightly, not of smoke"),
     Line("suite run smoke --runs nights --resume 20261103", 2, "holds no suite run: its ledger is empty"),

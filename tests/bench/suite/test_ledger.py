@@ -218,7 +218,7 @@ def test_a_broken_line_before_others_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b'{"type":"begun","schema_version":99}', b'{"type":"newly","schema_version":99}'])
 def test_the_ledger_of_a_newer_version_is_refused(tmp_path: Path, line: bytes) -> None:
     (tmp_path / LEDGER).write_bytes(line + b"\n")
-    with pytest.raises(Misuse, match=r"schema version 99 is newer than 2"):
+    with pytest.raises(Misuse, match=r"schema version 99 is newer than 3"):
         LedgerWriter(tmp_path)
 
 
@@ -294,3 +294,20 @@ def test_a_disk_that_fills_up_leaves_no_half_line(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         ledger.write(RECORDS[3])
     assert read_ledger(tmp_path / LEDGER).records == (*RECORDS[:2], RECORDS[3])
+
+
+def test_a_dropped_case_is_over_and_is_not_measured_again() -> None:
+    dropped = CaseEnded(case="ddp", run="run-a", outcome="dropped", reason="fsdp is 2.00x as fast", time_ns=4)
+    state = fold((BEGUN, begin("ddp", "run-a"), end_trial("ddp", "run-a", 0), dropped))
+    assert state.missing(("ddp", "fsdp"), is_failed_repeated=True) == ("fsdp",)
+    assert state.case("ddp").run_to_resume is None
+
+
+def test_a_ledger_of_before_there_were_races_is_read(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER
+    path.write_bytes(
+        b'{"type":"begun","suite":"smoke","suite_run":"20261123-010203-smoke-abc123","digest":"d","time_ns":1,'
+        b'"tags":[],"schema_version":2}\n'
+        b'{"type":"case_ended","case":"ddp","run":null,"outcome":"left_out","time_ns":2}\n'
+    )
+    assert fold(read_ledger(path).records).case("ddp").outcome == "left_out"

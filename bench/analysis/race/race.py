@@ -1,0 +1,204 @@
+"""A race: measures cases in turn as a suite run, drops those that are shown to be slower, and names the winner.
+
+It is a suite run like any other: `suite show`, `compare` and the boards read it, and its ledger says what was dropped,
+so that a race that goes on keeps its rounds and measures no dropped case again. A round that an interruption cut in two
+still counts as a round. A case that cannot run, fails or runs out of memory leaves the race with its reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from bench.analysis.race.looks import LOOKS, MOST_ROUNDS
+from bench.analysis.race.referee import FEWEST, Objective, RaceReferee, least_budget_s
+from bench.errors import Misuse
+from bench.report.format import duration
+from bench.session.case_args import CaseArgs, NodeResources
+from bench.session.session import Session
+from bench.store.suite_record import FAILED
+from bench.suite.choice import Choice, choose
+from bench.suite.file import Suite, SuiteCase
+from bench.suite.folder import begin, resume
+from bench.suite.ledger import SuiteState
+from bench.suite.plan import PastRuns, PlannedCase, SuitePlan, plan_suite
+from bench.suite.results import SuiteResult, read_result
+from bench.suite.run import Display, SuiteEnd, SuiteRunner
+from workloads.core.precision_options import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceCase:
+    """A case that takes part. name: unique in its race. args: its trials count for nothing, the race decides.
+
+    predicted: tokens per second, or bytes of a race for memory; None where nothing predicts them. limit: what limits
+    the case, for people. is_plain: a budget that is too small for all leaves out others first.
+    """
+
+    name: str
+    args: CaseArgs
+    predicted: float | None = None
+    limit: str | None = None
+    is_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceEnd:
+    """How a race ended. referee: knows where it stands. result: of the suite run, with what each case measured."""
+
+    cases: tuple[RaceCase, ...]
+    objective: Objective
+    end: SuiteEnd
+    referee: RaceReferee
+    result: SuiteResult
+
+
+def race(
+    cases: Sequence[RaceCase],
+    session: Session,
+    node: NodeResources,
+    history: PastRuns | str,
+    *,
+    objective: Objective = "throughput",
+    budget_s: float | None = None,
+    resumed: str | None = None,
+    display: Display | None = None,
+    name: str = "choose",
+    limit_s: float = 600.0,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> RaceEnd:
+    """Measure the cases in turn until one is shown to be the best, or the budget is over.
+
+    Ctrl-C ends it and keeps what is complete.
+    history: tells how long cases take, or why nothing does. budget_s: as many rounds as fit. resumed: the id of the
+    race's suite run that goes on. name: of the suite. limit_s: for one trial.
+
+    Raises:
+        Misuse: fewer than two cases can run or fit into the budget, two are the same, or they have different weights.
+        InfrastructureFailed: the suite run's folder cannot be written.
+    """
+    plan = plan_suite(suite_of(cases, name, limit_s), node, history)
+    return run_race(
+        cases, plan, session, objective=objective, budget_s=budget_s, resumed=resumed, display=display, clock_s=clock_s
+    )
+
+
+def run_race(
+    cases: Sequence[RaceCase],
+    plan: SuitePlan,
+    session: Session,
+    *,
+    objective: Objective = "throughput",
+    budget_s: float | None = None,
+    resumed: str | None = None,
+    display: Display | None = None,
+    clock_s: Callable[[], float] = time.monotonic,
+) -> RaceEnd:
+    """Measure the cases of a plan, as `race` does."""
+    _check(plan)
+    names = [case.name for case in sorted(cases, key=lambda case: not case.is_plain)]
+    referee = RaceReferee(names=names, objective=objective, budget_s=budget_s, clock_s=clock_s)
+    if budget_s is not None and resumed is None:
+        _leave_out(plan, referee, budget_s)
+    with begin(plan.suite, session.runs) if resumed is None else resume(plan.suite, session.runs, resumed) as ledger:
+        _recall(referee, ledger.state, session.runs)
+        choice = choose(plan, ledger.state)
+        out = [planned for planned in choice.cases if planned.suite_case.name in referee.left_out]
+        choice = Choice(
+            cases=tuple(planned for planned in choice.cases if planned not in out),
+            not_run=(
+                *choice.not_run,
+                *((planned, "left_out", referee.left_out[planned.suite_case.name]) for planned in out),
+            ),
+        )
+        runner = SuiteRunner(plan, ledger, session, display or Display(), referee=referee, clock_s=clock_s)
+        end = runner.run(choice)
+        folder = ledger.folder
+    return RaceEnd(cases=tuple(cases), objective=objective, end=end, referee=referee, result=read_result(folder))
+
+
+def suite_of(cases: Sequence[RaceCase], name: str, limit_s: float) -> Suite:
+    """Return the suite whose only block is the race."""
+    suite_cases = tuple(
+        SuiteCase(
+            name=case.name,
+            table=case.name,
+            block="race",
+            args=replace(case.args, trials=MOST_ROUNDS),
+            limit_s=limit_s,
+            tags=("race",),
+        )
+        for case in cases
+    )
+    content = msgspec.json.encode((name, suite_cases), order="sorted")
+    return Suite(
+        name=name,
+        description="A race of strategies.",
+        path=Path(name),
+        is_nightly=False,
+        period_s=None,
+        cases=suite_cases,
+        levers=(),
+        digest=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def _check(plan: SuitePlan) -> None:
+    """Refuse a race of fewer than two cases, or of cases that do not do the same work.
+
+    Raises:
+        Misuse: see above.
+    """
+    runnable = [planned for planned in plan.cases if planned.refusal is None]
+    if len(runnable) < FEWEST:
+        reasons = "; ".join(f"{each.suite_case.name}: {each.refusal}" for each in plan.cases if each.refusal)
+        raise Misuse(f"a race needs two cases that can run here, and {len(runnable)} can: {reasons}")
+    for planned in runnable:
+        assert planned.case is not None, "a case without refusal is resolved"
+        if planned.case.model is None:
+            raise Misuse(f"{planned.suite_case.name} is a probe, which trains nothing; leave it out")
+    words = {
+        str(WEIGHTS.of(planned.case))
+        for planned in runnable
+        if planned.case is not None and planned.case.precision == "bf16"
+    }
+    if len(words) > 1:
+        raise Misuse(f"the cases have different weights ({', '.join(sorted(words))}); give all the same weights=")
+
+
+def _leave_out(plan: SuitePlan, referee: RaceReferee, budget_s: float) -> None:
+    """Leave out the cases that the budget has no first look for, by what the history says of their times.
+
+    Raises:
+        Misuse: not two cases fit; the message says what they would take.
+    """
+    trial_s = {planned.suite_case.name: _trial_s(planned) for planned in plan.cases if planned.refusal is None}
+    if (least_s := least_budget_s(list(trial_s.values()))) > budget_s:
+        raise Misuse(
+            f"--budget {duration(budget_s)} is too small: the first look at two cases, after {LOOKS[0]} rounds, takes"
+            f" about {duration(least_s)}; use a larger --budget, or fewer steps"
+        )
+    names = [name for name in referee.names if name in trial_s]
+    for name in reversed(names):
+        left = [trial_s[other] for other in names if other not in referee.left_out]
+        if LOOKS[0] * sum(left) > budget_s and len(left) > FEWEST:
+            referee.left_out[name] = f"--budget: {LOOKS[0]} rounds of it do not fit as well"
+
+
+def _trial_s(planned: PlannedCase) -> float:
+    """Return the seconds of a trial, by the history; 0 where they are unknown."""
+    return 0.0 if planned.estimate_s is None or planned.case is None else planned.estimate_s / planned.case.trials
+
+
+def _recall(referee: RaceReferee, state: SuiteState, runs: Path) -> None:
+    """Let the referee know what an earlier process has measured of this race."""
+    for name, known in state.cases.items():
+        if known.run is not None and (runs / known.run).is_dir():
+            referee.known[name] = runs / known.run
+        if known.outcome in FAILED:
+            referee.failed(name)

@@ -1,0 +1,153 @@
+"""A race in at most ten lines, fastest first, and a sentence: what pays, or about how long it would take to tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bench.analysis.race.looks import MOST_ROUNDS
+from bench.analysis.race.race import RaceCase, RaceEnd
+from bench.analysis.race.referee import costs
+from bench.errors import plural
+from bench.report.format import digits, duration, figure
+from bench.report.table import Block, Table
+from bench.results.comparison import MARGIN
+from bench.results.estimate import Estimate, of_metric
+from bench.results.results import TOTALS
+from bench.store.summary import Summary
+from bench.suite.results import CaseResult
+from collectors.metrics.results import RUN_PEAK_MEMORY_BYTES, RUN_TOKENS_PER_SECOND
+
+MOST_LINES = 10
+"""Of a race, its head and its sentence included."""
+_BAR = 12
+"""Letters of the longest bar."""
+
+
+def race_page(end: RaceEnd) -> list[Block]:
+    """Return the race for people: its table, what did not run, and the sentence."""
+    by_name = {case.name: case for case in end.cases}
+    measured = _in_order(end)
+    room = MOST_LINES - 2 - (1 if len(measured) < len(end.result.cases) else 0)
+    most = max((_throughput(case.summary) for case in measured), default=0.0)
+    rows = [_row(case, by_name[case.name], most) for case in measured[:room]]
+    page: list[Block] = []
+    if rows:
+        head = ("case", "", "tokens/s", "memory", "predicted", "rounds", "outcome", "what limits it")
+        page.append(Table(head, rows, words=(0, 1, 6, 7), keys=1))
+    if out := _left_out(end, measured[room:]):
+        page.append(out)
+    return [*page, sentence(end)]
+
+
+def sentence(end: RaceEnd) -> str:
+    """Return what the race says: the winner and by how much, or about how long it would take to tell."""
+    referee, standing = end.referee, end.referee.standing
+    if not standing.ahead:
+        return f"no winner: no case has {'' if standing.rounds else 'reached the first look'}".rstrip() + _resume(end)
+    first = standing.ahead[0]
+    if standing.winner is not None:
+        drop = min(standing.dropped.values(), key=lambda drop: drop.ratio, default=None)
+        if drop is None:
+            return f"{first} pays: no other case has run to the end"
+        second = next(name for name, each in standing.dropped.items() if each is drop)
+        if drop.by != first:  # The second was dropped for a case that was dropped later.
+            return f"{first} pays: each other case is shown to be {_worse(end)} than one that goes before it"
+        by = f"{drop.ratio:.2g}x [{drop.low:.2g}, {drop.high:.2g}]"
+        if end.objective == "memory":
+            return f"{first} pays: {second} needs {by} of its memory"
+        return f"{first} pays: {by} {second}{_memory_words(end, first)}"
+    if standing.unsettled:
+        names = ", ".join(standing.unsettled)
+        return f"no winner: {names} was dropped for a case that failed later; run the race again without that case"
+    if not standing.rounds or standing.pair is None:
+        return f"no winner yet: no case has reached the first look{_resume(end)}"
+    between = " and ".join(standing.ahead[:2]) if len(standing.ahead) == 2 else ", ".join(standing.ahead)
+    if standing.is_same:
+        return (
+            f"no winner between {between}: they differ by less than {100 * MARGIN:.0f} % after {standing.rounds} rounds"
+        )
+    if (more_s := referee.more_s) is None:
+        apart = 100 * math.expm1(abs(standing.pair.value))
+        return (
+            f"no winner between {between}: {standing.ahead[0]} seems {apart:.1f} % ahead, and {MOST_ROUNDS} rounds"
+            " would hardly tell; longer trials (--steps) might"
+        )
+    return (
+        f"no winner yet between {between}; about {duration(60 * math.ceil(more_s / 60))} more would tell{_resume(end)}"
+    )
+
+
+def _worse(end: RaceEnd) -> str:
+    return "slower" if end.objective == "throughput" else "larger"
+
+
+def _resume(end: RaceEnd) -> str:
+    is_left = end.end.is_interrupted or bool(end.result.named("left_out", "interrupted"))
+    return f" (suite run {end.result.id} can go on)" if is_left else ""
+
+
+def _memory_words(end: RaceEnd, first: str) -> str:
+    """Return which case needs least memory and how much less than the winner, where that is at least one per cent."""
+    sizes = {case.name: size for case in end.result.cases if (size := _memory(case.summary)) is not None}
+    if first not in sizes:
+        return ""
+    least = min(sizes, key=lambda name: sizes[name].median)
+    share = 1 - sizes[least].median / sizes[first].median
+    return "" if share < 0.01 else f"; {least} needs {100 * share:.0f} % less memory"
+
+
+# The table
+
+
+def _in_order(end: RaceEnd) -> list[CaseResult]:
+    """Return the cases that have measured something, the best first: the living, then the dropped, the latest first."""
+    cases = [case for case in end.result.cases if case.summary is not None and case.summary.trials_done]
+    means = {}
+    for case in cases:
+        values = costs(end.referee.known[case.name], end.objective)
+        means[case.name] = math.fsum(map(math.log, values)) / len(values)
+    return sorted(cases, key=lambda case: (case.outcome in ("failed", "timed_out"), means[case.name]))
+
+
+def _row(case: CaseResult, raced: RaceCase, most: float) -> Sequence[str]:
+    assert case.summary is not None
+    rate = next(iter(of_metric(case.summary.estimates, RUN_TOKENS_PER_SECOND)), None)
+    length = round(_BAR * _throughput(case.summary) / most) if most else 0
+    return (
+        case.name,
+        "#" * max(1, length),
+        figure(rate),
+        figure(_memory(case.summary)),
+        "-" if raced.predicted is None else digits(raced.predicted),
+        str(case.summary.trials_done),
+        case.words,
+        raced.limit or "-",
+    )
+
+
+def _throughput(summary: Summary | None) -> float:
+    rates = [] if summary is None else of_metric(summary.estimates, RUN_TOKENS_PER_SECOND)
+    return rates[0].median if rates else 0.0
+
+
+def _memory(summary: Summary | None) -> Estimate | None:
+    """Return the peak of the rank that holds most: of tensors where they were counted, else of the process."""
+    sizes = (
+        {}
+        if summary is None
+        else {each.labels["account"]: each for each in of_metric(summary.estimates, RUN_PEAK_MEMORY_BYTES)}
+    )
+    return next((sizes[account] for account in (*TOTALS, "resident", "rss") if account in sizes), None)
+
+
+def _left_out(end: RaceEnd, beyond: Sequence[CaseResult]) -> str | None:
+    """Return a line on the cases that are not in the table, each with its reason."""
+    words = [
+        f"{case.name} {case.words}: {case.reason}"
+        for case in end.result.cases
+        if case.summary is None or not case.summary.trials_done
+    ]
+    if beyond:
+        words.append(f"{plural(len(beyond), 'more case')}: {', '.join(case.name for case in beyond)}")
+    return "; ".join(words) or None

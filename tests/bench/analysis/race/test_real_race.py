@@ -1,0 +1,56 @@
+"""Races of real ranks: a case whose loader sleeps loses, one that is killed leaves, and the suite run is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.analysis.race.race import RaceCase, run_race, suite_of
+from bench.analysis.race.report import sentence
+from bench.cli.main import main
+from bench.rank.fault_injection import parse_fault
+from bench.session.case_args import CaseArgs, read_node
+from bench.session.session import open_session
+from bench.suite.plan import plan_suite
+
+TINY = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp_width": 64, "vocabulary": 64, "sequence": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(3))
+def test_the_case_without_sleep_wins(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each step of ddp sleeps for 0.6 s, far more than what others do on this machine; zero1 is killed."""
+    shape, seed = {**TINY, "batch": 4}, number
+    no_worker = ("workers=0",)
+    args = CaseArgs(
+        strategy="ddp", ranks=(2,), dimensions=shape, device="cpu", steps=3, warm_up=1, trace_steps=0, seed=seed
+    )
+    cases = [
+        RaceCase(name="ddp", args=replace(args, options=(*no_worker, "loader_delay_ms=600"))),
+        RaceCase(name="fsdp", args=replace(args, strategy="fsdp", options=no_worker)),
+        RaceCase(name="zero1", args=replace(args, strategy="zero1", options=no_worker)),
+    ]
+    runs, url = tmp_path / "runs", f"sqlite:///{tmp_path / 'history.sqlite'}"
+    plan = plan_suite(suite_of(cases, "choose", 60.0), read_node(), "nothing is known")
+    faulty = tuple(
+        replace(planned, fault=parse_fault("kill@1:2", ranks=2, steps=4))
+        if planned.suite_case.name == "zero1"
+        else planned
+        for planned in plan.cases
+    )
+    with open_session(runs=runs, store_url=url, tell=lambda line: None, work="race") as session:
+        end = run_race(cases, replace(plan, cases=faulty), session)
+    assert end.referee.standing.winner == "fsdp"
+    assert sentence(end).startswith("fsdp pays: ")
+    assert {case.name: case.outcome for case in end.result.cases} == {
+        "ddp": "dropped",
+        "fsdp": "done",
+        "zero1": "failed",
+    }
+    assert main(["suite", "show", end.result.id, "--runs", str(runs), "--store", url]) == 0
+    out = capsys.readouterr().out
+    assert "1 done, 1 failed, 1 dropped" in out
+    assert "dropped: ddp: fsdp is " in out
