@@ -26,7 +26,7 @@ from bench.results.results import findings
 from bench.results.trials import node_notes
 from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders
 from bench.store.files import read_small
-from bench.store.summary import Summary, decode, encode
+from bench.store.summary import StoredPrediction, Summary, decode, encode
 from collectors.files import (
     in_words,
     is_ours,
@@ -58,6 +58,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
     slot: the lowest number that no other running run of the folder had when this one began.
     store: the store that was to keep the run, None for the user's own history; see `store_name`.
     purpose: what the run is for. resumed: each time it went on; empty for a run measured in one go.
+    prediction: made before the first trial, and never replaced; see `Summary`.
     """
 
     run: str
@@ -68,6 +69,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None = None
     purpose: Purpose = ONE_RUN
     resumed: tuple[Resumed, ...] = ()
+    prediction: StoredPrediction | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -99,6 +101,7 @@ def begin(
     store: str | None = None,
     purpose: Purpose = ONE_RUN,
     name: str | None = None,
+    prediction: StoredPrediction | None = None,
 ) -> Run:
     """Make the run's folder with case.json and machine.json.
 
@@ -132,6 +135,7 @@ def begin(
                 store=store_name(store),
                 fault=fault,
                 purpose=purpose,
+                prediction=prediction,
             )
             write_json(folder / "case.json", file)
     except OSError as error:
@@ -224,6 +228,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         folder=str(folder),
         purpose=file.purpose,
         drill=None if file.fault is None else f"{file.fault.kind}@{file.fault.rank}:{file.fault.step}",
+        prediction=file.prediction,
     )
 
 
