@@ -32,7 +32,7 @@ SCHEMA_VERSION = 1
 class StoredPrediction:
     """What the cost models predicted of a run before its first trial, from the history as it was then.
 
-    model_version: see `bench.analysis.prediction.before_run.MODEL_VERSION`. predicted_ns: Unix time.
+    model_version: see `bench.store.prediction.MODEL_VERSION`. predicted_ns: Unix time.
     calibrations: the runs of probes whose ceiling and links it rests on.
     step_low_s, step_high_s: its 80 % interval. step_basis, interval_basis: what both rest on, for people.
     compute_s, communication_s, exposed_s, bubble_s: as in `workloads.cost_models.step_time.StepTime`.

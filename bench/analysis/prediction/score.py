@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TypeAlias
 
-from bench.analysis.prediction.before_run import MODEL_VERSION
-from bench.analysis.prediction.errors import PARTS, Part, PartError, errors_of
 from bench.results.estimate import of_metric
 from bench.results.two_sides import CONFIDENCE
 from bench.store.history import History
+from bench.store.prediction import MODEL_VERSION, PARTS, Part, PartError, errors_of
 from bench.store.summary import Summary
 from collectors.metrics.results import RUN_STEP_SECONDS
 from workloads.cost_models.absent import Absent

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bench.analysis.prediction.before_run import COVERAGE, MODEL_VERSION
-from bench.analysis.prediction.errors import PARTS
 from bench.analysis.prediction.score import LEAST_RUNS_OF_COVERAGE, Figure, Score, Spread, score_history
 from bench.errors import plural
 from bench.report.format import digits
 from bench.report.table import Block, Table, write
 from bench.store.history import History
+from bench.store.prediction import COVERAGE, MODEL_VERSION, PARTS
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.shape import Shape
 

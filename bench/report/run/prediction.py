@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.analysis.prediction.before_run import COVERAGE
-from bench.analysis.prediction.errors import PartError, errors_of
 from bench.report.format import grouped, readable
 from bench.report.table import Block, Table
+from bench.store.prediction import COVERAGE, PartError, errors_of
 from bench.store.summary import Summary
 
 

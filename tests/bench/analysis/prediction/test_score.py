@@ -16,8 +16,6 @@ import pytest
 from rich.console import Console
 from scipy.stats import kendalltau
 
-from bench.analysis.prediction.before_run import MODEL_VERSION
-from bench.analysis.prediction.errors import errors_of
 from bench.analysis.prediction.score import (
     Figure,
     Score,
@@ -33,6 +31,7 @@ from bench.analysis.prediction.score_report import print_score, score_json, scor
 from bench.report.table import print_page
 from bench.results.estimate import Estimate, estimate
 from bench.store.history import History
+from bench.store.prediction import MODEL_VERSION, errors_of
 from bench.store.summary import StoredPrediction, Summary
 from collectors.metrics import results
 from collectors.metrics.metric import Metric

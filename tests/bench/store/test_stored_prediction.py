@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.prediction.before_run import MEMORY_PARTS, MODEL_VERSION, PlannedRun, predict_run
 from bench.case import Case
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
@@ -19,6 +18,7 @@ from bench.session.measure import CaseOrder, TrialSettings, measure
 from bench.session.patient_store import PatientStore
 from bench.store.hardware_baselines import PredictedStep, predicted_step, predicted_steps
 from bench.store.history import History
+from bench.store.prediction import MEMORY_PARTS, MODEL_VERSION, PlannedRun, predict_run
 from bench.store.run_dir import case_file, load
 from bench.store.summary import StoredPrediction, Summary, decode, encode
 from tests.bench.made.calibrations import add_matmul, add_sweep

@@ -1,9 +1,13 @@
-"""What the cost models predict of a run before its first trial, to be stored with it and scored later.
+"""What the cost models predict of a run before its first trial, stored with it, and how far it was off afterwards.
 
 The step is that of `predicted_step`, and the memory that of the strategy's spec. The step's interval comes from the
 history: how far the ceilings of comparable `matmul` runs, and the links of comparable sweeps, differ from run to run.
 Not covered by it: what the cost models leave out, such as the optimizer. `observatory predict --score` shows how far
 steps are off, and how often the interval holds them.
+
+Errors: the step is the run's median step, and parts of it are the shares of traced steps, taken of that step. In a
+pipeline, traced communication includes the wait for a stage that still computes, so its parts come from the timed
+bubble: what messages add is exposed communication, and the rest is compared with the predicted bubble.
 """
 
 from __future__ import annotations
@@ -13,16 +17,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
+from typing import Literal, TypeAlias
 
 from bench.case import Case
 from bench.machine.preflight import PARTS_JUDGED
 from bench.results.estimate import Estimate
+from bench.results.pipeline import AXIS
 from bench.results.results import predicted_memory
 from bench.store.hardware_baselines import PredictedStep, comparable_ceilings, predicted_step
 from bench.store.history import History
 from bench.store.links import MeasuredLinks, done_sweeps
 from bench.store.summary import StoredPrediction, Summary
 from collectors.files import in_words
+from collectors.metrics import results
+from collectors.metrics.metric import Metric
 from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
@@ -61,7 +69,7 @@ def predict_run(case: Case, hardware: str, history: History | Absent) -> StoredP
         return None
     predicted = StoredPrediction(model_version=MODEL_VERSION, predicted_ns=time.time_ns())
     step = history if isinstance(history, Absent) else predicted_step(PlannedRun(case=case, hardware=hardware), history)
-    memory_bytes, absent = _memory(case)
+    memory_bytes, absent = _predicted_memory(case)
     if isinstance(step, Absent) or isinstance(history, Absent):
         reason = step.reason if isinstance(step, Absent) else "the history does not answer"
         return replace(predicted, memory_bytes=memory_bytes, absent=dict.fromkeys(_TIMES, reason) | absent)
@@ -101,7 +109,7 @@ def not_predicted(error: Exception) -> StoredPrediction:
     )
 
 
-def _memory(case: Case) -> tuple[dict[str, int], dict[str, str]]:
+def _predicted_memory(case: Case) -> tuple[dict[str, int], dict[str, str]]:
     """Return the bytes of the rank that holds most by part, and why parts are absent."""
     spec = case.spec()
     states = spec.states_not_covered(case) or spec.most_states(case)
@@ -221,3 +229,141 @@ def _moved_levels(links: MeasuredLinks, sweep: Summary, bandwidth: float, latenc
             yield replace(level, link=link)
         else:
             yield level
+
+
+# How far a prediction was off, part by part
+
+Part: TypeAlias = Literal["step", "memory", "exposed communication", "bubble"]
+"""What predictions are scored by."""
+PARTS: tuple[Part, ...] = ("step", "memory", "exposed communication", "bubble")
+_MESSAGES = ("transfer", "message")
+"""The parts of a bubble that communication adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartError:
+    """A part of a prediction. predicted, measured: in its unit; None where it is absent.
+
+    of: what the error is relative to: the measured part itself, or the measured step for parts that may be near 0.
+    is_inside: whether the interval of the prediction holds the measured value; None without an interval.
+    why_absent: why nothing was predicted.
+    """
+
+    name: str
+    unit: Literal["seconds", "bytes"]
+    predicted: float | None
+    measured: float | None
+    of: float | None
+    is_inside: bool | None = None
+    low: float | None = None
+    high: float | None = None
+    why_absent: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / of: above 0 where too much was predicted; None where a side is absent."""
+        if self.predicted is None or self.measured is None or not self.of:
+            return None
+        return (self.predicted - self.measured) / self.of
+
+
+def errors_of(summary: Summary) -> tuple[PartError, ...]:
+    """Return the parts of the run's prediction, with what was measured; empty where none was stored, or no trial done.
+
+    Times first, then memory. Parts that were neither predicted nor measured are left out.
+    """
+    if summary.prediction is None or not summary.trials_done:
+        return ()
+    parts = (*_times(summary), *_memory(summary))
+    return tuple(part for part in parts if part.predicted is not None or part.measured is not None)
+
+
+def _times(summary: Summary) -> Iterator[PartError]:
+    stored = summary.prediction
+    assert stored is not None, "the caller looked"
+    step_s = _median(summary, results.RUN_STEP_SECONDS)
+    low, high = stored.step_low_s, stored.step_high_s
+    has_ends = low is not None and high is not None and step_s is not None
+    yield PartError(
+        name="step",
+        unit="seconds",
+        predicted=stored.step_s,
+        measured=step_s,
+        of=step_s,
+        is_inside=low <= step_s <= high if has_ends else None,  # type: ignore[operator]  # None has no ends.
+        low=low,
+        high=high,
+        why_absent=stored.absent.get("step_s"),
+    )
+    exposed, bubble = _exposed(summary), _bubble(summary)
+    shares = {
+        "compute_s": ("computing", _median(summary, results.RUN_TRACED_RATIO, part="compute")),
+        "exposed_s": ("exposed communication", exposed),
+        "bubble_s": ("bubble", bubble),
+    }
+    measured_s = {
+        field: (name, None if share is None or step_s is None else share * step_s)
+        for field, (name, share) in shares.items()
+    }
+    measured_s["communication_s"] = (
+        "communication",
+        _median(summary, results.RUN_COMMUNICATION_SECONDS, account="traced"),
+    )
+    measured_s["optimizer_s"] = ("optimizer", _median(summary, results.RUN_PHASE_SECONDS, phase="optimizer"))
+    for field in ("compute_s", "communication_s", "exposed_s", "bubble_s", "optimizer_s"):
+        name, value_s = measured_s[field]
+        if field == "bubble_s" and summary.case.spec().pipeline(summary.case) is None:
+            continue
+        yield PartError(
+            name=name,
+            unit="seconds",
+            predicted=getattr(stored, field),
+            measured=value_s,
+            of=step_s,
+            why_absent=stored.absent.get(field),
+        )
+
+
+def _exposed(summary: Summary) -> float | None:
+    """Return the share of the step in which communication alone runs; None where it cannot be told from waiting.
+
+    Of a pipeline, only where its stages are all that communicates.
+    """
+    case = summary.case
+    if case.spec().pipeline(case) is None:
+        return _median(summary, results.RUN_TRACED_RATIO, part="exposed_communication")
+    if any(size > 1 for name, size in case.spec().mesh(case).items() if name != AXIS):
+        return None
+    parts = [_median(summary, results.RUN_BUBBLE_PART_RATIO, part=part) for part in _MESSAGES]
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(_MESSAGES) else None
+
+
+def _bubble(summary: Summary) -> float | None:
+    """Return the share of the step that is bubble for other reasons than messages."""
+    whole = _median(summary, results.RUN_BUBBLE_RATIO, account="measured")
+    parts = [_median(summary, results.RUN_BUBBLE_PART_RATIO, part=part) for part in _MESSAGES]
+    known = [part for part in parts if part is not None]
+    return whole - sum(known) if whole is not None and len(known) == len(_MESSAGES) else None
+
+
+def _memory(summary: Summary) -> Iterator[PartError]:
+    stored = summary.prediction
+    assert stored is not None, "the caller looked"
+    for part in MEMORY_PARTS:
+        measured = _median(summary, results.RUN_MEMORY_ACCOUNT_BYTES, part=part, account="measured")
+        predicted = stored.memory_bytes.get(part)
+        yield PartError(
+            name=f"memory: {part}",
+            unit="bytes",
+            predicted=predicted or None,  # A part of no bytes is left out, as it is of the measured ones.
+            measured=measured,
+            of=measured,
+            why_absent=stored.absent.get(part),
+        )
+
+
+def _median(summary: Summary, metric: Metric, **labels: str) -> float | None:
+    return next(
+        (each.median for each in summary.estimates if (each.metric, each.labels) == (metric.name, labels)), None
+    )
