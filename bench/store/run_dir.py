@@ -7,6 +7,7 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -21,7 +22,7 @@ from bench.machine.machine import Machine, redact
 from bench.machine.placement import read_placement
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import FailureCause, TrialOutcome
-from bench.results.estimate import Estimate
+from bench.results.estimate import Estimate, estimate, of_metric
 from bench.results.results import findings
 from bench.results.trials import node_notes
 from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders
@@ -37,6 +38,7 @@ from collectors.files import (
     schema_version_of,
     sync_folder,
 )
+from collectors.metrics.results import RUN_STEP_PREDICTED_RATIO, RUN_STEP_SECONDS
 from collectors.sample_log import NewerSchema
 from workloads.options import check_of
 from workloads.registry import SPECS
@@ -207,7 +209,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         outcome=outcome,
         cause=cause,
         trials_done=results.trials_done,
-        estimates=(*results.estimates, *joined),
+        estimates=(*results.estimates, *joined, *_step_ratio(file.prediction, results.estimates)),
         scaling=(),
         effective_batch=results.effective_batch,
         peak=results.peak,
@@ -230,6 +232,13 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         drill=None if file.fault is None else f"{file.fault.kind}@{file.fault.rank}:{file.fault.step}",
         prediction=file.prediction,
     )
+
+
+def _step_ratio(prediction: StoredPrediction | None, estimates: Sequence[Estimate]) -> Iterator[Estimate]:
+    """Yield the predicted step over each trial's measured one, where both are known."""
+    if prediction is not None and prediction.step_s is not None:
+        for measured in of_metric(estimates, RUN_STEP_SECONDS):
+            yield estimate(RUN_STEP_PREDICTED_RATIO, [prediction.step_s / step_s for step_s in measured.trials])
 
 
 def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:
