@@ -78,9 +78,7 @@ def memory_estimates(
     The part `other` is what outlives a step and is no state, such as compression's error feedback; `unexplained` is the
     measured rest of it that no cost model predicts: a leak, perhaps.
     """
-    predicted = {} if isinstance(states, Absent) else _by_part(states)
-    if isinstance(peak, Prediction):
-        predicted |= {"activations": peak.activations_bytes, "other": peak.other_bytes, "total": peak.total_bytes}
+    predicted = predicted_memory(states, peak)
     by_paper = _by_part(paper)
     if not isinstance(paper_activations, Absent):
         by_paper["activations"] = paper_activations
@@ -113,6 +111,14 @@ def memory_estimates(
     if not measured["activations"]:
         notes.append("measured activations are absent: live tensors were not tracked, or none lived at their peak")
     return tuple(estimates), tuple(notes)
+
+
+def predicted_memory(states: States | Absent, peak: Prediction | Absent) -> dict[str, int]:
+    """Return the bytes that the cost models of this implementation predict of each part of a rank's memory."""
+    predicted = {} if isinstance(states, Absent) else _by_part(states)
+    if isinstance(peak, Prediction):
+        predicted |= {"activations": peak.activations_bytes, "other": peak.other_bytes, "total": peak.total_bytes}
+    return predicted
 
 
 def _by_part(states: States) -> dict[str, int]:

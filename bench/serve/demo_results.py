@@ -97,6 +97,7 @@ def _trained(training: _Training, world: int, efficiency: float, ranks: int, ste
         results.RUN_LOSS.at(1.8),
         results.RUN_OBSERVER_RATIO.at(0.0004),
         results.RUN_PEAK_MEMORY_BYTES.at(training.peak * _GIB, account="allocator"),
+        results.RUN_STEP_PREDICTED_RATIO.at(0.93 - 0.8 * exposed),
         *_phases(step_s),
         *_memory(training),
         *_traced(exposed, hidden, step_s),
@@ -205,6 +206,7 @@ _WAITING = MadeResult(
     series="demonstration-one_f_one_b",
     medians=(
         results.RUN_STEP_SECONDS.at(0.41),
+        results.RUN_STEP_PREDICTED_RATIO.at(0.88),
         results.RUN_TOKENS_PER_SECOND_PER_DEVICE.at(19_980.0),
         results.RUN_MFU.at(0.33),
         results.RUN_BUBBLE_RATIO.at(0.34, account="measured"),

@@ -14,7 +14,7 @@ from bench.rank.fault_injection import Fault
 from bench.rank.messages import FailureCause, TrialEnded, TrialOrder, TrialOutcome
 from bench.store import run_dir
 from bench.store.resume import resume
-from bench.store.summary import Summary
+from bench.store.summary import StoredPrediction, Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +117,7 @@ def measure(
     folder: Path,
     store: str | None = None,
     ceiling_of: Callable[[Case, Machine], float | None] = lambda case, machine: None,
+    prediction_of: Callable[[Case, Machine], StoredPrediction | None] = lambda case, machine: None,
     listener: Listener = Listener(),  # noqa: B008  # It has no state.
     is_counterbalanced: bool = False,
 ) -> MeasuredRuns:
@@ -125,6 +126,8 @@ def measure(
     folder: where run folders are created. store: URL of the history that will store the runs.
     ceiling_of: returns the FLOP/s of the fastest matrix product measured where a case runs; None if unknown.
     listener: may end a run early, which is then done with the trials that it has.
+    prediction_of: returns what the cost models predict of a new run; None for nothing. It is written into the run's
+        folder before the first trial of any case, so that it cannot know a result. A resumed run keeps its first one.
     is_counterbalanced: every other trial takes the cases in reverse, A B B A A B B A, so that a machine that slows
         down steadily affects all cases alike.
 
@@ -137,7 +140,9 @@ def measure(
     try:
         for order in orders:
             place = order.place or shared
-            active.append(_begin(order, place, folder, store, ceiling_of(order.case, place.machine)))
+            ceiling = ceiling_of(order.case, place.machine)
+            prediction = None if order.resumes else prediction_of(order.case, place.machine)
+            active.append(_begin(order, place, folder, store, ceiling, prediction))
         for state in active:
             listener.begun(state.order, state.run)
     except BaseException:
@@ -233,10 +238,18 @@ def _end_early(active: Sequence[_RunState], listener: Listener) -> None:
             state.outcome, state.is_ended_early = "done", True
 
 
-def _begin(order: CaseOrder, place: CasePlace, folder: Path, store: str | None, ceiling: float | None) -> _RunState:
+def _begin(
+    order: CaseOrder,
+    place: CasePlace,
+    folder: Path,
+    store: str | None,
+    ceiling: float | None,
+    prediction: StoredPrediction | None,
+) -> _RunState:
     case, trials_done = order.case, 0
     if order.resumes is None:
-        run = run_dir.begin(case, place.machine, folder, order.fault, store, order.settings.purpose)
+        purpose = order.settings.purpose
+        run = run_dir.begin(case, place.machine, folder, order.fault, store, purpose, prediction=prediction)
     else:
         run, trials_done = resume(order.resumes, place.machine)
         if run.case.trials < case.trials:  # It was ended early.

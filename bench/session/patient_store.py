@@ -13,7 +13,10 @@ from bench.session.recover import recover_runs
 from bench.store.database import StoreGone
 from bench.store.hardware_baselines import Ceiling, find_ceiling
 from bench.store.history import History
+from bench.store.prediction import not_predicted, predict_run
 from bench.store.suite_record import SuiteRecord
+from bench.store.summary import StoredPrediction
+from workloads.cost_models.absent import Absent
 
 PATIENCE_S = 25.0
 """How long measuring waits for a store that does not answer before it continues without."""
@@ -90,6 +93,21 @@ class PatientStore:
             self.failed(error)
             return None
         return ceiling.flops_per_second.median if isinstance(ceiling, Ceiling) else None
+
+    def prediction_of(self, case: Case, machine: Machine) -> StoredPrediction | None:
+        """Return what the cost models predict of a run that is about to begin; None for a probe.
+
+        Whatever goes wrong is a reason in the prediction: no run fails because it could not be predicted.
+        """
+        hardware, no_answer = machine.hardware(case.device), Absent(reason="the store does not answer")
+        try:
+            try:
+                return predict_run(case, hardware, no_answer if self.failure is not None else self._history)
+            except InfrastructureFailed as error:
+                self.failed(error)
+                return predict_run(case, hardware, no_answer)
+        except Exception as error:  # noqa: BLE001  # A cost model that fails must not end the measurement.
+            return not_predicted(error)
 
     def ready(self, *, is_last: bool = False) -> History | None:
         """Wait until the history answers; return it, or None if it does not answer in time.

@@ -115,6 +115,7 @@ class Session:
             folder=self.runs,
             store=self.store_url,
             ceiling_of=self.store.ceiling_of,
+            prediction_of=self.store.prediction_of,
             listener=listener,
             is_counterbalanced=is_counterbalanced,
         )

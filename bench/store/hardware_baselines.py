@@ -17,12 +17,13 @@ from bench.results.gpu_clocks import clock_and_power
 from bench.results.pipeline import bubble_parts
 from bench.results.probes import CALIBRATION
 from bench.store.history import History
-from bench.store.links import MeasuredLinks, Runs, find_links, sweep_runs
+from bench.store.links import MeasuredLinks, Placed, Runs, find_links, sweep_runs
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import traffic_times_s
+from workloads.cost_models.step_time import StepTime
 from workloads.cost_models.terms import Transfer
 from workloads.pipeline_parallel.expected_step import expected_step, missing_link, slowest_message_s
 from workloads.probes.spec import MatmulSpec, ProbeSpec
@@ -86,9 +87,14 @@ def find_ceiling(history: History, case: Case, hardware: str) -> Ceiling | Absen
     reached. On a CPU the ranks and threads must be the same too, since ranks share its clock and memory; a GPU is its
     rank's own. The probe's version must be the current one. Only the newest RUNS_SEARCHED `matmul` runs are searched.
     """
-    alike = (ceiling_from(summary) for summary in runs_alike(history, MatmulSpec(), case, hardware))
-    ceilings = [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
+    ceilings = comparable_ceilings(history, case, hardware)
     return max(ceilings, key=_rate) if ceilings else no_run_alike(MatmulSpec(), case, hardware)
+
+
+def comparable_ceilings(history: Runs, case: Case, hardware: str) -> list[Ceiling]:
+    """Return the ceiling of each `matmul` run that `find_ceiling` chooses from, newest first."""
+    alike = (ceiling_from(summary) for summary in runs_alike(history, MatmulSpec(), case, hardware))
+    return [ceiling for ceiling in alike if isinstance(ceiling, Ceiling)]
 
 
 def runs_alike(history: Runs, probe: ProbeSpec, case: Case, hardware: str) -> list[Summary]:
@@ -250,20 +256,32 @@ def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedStep:
-    """Predicted time of a step. basis: what it adds up, for people."""
+    """Predicted time of a step. basis: what it adds up, for people.
+
+    parts, ceiling, links: what it adds up; None where a run's file has only the sum, and links also where nothing is
+    sent.
+    """
 
     step_s: float
     basis: str
+    parts: StepTime | None = None
+    ceiling: Ceiling | None = None
+    links: MeasuredLinks | None = None
 
 
 def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> dict[str, PredictedStep | Absent]:
     """Return the predicted step of each training run that has a complete trial, by the run's id.
 
+    That is the one that was stored before the run's first trial; where there is none, it is predicted now.
     history: where ceiling and link are looked for, or why it cannot be read.
     """
     steps: dict[str, PredictedStep | Absent] = {}
     for summary in summaries:
         if summary.case.model is None or not summary.trials_done:
+            continue
+        stored = summary.prediction
+        if stored is not None and stored.step_s is not None:
+            steps[summary.run] = PredictedStep(step_s=stored.step_s, basis=stored.step_basis)
             continue
         try:
             steps[summary.run] = history if isinstance(history, Absent) else predicted_step(summary, history)
@@ -272,7 +290,7 @@ def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> 
     return steps
 
 
-def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent:
+def predicted_step(summary: Placed, history: History) -> PredictedStep | Absent:
     """Predict a step: FLOPs at the measured ceiling, transfers on the measured links, and the bubble of a pipeline.
 
     The optimizer, the data and kernels slower than the fastest product are left out. Absent where the ceiling or a
@@ -300,7 +318,13 @@ def predicted_step(summary: Summary, history: History) -> PredictedStep | Absent
     if not isinstance(links, Absent):
         basis += f", and {1e3 * step.exposed_s:.4g} of {1e3 * step.communication_s:.4g} ms of communication exposed, by"
         basis += f" {links.basis}"
-    return PredictedStep(step_s=step.step_s, basis=basis)
+    return PredictedStep(
+        step_s=step.step_s,
+        basis=basis,
+        parts=step,
+        ceiling=ceiling,
+        links=None if isinstance(links, Absent) else links,
+    )
 
 
 # All of them at once

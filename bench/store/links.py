@@ -30,10 +30,15 @@ LOOKED_THROUGH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLinks:
-    """The interconnect of a run's ranks. basis: the runs that measured it and what they measured, for people."""
+    """The interconnect of a run's ranks. basis: the runs that measured it and what they measured, for people.
+
+    sweeps: those runs, the one inside a node first. collectives: whose sweep gave each link, in the same order.
+    """
 
     interconnect: Interconnect
     basis: str
+    sweeps: tuple[Summary, ...] = ()
+    collectives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,7 @@ class Placed(Protocol):
 
     @property
     def case(self) -> Case: ...
+
     @property
     def hardware(self) -> str: ...
 
@@ -83,19 +89,21 @@ def find_links(summary: Placed, history: Runs, collectives: Sequence[str] = (CAL
     """
     case = summary.case
     local = case.ranks // case.nodes
-    alike = [run for run in _sweeps(history) if (run.case.backend, run.hardware) == (case.backend, summary.hardware)]
+    alike = [
+        run for run in done_sweeps(history) if (run.case.backend, run.hardware) == (case.backend, summary.hardware)
+    ]
     inside = _newest([run for run in alike if (run.case.ranks, run.case.nodes) == (local, 1)], collectives)
     inside_link = inside or _no_sweep(summary, collectives[0], nodes=1)
     if case.nodes == 1:
         if isinstance(inside_link, Absent):
             return inside_link
-        return MeasuredLinks(interconnect=one_level(inside_link.link, local), basis=_words(inside_link))
+        return _of_one_level(inside_link, local)
     across = _across(alike, collectives, case)
     across_link = across or _no_sweep(summary, collectives[0], nodes=2, alike=alike)
     if local == 1:  # Nothing is inside a node.
         if isinstance(across_link, Absent):
             return across_link
-        return MeasuredLinks(interconnect=one_level(across_link.link, case.ranks), basis=_words(across_link))
+        return _of_one_level(across_link, case.ranks)
     if inside is None and across is None:
         assert isinstance(across_link, Absent)
         return across_link
@@ -103,12 +111,26 @@ def find_links(summary: Placed, history: Runs, collectives: Sequence[str] = (CAL
         return MeasuredLinks(
             interconnect=_two_levels(across.link, across.link, case),
             basis=f"{_words(inside)}, and {_words(across)}: alike within their intervals, so one link for both levels",
+            sweeps=(inside.run, across.run),
+            collectives=(inside.collective, across.collective),
         )
     node_link = across_link if isinstance(across_link, Absent) else _node_link(across_link, inside)
     rank_link = inside_link if isinstance(inside_link, Absent) else inside_link.link
+    measured = [sweep for sweep in (inside, across) if sweep is not None]
     return MeasuredLinks(
         interconnect=_two_levels(rank_link, node_link, case),
-        basis=", and ".join(_words(sweep) for sweep in (inside, across) if sweep is not None),
+        basis=", and ".join(map(_words, measured)),
+        sweeps=tuple(sweep.run for sweep in measured),
+        collectives=tuple(sweep.collective for sweep in measured),
+    )
+
+
+def _of_one_level(sweep: _Sweep, ranks: int) -> MeasuredLinks:
+    return MeasuredLinks(
+        interconnect=one_level(sweep.link, ranks),
+        basis=_words(sweep),
+        sweeps=(sweep.run,),
+        collectives=(sweep.collective,),
     )
 
 
@@ -136,7 +158,7 @@ def bandwidth_spread(place: Placed, history: Runs, collective: str = CALIBRATION
     newest: dict[tuple[int, int], float] = {}
     shares: list[float] = []
     runs = 0
-    for run in _sweeps(history):
+    for run in done_sweeps(history):
         if (run.case.backend, run.hardware) != (place.case.backend, place.hardware):
             continue
         measured = _bandwidth(run, collective)
@@ -176,7 +198,7 @@ def sweep_runs(history: Runs) -> list[str]:
         InfrastructureFailed: the history cannot be read.
     """
     links: dict[tuple[object, ...], str] = {}
-    for run in _sweeps(history):
+    for run in done_sweeps(history):
         for collective in ("send", CALIBRATION):
             if link_by(run.estimates, collective) is not None:
                 setting = (collective, run.case.ranks, run.case.nodes, run.case.backend, run.hardware)
@@ -184,7 +206,7 @@ def sweep_runs(history: Runs) -> list[str]:
     return list(links.values())
 
 
-def _sweeps(history: Runs) -> list[Summary]:
+def done_sweeps(history: Runs) -> list[Summary]:
     """Return the probes' runs that ended well, newest first."""
     candidates = [run for probe in PROBES for run in history.runs(limit=LOOKED_THROUGH, strategy=probe)]
     done = [run for run in candidates if run.outcome == "done"]

@@ -7,6 +7,7 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -21,12 +22,12 @@ from bench.machine.machine import Machine, redact
 from bench.machine.placement import read_placement
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import FailureCause, TrialOutcome
-from bench.results.estimate import Estimate
+from bench.results.estimate import Estimate, estimate, of_metric
 from bench.results.results import findings
 from bench.results.trials import node_notes
 from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders
 from bench.store.files import read_small
-from bench.store.summary import Summary, decode, encode
+from bench.store.summary import StoredPrediction, Summary, decode, encode
 from collectors.files import (
     in_words,
     is_ours,
@@ -37,6 +38,7 @@ from collectors.files import (
     schema_version_of,
     sync_folder,
 )
+from collectors.metrics.results import RUN_STEP_PREDICTED_RATIO, RUN_STEP_SECONDS
 from collectors.sample_log import NewerSchema
 from workloads.options import check_of
 from workloads.registry import SPECS
@@ -58,6 +60,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
     slot: the lowest number that no other running run of the folder had when this one began.
     store: the store that was to keep the run, None for the user's own history; see `store_name`.
     purpose: what the run is for. resumed: each time it went on; empty for a run measured in one go.
+    prediction: made before the first trial, and never replaced; see `Summary`.
     """
 
     run: str
@@ -68,6 +71,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None = None
     purpose: Purpose = ONE_RUN
     resumed: tuple[Resumed, ...] = ()
+    prediction: StoredPrediction | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -99,6 +103,7 @@ def begin(
     store: str | None = None,
     purpose: Purpose = ONE_RUN,
     name: str | None = None,
+    prediction: StoredPrediction | None = None,
 ) -> Run:
     """Make the run's folder with case.json and machine.json.
 
@@ -132,6 +137,7 @@ def begin(
                 store=store_name(store),
                 fault=fault,
                 purpose=purpose,
+                prediction=prediction,
             )
             write_json(folder / "case.json", file)
     except OSError as error:
@@ -218,7 +224,7 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         outcome=outcome,
         cause=cause,
         trials_done=results.trials_done,
-        estimates=(*results.estimates, *joined),
+        estimates=(*results.estimates, *joined, *_step_ratio(file.prediction, results.estimates)),
         scaling=(),
         effective_batch=results.effective_batch,
         peak=results.peak,
@@ -239,7 +245,15 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         folder=str(folder),
         purpose=file.purpose,
         drill=None if file.fault is None else f"{file.fault.kind}@{file.fault.rank}:{file.fault.step}",
+        prediction=file.prediction,
     )
+
+
+def _step_ratio(prediction: StoredPrediction | None, estimates: Sequence[Estimate]) -> Iterator[Estimate]:
+    """Yield the predicted step over each trial's measured one, where both are known."""
+    if prediction is not None and prediction.step_s is not None:
+        for measured in of_metric(estimates, RUN_STEP_SECONDS):
+            yield estimate(RUN_STEP_PREDICTED_RATIO, [prediction.step_s / step_s for step_s in measured.trials])
 
 
 def _joined(case: Case, folder: Path, trials: int) -> tuple[tuple[Estimate, ...], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,6 +29,35 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPrediction:
+    """What the cost models predicted of a run before its first trial, from the history as it was then.
+
+    model_version: see `bench.store.prediction.MODEL_VERSION`. predicted_ns: Unix time.
+    calibrations: the runs of probes whose ceiling and links it rests on.
+    step_low_s, step_high_s: its 80 % interval. step_basis, interval_basis: what both rest on, for people.
+    compute_s, communication_s, exposed_s, bubble_s: as in `workloads.cost_models.step_time.StepTime`.
+    memory_bytes: of the rank that holds most, by part as in RUN_MEMORY_ACCOUNT_BYTES; `total` is the peak of a step.
+    absent: the reason for each field that is None, and for the parts of memory that are missing, by name.
+    """
+
+    model_version: int
+    predicted_ns: int
+    calibrations: tuple[str, ...] = ()
+    step_s: float | None = None
+    step_low_s: float | None = None
+    step_high_s: float | None = None
+    compute_s: float | None = None
+    communication_s: float | None = None
+    exposed_s: float | None = None
+    bubble_s: float | None = None
+    optimizer_s: float | None = None
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    step_basis: str = ""
+    interval_basis: str = ""
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """One run and its results.
 
@@ -48,6 +77,7 @@ class Summary:
     in_turn_with: ids of the runs whose trials took turns with this one's, so that trial i of each was measured beside
         trial i of the others; empty for a run that went on after an interruption, and from older versions.
     drill: the fault that was injected, as `--inject` takes it; None without one, and from older versions.
+    prediction: made before the first trial; None for a probe, under torchrun, and from older versions.
     """
 
     run: str
@@ -72,6 +102,7 @@ class Summary:
     hosts: tuple[str, ...] = ()
     in_turn_with: tuple[str, ...] = ()
     drill: str | None = None
+    prediction: StoredPrediction | None = None
     schema_version: int = SCHEMA_VERSION
 
 

@@ -11,6 +11,11 @@ RUN_STEP_SECONDS = RUN.gauge(
     "Step time of a run: the median step of the slowest rank in a trial, and the median of that over trials.",
     better="lower",
 )
+RUN_STEP_PREDICTED_RATIO = RUN.gauge(
+    "observatory_run_step_predicted_ratio",
+    "Step that the cost models predicted of a run before its first trial, divided by its measured median step: 1 is"
+    " right, below 1 the step took longer. Absent where the ceiling or a link had not been measured by then.",
+)
 RUN_MEAN_STEP_SECONDS = RUN.gauge(
     "observatory_run_mean_step_seconds",
     "Time of all measured steps of the rank that took longest, divided by their number: the median over trials.",

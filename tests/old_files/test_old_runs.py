@@ -454,6 +454,7 @@ _ADDED = {
     "case.json": {
         "/purpose/member",
         "/resumed",
+        "/prediction",
         "/case/nodes",
         "/case/bind",
         "/case/save_every",
@@ -463,6 +464,7 @@ _ADDED = {
     },
     "summary.json": {
         "/purpose/member",
+        "/prediction",
         "/case/nodes",
         "/case/bind",
         "/case/save_every",
@@ -478,7 +480,7 @@ _ADDED = {
     "opened": {"cpus"},
 }
 """Fields that later versions have added to files, and to the first record of a rank's log."""
-_OF_THE_MACHINE = ("/absent", "/environment", "/gpus", "/links", "/hosts", "/step_spreads")
+_OF_THE_MACHINE = ("/absent", "/environment", "/gpus", "/links", "/hosts", "/step_spreads", "/prediction")
 
 
 def _forms(folder: Path, added: dict[str, set[str]] | None = None) -> dict[str, object]:

@@ -14,6 +14,7 @@ from bench.errors import Misuse, plural
 from bench.rank.fault_injection import Fault, FaultKind
 from bench.report.format import digits, grouped, percent, wide_interval_notes
 from bench.report.run.pipeline import pipeline_blocks
+from bench.report.run.prediction import prediction_blocks
 from bench.report.run.probes import probe_blocks
 from bench.report.run.run_rows import (
     MOST_ROWS,
@@ -273,6 +274,8 @@ def _page(
         for summary in summaries:
             yield from pipeline_blocks(summary)
     if has_details:
+        for summary in summaries:
+            yield from prediction_blocks(summary)
         for summary in summaries:
             yield ""
             yield from all_notes(summary)

@@ -15,14 +15,12 @@ from bench.results.estimate import estimate
 from bench.store.hardware_baselines import PredictedStep, predicted_step, predicted_steps
 from bench.store.history import History
 from bench.store.summary import Summary
-from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS, RUN_MATMUL_FLOPS
 from collectors.metrics.results import RUN_STEP_SECONDS
+from tests.bench.made.calibrations import RATE, add_matmul, add_sweep
 from tests.bench.made.examples import make_case, make_machine, make_probe, make_summary
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.step_time import FORWARD_SHARE
-from workloads.registry import SPECS, spec_of
-
-RATE = 1e11
+from workloads.registry import SPECS
 
 
 @pytest.fixture
@@ -39,22 +37,11 @@ def _run(strategy: str = "ddp", *, ranks: int = 2, **options: str | bool) -> Sum
 
 
 def _add_matmul(history: History, run: Summary) -> None:
-    case = replace(make_probe("matmul"), ranks=run.case.ranks, threads=run.case.threads)
-    case = replace(case, version=spec_of("matmul").version_on(case.device))
-    products = (estimate(RUN_MATMUL_FLOPS, [RATE], m="512", n="512", k="512"),)
-    matmul = make_summary("matmul-a", case=case, hardware=run.hardware, estimates=products, scaling=())
-    history.add(matmul, make_machine())
+    add_matmul(history, run.case, run.hardware)
 
 
 def _add_sweep(history: History, run: Summary) -> None:
-    fit = (
-        estimate(RUN_LINK_LATENCY_SECONDS, [1e-4], collective="all_reduce"),
-        estimate(RUN_LINK_BANDWIDTH, [1e9], collective="all_reduce"),
-    )
-    sweep = make_summary(
-        "sweep", case=make_probe("collectives", run.case.ranks), hardware=run.hardware, estimates=fit, scaling=()
-    )
-    history.add(sweep, make_machine())
+    add_sweep(history, run.case, run.hardware)
 
 
 def test_one_rank_computes_its_flops_at_the_ceiling(history: History) -> None:
