@@ -133,8 +133,8 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.exporter_parts.live_look
 	$(BIN)/python -m tests.benchmarks.runner
 	$(BIN)/python -m tests.benchmarks.scale
-	$(BIN)/python -m tests.benchmarks.sharded
-	$(BIN)/python -m tests.benchmarks.sequence
+	$(BIN)/python -m tests.benchmarks.strategies.sharded
+	$(BIN)/python -m tests.benchmarks.strategies.sequence
 	$(BIN)/python -m tests.benchmarks.traces
 	$(BIN)/python -m tests.benchmarks.traces --growth
 
