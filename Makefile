@@ -83,7 +83,7 @@ test-bytes: servers $(VENV)/.installed-dev
 
 # Those that measure, one after another.
 test-alone: servers $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --cpu-budget=850 -m alone \
+	$(BIN)/python -m pytest --cpu-budget=1250 -m alone \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 
 # Ray is 80 MB to install, and one of its clusters takes both cores of a small machine: its tests run alone, too.

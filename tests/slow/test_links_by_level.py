@@ -12,6 +12,7 @@ import statistics
 import pytest
 
 from tests.slow.ranks.levels_in_box import GLOO_HEADER_BYTES, InBox, Setting, measure
+from workloads.cost_models.communication import Link
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -33,7 +34,9 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_the_history_gives_each_level_its_link(measured: tuple[Setting, list[InBox]]) -> None:
     setting, cases = measured
     for case in cases:
-        node, cluster = case.links.interconnect.levels
+        node, cluster = (level.link for level in case.links.interconnect.levels)
+        assert isinstance(node, Link)
+        assert isinstance(cluster, Link)
         cap = setting.rate_mbit * 1e6 / 8
         assert LEAST_SHARE * cap <= cluster.bandwidth_bytes_per_second <= cap
         assert node.bandwidth_bytes_per_second > 5 * cap

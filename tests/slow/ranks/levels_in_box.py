@@ -29,7 +29,7 @@ from tests.slow.ranks.replaying_rank import Answer, Job, ReplayOrder
 from tests.support.netbox import INTERFACE, NetBox, netbox
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
-from workloads.cost_models.interconnect import Interconnect, mesh_axes, transfer_time_s
+from workloads.cost_models.interconnect import Interconnect, mesh_axes, traffic_times_s, transfer_time_s
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.step_time import ComputeTime, StepTime
 from workloads.cost_models.terms import Transfer
@@ -172,7 +172,7 @@ class InBox:
         pipeline = self.case.spec().pipeline(self.case)
         blocks: float = self.case.shape.layers
         if pipeline is not None:
-            blocks *= pipeline.microbatches / pipeline.ranks
+            blocks = blocks * pipeline.microbatches / pipeline.ranks
         step = step_of(
             self.case,
             self.case.spec(),
@@ -184,19 +184,15 @@ class InBox:
 
     def step_s(self) -> float:
         """Median of the slowest rank's."""
-        return statistics.median(
-            max(together) for together in zip(*(answer.steps_s for answer in self.answers), strict=True)
-        )
+        by_rank = [answer.steps_s for answer in self.answers]
+        return statistics.median([max(together) for together in zip(*by_rank, strict=True)])
 
 
 def axis_s(case: Case, axis: str, interconnect: Interconnect) -> float:
     """All transfers of a step over the axis in turn."""
     spec = case.spec()
-    return sum(
-        transfer_time_s(transfer, spec.mesh(case), interconnect, case.backend)
-        for transfer in spec.transfers(case)
-        if transfer.axis == axis
-    )
+    transfers = [transfer for transfer in spec.transfers(case) if transfer.axis == axis]
+    return traffic_times_s(transfers, spec.mesh(case), interconnect, case.backend)[axis]
 
 
 def _link_bytes(one: InBox, axis: str, level: int) -> int:
