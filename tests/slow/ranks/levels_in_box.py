@@ -185,7 +185,8 @@ class InBox:
     def step_s(self) -> float:
         """Median of the slowest rank's."""
         by_rank = [answer.steps_s for answer in self.answers]
-        return statistics.median([max(together) for together in zip(*by_rank, strict=True)])
+        slowest_s: list[float] = [max(together) for together in zip(*by_rank, strict=True)]
+        return statistics.median(slowest_s)
 
 
 def axis_s(case: Case, axis: str, interconnect: Interconnect) -> float:
