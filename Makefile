@@ -83,7 +83,7 @@ test-bytes: servers $(VENV)/.installed-dev
 
 # Those that measure, one after another.
 test-alone: servers $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --cpu-budget=850 -m alone \
+	$(BIN)/python -m pytest --cpu-budget=1250 -m alone \
 		$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 
 # Ray is 80 MB to install, and one of its clusters takes both cores of a small machine: its tests run alone, too.
@@ -133,8 +133,8 @@ benchmarks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.exporter_parts.live_look
 	$(BIN)/python -m tests.benchmarks.runner
 	$(BIN)/python -m tests.benchmarks.scale
-	$(BIN)/python -m tests.benchmarks.sharded
-	$(BIN)/python -m tests.benchmarks.sequence
+	$(BIN)/python -m tests.benchmarks.strategies.sharded
+	$(BIN)/python -m tests.benchmarks.strategies.sequence
 	$(BIN)/python -m tests.benchmarks.traces
 	$(BIN)/python -m tests.benchmarks.traces --growth
 

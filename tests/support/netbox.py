@@ -61,9 +61,9 @@ class Node:
         """Cut the node off from the others, or join it again with the same address."""
         _run("ip", "-n", self.namespace, "link", "set", self.interface, state)
 
-    def set_rate(self, rate_mbit: float) -> None:
-        """Slow what the node sends to this rate, whatever it was."""
-        bucket = ("tbf", "rate", f"{rate_mbit:g}mbit", "burst", BURST, "latency", LATENCY)
+    def set_rate(self, rate_mbit: float, latency: str = LATENCY) -> None:
+        """Slow what the node sends to this rate, whatever it was. latency: see `netbox`."""
+        bucket = ("tbf", "rate", f"{rate_mbit:g}mbit", "burst", BURST, "latency", latency)
         _run("tc", "-n", self.namespace, "qdisc", "replace", "dev", self.interface, "root", *bucket)
 
 
@@ -104,8 +104,10 @@ class NetBox:
 
 
 @contextlib.contextmanager
-def netbox(nodes: int = 2, rate_mbit: float | None = 200) -> Iterator[NetBox]:
+def netbox(nodes: int = 2, rate_mbit: float | None = 200, latency: str = LATENCY) -> Iterator[NetBox]:
     """A box of nodes; each sends at most at the rate, None for as fast as the kernel can.
+
+    latency: for how long a packet may wait its turn before it is dropped; TCP then waits 200 ms or sends it again.
 
     The limit is a token bucket on what a node sends: the first 256 KiB after a pause are not slowed. Headers count, so
     payload reaches about 95 % of the rate.
@@ -123,7 +125,7 @@ def netbox(nodes: int = 2, rate_mbit: float | None = 200) -> Iterator[NetBox]:
     )
     box = NetBox(nodes=places)
     try:
-        _build(f"{prefix}-switch", places, rate_mbit)
+        _build(f"{prefix}-switch", places, rate_mbit, latency)
         yield box
     finally:
         for process in box.started:  # By their own ids first: one may be still on its way into its namespace.
@@ -151,7 +153,7 @@ def processes_in(namespace: str) -> list[int]:
     return [int(number) for number in listed.stdout.split()]
 
 
-def _build(switch: str, places: Sequence[Node], rate_mbit: float | None) -> None:
+def _build(switch: str, places: Sequence[Node], rate_mbit: float | None, latency: str) -> None:
     hosts = "127.0.0.1 localhost\n" + "".join(f"{place.address} {place.hostname}\n" for place in places)
     try:
         for name in (switch, *(place.namespace for place in places)):
@@ -167,7 +169,7 @@ def _build(switch: str, places: Sequence[Node], rate_mbit: float | None) -> None
         firewall = "/proc/sys/net/bridge/bridge-nf-call-iptables"
         _run("ip", "netns", "exec", switch, "sh", "-c", f"if [ -w {firewall} ]; then echo 0 >{firewall}; fi")
         for place in places:
-            _join(place, switch, rate_mbit)
+            _join(place, switch, rate_mbit, latency)
             # Reverse look-ups would wait for a name server that is not there.
             folder = RESOLVERS / place.namespace
             folder.mkdir(parents=True)
@@ -178,7 +180,7 @@ def _build(switch: str, places: Sequence[Node], rate_mbit: float | None) -> None
         raise
 
 
-def _join(place: Node, switch: str, rate_mbit: float | None) -> None:
+def _join(place: Node, switch: str, rate_mbit: float | None, latency: str) -> None:
     """Plug the node into the switch, and slow what it sends."""
     name, port, mtu = place.namespace, f"port{place.number}", ("mtu", str(MTU_BYTES))
     peer = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
@@ -187,7 +189,7 @@ def _join(place: Node, switch: str, rate_mbit: float | None) -> None:
     _run("ip", "-n", name, "address", "add", f"{place.address}/24", "dev", INTERFACE)
     _run("ip", "-n", name, "link", "set", INTERFACE, "up")
     if rate_mbit is not None:
-        place.set_rate(rate_mbit)
+        place.set_rate(rate_mbit, latency)
 
 
 def _remove(names: Sequence[str]) -> None:

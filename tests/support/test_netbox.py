@@ -131,6 +131,12 @@ def test_a_node_sends_through_a_queue_of_its_rate(rate_mbit: float | None, queue
         assert queue in subprocess.run(show, check=True, capture_output=True, text=True).stdout
 
 
+def test_packets_wait_their_turn_as_long_as_is_said() -> None:
+    with netbox(nodes=1, latency="400ms") as box:
+        show = ["tc", "-n", box.nodes[0].namespace, "qdisc", "show", "dev", box.nodes[0].interface]
+        assert "lat 400ms" in subprocess.run(show, check=True, capture_output=True, text=True).stdout
+
+
 def test_two_boxes_share_addresses_and_do_not_meet() -> None:
     with netbox(nodes=2) as one, netbox(nodes=2) as other:
         assert {node.address for node in one.nodes} == {node.address for node in other.nodes}

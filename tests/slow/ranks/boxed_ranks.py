@@ -1,4 +1,4 @@
-"""Ranks in a network in a box, one on each node: how a test starts them, and how they meet and leave."""
+"""Ranks in a network in a box: how a test starts them, and how they meet and leave."""
 
 from __future__ import annotations
 
@@ -31,35 +31,44 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
 
 
-def run_ranks(box: NetBox, module: str, folder: Path, make_order: Callable[[Order], Order]) -> list[bytes]:
+def run_ranks(
+    box: NetBox,
+    module: str,
+    folder: Path,
+    make_order: Callable[[Order], Order],
+    *,
+    ranks_per_node: int = 1,
+    limit_s: float = LIMIT_S,
+) -> list[bytes]:
     """Run the module on each node of the box, and bring home each rank's answer.
 
     make_order: adds to the order what the module wants besides.
+    limit_s: for each rank, once those before it are done.
 
     Raises:
         RuntimeError: a rank failed; with the last lines of what it wrote.
         subprocess.TimeoutExpired: a rank is not done at the limit.
     """
+    ranks = ranks_per_node * len(box.nodes)
     orders = [
         make_order(
             Order(
                 rank=rank,
-                ranks=len(box.nodes),
+                ranks=ranks,
                 store_address=box.nodes[0].address,
                 answer=str(folder / f"rank{rank}.json"),
             )
         )
-        for rank in range(len(box.nodes))
+        for rank in range(ranks)
     ]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE}
     processes = []
     for order in orders:
         command = [sys.executable, "-m", module, msgspec.json.encode(order).decode()]
         with log_of(order).open("wb") as log:
-            processes.append(
-                box.run_in(order.rank, command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-            )
-    _wait(orders, processes)
+            node = order.rank // ranks_per_node
+            processes.append(box.run_in(node, command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    _wait(orders, processes, limit_s)
     return [Path(order.answer).read_bytes() for order in orders]
 
 
@@ -84,8 +93,8 @@ def serve_rank(order: Order, measure: Callable[[], object]) -> NoReturn:
     os._exit(0)
 
 
-def _wait(orders: Sequence[Order], processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    codes = [process.wait(timeout=LIMIT_S) for process in processes]
+def _wait(orders: Sequence[Order], processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
+    codes = [process.wait(timeout=limit_s) for process in processes]
     failed = [
         f"rank {order.rank} ended with code {code}: {log_of(order).read_text()[-3000:]}"
         for order, code in zip(orders, codes, strict=True)

@@ -5,8 +5,8 @@ Work is the pairs of query and key of one head of one sequence that a rank compu
 hold against what the code computes; of Ulysses, whose ranks have some heads whole, the mean over all heads. Then a
 table of activations against the sequence. All in Markdown, as docs/measured/sequences.md shows them.
 
-    python -m tests.benchmarks.sequence [--trials N] [--steps N] [--device cpu|cuda] [--shape NAME] [--batch N]
-        [--sequence N]
+    python -m tests.benchmarks.strategies.sequence [--trials N] [--steps N] [--device cpu|cuda] [--shape NAME]
+        [--batch N] [--sequence N]
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Trials of all take turns on one shape. A table in Markdown, as docs/measured/exa
 adds what the strategy's traffic leaves exposed, on the link that a sweep of all_reduce measures in between, to what
 `single` takes with the share of one rank; it knows nothing of cores that ranks and their communication share.
 
-    python -m tests.benchmarks.sharded [--ranks N] [--trials N] [--steps N] [--device cpu|cuda] [--shape NAME]
+    python -m tests.benchmarks.strategies.sharded [--ranks N] [--trials N] [--steps N] [--device cpu|cuda]
+        [--shape NAME]
 """
 
 from __future__ import annotations
