@@ -9,7 +9,7 @@ import pytest
 
 from bench.analysis.race.race import RaceCase, run_race, suite_of
 from bench.analysis.race.report import sentence
-from bench.cli.main import main
+from bench.cli.main import run
 from bench.rank.fault_injection import parse_fault
 from bench.session.case_args import CaseArgs, read_node
 from bench.session.session import open_session
@@ -50,7 +50,7 @@ def test_the_case_without_sleep_wins(number: int, tmp_path: Path, capsys: pytest
         "fsdp": "done",
         "zero1": "failed",
     }
-    assert main(["suite", "show", end.result.id, "--runs", str(runs), "--store", url]) == 0
+    assert run(["suite", "show", end.result.id, "--runs", str(runs), "--store", url]) == 0
     out = capsys.readouterr().out
     assert "1 done, 1 failed, 1 dropped" in out
     assert "dropped: ddp: fsdp is " in out
