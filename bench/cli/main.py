@@ -35,7 +35,10 @@ from collectors.files import PRIVATE, NotRegular
 COMMANDS = {
     "list": ("bench.cli.list", "List strategies and probes, with the requirements and options of each."),
     "run": ("bench.cli.run.command", "Measure one strategy, on this machine or on nodes."),
-    "choose": ("bench.cli.run.choose", "Choose the strategy and setup that train a model best, by predictions."),
+    "choose": (
+        "bench.cli.run.choose",
+        "Choose the strategy and setup that train a model best, as the cost models predict.",
+    ),
     "suite": ("bench.cli.suite.command", "Run, plan and show suites: many cases from one file."),
     "check": ("bench.cli.check", "Report what became worse in the newest night, and what is missing."),
     "show": ("bench.cli.show", "List runs, or show one run in full."),
