@@ -39,7 +39,10 @@ COMMANDS = {
         "bench.cli.planning.predict",
         "Predict memory, step and throughput of a strategy, and what decides.",
     ),
-    "choose": ("bench.cli.planning.choose", "Choose the strategy and setup that train a model best, by predictions."),
+    "choose": (
+        "bench.cli.planning.choose",
+        "Choose the strategy and setup that train a model best.",
+    ),
     "suite": ("bench.cli.suite.command", "Run, plan and show suites: many cases from one file."),
     "check": ("bench.cli.check", "Report what became worse in the newest night, and what is missing."),
     "show": ("bench.cli.show", "List runs, or show one run in full."),
