@@ -173,7 +173,7 @@ def test_the_rounds_that_would_tell_follow_from_the_noise(ratio: float, expected
     assert (rounds is not None and standing.rounds < rounds <= MOST_ROUNDS) == expected
 
 
-# Promises, by a small simulation; tests/benchmarks/races.py has the large one.
+# Promises, by a small simulation; races.py has the large one.
 
 
 @pytest.mark.parametrize("kind", ["normal, 5 %", "heavy tails, Student's t of 2", "two modes, 50 % of trials 2x"])

@@ -1,6 +1,6 @@
 """How often a race names a false winner, and after how many rounds it names the true one; docs/measured/races.md.
 
-    python -m tests.benchmarks.races [--only equals|tied|rounds] [--seeds 1000]
+    python -m tests.bench.analysis.race.races [--only equals|tied|rounds] [--seeds 1000]
 
 Everything is simulated, by fixed seeds, and put through `bench.analysis.race.looks.stand`. Tables in Markdown:
 `equals`, races of equal cases, each winner of which is false; `tied`, likewise with slower ones behind two equal ones,
