@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from workloads.cost_models.cuda.blocks import Around
 from workloads.cost_models.cuda.model import CudaModel
@@ -26,15 +27,18 @@ from workloads.fsdp.cost_model import Sharding, padded_elements
 class ShardedUnit:
     """Weights that are gathered together, in bytes.
 
-    gathered: all of them, with their padding; also the buffer that they travel in. part: this rank's of them, in the
-    precision in which they are gathered. kept: what a rank keeps of them between forward and backward.
+    gathered: all of them, with their padding. travels: the buffer that they travel in; a rank alone has none.
+    part: this rank's of them, in the precision in which they are gathered. cast: what a rank alone, which casts and
+    copies weight by weight, holds besides at the most. kept: what a rank keeps of them between forward and backward.
     gradients: all, as backward leaves them. summed: all, as they add up where they are reduced only once a step.
-    buffer: of all gradients. last: the gradient of the last weight, which a variable of torch's keeps longer.
-    reduced, part_gradient: this rank's gradients as they arrive, and as they stay.
+    buffer: of all gradients. last: the gradient of the last weight, which a variable of torch's keeps longer, but not
+    of a rank alone. reduced, part_gradient: this rank's gradients as they arrive, and as they stay.
     """
 
     gathered: int
+    travels: int
     part: int
+    cast: int
     kept: int
     gradients: int
     summed: int
@@ -58,17 +62,27 @@ def unit_of(
     """
     part = padded_elements(weights, sharding.ranks)
     gathered = sharding.gathered_bytes * sharding.ranks * part
+    is_alone, is_cast = sharding.ranks == 1, sharding.gathered_bytes != FULL_BYTES
     return ShardedUnit(
         gathered=gathered,
-        part=sharding.gathered_bytes * part if sharding.gathered_bytes != FULL_BYTES else 0,
+        travels=0 if is_alone else gathered,
+        part=sharding.gathered_bytes * part if is_cast and not is_alone else 0,
+        cast=_cast_bytes(weights, sharding.gathered_bytes) if is_cast and is_alone else 0,
         kept=0 if kept_ranks is None else gathered // kept_ranks,
         gradients=gradient_bytes * elements(weights),
         summed=max(gradient_bytes, sharding.reduced_bytes) * elements(weights),
         buffer=sharding.reduced_bytes * sharding.ranks * part,
-        last=gradient_bytes * elements([last]),
+        last=0 if is_alone else gradient_bytes * elements([last]),
         reduced=sharding.reduced_bytes * part,
         part_gradient=FULL_BYTES * part,
     )
+
+
+def _cast_bytes(weights: Sequence[Dimensions], element_bytes: int) -> int:
+    """Return by how much the largest sum of copies so far, and the cast that the last one is made from, exceeds all."""
+    sizes = [element_bytes * elements([weight]) for weight in weights]
+    most = max(sum_bytes + size for sum_bytes, size in zip(accumulate(sizes), sizes, strict=True))
+    return max(0, most - sum(sizes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +112,8 @@ class ShardedPass:
         model, layers = self.model, self.model.shape.layers
         tape = Tape()
         if not self.is_gathered:
-            tape.make("buffer", self.outer.gathered).brief(self.outer.part)
-            tape.change(self.outer.gathered, "parameters")
+            tape.make("buffer", self.outer.travels).brief(self.outer.part)
+            tape.change(self.outer.gathered, "parameters").brief(self.outer.cast)
         tape.play(model.embedding())
         last = self._forward(tape, layers)
         tape.play(model.head(Tape().change(-last).stretch()))
@@ -115,18 +129,18 @@ class ShardedPass:
             tape.play(model.forwards(layers))
             return 0
         ahead = self.ahead[0]
-        before, started = self.outer.gathered, 0  # The buffer that lives, and units whose gathering has begun.
+        before, started = self.outer.travels, 0  # The buffer that lives, and units whose gathering has begun.
 
         def begin(place: int) -> Stretch:
             nonlocal before, started
             part = Tape()
             while started <= place:
-                part.change(self._unit(started).gathered).brief(self._unit(started).part)
+                part.change(self._unit(started).travels).brief(self._unit(started).part)
                 started += 1
-            part.change(self._unit(place).gathered, "parameters").change(-before)
-            before = self._unit(place).gathered
+            part.change(self._unit(place).gathered, "parameters").brief(self._unit(place).cast).change(-before)
+            before = self._unit(place).travels
             while started <= min(place + ahead, count - 1):
-                part.change(self._unit(started).gathered).brief(self._unit(started).part)
+                part.change(self._unit(started).travels).brief(self._unit(started).part)
                 started += 1
             return part.stretch()
 
@@ -147,7 +161,7 @@ class ShardedPass:
             )
             tape.play(model.forward(block, around))
         tape.free("buffer")
-        tape.change(self.outer.gathered)  # It was freed by the first unit, which does not know its name.
+        tape.change(self.outer.travels)  # It was freed by the first unit, which does not know its name.
         return before
 
     def _unit(self, place: int) -> ShardedUnit:
@@ -163,13 +177,14 @@ class ShardedPass:
             part = Tape()
             while is_gathering and started > max(down_to, 0):
                 started -= 1
-                part.change(self._unit(started).gathered, "temporary").brief(self._unit(started).part)
+                part.change(self._unit(started).travels, "temporary").brief(self._unit(started).part)
             return part
 
         def begin(place: int) -> Stretch:
             part, unit = gather(place), self._unit(place)
             if is_gathering:
-                part.change(unit.gathered - unit.kept, "parameters").change(-unit.gathered, "temporary")
+                part.change(unit.gathered - unit.kept, "parameters").brief(unit.cast)
+                part.change(-unit.travels, "temporary")
             return part.play(gather(place - self.ahead[1]).stretch()).stretch()
 
         def end(place: int) -> Stretch:

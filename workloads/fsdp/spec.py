@@ -223,8 +223,6 @@ class ShardedSpec(StrategySpec):
             return reason
         if setup.options["offload"]:
             return Absent(reason="the cost model does not cover offloading's copies of weights and gradients")
-        if sharding.ranks == 1:
-            return Absent(reason="one rank alone gathers and reduces by code that the cost model does not cover")
         kept_ranks = int(setup.options.get(RESHARD.name, 0))
         return sharded_cuda_peak(
             cuda_model(setup, setup.ranks, is_gathered=True),

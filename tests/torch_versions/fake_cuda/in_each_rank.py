@@ -1,6 +1,7 @@
 """What the forkserver of fake ranks loads besides the product: a look at each optimizer step, and an agreed vote.
 
-After each step the rank prints a line for each part of the training state that lies elsewhere than on the rank's GPU.
+After each step the rank prints a line for each part of the training state that lies elsewhere than on the rank's GPU,
+and once a line for each operator by which torch attended, as autograd recorded it.
 To be loaded by the forkserver only: importing it changes the process.
 """
 
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -41,6 +43,20 @@ def vote(stage: PipelineStage, *_: object, **__: object) -> torch.Tensor:
     return torch.tensor([1], dtype=torch.int32, device=stage.device)
 
 
+attend = F.scaled_dot_product_attention
+shown = set[str]()
+
+
+def show_operator(*arguments: object, **more: object) -> torch.Tensor:
+    """Attend as torch does, and print the operator that ran; `Ran.attention` reads it."""
+    out: torch.Tensor = attend(*arguments, **more)  # type: ignore[arg-type]  # The caller's.
+    if out.grad_fn is not None and out.grad_fn.name() not in shown:
+        shown.add(out.grad_fn.name())
+        print("attended by:", out.grad_fn.name(), file=sys.stderr, flush=True)
+    return out
+
+
+F.scaled_dot_product_attention = show_operator  # type: ignore[assignment]  # It takes the same.
 register_optimizer_step_post_hook(look)
 if hasattr(PipelineStage, "_warmup_forward_vote"):  # torch 2.11 has none.
     PipelineStage._warmup_forward_vote = vote  # type: ignore[method-assign,assignment]  # It takes more.

@@ -60,6 +60,12 @@ class Ran:
         return [line for line in self.said.splitlines() if line.startswith("not on the GPU:")]
 
     @property
+    def attention(self) -> set[str]:
+        """Operators by which torch attended, as autograd names them; the ring calls its kernels itself."""
+        start = "attended by: "
+        return {line.removeprefix(start) for line in self.said.splitlines() if line.startswith(start)}
+
+    @property
     def warnings(self) -> list[str]:
         """Warnings that the rank printed, without one that the option which it names asks for."""
         warnings = [line for line in self.said.splitlines() if "Warning" in line]

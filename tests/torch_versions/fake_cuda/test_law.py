@@ -27,6 +27,7 @@ CASES = (
     "zero1 8 1b/2 bf16 32",
     "fsdp 8 1b/2 bf16 32",
     "fsdp 8 1b/2 bf16 32 checkpoint=full wrap=layer prefetch=2",
+    "fsdp 1 1b/2 bf16 4 checkpoint=full loss_chunks=4",
     "hsdp 8 1b/2 bf16 64 accumulate=2 reduce=last",
     "zero2 8 1b/2 bf16 32 weights=autocast",
     "gpipe 4 1b/4 bf16 16",
@@ -51,6 +52,9 @@ def test_the_peak_is_what_torch_allocates(words: str, machine: FakeMachine) -> N
     ran = machine.run_largest(case)
     assert ran.failure == ""
     assert ran.peak_bytes is not None
+    operator = "Efficient" if case.precision == "fp32" else "Flash"
+    of_torch = set() if case.strategy == "ring_attention" else {f"ScaledDotProduct{operator}AttentionBackward0"}
+    assert ran.attention == of_torch  # The cost model counts what this operator keeps.
     # DistributedDataParallel may hold the gradients once more: see test_each_case.py.
     late_bytes = 4 * case.shape.parameters() if case.strategy == "zero1" else 0
     predicted = predicted_bytes(words)
