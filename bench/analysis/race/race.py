@@ -82,7 +82,7 @@ def race(
         Misuse: fewer than two cases can run or fit into the budget, two are the same, or they have different weights.
         InfrastructureFailed: the suite run's folder cannot be written.
     """
-    plan = plan_suite(suite_of(cases, name, limit_s), node, history)
+    plan = plan_suite(race_suite(cases, name, limit_s), node, history)
     return run_race(
         cases, plan, session, objective=objective, budget_s=budget_s, resumed=resumed, display=display, clock_s=clock_s
     )
@@ -122,7 +122,7 @@ def run_race(
     return RaceEnd(cases=tuple(cases), objective=objective, end=end, referee=referee, result=read_result(folder))
 
 
-def suite_of(cases: Sequence[RaceCase], name: str, limit_s: float) -> Suite:
+def race_suite(cases: Sequence[RaceCase], name: str, limit_s: float) -> Suite:
     """Return the suite whose only block is the race."""
     suite_cases = tuple(
         SuiteCase(

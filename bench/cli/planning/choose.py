@@ -1,9 +1,13 @@
-"""`observatory choose`: which strategy, in which setup, trains a model best, before anything is measured."""
+"""`observatory choose`: which strategy, in which setup, trains a model best.
+
+On another machine that is a prediction. On this one the best predicted setups and the plainest are measured in turn.
+"""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -11,22 +15,27 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from bench.cli.completion import complete_strategy
-from bench.cli.options import FORMAT, ON, STORE, NamedPath, NamedText
-from bench.cli.run.case_options import GroupedCommand, named_option
+from bench.cli.options import FORMAT, ON, RUNS, SHARING, STORE, Duration, NamedPath, NamedText
+from bench.cli.run.case_options import LIMIT, GroupedCommand, named_option
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
 from workloads.spec import Precision
 
 if TYPE_CHECKING:
     from bench.analysis.choosing.ground import Ground
     from bench.analysis.choosing.question import Question
+    from bench.analysis.choosing.search import Objective
+    from bench.case import Case
+    from bench.machine.gpus import Gpu
     from workloads.cost_models.shape import Shape
 
-OBJECTIVES = ("throughput", "memory")
+_OBJECTIVES: dict[str, Objective] = {"throughput": "throughput", "memory": "memory"}
+OBJECTIVES = tuple(_OBJECTIVES)
 GROUPS = {
     "What is chosen": ("strategies", "ranks", "objective", "options", "precision"),
     "The model": ("shape_name", *DIMENSIONS),
-    "Where": ("on", "store_url"),
-    "Results": ("output", "format_name"),
+    "Where": ("on", "runs_folder", "shared", "store_url"),
+    "How it is measured": ("budget_s", "steps", "limit_s", "resumed", "is_dry"),
+    "Results": ("output", "format_name", "quiet"),
 }
 
 
@@ -74,7 +83,19 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
     help="What is best: the fastest step, or the least memory of a rank.",
 )
 @ON
+@RUNS
+@SHARING
 @STORE
+@click.option(
+    "--budget",
+    "budget_s",
+    type=Duration(),
+    help="Time for measuring on this machine, for example 30m.  [default: 10m]",
+)
+@named_option("steps", "Measured steps of a trial.", default=20)
+@LIMIT
+@click.option("--resume", "resumed", type=NamedText(), metavar="ID", help="Suite run of a choice that goes on.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Print what is predicted here; measure nothing.")
 @click.option(
     "-o",
     "--output",
@@ -83,6 +104,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
     help="Suite file to write the candidates to, for `observatory suite plan` and `suite run`.",
 )
 @FORMAT
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result.")
 def command(
     strategies: tuple[str, ...],
     shape_name: str,
@@ -91,15 +113,23 @@ def command(
     options: tuple[str, ...],
     objective: str,
     on: str | None,
+    runs_folder: Path,
     store_url: str | None,
+    budget_s: float | None,
+    steps: int,
+    limit_s: float,
+    resumed: str | None,
+    is_dry: bool,
     output: Path | None,
     format_name: str,
+    quiet: bool,
     **dimensions: int | None,
-) -> None:
-    """Choose the strategy and setup that train a model best, as the cost models predict.
+) -> int:
+    """Choose the strategy and setup that train a model best.
 
-    Compares every strategy, or those named, over their meshes and main options. With --on, for a machine that is not
-    here; otherwise for this machine, at the rates that its history has measured.
+    Compares every strategy, or those named, over their meshes and main options, as the cost models predict. With --on,
+    for a machine that is not here. Otherwise the best predicted setups, and single, ddp and fsdp, are then measured in
+    turn on this machine until one of them is shown to be the best.
 
     \b
     Example:
@@ -109,20 +139,50 @@ def command(
     from bench.analysis.choosing.explain import explain
     from bench.analysis.choosing.report import COLUMNS, choice_document, choice_page, choice_rows
     from bench.analysis.choosing.suite_text import write_suite
+    from bench.errors import FINE, Misuse, say
     from bench.report.table import write
     from bench.session.case_args import CaseArgs, shape_of
 
-    args = CaseArgs(strategy="single", shape_name=shape_name, dimensions=dimensions)
-    shape = shape_of(args)
+    shape = shape_of(CaseArgs(strategy="single", shape_name=shape_name, dimensions=dimensions))
+    is_measured = on is None and not is_dry
     if on is not None:
+        if budget_s is not None or resumed is not None or is_dry:
+            raise Misuse("--on measures nothing; leave --budget, --resume and --dry-run out")
         question, ground = _on(on, shape, ranks, precision, strategies, options)
+        bases, fixed = question.bases()
     else:
-        question, ground = _here(shape, ranks, precision, strategies, options, store_url)
-    bases, fixed = question.bases()
-    ranking = candidates(bases, ground, objective="memory" if objective == "memory" else "throughput", fixed=fixed)
-    explanations = explain(ranking)
-    if output is not None:
+        question, cores, gpus = _here(shape, ranks, precision, strategies, options)
+        bases, fixed = question.bases()
+        try:
+            ground = _ground_here(question, bases, cores, gpus, store_url)
+        except Misuse as error:
+            if not is_measured or output is not None:
+                raise
+            say(f"{error}; until then only the strategies named, or single, ddp and fsdp, are measured")
+            ground = None
+    ranking = None
+    if ground is not None:
+        ranking = candidates(bases, ground, objective=_OBJECTIVES[objective], fixed=fixed)
+    if output is not None and ranking is not None:
         write_suite(output, ranking, shape_name=shape_name, command=shlex.join(["observatory", *sys.argv[1:]]))
+    if is_measured:
+        from bench.analysis.choosing.entrants import entrants
+        from bench.cli.planning.measured_choice import RaceOptions, measure
+
+        cases = entrants(ranking, bases, shape_name=shape_name, dimensions=dimensions, steps=steps)
+        race = RaceOptions(
+            objective=_OBJECTIVES[objective],
+            budget_s=budget_s,
+            limit_s=limit_s,
+            resumed=resumed,
+            runs_folder=runs_folder,
+            store_url=store_url,
+            format_name=format_name,
+            quiet=quiet,
+        )
+        return measure(cases, race)
+    assert ranking is not None, "without a ground it was refused"
+    explanations = explain(ranking)
     write(
         format_name,
         choice_page(ranking, explanations),
@@ -130,6 +190,7 @@ def command(
         choice_rows(ranking),
         COLUMNS,
     )
+    return FINE
 
 
 def _on(
@@ -167,18 +228,10 @@ def _here(
     precision: Precision | None,
     strategies: tuple[str, ...],
     options: tuple[str, ...],
-    store_url: str | None,
-) -> tuple[Question, Ground]:
-    """Return the question and the ground of this machine, by its history.
-
-    Raises:
-        Misuse: the history lacks what predictions need.
-    """
-    from bench.analysis.choosing.here import ground_here
+) -> tuple[Question, int, Sequence[Gpu]]:
+    """Return the question to this machine, with its cores and GPUs."""
     from bench.analysis.choosing.question import Question
-    from bench.errors import Misuse
     from bench.session.case_args import read_node
-    from bench.store.history import History, NoStoreYet
 
     node = read_node()
     gpus = node.gpus.gpus
@@ -193,10 +246,24 @@ def _here(
         options=options,
     )
     question.check_ranks()
-    bases, _ = question.bases()
+    return question, node.cores, gpus
+
+
+def _ground_here(
+    question: Question, bases: Sequence[Case], cores: int, gpus: Sequence[Gpu], store_url: str | None
+) -> Ground:
+    """Return what the history has measured here.
+
+    Raises:
+        Misuse: it lacks what predictions need.
+    """
+    from bench.analysis.choosing.here import ground_here
+    from bench.errors import Misuse
+    from bench.store.history import History, NoStoreYet
+
     try:
         with History(store_url, writable=False, is_glance=True) as history:
-            return question, ground_here(bases[0], history, cores=node.cores, gpus=gpus)
+            return ground_here(bases[0], history, cores=cores, gpus=gpus)
     except NoStoreYet:
         raise Misuse(
             f"nothing is predicted here: the history has no run yet; `observatory run matmul --ranks {question.ranks}`"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.analysis.race.looks import LOOKS, MOST_ROUNDS
-from bench.analysis.race.race import RaceCase, RaceEnd, run_race, suite_of
+from bench.analysis.race.race import RaceCase, RaceEnd, race_suite, run_race
 from bench.analysis.race.report import MOST_LINES, race_page, sentence
 from bench.errors import Misuse
 from bench.rank.messages import FailureCause
@@ -80,7 +80,7 @@ class RaceNight(FakeNight):
         cases = [RaceCase(name=name, args=CaseArgs(strategy=name), is_plain=name == "single") for name in names]
         refusals = options.pop("refusals", {})
         estimates_s = options.pop("estimates_s", {})
-        suite = suite_of(cases, "choose", 60.0)
+        suite = race_suite(cases, "choose", 60.0)
         plan = SuitePlan(
             suite=suite,
             cases=tuple(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.race.race import RaceCase, run_race, suite_of
+from bench.analysis.race.race import RaceCase, race_suite, run_race
 from bench.analysis.race.report import sentence
 from bench.cli.main import run
 from bench.rank.fault_injection import parse_fault
@@ -34,7 +34,7 @@ def test_the_case_without_sleep_wins(number: int, tmp_path: Path, capsys: pytest
         RaceCase(name="zero1", args=replace(args, strategy="zero1", options=no_worker)),
     ]
     runs, url = tmp_path / "runs", f"sqlite:///{tmp_path / 'history.sqlite'}"
-    plan = plan_suite(suite_of(cases, "choose", 60.0), read_node(), "nothing is known")
+    plan = plan_suite(race_suite(cases, "choose", 60.0), read_node(), "nothing is known")
     faulty = tuple(
         replace(planned, fault=parse_fault("kill@1:2", ranks=2, steps=4))
         if planned.suite_case.name == "zero1"

@@ -1,0 +1,77 @@
+"""The cases that a choice on this machine measures: the best predicted of each strategy, and always the plainest.
+
+Searches over predictions have returned setups that are slower than what everybody uses by default, so the plainest take
+part whatever is predicted of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from bench.analysis.choosing.candidates import PLAINEST, Ranking
+from bench.analysis.choosing.pricing import Candidate
+from bench.analysis.race.race import RaceCase
+from bench.case import Case, options_set, written
+from bench.session.case_args import CaseArgs
+
+MOST_PREDICTED = 4
+"""Best predicted setups that are measured."""
+
+
+def entrants(
+    ranking: Ranking | None,
+    bases: Sequence[Case],
+    *,
+    shape_name: str,
+    dimensions: Mapping[str, int | None],
+    steps: int,
+) -> list[RaceCase]:
+    """Return the cases to measure, the best predicted first.
+
+    ranking: None where nothing is predicted; then each of the bases that is plain, or that the user named, takes part.
+    bases: a case of each strategy, with its options' defaults and those that the user set.
+    """
+    counts: Counter[str] = Counter()
+    entered: list[RaceCase] = []
+
+    def enter(case: Case, candidate: Candidate | None) -> None:
+        ranks = 1 if case.strategy == "single" else case.ranks
+        args = CaseArgs(
+            strategy=case.strategy,
+            ranks=(ranks,),
+            shape_name=shape_name,
+            dimensions=dimensions,
+            device=case.device,
+            backend=case.backend,
+            precision=case.precision,
+            steps=steps,
+            options=[f"{name}={written(value)}" for name, value in options_set(case).items()],
+        )
+        if any(args == other.args for other in entered):
+            return
+        counts[case.strategy] += 1
+        number = counts[case.strategy]
+        entered.append(
+            RaceCase(
+                name=case.strategy if number == 1 else f"{case.strategy}-{number}",
+                args=args,
+                predicted=_predicted(candidate, ranking),
+                limit=None if candidate is None else f"{candidate.limit[0]} {candidate.limit[1]:.0%}",
+                is_plain=candidate is None,
+            )
+        )
+
+    for candidate in () if ranking is None else ranking.candidates[:MOST_PREDICTED]:
+        enter(candidate.case, candidate)
+    plain = [case for case in bases if case.strategy in PLAINEST]
+    for case in plain or (bases if ranking is None else ()):
+        enter(case, None)
+    return entered
+
+
+def _predicted(candidate: Candidate | None, ranking: Ranking | None) -> float | None:
+    """Return tokens per second, or bytes of a choice for memory; None of a case that was not worked out."""
+    if candidate is None or ranking is None:
+        return None
+    return candidate.tokens_per_second if ranking.objective == "throughput" else float(candidate.memory.total_bytes)

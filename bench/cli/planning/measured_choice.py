@@ -1,0 +1,92 @@
+"""The measured part of `observatory choose`: races the cases on this machine, and prints which one pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.errors import InfrastructureFailed, say
+
+if TYPE_CHECKING:
+    from bench.analysis.race.race import RaceCase
+    from bench.analysis.race.referee import Objective
+
+BUDGET_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceOptions:
+    """How a choice is measured, and where results go. budget_s: None for BUDGET_S. resumed: id of its suite run."""
+
+    objective: Objective
+    budget_s: float | None
+    limit_s: float
+    resumed: str | None
+    runs_folder: Path
+    store_url: str | None
+    format_name: str
+    quiet: bool
+
+
+def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
+    """Race the cases and print the result; return the exit code.
+
+    Raises:
+        Misuse: fewer than two cases can run or fit into the budget.
+        InfrastructureFailed: the store refuses, or the suite run's folder cannot be written.
+    """
+    from bench.analysis.race.race import race_suite, run_race
+    from bench.analysis.race.report import race_page
+    from bench.cli.suite.run import exit_code
+    from bench.report.table import print_page
+    from bench.serve.server import serving
+    from bench.session.case_args import read_node
+    from bench.session.session import open_session
+    from bench.store.history import History, NoStoreYet, check_store
+    from bench.store.run_dir import check_place
+    from bench.suite.plan import plan_suite
+    from bench.suite.progress import SuiteProgress
+    from bench.suite.report import print_suite
+
+    check_place(options.runs_folder)
+    check_store(options.store_url)
+    node = read_node()
+    suite = race_suite(cases, "choose", options.limit_s)
+    try:
+        with History(options.store_url, writable=False, is_glance=True) as history:
+            plan = plan_suite(suite, node, history)
+    except NoStoreYet:
+        plan = plan_suite(suite, node, "no run is in the history yet")
+    except InfrastructureFailed as error:
+        say(f"the plan has no estimates: {error}")
+        plan = plan_suite(suite, node, "the history cannot be read")
+    progress = SuiteProgress(suite.name, is_quiet=options.quiet)
+    with open_session(
+        runs=options.runs_folder,
+        store_url=options.store_url,
+        tell=progress.tell,
+        work="choice",
+        serving=partial(serving, port=0),
+    ) as session:
+        with progress:
+            raced = run_race(
+                cases,
+                plan,
+                session,
+                objective=options.objective,
+                budget_s=options.budget_s or BUDGET_S,
+                resumed=options.resumed,
+                display=progress,
+            )
+        if options.format_name == "table":
+            print_page(race_page(raced))
+        else:
+            print_suite(raced.result, options.format_name)
+    progress.tell(f"`observatory suite show {raced.result.id}` shows all of it")
+    for failure in (raced.end.failure, session.store.failure):
+        if failure is not None:
+            say(str(failure))
+    return exit_code(raced.end, raced.result, is_store_gone=session.store.failure is not None)
