@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT, ON, STORE, nodes_options
@@ -19,7 +21,7 @@ GROUPS = {
     ),
     "The model": ("shape_name", *DIMENSIONS),
     "What it rests on": ("on", "from_history", "store_url"),
-    "Results": ("tokens", "format_name"),
+    "Results": ("tokens", "is_scored", "format_name"),
     "As in run, without effect here": ("trials", "steps", "warm_up", "trace_steps", "save_every", "save_mode"),
 }
 
@@ -47,7 +49,7 @@ class Tokens(click.ParamType):  # type: ignore[type-arg]  # Generic only in newe
 
 
 @click.command(name="predict", cls=GroupedCommand, groups=GROUPS)
-@click.argument("strategy", shell_complete=complete_strategy)
+@click.argument("strategy", required=False, shell_complete=complete_strategy)
 @RANKS
 @case_options(trials=3)
 @nodes_options
@@ -58,6 +60,12 @@ class Tokens(click.ParamType):  # type: ignore[type-arg]  # Generic only in newe
     help="Rates that runs of the same hardware reached; the default without --on, whose default is data sheets.",
 )
 @click.option("--tokens", type=Tokens(), metavar="TOKENS", help="Tokens to train on, for example 15T: prints the days.")
+@click.option(
+    "--score",
+    "is_scored",
+    is_flag=True,
+    help="How wrong the predictions stored with earlier runs were; takes no STRATEGY.",
+)
 @STORE
 @FORMAT
 def command(**parameters: Any) -> None:
@@ -69,6 +77,11 @@ def command(**parameters: Any) -> None:
     Example:
       observatory predict fsdp --shape 8b --batch 16 --on h100x8x2 --tokens 15T
     """
+    if parameters.pop("is_scored"):
+        _score(parameters)
+        return
+    if parameters["strategy"] is None:
+        raise click.UsageError("Missing argument 'STRATEGY'.")
     from bench.analysis.prediction.forecast_report import print_forecasts
     from bench.analysis.prediction.planned import PredictOptions, predicted_cases
     from bench.session.case_args import CaseArgs
@@ -78,3 +91,26 @@ def command(**parameters: Any) -> None:
     args = CaseArgs(**{field.name: parameters.pop(field.name) for field in fields(CaseArgs)})
     predicted = predicted_cases(args, PredictOptions(**parameters))
     print_forecasts(predicted, tokens, format_name)
+
+
+def _score(parameters: Mapping[str, Any]) -> None:
+    """Print how wrong the predictions of the history were.
+
+    Raises:
+        Misuse: a case is named, or there is no history.
+    """
+    from bench.analysis.prediction.score_report import print_score
+    from bench.errors import Misuse
+    from bench.store.history import History
+
+    context = click.get_current_context()
+    allowed = {"is_scored", "store_url", "format_name"}
+    if given := [name for name in parameters if _is_given(context, name) and name not in allowed]:
+        words = {each.name: each.opts[0] for each in context.command.params} | {"strategy": "STRATEGY"}
+        raise Misuse(f"--score is of all runs of the history; leave {words.get(given[0], given[0])} out")
+    with History(parameters["store_url"], writable=False, is_glance=True) as history:
+        print_score(history, parameters["format_name"])
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
