@@ -56,7 +56,7 @@ def show_operator(*arguments: object, **more: object) -> torch.Tensor:
     return out
 
 
-F.scaled_dot_product_attention = show_operator  # type: ignore[assignment]  # It takes the same.
+F.scaled_dot_product_attention = show_operator
 register_optimizer_step_post_hook(look)
 if hasattr(PipelineStage, "_warmup_forward_vote"):  # torch 2.11 has none.
     PipelineStage._warmup_forward_vote = vote  # type: ignore[method-assign,assignment]  # It takes more.
