@@ -142,7 +142,7 @@ def _refine(search: Search, outcome: Outcome, fixed: Mapping[str, OptionValue]) 
 def changed(case: Case, options: Mapping[str, OptionValue]) -> Case | None:
     """Return the case with other options, or None where its spec refuses them."""
     try:
-        return check(settle(replace(case, options={**case.options, **options})))
+        return check(settle(replace(case, options={**case.options, **options})), is_here=False)
     except Misuse:
         return None
 

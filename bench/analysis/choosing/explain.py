@@ -106,7 +106,7 @@ def _neighbours(ranking: Ranking, best: Candidate, option: Option) -> Iterator[N
 
 
 def _refusal(case: Case, wanted: dict[str, OptionValue]) -> str | None:
-    reasons = case.spec().all_refusals(replace(case, options={**case.options, **wanted}))
+    reasons = case.spec().all_refusals(replace(case, options={**case.options, **wanted}), is_here=False)
     return reasons[0] if reasons else None
 
 

@@ -97,5 +97,6 @@ class Question:
 def _with_weights(case: Case) -> Case:
     """Return the case with the weights of all, unless its spec refuses these."""
     rounded = replace(case, options={**case.options, WEIGHTS.name: SAME_WEIGHTS})
-    refused = set(case.spec().all_refusals(rounded)) - set(case.spec().all_refusals(case))
+    spec = case.spec()
+    refused = set(spec.all_refusals(rounded, is_here=False)) - set(spec.all_refusals(case, is_here=False))
     return case if any(WEIGHTS.name in reason for reason in refused) else rounded

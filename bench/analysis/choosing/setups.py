@@ -116,7 +116,7 @@ def _walk(setups: Setups, case: Case, names: Sequence[str]) -> None:
     """Add the setups of a case whose options `names` are still to be set."""
     if not names:
         settled = settle(case)
-        if reasons := setups.spec.all_refusals(settled):
+        if reasons := setups.spec.all_refusals(settled, is_here=False):
             setups.refuse(reasons[0], 1)
         else:
             setups.cases.append(settled)
@@ -134,7 +134,7 @@ def _lasting(setups: Setups, case: Case, names: Sequence[str]) -> str | None:
     common: dict[str, str] | None = None
     for changes in _single_changes(setups.grid, names):
         # Refusals of a case that is not settled may differ in nothing but options that are `auto`.
-        reasons = setups.spec.all_refusals(_with(case, changes))
+        reasons = setups.spec.all_refusals(_with(case, changes), is_here=False)
         kinds = {_kind(reason): reason for reason in reasons}
         common = kinds if common is None else {kind: reason for kind, reason in common.items() if kind in kinds}
         if not common:
