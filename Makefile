@@ -32,7 +32,13 @@ demo: $(VENV)/.installed
 			--batch $$((8 * gpus));; \
 	esac; \
 	echo "$(BIN)/observatory run $$*"; \
-	$(BIN)/observatory run "$$@"
+	$(BIN)/observatory run "$$@" && \
+	if [ $$gpus -ne 1 ]; then \
+		set -- ddp zero1 --shape tiny --batch 16 --steps 5 --budget 2m; \
+		echo; \
+		echo "$(BIN)/observatory choose $$*"; \
+		$(BIN)/observatory choose "$$@"; \
+	fi
 	@echo
 	@echo "Next, with $(BIN)/observatory:"
 	@echo "    observatory list ddp                                 what it takes"

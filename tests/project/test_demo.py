@@ -38,7 +38,8 @@ def test_the_demo_takes_the_gpus_that_torch_sees(
 ) -> None:
     done = _chosen(tmp_path, gpus)
     assert done.returncode == 0, done.stderr
-    (words,) = re.findall(r"^chosen: (.*)$", done.stdout, re.MULTILINE)
+    words, *choices = re.findall(r"^chosen: (.*)$", done.stdout, re.MULTILINE)
+    assert [choice.partition(" --")[0] for choice in choices] == ["choose ddp zero1"] * (gpus != 1)
     case = case_of(dry_context(shlex.split(words)).params)
     assert (case.strategy, case.ranks) == (strategy, ranks)
     assert case.device == ("cuda" if gpus else "cpu")

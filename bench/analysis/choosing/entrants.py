@@ -23,14 +23,15 @@ def entrants(
     ranking: Ranking | None,
     bases: Sequence[Case],
     *,
+    is_named: bool,
     shape_name: str,
     dimensions: Mapping[str, int | None],
     steps: int,
 ) -> list[RaceCase]:
     """Return the cases to measure, the best predicted first.
 
-    ranking: None where nothing is predicted; then each of the bases that is plain, or that the user named, takes part.
-    bases: a case of each strategy, with its options' defaults and those that the user set.
+    ranking: None where nothing is predicted. bases: a case of each strategy, with its options' defaults and those that
+    the user set. is_named: the user named these strategies, so that each takes part, and no other does.
     """
     counts: Counter[str] = Counter()
     entered: list[RaceCase] = []
@@ -62,12 +63,22 @@ def entrants(
             )
         )
 
-    for candidate in () if ranking is None else ranking.candidates[:MOST_PREDICTED]:
+    for candidate in _predicted_best(ranking, is_named=is_named):
         enter(candidate.case, candidate)
-    plain = [case for case in bases if case.strategy in PLAINEST]
-    for case in plain or (bases if ranking is None else ()):
-        enter(case, None)
+    predicted = {case.args.strategy for case in entered}
+    for case in bases:
+        if case.strategy in PLAINEST or (is_named and case.strategy not in predicted):
+            enter(case, None)
     return entered
+
+
+def _predicted_best(ranking: Ranking | None, *, is_named: bool) -> Sequence[Candidate]:
+    """Return the candidates that take part: the best of each named strategy, else the best of all."""
+    if ranking is None:
+        return ()
+    if not is_named:
+        return ranking.candidates[:MOST_PREDICTED]
+    return [*ranking.candidates[:1], *ranking.best_of_others()]
 
 
 def _predicted(candidate: Candidate | None, ranking: Ranking | None) -> float | None:

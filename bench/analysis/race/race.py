@@ -19,14 +19,14 @@ from bench.analysis.race.looks import LOOKS, MOST_ROUNDS
 from bench.analysis.race.referee import FEWEST, Objective, RaceReferee, least_budget_s
 from bench.errors import Misuse
 from bench.report.format import duration
-from bench.session.case_args import CaseArgs, NodeResources
+from bench.session.case_args import CaseArgs
 from bench.session.session import Session
 from bench.store.suite_record import FAILED
 from bench.suite.choice import Choice, choose
 from bench.suite.file import Suite, SuiteCase
 from bench.suite.folder import begin, resume
 from bench.suite.ledger import SuiteState
-from bench.suite.plan import PastRuns, PlannedCase, SuitePlan, plan_suite
+from bench.suite.plan import PlannedCase, SuitePlan
 from bench.suite.results import SuiteResult, read_result
 from bench.suite.run import Display, SuiteEnd, SuiteRunner
 from workloads.core.precision_options import WEIGHTS
@@ -60,36 +60,6 @@ class RaceEnd:
 
 def race(
     cases: Sequence[RaceCase],
-    session: Session,
-    node: NodeResources,
-    history: PastRuns | str,
-    *,
-    objective: Objective = "throughput",
-    budget_s: float | None = None,
-    resumed: str | None = None,
-    display: Display | None = None,
-    name: str = "choose",
-    limit_s: float = 600.0,
-    clock_s: Callable[[], float] = time.monotonic,
-) -> RaceEnd:
-    """Measure the cases in turn until one is shown to be the best, or the budget is over.
-
-    Ctrl-C ends it and keeps what is complete.
-    history: tells how long cases take, or why nothing does. budget_s: as many rounds as fit. resumed: the id of the
-    race's suite run that goes on. name: of the suite. limit_s: for one trial.
-
-    Raises:
-        Misuse: fewer than two cases can run or fit into the budget, two are the same, or they have different weights.
-        InfrastructureFailed: the suite run's folder cannot be written.
-    """
-    plan = plan_suite(race_suite(cases, name, limit_s), node, history)
-    return run_race(
-        cases, plan, session, objective=objective, budget_s=budget_s, resumed=resumed, display=display, clock_s=clock_s
-    )
-
-
-def run_race(
-    cases: Sequence[RaceCase],
     plan: SuitePlan,
     session: Session,
     *,
@@ -99,8 +69,17 @@ def run_race(
     display: Display | None = None,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> RaceEnd:
-    """Measure the cases of a plan, as `race` does."""
-    _check(plan)
+    """Measure the cases in turn until one is shown to be the best, or the budget is over.
+
+    Ctrl-C ends it and keeps what is complete.
+    plan: of `race_suite`'s suite, with the times that the history knows. budget_s: as many rounds as fit. resumed: the
+    id of the race's suite run that goes on.
+
+    Raises:
+        Misuse: fewer than two cases can run or fit into the budget, two are the same, or they have different weights.
+        InfrastructureFailed: the suite run's folder cannot be written.
+    """
+    check_race(plan)
     names = [case.name for case in sorted(cases, key=lambda case: not case.is_plain)]
     referee = RaceReferee(names=names, objective=objective, budget_s=budget_s, clock_s=clock_s)
     if budget_s is not None and resumed is None:
@@ -148,7 +127,7 @@ def race_suite(cases: Sequence[RaceCase], name: str, limit_s: float) -> Suite:
     )
 
 
-def _check(plan: SuitePlan) -> None:
+def check_race(plan: SuitePlan) -> None:
     """Refuse a race of fewer than two cases, or of cases that do not do the same work.
 
     Raises:
@@ -156,8 +135,10 @@ def _check(plan: SuitePlan) -> None:
     """
     runnable = [planned for planned in plan.cases if planned.refusal is None]
     if len(runnable) < FEWEST:
-        reasons = "; ".join(f"{each.suite_case.name}: {each.refusal}" for each in plan.cases if each.refusal)
-        raise Misuse(f"a race needs two cases that can run here, and {len(runnable)} can: {reasons}")
+        refused = [f"{each.suite_case.name}: {each.refusal}" for each in plan.cases if each.refusal is not None]
+        if not refused:
+            raise Misuse(f"a race needs two cases, and there is only {plan.cases[0].suite_case.name}; name another too")
+        raise Misuse(f"a race needs two cases that can run here, and {len(runnable)} can: {'; '.join(refused)}")
     for planned in runnable:
         assert planned.case is not None, "a case without refusal is resolved"
         if planned.case.model is None:

@@ -139,12 +139,13 @@ def command(
     from bench.analysis.choosing.explain import explain
     from bench.analysis.choosing.report import COLUMNS, choice_document, choice_page, choice_rows
     from bench.analysis.choosing.suite_text import write_suite
-    from bench.errors import FINE, Misuse, say
+    from bench.errors import FINE, Misuse
     from bench.report.table import write
-    from bench.session.case_args import CaseArgs, shape_of
+    from bench.session.case_args import CaseArgs, check_limit, shape_of
 
+    check_limit(limit_s)
     shape = shape_of(CaseArgs(strategy="single", shape_name=shape_name, dimensions=dimensions))
-    is_measured = on is None and not is_dry
+    is_measured, notices = on is None and not is_dry, []
     if on is not None:
         if budget_s is not None or resumed is not None or is_dry:
             raise Misuse("--on measures nothing; leave --budget, --resume and --dry-run out")
@@ -158,8 +159,8 @@ def command(
         except Misuse as error:
             if not is_measured or output is not None:
                 raise
-            say(f"{error}; until then only the strategies named, or single, ddp and fsdp, are measured")
-            ground = None
+            measured = "those that are named" if strategies else "single, ddp and fsdp"
+            ground, notices = None, [f"{error}; until then only {measured} are measured"]
     ranking = None
     if ground is not None:
         ranking = candidates(bases, ground, objective=_OBJECTIVES[objective], fixed=fixed)
@@ -169,7 +170,9 @@ def command(
         from bench.analysis.choosing.entrants import entrants
         from bench.cli.planning.measured_choice import RaceOptions, measure
 
-        cases = entrants(ranking, bases, shape_name=shape_name, dimensions=dimensions, steps=steps)
+        cases = entrants(
+            ranking, bases, is_named=bool(strategies), shape_name=shape_name, dimensions=dimensions, steps=steps
+        )
         race = RaceOptions(
             objective=_OBJECTIVES[objective],
             budget_s=budget_s,
@@ -179,6 +182,7 @@ def command(
             store_url=store_url,
             format_name=format_name,
             quiet=quiet,
+            notices=notices,
         )
         return measure(cases, race)
     assert ranking is not None, "without a ground it was refused"

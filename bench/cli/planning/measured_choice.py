@@ -19,7 +19,10 @@ BUDGET_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaceOptions:
-    """How a choice is measured, and where results go. budget_s: None for BUDGET_S. resumed: id of its suite run."""
+    """How a choice is measured, and where results go.
+
+    budget_s: None for BUDGET_S. resumed: id of its suite run. notices: lines for people before it begins.
+    """
 
     objective: Objective
     budget_s: float | None
@@ -29,6 +32,7 @@ class RaceOptions:
     store_url: str | None
     format_name: str
     quiet: bool
+    notices: Sequence[str] = ()
 
 
 def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
@@ -38,7 +42,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
         Misuse: fewer than two cases can run or fit into the budget.
         InfrastructureFailed: the store refuses, or the suite run's folder cannot be written.
     """
-    from bench.analysis.race.race import race_suite, run_race
+    from bench.analysis.race.race import check_race, race, race_suite
     from bench.analysis.race.report import race_page
     from bench.cli.suite.run import exit_code
     from bench.report.table import print_page
@@ -47,6 +51,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
     from bench.session.session import open_session
     from bench.store.history import History, NoStoreYet, check_store
     from bench.store.run_dir import check_place
+    from bench.suite.folder import find_to_resume
     from bench.suite.plan import plan_suite
     from bench.suite.progress import SuiteProgress
     from bench.suite.report import print_suite
@@ -63,7 +68,12 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
     except InfrastructureFailed as error:
         say(f"the plan has no estimates: {error}")
         plan = plan_suite(suite, node, "the history cannot be read")
+    check_race(plan)
+    if options.resumed is not None:
+        find_to_resume(suite, options.runs_folder, options.resumed)
     progress = SuiteProgress(suite.name, is_quiet=options.quiet)
+    for line in options.notices:
+        progress.tell(line)
     with open_session(
         runs=options.runs_folder,
         store_url=options.store_url,
@@ -72,7 +82,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
         serving=partial(serving, port=0),
     ) as session:
         with progress:
-            raced = run_race(
+            raced = race(
                 cases,
                 plan,
                 session,

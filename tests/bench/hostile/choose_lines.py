@@ -33,7 +33,15 @@ LINES = (
     Line(f"choose ddp --shape 8b {_ON} --batch 0", 2, "batch is 0"),
     Line(f"choose ddp --shape 8b --batch 8 {_ON} -o best.toml", 2, "-o best.toml: nothing fits, so there is no case"),
     Line(
-        "choose ddp --shape tiny", 2, "nothing is predicted here: the history has no run yet; `observatory run matmul"
+        "choose ddp --shape tiny --dry-run",
+        2,
+        "nothing is predicted here: the history has no run yet; `observatory run matmul",
     ),
+    Line(f"choose ddp --shape 8b {_ON} --budget 5m", 2, "--on measures nothing; leave --budget, --resume and"),
+    Line("choose ddp fsdp --shape tiny --budget soon", 2, "'soon' is not a time"),
+    Line("choose ddp fsdp --shape tiny --budget 0s", 2, "it must be above 0"),
+    Line("choose ddp fsdp --shape tiny --limit 0", 2, "limit is 0; it must be a number of seconds"),
+    Line("choose ddp --shape tiny", 2, "a race needs two cases, and there is only ddp; name another too"),
+    Line("choose ddp fsdp --shape tiny --resume nothing", 2, 'suite run "nothing" is unknown'),
     Line(f"choose ddp --shape 8b {_ON} --format xml", 2, "'xml' is not one of"),
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.analysis.race.looks import LOOKS, MOST_ROUNDS
-from bench.analysis.race.race import RaceCase, RaceEnd, race_suite, run_race
+from bench.analysis.race.race import RaceCase, RaceEnd, race, race_suite
 from bench.analysis.race.report import MOST_LINES, race_page, sentence
 from bench.errors import Misuse
 from bench.rank.messages import FailureCause
@@ -95,7 +95,7 @@ class RaceNight(FakeNight):
         )
         clock_s = lambda: len(self.orders) * self.trial_s  # noqa: E731
         with self.session() as session:
-            return run_race(cases, plan, session, display=self.display, clock_s=clock_s, **options)
+            return race(cases, plan, session, display=self.display, clock_s=clock_s, **options)
 
 
 @pytest.fixture

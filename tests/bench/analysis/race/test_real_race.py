@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.race.race import RaceCase, race_suite, run_race
+from bench.analysis.race.race import RaceCase, race, race_suite
 from bench.analysis.race.report import sentence
 from bench.cli.main import run
 from bench.rank.fault_injection import parse_fault
@@ -42,7 +42,7 @@ def test_the_case_without_sleep_wins(number: int, tmp_path: Path, capsys: pytest
         for planned in plan.cases
     )
     with open_session(runs=runs, store_url=url, tell=lambda line: None, work="race") as session:
-        end = run_race(cases, replace(plan, cases=faulty), session)
+        end = race(cases, replace(plan, cases=faulty), session)
     assert end.referee.standing.winner == "fsdp"
     assert sentence(end).startswith("fsdp pays: ")
     assert {case.name: case.outcome for case in end.result.cases} == {
