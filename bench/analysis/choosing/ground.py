@@ -2,7 +2,7 @@
 off.
 
 On a machine that is not here the rates are a data sheet's, times an efficiency that is assumed. Their spread is that of
-measured over data-sheet rates elsewhere: stated constants, with their sources.
+measured over data-sheet rates elsewhere, as `bench.analysis.prediction.calibration` states it with its sources.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.analysis.prediction import calibration
 from bench.analysis.prediction.fit import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MemoryFit, least_parts, memory_fit
 from bench.case import Case
 from bench.errors import Misuse
@@ -33,14 +34,12 @@ class Spread:
     high: float
 
 
-COMPUTE_SPREAD = Spread(low=0.40 / COMPUTE_EFFICIENCY, high=0.68 / COMPUTE_EFFICIENCY)
-"""Share of a data sheet's dense peak that whole training steps reach, recomputing included: the middle 80 % of 209 rows
-in bf16 on A100 and H100, 125 million to 70 billion parameters, 8 GPUs and more.
-Source: mosaicml/llm-foundry, scripts/train/benchmarking/README.md, column HFU, 2025-07-21 (8c8dd48)."""
-LINK_SPREAD = Spread(low=0.67 / LINK_EFFICIENCY, high=1.07 / LINK_EFFICIENCY)
-"""Share of a link's bandwidth by the data sheet that NCCL reaches: from 200 of 300 GB/s (all_reduce of 1 GB, A100) to
-480 of 450 (H100, sums in the switch).
-Source: NVIDIA/nccl-tests issues 149 (2023-06-27) and 212 (2024-05-06)."""
+COMPUTE_SPREAD = Spread(
+    low=calibration.COMPUTE_SPREAD[0] / COMPUTE_EFFICIENCY, high=calibration.COMPUTE_SPREAD[1] / COMPUTE_EFFICIENCY
+)
+LINK_SPREAD = Spread(
+    low=calibration.LINK_SPREAD[0] / LINK_EFFICIENCY, high=calibration.LINK_SPREAD[1] / LINK_EFFICIENCY
+)
 OWN_ERROR = 0.05
 """What two setups do not share: kernels of other sizes, and what the cost models leave out. A step may be off by this
 share on its own, whatever the rates are. Assumed."""
