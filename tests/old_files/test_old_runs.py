@@ -102,7 +102,14 @@ def _summary(run: Path) -> Any:
     if found["cause"] is not None:
         found["cause"]["explained"] = []
     version = found.pop("schema_version")
-    return found | {"step_spreads": [], "hosts": [], "in_turn_with": [], "drill": None, "schema_version": version}
+    return found | {
+        "step_spreads": [],
+        "hosts": [],
+        "in_turn_with": [],
+        "drill": None,
+        "prediction": None,
+        "schema_version": version,
+    }
 
 
 def test_the_history_lists_its_runs_as_their_folders_have_them(history: str, runs: Path, tmp_path: Path) -> None:
@@ -175,7 +182,8 @@ def _rows(store: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
                 row["summary_json"]["case"] = _UNSAVED | row["summary_json"]["case"]
                 for name in ("step_spreads", "hosts", "in_turn_with"):
                     row["summary_json"].setdefault(name, [])
-                row["summary_json"].setdefault("drill", None)
+                for name in ("drill", "prediction"):
+                    row["summary_json"].setdefault(name, None)
                 if row["summary_json"]["cause"] is not None:
                     row["summary_json"]["cause"].setdefault("explained", [])
                 row["case_json"].setdefault("nodes", 1)

@@ -370,7 +370,7 @@ def test_a_suite_run_of_a_newer_version_or_one_that_is_being_run_is_refused(
         _refused(tmp_path, path, "--resume", says=says, capsys=capsys)
         begun = ledger.state.begun
     assert isinstance(begun, Begun)
-    ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"schema_version":2', b'"schema_version":9'))
+    ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"schema_version":3', b'"schema_version":9'))
     _refused(tmp_path, path, "--resume", says="schema version 9 is newer than 3", capsys=capsys)
 
 
