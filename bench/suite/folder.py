@@ -155,14 +155,14 @@ def find_suite_run(runs: Path, suite_run: str) -> Path:
     return runs / SUITE_RUNS / matches[0]
 
 
-def race_suite(suite_run: str) -> str:
+def suite_of(suite_run: str) -> str:
     """Return the suite's name, which each id bears: `20261123-010203-smoke-abc123` is of `smoke`."""
     return "-".join(suite_run.split("-")[2:-1])
 
 
 def _newest_to_resume(suite: Suite, runs: Path) -> Path:
     for folder in suite_run_folders(runs):
-        if race_suite(folder.name) == suite.name and _is_left(suite, fold(read_ledger(folder / LEDGER).records)):
+        if suite_of(folder.name) == suite.name and _is_left(suite, fold(read_ledger(folder / LEDGER).records)):
             return folder
     raise Misuse(
         f"no run of suite {suite.name} in {runs / SUITE_RUNS} is left to resume; leave --resume out to begin one, or"

@@ -49,6 +49,7 @@ SHARDING_OPTIONS: tuple[Option, ...] = (
         default="block",
         choices=("block", "layer"),
         help="unit of sharding and gathering: a block, or its attention and its MLP separately",
+        search=Search(values=("block", "layer"), falls=True),
     ),
     REDUCE,
     Option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from bench.analysis.choosing.candidates import PLAINEST, Ranking
 from bench.analysis.choosing.pricing import Candidate
@@ -49,13 +50,15 @@ def entrants(
             steps=steps,
             options=[f"{name}={written(value)}" for name, value in options_set(case).items()],
         )
-        if any(args == other.args for other in entered):
-            return
+        for place, other in enumerate(entered):
+            if other.args == args:
+                entered[place] = replace(other, is_plain=other.is_plain or candidate is None)
+                return
         counts[case.strategy] += 1
         number = counts[case.strategy]
         entered.append(
             RaceCase(
-                name=case.strategy if number == 1 else f"{case.strategy}-{number}",
+                name=_name(case, number, is_plain=candidate is None),
                 args=args,
                 predicted=_predicted(candidate, ranking),
                 limit=None if candidate is None else f"{candidate.limit[0]} {candidate.limit[1]:.0%}",
@@ -70,6 +73,12 @@ def entrants(
         if case.strategy in PLAINEST or (is_named and case.strategy not in predicted):
             enter(case, None)
     return entered
+
+
+def _name(case: Case, number: int, *, is_plain: bool) -> str:
+    if number == 1:
+        return case.strategy
+    return f"{case.strategy}-plain" if is_plain else f"{case.strategy}-{number}"
 
 
 def _predicted_best(ranking: Ranking | None, *, is_named: bool) -> Sequence[Candidate]:

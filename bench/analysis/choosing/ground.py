@@ -34,11 +34,16 @@ class Spread:
     high: float
 
 
+NO_SPREAD = Spread(low=1.0, high=1.0)
 COMPUTE_SPREAD = Spread(
     low=calibration.COMPUTE_SPREAD[0] / COMPUTE_EFFICIENCY, high=calibration.COMPUTE_SPREAD[1] / COMPUTE_EFFICIENCY
 )
 LINK_SPREAD = Spread(
     low=calibration.LINK_SPREAD[0] / LINK_EFFICIENCY, high=calibration.LINK_SPREAD[1] / LINK_EFFICIENCY
+)
+MEMORY_SPREAD = Spread(
+    low=calibration.MEMORY_SPREAD[0] / calibration.MEMORY_EFFICIENCY,
+    high=calibration.MEMORY_SPREAD[1] / calibration.MEMORY_EFFICIENCY,
 )
 OWN_ERROR = 0.05
 """What two setups do not share: kernels of other sizes, and what the cost models leave out. A step may be off by this
@@ -53,6 +58,8 @@ class Ground:
     machine: the one of --on; None for this machine.
     flops_per_second: at which a rank computes. interconnect: between the ranks, or why its links are unknown.
     compute_spread, link_spread: how far these may be off. origin: where the spread comes from, for people.
+    memory_bytes_per_second: at which an optimizer reads and writes; None where it is not known, and then no step has an
+        optimizer. memory_spread: how far it may be off.
     rests_on: what the rates are, for people.
     """
 
@@ -66,6 +73,8 @@ class Ground:
     link_spread: Spread
     origin: str
     rests_on: tuple[str, ...]
+    memory_bytes_per_second: float | None = None
+    memory_spread: Spread = NO_SPREAD
 
     @property
     def corners(self) -> Mapping[Corner, tuple[float, float]]:
@@ -97,6 +106,12 @@ def ground_on(machine: PlannedMachine, ranks: int, precision: Precision) -> Grou
     interconnect = machine.interconnect(ranks, nodes, efficiency=LINK_EFFICIENCY)
     names = {level.name for level in interconnect.levels}
     compute, links = COMPUTE_SPREAD, LINK_SPREAD
+    sheet = machine.memory_bandwidth()
+    memory = (
+        f"optimizers are left out: {sheet.reason}"
+        if isinstance(sheet, Absent)
+        else f"optimizers at {calibration.MEMORY_EFFICIENCY:.0%}, assumed, of the memory's {sheet / 1e9:,.0f} GB/s"
+    )
     return Ground(
         ranks=ranks,
         nodes=nodes,
@@ -120,7 +135,10 @@ def ground_on(machine: PlannedMachine, ranks: int, precision: Precision) -> Grou
                 for level in machine.table.levels
                 if level.name in names
             ),
+            memory,
         ),
+        memory_bytes_per_second=None if isinstance(sheet, Absent) else calibration.MEMORY_EFFICIENCY * sheet,
+        memory_spread=MEMORY_SPREAD,
     )
 
 

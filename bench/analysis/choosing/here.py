@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.analysis.choosing.ground import OWN_ERROR, Ground, Spread
+from bench.analysis.choosing.ground import NO_SPREAD, OWN_ERROR, Ground, Spread
+from bench.analysis.prediction.from_history import memory_bandwidth
 from bench.case import Case
 from bench.errors import Misuse
 from bench.machine.gpus import Gpu
@@ -46,6 +47,11 @@ def ground_here(base: Case, history: History, *, cores: int, gpus: Sequence[Gpu]
     rests_on = [f"computing at the ceiling of {ceiling.run}, {rate / 1e9:,.4g} GFLOP/s a rank"]
     if links is not None:
         rests_on.append(f"links: {links.basis}")
+    memory = memory_bandwidth(base, hardware, history)
+    if memory is None:
+        rests_on.append(
+            "optimizers are left out: the history has no comparable copies run; `observatory run copies` makes one"
+        )
     return Ground(
         ranks=base.ranks,
         nodes=1,
@@ -61,6 +67,10 @@ def ground_here(base: Case, history: History, *, cores: int, gpus: Sequence[Gpu]
             " setup's own, all assumed"
         ),
         rests_on=tuple(rests_on),
+        memory_bytes_per_second=None if memory is None else memory.value,
+        memory_spread=NO_SPREAD
+        if memory is None
+        else Spread(low=memory.low / memory.value, high=memory.high / memory.value),
     )
 
 

@@ -14,6 +14,7 @@ from bench.analysis.choosing.ground import (
     memory_need,
     states_bytes,
 )
+from bench.analysis.prediction.forecast import optimizer_bytes
 from bench.case import Case
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect, MeshAxis, axis_time_s, transfer_axis
@@ -23,7 +24,7 @@ from workloads.cost_models.terms import Collective, Transfer
 from workloads.options import MICROBATCHES, rerun_ratio
 from workloads.pipeline_parallel.expected_step import missing_link, step_of
 
-COMPUTING, RECOMPUTING, BUBBLE = "computing", "recomputing", "bubble"
+COMPUTING, RECOMPUTING, BUBBLE, OPTIMIZER = "computing", "recomputing", "bubble", "optimizer"
 """Parts of a step that are not communication; the others have the name of the level that is crossed."""
 
 
@@ -202,9 +203,12 @@ class Pricing:
         step = self._step(case, compute)
         if isinstance(step, Absent):
             return step
+        optimizer_s = self._optimizer_s(case)
+        step = replace(step, compute=replace(step.compute, optimizer_s=optimizer_s))
         exposed_s, levels = self._by_level(case, step)
         recomputed_s = compute.backward_s - 2 * compute.forward_s
         parts_s = {COMPUTING: compute.step_s - recomputed_s, RECOMPUTING: recomputed_s, BUBBLE: step.bubble_s}
+        parts_s[OPTIMIZER] = optimizer_s
         parts_s |= exposed_s
         return Candidate(
             case=case,
@@ -214,6 +218,12 @@ class Pricing:
             levels=levels,
             corners_s={corner: self._at(case, step, *rates) for corner, rates in self.ground.corners.items()},
         )
+
+    def _optimizer_s(self, case: Case) -> float:
+        """Return the time of the optimizer of the rank that updates most; 0 where the memory's rate is not known."""
+        if self.ground.memory_bytes_per_second is None or isinstance(moved_bytes := optimizer_bytes(case), Absent):
+            return 0.0
+        return moved_bytes / self.ground.memory_bytes_per_second
 
     def _step(self, case: Case, compute: ComputeTime) -> StepTime | Absent:
         spec, interconnect = case.spec(), self.ground.interconnect
@@ -259,11 +269,13 @@ class Pricing:
         A pipeline's exposed communication is taken to grow as its links slow down; others are predicted again, since
         slower links may expose what was hidden.
         """
+        compute, spread = step.compute, self.ground.memory_spread
+        optimizer_s = compute.optimizer_s / (spread.low if computing < 1 else spread.high)
         if case.spec().pipeline(case) is not None or isinstance(self.ground.interconnect, Absent):
-            return (step.compute.step_s + step.bubble_s) / computing + step.exposed_s / links
-        compute = step.compute
+            computing_s = compute.forward_s + compute.backward_s + step.bubble_s
+            return computing_s / computing + step.exposed_s / links + optimizer_s
         slower = ComputeTime(forward_s=compute.forward_s / computing, backward_s=compute.backward_s / computing)
-        return self._overlapped(case, slower, links).step_s
+        return self._overlapped(case, slower, links).step_s + optimizer_s
 
 
 def _bubble_ratio(pipeline: Pipeline) -> float:

@@ -96,8 +96,8 @@ def _left_out(ranking: Ranking) -> Iterator[str]:
     """Yield what became of the setups that are no line of the table."""
     refused = sum(each.count for each in ranking.refused)
     yield (
-        f"{plural(ranking.setups_count, 'setup')} of {plural(len(ranking.searches), 'strategy', 'strategies')}:"
-        f" {refused:,} refused, {ranking.unfit_count:,} do not fit, {ranking.slower_count:,} not worked out, as they"
+        f"{ranking.setups_count:,} setups of {plural(len(ranking.searches), 'strategy', 'strategies')}:"
+        f" {refused:,} refused, {ranking.unfit_count:,} do not fit, {ranking.slower_count:,} skipped, because they"
         f" cannot be faster, {ranking.pricing.predicted_count:,} predicted in full"
     )
     reasons: dict[str, tuple[int, set[str]]] = {}
@@ -106,7 +106,8 @@ def _left_out(ranking: Ranking) -> Iterator[str]:
         reasons[each.reason] = (count + each.count, {*strategies, each.strategy})
     most = sorted(reasons.items(), key=lambda item: -item[1][0])
     for reason, (count, strategies) in most[:REASONS]:
-        yield f"refused {count:,}, as: {reason} ({', '.join(sorted(strategies)[:3])})"
+        if count:
+            yield f"{count:,} refused, for example: {reason} ({', '.join(sorted(strategies)[:3])})"
     if len(most) > REASONS:
         yield f"{plural(len(most) - REASONS, 'further reason')} of refusal: --format json has all"
     for reason, count in ranking.unpredicted.items():
@@ -114,7 +115,7 @@ def _left_out(ranking: Ranking) -> Iterator[str]:
     if ranking.unfit:
         nearest = min(ranking.unfit.values(), key=_closeness)
         names = ", ".join(name for name in ranking.unfit)
-        yield f"in no setup fits: {names}; the nearest is {_unfit_words(ranking, nearest)}"
+        yield f"do not fit in any setup: {names}; the nearest is {_unfit_words(ranking, nearest)}"
 
 
 def _closeness(unfit: Unfit) -> tuple[bool, int]:
@@ -136,19 +137,22 @@ def closing(ranking: Ranking) -> str:
         return _nothing_fits(ranking)
     if ranking.objective == "memory":
         return (
-            f"{best.case.strategy} holds least: {readable(best.memory.total_bytes, 'bytes')} a rank; "
+            f"{best.case.strategy} needs the least memory:"
+            f" {'about ' * (best.memory.basis == 'papers')}{readable(best.memory.total_bytes, 'bytes')} a rank; "
             + _plainest(ranking)
         ).rstrip("; ")
     equals, others = ranking.equals(), ranking.best_of_others()
     names = list(dict.fromkeys(each.case.strategy for each in equals if each.case.strategy != best.case.strategy))
     if names:
-        least = min((best, *equals), key=lambda each: each.memory.total_bytes)
+        known = [each for each in (best, *equals) if each.memory.basis == "peak"]
+        least = min(known, key=lambda each: each.memory.total_bytes, default=None)
         tied = [best.case.strategy, *names]
         line = (
             f"no winner between {', '.join(tied[:-1])} and {tied[-1]}: their intervals overlap"
-            f" ({best.case.strategy} {_over(best, next(each for each in equals if each.case.strategy == names[0]))});"
-            f" {least.case.strategy} holds least, {readable(least.memory.total_bytes, 'bytes')}"
+            f" ({best.case.strategy} {_over(best, next(each for each in equals if each.case.strategy == names[0]))})"
         )
+        if least is not None:
+            line += f"; {least.case.strategy} needs the least memory, {readable(least.memory.total_bytes, 'bytes')}"
         slower = [each for each in others if each not in equals]
         if slower:
             line += f"; all beat {slower[0].case.strategy}" if speed_ratio(equals[-1], slower[0]).low > 1 else ""
@@ -158,8 +162,7 @@ def closing(ranking: Ranking) -> str:
     else:
         line = f"{best.case.strategy} pays: {_over(best, others[0])}"
     if equals:
-        count = plural(len(equals), "other setup")
-        line += f"; {count} of it cannot be told apart from the first"
+        line += f"; {plural(len(equals), f'other {best.case.strategy} setup')} cannot be told apart from the first"
     return "; ".join(part for part in (line, _plainest(ranking)) if part)
 
 

@@ -121,7 +121,7 @@ def forecast(
     case: Case, calibration: Calibration, memory: MemoryFit, *, peak: Peak | Absent, peak_words: str
 ) -> Forecast:
     """Predict a case at these rates. peak: what MFU is a share of. peak_words: the same, for people."""
-    moved_bytes = Absent(reason="a probe updates nothing") if case.model is None else _update_bytes(case)
+    moved_bytes = Absent(reason="a probe updates nothing") if case.model is None else optimizer_bytes(case)
     steps = _steps(case, calibration, moved_bytes)
     if isinstance(steps, Absent):
         return Forecast(
@@ -173,7 +173,7 @@ def hidden_ratio(case: Case, calibration: Calibration) -> float | None:
 
 
 def _steps(case: Case, calibration: Calibration, moved_bytes: float | Absent) -> dict[Corner, Seconds] | Absent:
-    """Return the step at each corner, or why there is none. moved_bytes: see `_update_bytes`."""
+    """Return the step at each corner, or why there is none. moved_bytes: see `optimizer_bytes`."""
     if case.model is None:
         return Absent(reason="a probe trains no model")
     if isinstance(calibration.products, Absent):
@@ -248,7 +248,7 @@ def _compute(case: Case, calibration: Calibration, corner: Corner, work: Forward
     return ComputeTime(forward_s=forward_s, backward_s=backward_s + rerun_ratio(case) * forward_s)
 
 
-def _update_bytes(case: Case) -> float | Absent:
+def optimizer_bytes(case: Case) -> float | Absent:
     """Return what the optimizer of the rank that updates most reads and writes."""
     if case.options.get("offload"):
         return Absent(reason="the host updates offloaded states, and nothing measures at which rate")

@@ -80,7 +80,7 @@ def _without_hiding(place: Place, history: Runs) -> Calibration:
         ends = dict.fromkeys((products[0], products[-1]))
         words = " to ".join(f"{_rate_words(rate.value)} of {rows:,.0f} rows" for rows, rate in ends)
         rests_on.append(f"products at {words}, {products[-1][1].origin}")
-    memory = _bandwidth(runs_alike(history, CopiesSpec(), case, hardware), COPIES[case.device])
+    memory = memory_bandwidth(case, hardware, history)
     if memory is None:
         missing.append(no_run_alike(CopiesSpec(), case, hardware).reason)
     else:
@@ -114,6 +114,15 @@ def _ladder(runs: Sequence[Summary]) -> tuple[tuple[float, Range], ...]:
             if len({product.labels[name] for name in ("m", "n", "k")}) == 1:
                 by_rows[float(product.labels["m"])].append(product)
     return tuple((rows, _scatter(products, "matmul")) for rows, products in sorted(by_rows.items()))
+
+
+def memory_bandwidth(case: Case, hardware: str, history: Runs) -> Range | None:
+    """Return the bandwidth that copies reached where the case would run; None where the history has no such run.
+
+    Raises:
+        InfrastructureFailed: the history cannot be read.
+    """
+    return _bandwidth(runs_alike(history, CopiesSpec(), case, hardware), COPIES[case.device])
 
 
 def _bandwidth(runs: Sequence[Summary], kind: str) -> Range | None:

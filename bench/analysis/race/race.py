@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from bench.analysis.race.looks import LOOKS, MOST_ROUNDS
-from bench.analysis.race.referee import FEWEST, Objective, RaceReferee, least_budget_s
-from bench.errors import Misuse
+from bench.analysis.race.referee import FEWEST, Objective, RaceReferee, costs, least_budget_s
+from bench.errors import Misuse, plural
 from bench.report.format import duration
 from bench.session.case_args import CaseArgs
 from bench.session.session import Session
@@ -86,6 +86,7 @@ def race(
         _leave_out(plan, referee, budget_s)
     with begin(plan.suite, session.runs) if resumed is None else resume(plan.suite, session.runs, resumed) as ledger:
         _recall(referee, ledger.state, session.runs)
+        _leave_behind(referee)
         choice = choose(plan, ledger.state)
         out = [planned for planned in choice.cases if planned.suite_case.name in referee.left_out]
         choice = Choice(
@@ -137,7 +138,9 @@ def check_race(plan: SuitePlan) -> None:
     if len(runnable) < FEWEST:
         refused = [f"{each.suite_case.name}: {each.refusal}" for each in plan.cases if each.refusal is not None]
         if not refused:
-            raise Misuse(f"a race needs two cases, and there is only {plan.cases[0].suite_case.name}; name another too")
+            raise Misuse(
+                f"a race needs two cases, and there is only {plan.cases[0].suite_case.name}; name a second one"
+            )
         raise Misuse(f"a race needs two cases that can run here, and {len(runnable)} can: {'; '.join(refused)}")
     for planned in runnable:
         assert planned.case is not None, "a case without refusal is resolved"
@@ -174,6 +177,21 @@ def _leave_out(plan: SuitePlan, referee: RaceReferee, budget_s: float) -> None:
 def _trial_s(planned: PlannedCase) -> float:
     """Return the seconds of a trial, by the history; 0 where they are unknown."""
     return 0.0 if planned.estimate_s is None or planned.case is None else planned.estimate_s / planned.case.trials
+
+
+def _leave_behind(referee: RaceReferee) -> None:
+    """Leave out of a resumed race the cases that lag behind by more than the round that was cut.
+
+    Rounds that they would make up now would be compared with rounds of another day.
+    """
+    done = {name: len(costs(referee.known[name], referee.objective)) for name in referee.known}
+    if not (most := max((done[name] for name in done if name not in referee.failed_rounds), default=0)):
+        return
+    for name in referee.names:
+        if name not in referee.failed_rounds and done.get(name, 0) < most - 1:
+            referee.left_out[name] = (
+                f"it lacks some of {plural(most, 'round')}, and rounds of two days are not compared"
+            )
 
 
 def _recall(referee: RaceReferee, state: SuiteState, runs: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.analysis.race.looks import MOST_ROUNDS
 from bench.analysis.race.race import RaceCase, RaceEnd
-from bench.analysis.race.referee import costs
+from bench.analysis.race.referee import Objective, costs
 from bench.errors import plural
-from bench.report.format import digits, duration, figure
+from bench.report.format import digits, duration, figure, readable
 from bench.report.table import Block, Table
 from bench.results.comparison import MARGIN
 from bench.results.estimate import Estimate, of_metric
@@ -28,15 +28,17 @@ def race_page(end: RaceEnd) -> list[Block]:
     """Return the race for people: its table, what did not run, and the sentence."""
     by_name = {case.name: case for case in end.cases}
     measured = _in_order(end)
-    room = MOST_LINES - 2 - (1 if len(measured) < len(end.result.cases) else 0)
+    room = MOST_LINES - 3 - (1 if len(measured) < len(end.result.cases) else 0)
     most = max((_throughput(case.summary) for case in measured), default=0.0)
-    rows = [_row(case, by_name[case.name], most) for case in measured[:room]]
+    rows = [_row(case, by_name[case.name], most, end) for case in measured[:room]]
     page: list[Block] = []
     if rows:
         head = ("case", "", "tokens/s", "memory", "predicted", "rounds", "outcome", "what limits it")
         page.append(Table(head, rows, words=(0, 1, 6, 7), keys=1))
     if out := _left_out(end, measured[room:]):
         page.append(out)
+    if options := _options_of_first(end, by_name):
+        page.append(options)
     return [*page, sentence(end)]
 
 
@@ -52,8 +54,8 @@ def sentence(end: RaceEnd) -> str:
             return f"{first} pays: no other case has run to the end"
         second = next(name for name, each in standing.dropped.items() if each is drop)
         if drop.by != first:  # The second was dropped for a case that was dropped later.
-            return f"{first} pays: each other case is shown to be {_worse(end)} than one that goes before it"
-        by = f"{drop.ratio:.2g}x [{drop.low:.2g}, {drop.high:.2g}]"
+            return f"{first} pays: each other case is shown to be {_worse(end)} than another one"
+        by = f"{drop.ratio:.2f}x [{drop.low:.2f}, {drop.high:.2f}]"
         if end.objective == "memory":
             return f"{first} pays: {second} needs {by} of its memory"
         return f"{first} pays: {by} {second}{_memory_words(end, first)}"
@@ -78,13 +80,20 @@ def sentence(end: RaceEnd) -> str:
     )
 
 
+def _options_of_first(end: RaceEnd, by_name: Mapping[str, RaceCase]) -> str | None:
+    """Return the options of the first case, with which `run` and suites measure the same; None if it has none."""
+    ahead = end.referee.standing.ahead
+    texts = by_name[ahead[0]].args.options if ahead else ()
+    return f"{ahead[0]} has {' '.join(f'--option {text}' for text in texts)}" if texts else None
+
+
 def _worse(end: RaceEnd) -> str:
     return "slower" if end.objective == "throughput" else "larger"
 
 
 def _resume(end: RaceEnd) -> str:
     is_left = end.end.is_interrupted or bool(end.result.named("left_out", "interrupted"))
-    return f" (suite run {end.result.id} can go on)" if is_left else ""
+    return f" (`--resume {end.result.id}` with the same options goes on)" if is_left else ""
 
 
 def _memory_words(end: RaceEnd, first: str) -> str:
@@ -110,7 +119,13 @@ def _in_order(end: RaceEnd) -> list[CaseResult]:
     return sorted(cases, key=lambda case: (case.outcome in ("failed", "timed_out"), means[case.name]))
 
 
-def _row(case: CaseResult, raced: RaceCase, most: float) -> Sequence[str]:
+def _predicted(raced: RaceCase, objective: Objective) -> str:
+    if raced.predicted is None:
+        return "-"
+    return digits(raced.predicted) if objective == "throughput" else readable(raced.predicted, "bytes")
+
+
+def _row(case: CaseResult, raced: RaceCase, most: float, end: RaceEnd) -> Sequence[str]:
     assert case.summary is not None
     rate = next(iter(of_metric(case.summary.estimates, RUN_TOKENS_PER_SECOND)), None)
     length = round(_BAR * _throughput(case.summary) / most) if most else 0
@@ -119,7 +134,7 @@ def _row(case: CaseResult, raced: RaceCase, most: float) -> Sequence[str]:
         "#" * max(1, length),
         figure(rate),
         figure(_memory(case.summary)),
-        "-" if raced.predicted is None else digits(raced.predicted),
+        _predicted(raced, end.objective),
         str(case.summary.trials_done),
         case.words,
         raced.limit or "-",

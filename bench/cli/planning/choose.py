@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _OBJECTIVES: dict[str, Objective] = {"throughput": "throughput", "memory": "memory"}
 OBJECTIVES = tuple(_OBJECTIVES)
 GROUPS = {
-    "What is chosen": ("strategies", "ranks", "objective", "options", "precision"),
+    "What is chosen": ("ranks", "objective", "options", "precision"),
     "The model": ("shape_name", *DIMENSIONS),
     "Where": ("on", "runs_folder", "shared", "store_url"),
     "How it is measured": ("budget_s", "steps", "limit_s", "resumed", "is_dry"),
@@ -94,7 +94,9 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
 )
 @named_option("steps", "Measured steps of a trial.", default=20)
 @LIMIT
-@click.option("--resume", "resumed", type=NamedText(), metavar="ID", help="Suite run of a choice that goes on.")
+@click.option(
+    "--resume", "resumed", type=NamedText(), metavar="ID", help="Suite run of an interrupted choice to continue."
+)
 @click.option("--dry-run", "is_dry", is_flag=True, help="Print what is predicted here; measure nothing.")
 @click.option(
     "-o",

@@ -40,7 +40,7 @@ class Tokens(click.ParamType):  # type: ignore[type-arg]  # Generic only in newe
             return float(value)
         match = self._FORM.fullmatch(value.strip().lower())
         if match is None:
-            self.fail(f"{value!r} is no number of tokens; use for example 15T, 300B or 2e9", param, ctx)
+            self.fail(f"{value!r} is not a number of tokens; use for example 15T, 300B or 2e9", param, ctx)
         digits, exponent, size = match.groups()
         tokens = float(f"{digits}e{exponent or 0}") * 10.0 ** _POWERS[size]
         if not 1 <= tokens <= MOST_TOKENS:
@@ -107,7 +107,7 @@ def _score(parameters: Mapping[str, Any]) -> None:
     allowed = {"is_scored", "store_url", "format_name"}
     if given := [name for name in parameters if _is_given(context, name) and name not in allowed]:
         words = {each.name: each.opts[0] for each in context.command.params} | {"strategy": "STRATEGY"}
-        raise Misuse(f"--score is of all runs of the history; leave {words.get(given[0], given[0])} out")
+        raise Misuse(f"--score covers all runs of the history; leave {words.get(given[0], given[0])} out")
     with History(parameters["store_url"], writable=False, is_glance=True) as history:
         print_score(history, parameters["format_name"])
 

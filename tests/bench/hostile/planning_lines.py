@@ -8,8 +8,8 @@ _ON = "--on h100x8"
 
 LINES = (
     Line("predict", 2, "Missing argument 'STRATEGY'"),
-    Line("predict ddp --score", 2, "--score is of all runs of the history; leave STRATEGY out"),
-    Line("predict --score --tokens 15T", 2, "--score is of all runs of the history; leave --tokens out"),
+    Line("predict ddp --score", 2, "--score covers all runs of the history; leave STRATEGY out"),
+    Line("predict --score --tokens 15T", 2, "--score covers all runs of the history; leave --tokens out"),
     Line("predict dpp", 2, 'strategy "dpp" is unknown; did you mean "ddp"?'),
     Line("predict ''", 2, 'strategy "" is unknown'),
     Line("predict ddp x", 2, "unexpected extra argument (x)"),
@@ -21,9 +21,9 @@ LINES = (
     Line("predict ddp --ranks 1000000 --batch 1000000", 2, "ranks is 1000000; it must be 4096 or less"),
     Line("predict ddp --on h100x8 --ranks 8,8", 2, "not a list of different numbers of ranks"),
     Line("predict ddp --on h100x8 --ranks 0", 2, "ranks is 0; it must be 1 or more"),
-    Line("predict fsdp --on h100x8 --tokens ''", 2, "'' is no number of tokens"),
-    Line("predict fsdp --on h100x8 --tokens -15T", 2, "'-15T' is no number of tokens"),
-    Line("predict fsdp --on h100x8 --tokens inf", 2, "'inf' is no number of tokens"),
+    Line("predict fsdp --on h100x8 --tokens ''", 2, "'' is not a number of tokens"),
+    Line("predict fsdp --on h100x8 --tokens -15T", 2, "'-15T' is not a number of tokens"),
+    Line("predict fsdp --on h100x8 --tokens inf", 2, "'inf' is not a number of tokens"),
     Line("predict fsdp --on h100x8 --tokens 1e99T", 2, "tokens are too many; it may be 1 to 1e18"),
     Line("predict fsdp --on h100x8 --tokens 0.1", 2, "tokens are too few; it may be 1 to 1e18"),
     Line("predict fsdp --on h100x8 --nodes 2", 2, "--nodes and --ranks-per-node cannot be set with it"),
@@ -66,7 +66,7 @@ LINES = (
     Line("choose ddp fsdp --shape tiny --budget soon", 2, "'soon' is not a time"),
     Line("choose ddp fsdp --shape tiny --budget 0s", 2, "it must be above 0"),
     Line("choose ddp fsdp --shape tiny --limit 0", 2, "limit is 0; it must be a number of seconds"),
-    Line("choose ddp --shape tiny", 2, "a race needs two cases, and there is only ddp; name another too"),
+    Line("choose ddp --shape tiny", 2, "a race needs two cases, and there is only ddp; name a second one"),
     Line("choose ddp fsdp --shape tiny --resume nothing", 2, 'suite run "nothing" is unknown'),
     Line(f"choose ddp --shape 8b {_ON} --format xml", 2, "'xml' is not one of"),
 )

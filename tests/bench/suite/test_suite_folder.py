@@ -9,7 +9,7 @@ import pytest
 
 from bench.errors import InfrastructureFailed, Misuse
 from bench.suite.file import Suite, read_suite
-from bench.suite.folder import SUITE, begin, find_suite_run, race_suite, resume, suite_run_folders
+from bench.suite.folder import SUITE, begin, find_suite_run, resume, suite_of, suite_run_folders
 from bench.suite.ledger import LEDGER, CaseEnded, Ended, fold, read_ledger
 from bench.suite.results import read_result
 from tests.collectors.files_and_sockets.simulated_disk import SimulatedDisk
@@ -52,7 +52,7 @@ def test_a_suite_run_is_begun_with_its_suite_beside_its_ledger(tmp_path: Path) -
     smoke = suite(tmp_path)
     with begin(smoke, tmp_path / "runs", ["extra"]) as ledger:
         assert ledger.folder.parent == tmp_path / "runs" / "suites"
-        assert race_suite(ledger.folder.name) == "smoke"
+        assert suite_of(ledger.folder.name) == "smoke"
         assert sorted(path.name for path in ledger.folder.iterdir()) == [LEDGER, "suite.json"]
         found = ledger.state.begun
     assert found is not None

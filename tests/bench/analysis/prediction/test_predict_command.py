@@ -259,7 +259,7 @@ def test_a_machine_elsewhere_takes_rates_of_the_history_where_its_hardware_was_m
         ("predict ddp --on h100x8 --from-history", "the history has no matmul run on 8 x NVIDIA H100 80GB HBM3"),
         ("predict ddp --on h100x8 --nodes 2", "--nodes and --ranks-per-node cannot be set with it; leave them out"),
         ("predict ddp --on h100x8 --ranks 1000000", "ranks is 1000000; it must be 4096 or less"),
-        ("predict ddp --on h100x8 --tokens 15X", "'15X' is no number of tokens; use for example 15T, 300B or 2e9"),
+        ("predict ddp --on h100x8 --tokens 15X", "'15X' is not a number of tokens; use for example 15T, 300B or 2e9"),
         ("predict ddp --on h100x8 --tokens 0", "'0' tokens are too few"),
         ("predict ddp --on h100x8 --tokens 1e99", "'1e99' tokens are too many"),
         ("predict ddp --on h100x8 --batch 7", "batch 7 cannot be shared equally by 8 data ranks; --batch 8 would fit"),

@@ -211,7 +211,7 @@ def test_an_interrupted_race_goes_on_with_its_rounds_and_without_what_was_droppe
     begun = night.race(*names)
     assert begun.end.is_interrupted
     assert outcomes(begun) == {"ddp": "interrupted", "fsdp": "dropped", "zero1": "interrupted"}
-    assert "can go on" in sentence(begun)
+    assert "with the same options goes on" in sentence(begun)
     end = night.race(*names, resumed=begun.result.id)
     assert end.referee.standing.winner == "zero1"
     assert outcomes(end) == {"ddp": "dropped", "fsdp": "dropped", "zero1": "done"}
@@ -288,4 +288,4 @@ def test_a_race_for_memory_names_the_smallest(night: RaceNight) -> None:
     """Simulated ranks hold 1 and 2 MB, so two ranks hold more than one."""
     end = night.race("ddp", "single", objective="memory")
     assert end.referee.standing.winner == "single"
-    assert sentence(end) == "single pays: ddp needs 2x [2, 2] of its memory"
+    assert sentence(end) == "single pays: ddp needs 2.00x [2.00, 2.00] of its memory"
