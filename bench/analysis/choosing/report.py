@@ -15,7 +15,7 @@ from bench.errors import plural
 from bench.report.format import readable
 from bench.report.table import Block, Table, indented
 
-BAR = 12
+BAR = 8
 """Characters of the longest bar."""
 REASONS = 4
 """Reasons of refusal that are printed; JSON has all."""
@@ -76,7 +76,7 @@ def _table(ranking: Ranking) -> Iterator[Block]:
             )
         )
     columns = ("strategy", "", "tokens/s", "memory", "limit", "options")
-    yield Table(columns, rows, words=(0, 1, 4, 5), unbroken=(0, 1, 2, 3, 4), folds="always")
+    yield Table(columns, rows, words=(0, 1, 4, 5), unbroken=(0, 1, 3), folds="always")
 
 
 def _rate(tokens_per_second: float) -> str:
