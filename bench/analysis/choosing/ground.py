@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.analysis.prediction import calibration
-from bench.analysis.prediction.fit import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, MemoryFit, least_parts, memory_fit
+from bench.analysis.prediction.fit import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, memory_fit, memory_within
 from bench.case import Case
 from bench.errors import Misuse
 from bench.machine.machines.machine_file import PlannedMachine
@@ -45,6 +45,7 @@ MEMORY_SPREAD = Spread(
     low=calibration.MEMORY_SPREAD[0] / calibration.MEMORY_EFFICIENCY,
     high=calibration.MEMORY_SPREAD[1] / calibration.MEMORY_EFFICIENCY,
 )
+NO_LIMIT = 2**63
 OWN_ERROR = 0.05
 """What two setups do not share: kernels of other sizes, and what the cost models leave out. A step may be off by this
 share on its own, whatever the rates are. Assumed."""
@@ -163,7 +164,11 @@ class MemoryNeed:
 
 def memory_need(case: Case, ground: Ground) -> MemoryNeed:
     """Return the memory of the rank that holds most, compared with a rank's room."""
-    fit = memory_fit(case, ground.machine) if ground.machine is not None else _here(case, ground)
+    if ground.machine is not None:
+        fit = memory_fit(case, ground.machine)
+    else:
+        # A host's memory limits only offloaded states, which no search offers.
+        fit = memory_within(case, NO_LIMIT if ground.room_bytes is None else ground.room_bytes, NO_LIMIT)
     if not fit.is_least:
         return MemoryNeed(total_bytes=fit.total_bytes, fits=fit.fits, basis="peak", parts=fit.parts)
     parts = {**fit.parts, "activations": _paper_activations(case)}
@@ -174,23 +179,6 @@ def memory_need(case: Case, ground: Ground) -> MemoryNeed:
         basis="papers",
         parts=parts,
     )
-
-
-def _here(case: Case, ground: Ground) -> MemoryFit:
-    """Return the memory on this machine by the peak of live tensors, or else by what a rank holds at the least."""
-    peak = case.spec().peak(case)
-    room_bytes = ground.room_bytes if ground.room_bytes is not None else 2**63
-    if isinstance(peak, Absent):
-        return MemoryFit(parts=least_parts(case), room_bytes=room_bytes, basis=peak.reason, is_least=True)
-    parts = {
-        "parameters": peak.parameters_bytes,
-        "gradients": peak.gradients_bytes,
-        "optimizer": peak.optimizer_bytes,
-        "activations": peak.activations_bytes,
-        "temporary": peak.temporary_bytes,
-        "other": peak.buffers_bytes + peak.other_bytes,
-    }
-    return MemoryFit(parts=parts, room_bytes=room_bytes, basis="live tensors by the cost model")
 
 
 def _paper_activations(case: Case) -> int:

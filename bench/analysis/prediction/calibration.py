@@ -59,7 +59,7 @@ class Calibration:
 
     name: of the machine, for people.
     products: FLOP/s by the rows of square matrices, ascending; a single one holds for all sizes; or why none is known.
-    is_whole: the rates are of whole steps, so that attention, norms and element-wise kernels are in them already.
+    is_whole: the rates are those of whole steps, which include attention, norms and element-wise kernels.
     memory: bytes per second that element-wise kernels and the optimizer read and write.
     links: the interconnect with its bandwidths at each corner, or why none is known. links_origin: of their range.
     hiding: share of the hidden communication that the cost model allows; 1 where nothing was measured.

@@ -195,7 +195,7 @@ def _scaled(interconnect: Interconnect, share: float) -> Interconnect:
 def _hiding(place: Place, history: Runs, calibration: Calibration) -> Range | None:
     """Return the share of the hidden communication of the cost model that like runs hid; None where none shows it.
 
-    Like runs are of the same strategy, backend and hardware: those on as many ranks, else those on the nearest number.
+    Like runs have the same strategy, backend and hardware, and as many ranks, or else the nearest number of them.
     """
     case = place.case
     like = [

@@ -83,7 +83,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a history tells of its predictions.
+    """How wrong the predictions of a history were.
 
     left_out: training runs that are not scored, by the reason. bias: the geometric mean of predicted over measured
     steps. coverage: the share of intervals that hold the measured step; None where no run has one.

@@ -48,7 +48,7 @@ _GRID = 301
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairLook:
-    """What a look says of a pair: the cost of `b` over that of `a`.
+    """The result of a look at a pair: the cost of `b` divided by that of `a`.
 
     value: the mean of the rounds' differences of logarithms, with low and high, an interval that holds over all looks
         and pairs. error: its standard error. is_shown: a difference is.
@@ -164,7 +164,7 @@ def rounds_to_tell(standing: Standing, starters: int) -> int | None:
 
 
 def compare(a: Sequence[float], b: Sequence[float], level: float) -> PairLook:
-    """Return what a look says of two cases' logarithms, round by round. level: of this look and pair, two-sided."""
+    """Compare the logarithms of two cases' costs, round by round. level: two-sided, of this look and pair."""
     from scipy.special import stdtr, stdtrit  # Imported here: commands that only read figures need no scipy.
 
     rounds, differences = len(a), [of_b - of_a for of_a, of_b in zip(a, b, strict=True)]

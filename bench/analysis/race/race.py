@@ -156,7 +156,7 @@ def check_race(plan: SuitePlan) -> None:
 
 
 def _leave_out(plan: SuitePlan, referee: RaceReferee, budget_s: float) -> None:
-    """Leave out the cases that the budget has no first look for, by what the history says of their times.
+    """Leave out the cases that cannot reach the first look within the budget, by their times in the history.
 
     Raises:
         Misuse: not two cases fit; the message says what they would take.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,23 @@ def test_the_best_predicted_take_part_and_always_the_plainest(ranked: tuple[Rank
         (case.args.strategy, case.args.ranks) for case in cases
     }
     assert len({case.name for case in cases}) == len(cases)
+
+
+def test_a_plain_case_that_is_among_the_best_is_plain_and_another_setup_of_it_is_named_so(
+    ranked: tuple[Ranking, list[Case]],
+) -> None:
+    ranking, bases = ranked
+    (ddp,) = [case for case in bases if case.strategy == "ddp"]
+    for options, expected in (
+        (ddp.options, [("ddp", True)]),
+        ({**ddp.options, "bucket_mb": 100.0}, [("ddp", False), ("ddp-plain", True)]),
+    ):
+        best = replace(ranking.candidates[0], case=replace(ddp, options=options))
+        cases = entrants(
+            replace(ranking, candidates=(best,)), bases, is_named=False, shape_name="125m", dimensions={}, steps=20
+        )
+        assert [(case.name, case.is_plain) for case in cases if case.args.strategy == "ddp"] == expected
+        assert cases[0].predicted == best.tokens_per_second
 
 
 def test_all_keep_weights_alike(ranked: tuple[Ranking, list[Case]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,14 @@ def test_a_case_that_cannot_run_or_fails_leaves_with_its_reason(night: RaceNight
     assert end.referee.standing.winner == "ddp"
 
 
+def test_the_options_of_the_winner_are_shown(night: RaceNight) -> None:
+    night.ranks = Ranks(1, factors={"fsdp": 3.0})
+    end = night.race("ddp", "fsdp")
+    first = replace(end.cases[0], args=replace(end.cases[0].args, options=("bucket_mb=100.0",)))
+    assert race_page(replace(end, cases=(first, *end.cases[1:])))[-2] == "ddp has --option bucket_mb=100.0"
+    assert not any(str(block).startswith("ddp has") for block in race_page(end))
+
+
 # Interruptions
 
 
@@ -217,6 +225,30 @@ def test_an_interrupted_race_goes_on_with_its_rounds_and_without_what_was_droppe
     assert outcomes(end) == {"ddp": "dropped", "fsdp": "dropped", "zero1": "done"}
     assert {strategy for strategy, _ in night.engines[1].orders} == {"ddp", "zero1"}
     assert min(trial for _, trial in night.engines[1].orders) == 5
+
+
+def test_a_resumed_race_does_not_compare_rounds_of_another_day(night: RaceNight) -> None:
+    """zero1 was left out for the budget; the machine is 3 % slower now, and all cases are equal."""
+    night.ranks, night.trial_s = Ranks(1, noise=0.003), 1.0
+    names = ("ddp", "fsdp", "zero1")
+    begun = night.race(*names, budget_s=9.0)
+    assert outcomes(begun) == {"ddp": "left_out", "fsdp": "left_out", "zero1": "left_out"}
+    measured = len(night.orders)
+    night.ranks = Ranks(2, compute_s=0.103, noise=0.003)
+    end = night.race(*names, budget_s=1000.0, resumed=begun.result.id)
+    assert outcomes(end)["zero1"] == "left_out"
+    assert "rounds of two days are not compared" in (end.end.state.case("zero1").reason or "")
+    assert "zero1" not in {strategy for strategy, _ in night.orders[measured:]}
+
+
+def test_a_case_that_was_left_out_is_not_done_once_another_has_won(night: RaceNight) -> None:
+    night.ranks, night.trial_s = Ranks(1, factors={"fsdp": 3.0}), 1.0
+    names = ("ddp", "fsdp", "zero1")
+    begun = night.race(*names, budget_s=13.0, estimates_s=dict.fromkeys(names, 1.5 * MOST_ROUNDS))
+    assert begun.referee.standing.winner == "ddp"
+    end = night.race(*names, resumed=begun.result.id)
+    assert outcomes(end) == {"ddp": "done", "fsdp": "dropped", "zero1": "left_out"}
+    assert all(run.case.trials for run in night.stored())
 
 
 # Budgets
