@@ -74,7 +74,7 @@ def command(
     if accepted is None and (because is not None or metric is not None):
         raise Misuse("--because and --metric belong to --accept CASE; name the case, or leave them out")
     if accepted is not None and because is None:
-        raise Misuse(f'--accept {accepted} needs a reason for whoever reads it later: --because "..."')
+        raise Misuse(f'--accept {accepted} needs a reason, which is kept with it: --because "..."')
     if accepted is not None:
         _refuse_with_accept("since", "format_name", "has_details", "runs_folder")
     if since is not None and format_name not in ("table", "json"):

@@ -168,7 +168,7 @@ def _print(plan: PrunePlan, deleted: Sequence[Folder], format_name: str, *, is_d
 
 def _page(plan: PrunePlan, deleted: Sequence[Folder], *, is_dry_run: bool) -> Iterator[Block]:
     needed = [folder for folder in plan.kept if folder.is_needed]
-    for heading, folders in (("would go" if is_dry_run else "gone", deleted), ("stays, whatever its age", needed)):
+    for heading, folders in (("would go" if is_dry_run else "gone", deleted), ("stays regardless of age", needed)):
         if folders:
             cells = [(each.path.name, _day(each), readable(each.size_bytes, "bytes"), each.reason) for each in folders]
             yield Table((heading, "ended", "size", "why"), cells[:MOST_ROWS], words=(0, 1, 3))

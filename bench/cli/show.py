@@ -264,7 +264,7 @@ def _rebuild(runs_folder: Path, store_url: str | None, format_name: str, *, of_a
 
 def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | None, format_name: str) -> None:
     """Print a file of nccl-tests beside the named run, or the one most like it."""
-    from bench.report.nccl_tests.beside import print_beside
+    from bench.report.nccl_tests.comparison import print_comparison
     from bench.report.nccl_tests.reader import read
     from bench.report.nccl_tests.writer import most_like, require_collectives
     from bench.store.history import History
@@ -283,7 +283,7 @@ def _import(path: Path, run: str | None, runs_folder: Path, store_url: str | Non
         say(f"no run of ours can be compared with it: {error}")
     if own is not None:
         require_collectives(own)
-    print_beside(imported, own, format_name)
+    print_comparison(imported, own, format_name)
 
 
 def _export(folder: Path, run: str | None, runs_folder: Path, store_url: str | None) -> None:

@@ -17,9 +17,9 @@ from collectors.sample_log import Reading
 class Saves:
     """The checkpoints that one trial saved; each figure is the median over its saves.
 
-    stall_s: time for which the rank that stood longest stood. write_s: time until all files were on disk.
+    stall_s: time for which the rank that paused longest stood. write_s: time until all files were on disk.
     rank_bytes: the most that a rank wrote. total_bytes: all that ranks wrote.
-    step_s: a step of the slowest rank that began while a checkpoint was written; None where training stood.
+    step_s: a step of the slowest rank that began while a checkpoint was written; None where training paused.
     """
 
     stall_s: float

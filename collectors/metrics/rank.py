@@ -134,7 +134,7 @@ RESIDENT_BYTES = EACH_RANK.gauge(
 
 CHECKPOINT_STALL_SECONDS = EACH_RANK.gauge(
     "observatory_checkpoint_stall_seconds",
-    "Time for which a rank's training stood while a checkpoint was saved: until all ranks' files were on disk, or until"
+    "Time for which a rank's training paused while a checkpoint was saved: until all ranks' files were on disk, or until"
     " its states were copied to the host's memory if a thread writes them.",
 )
 CHECKPOINT_WRITE_SECONDS = EACH_RANK.gauge(

@@ -116,7 +116,7 @@ RUN_LOSS = RUN.gauge(
 )
 RUN_CHECKPOINT_STALL_SECONDS = RUN.gauge(
     "observatory_run_checkpoint_stall_seconds",
-    "Time for which training stood for one checkpoint: the rank that stood longest, the median over a trial's saves,"
+    "Time for which training paused for one checkpoint: the rank that paused longest, the median over a trial's saves,"
     " then over trials. In sync mode until all files were on disk, in async mode until states were copied to the host.",
     better="lower",
 )

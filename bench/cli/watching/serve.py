@@ -180,7 +180,7 @@ def command(
         admits, tls = config().admits, config().tls
         asks_who = admits is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED)
         if not asks_who and not _is_loopback(host):
-            say(f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS")
+            say(f"anybody who reaches {host} can read /metrics; --web-config FILE has passwords and TLS")
         if targets_folder is not None:
             labels = {"__scheme__": server.url.partition(":")[0]}
             target = Target(targets_folder, published_address(host, server.port), labels)

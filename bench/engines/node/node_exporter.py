@@ -23,7 +23,7 @@ ASK_S = 2.0
 """How long the port may take to answer."""
 END_S = 3.0
 """How long the exporter may take to end before it is killed."""
-_EXPECTED = ("serving ", "whoever reaches ")
+_EXPECTED = ("serving ", "anybody who reaches ")
 """Beginnings of exporter lines that say nothing new."""
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """The address at which to probe an exporter that listens on all addresses."""

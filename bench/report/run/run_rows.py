@@ -304,7 +304,7 @@ _ALL: tuple[_Rows, ...] = (
     _figures("energy of a token", results.RUN_TOKEN_ENERGY_JOULES),
     _figures("loss, last step", results.RUN_LOSS),
     _figures("observer's share", results.RUN_OBSERVER_RATIO),
-    _figures("checkpoint: training stood", results.RUN_CHECKPOINT_STALL_SECONDS),
+    _figures("checkpoint: training paused", results.RUN_CHECKPOINT_STALL_SECONDS),
     _figures("checkpoint: on disk after", results.RUN_CHECKPOINT_WRITE_SECONDS),
     _figures("checkpoint: a rank wrote", results.RUN_CHECKPOINT_RANK_BYTES),
     _figures("checkpoint: all ranks", results.RUN_CHECKPOINT_BYTES_PER_SECOND),
@@ -340,7 +340,7 @@ _FIRST: tuple[tuple[int, _Rows], ...] = (
     (1, _efficiencies),
     (6, _figures("MFU, data sheet", results.RUN_MFU)),
     (7, _figures("MFU, measured ceiling", results.RUN_MEASURED_MFU)),
-    (3, _figures("checkpoint: training stood", results.RUN_CHECKPOINT_STALL_SECONDS)),
+    (3, _figures("checkpoint: training paused", results.RUN_CHECKPOINT_STALL_SECONDS)),
     (11, _figures("loss, last step", results.RUN_LOSS)),
 )
 """In the order of the screen: throughput, the step, where its time went, memory, efficiency, what they rest on.

@@ -143,7 +143,7 @@ def test_who_serves_everybody_without_a_password_is_told(host: str, is_open: boo
     with _serve(tmp_path, "--host", host, "--port", "0") as served:
         assert served.stderr is not None
         assert served.stderr.readline().startswith("serving http://")
-        said = f"whoever reaches {host} can read /metrics; --web-config FILE has passwords and TLS\n"
+        said = f"anybody who reaches {host} can read /metrics; --web-config FILE has passwords and TLS\n"
         if is_open:  # Another thread says what it has found in the meantime.
             assert said in iter(served.stderr.readline, "")
         served.terminate()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.report.nccl_tests.beside import print_beside
+from bench.report.nccl_tests.comparison import print_comparison
 from bench.report.nccl_tests.reader import decode
 from bench.results.estimate import estimate
 from bench.store.summary import Summary
@@ -40,7 +40,7 @@ def _ours(size: int = 1048576, hardware: str = "8 x NVIDIA H100 80GB HBM3", scal
 
 def _printed(data: bytes, summary: Summary | None, width: int = 120) -> str:
     text = io.StringIO()
-    print_beside(decode(data, "x.json"), summary, console=Console(file=text, width=width))
+    print_comparison(decode(data, "x.json"), summary, console=Console(file=text, width=width))
     return text.getvalue()
 
 
@@ -134,7 +134,7 @@ def test_a_small_figure_is_not_shown_as_0() -> None:
 
 
 def test_csv_has_one_row_a_size_in_base_units(capsys: pytest.CaptureFixture[str]) -> None:
-    print_beside(decode(document(row(), row(2097152)), "x.json"), _ours(), "csv")
+    print_comparison(decode(document(row(), row(2097152)), "x.json"), _ours(), "csv")
     first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert float(first["in_place_s"]) == pytest.approx(21.25e-6)
     assert float(first["own_time_ratio"]) == pytest.approx(2.0)
@@ -142,7 +142,7 @@ def test_csv_has_one_row_a_size_in_base_units(capsys: pytest.CaptureFixture[str]
 
 
 def test_json_says_who_measured_and_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    print_beside(decode(document(), "x.json"), _ours(ranks=2), "json")
+    print_comparison(decode(document(), "x.json"), _ours(ranks=2), "json")
     printed = json.loads(capsys.readouterr().out)
     assert (printed["collective"], printed["ranks"], printed["nccl_version"]) == ("all_reduce", 8, "2.27.3")
     assert printed["differences"] == ["ranks: 8 of nccl-tests, 2 of ours"]

@@ -36,7 +36,7 @@ REDUCTION = "sum"
 """The reduction of our collectives that reduce."""
 
 
-def print_beside(
+def print_comparison(
     imported: Imported, summary: Summary | None, format_name: str = "table", console: Console | None = None
 ) -> None:
     """Print each size that nccl-tests measured, and our run's time for it; JSON and CSV are in base units.
