@@ -8,7 +8,6 @@ another one or none.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -274,11 +273,14 @@ def _visible_name(ask: Ask, uid: str) -> str | None:
 
 def _pointed_at(dashboard: dict[str, Any], source_uid: str, source_name: str) -> dict[str, Any]:
     """Return the dashboard with this data source chosen, and without the two numbers that Grafana sets."""
-    pointed = copy.deepcopy({key: value for key, value in dashboard.items() if key not in ("id", "version")})
-    for variable in pointed.get("templating", {}).get("list", []):
-        if variable.get("name") == DATA_SOURCE_VARIABLE:
-            variable["current"] = {"selected": True, "text": source_name, "value": source_uid}
-    return pointed
+    pointed = {key: value for key, value in dashboard.items() if key not in ("id", "version")}
+    templating = pointed.get("templating", {})
+    chosen = {"selected": True, "text": source_name, "value": source_uid}
+    variables = [
+        {**variable, "current": chosen} if variable.get("name") == DATA_SOURCE_VARIABLE else variable
+        for variable in templating.get("list", [])
+    ]
+    return {**pointed, "templating": {**templating, "list": variables}} if variables else pointed
 
 
 def _dashboard(
