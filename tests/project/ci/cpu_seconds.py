@@ -1,7 +1,9 @@
 """A pytest plugin that prints the CPU seconds of each test file, and whether a suite keeps its budget.
 
 Seconds on a clock depend on what else runs; CPU seconds hardly do. A test's are those of its process and of all
-processes that it started and waited for: a server's count where its fixture ends it, a daemon's never.
+processes that it started and waited for: a server's count where its fixture ends it, a daemon's never, nor those of
+ranks, whose forkserver nobody waits for. What the whole machine computed during the run is printed therefore, too: on a
+quiet machine that is the suite's true cost.
 `--cpu-budget=SECONDS` prints at the end of a run what the suite took and which files took most, and writes all files to
 `.pytest_cache/v/observatory/cpu_seconds`.
 """
@@ -12,6 +14,7 @@ import resource
 from collections import defaultdict
 from collections.abc import Generator
 
+import psutil
 import pytest
 
 MOST = 15
@@ -32,6 +35,7 @@ class CpuSeconds:
         self._config = config
         self._budget_s = budget_s
         self._begin_s = _used_s()
+        self._machine_begin_s = _machine_used_s()
         self.by_file_s: dict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)
@@ -58,6 +62,8 @@ class CpuSeconds:
         verdict = "within" if total_s <= self._budget_s else "OVER"
         terminalreporter.section("CPU seconds")
         terminalreporter.write_line(f"{total_s:.0f} s, {verdict} the budget of {self._budget_s} s")
+        machine_s = _machine_used_s() - self._machine_begin_s
+        terminalreporter.write_line(f"{machine_s:.0f} s were computed on this machine meanwhile, by all programs")
         most = sorted(self.by_file_s.items(), key=lambda item: -item[1])
         for path, cpu_s in most[:MOST]:
             terminalreporter.write_line(f"{cpu_s:7.1f} s  {path}")
@@ -76,3 +82,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _used_s() -> float:
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def _machine_used_s() -> float:
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,9 @@ def test_what_is_computed_counts_where_it_was_computed(tmp_path: Path, processes
         text=True,
     )
     assert done.returncode == 0, done.stdout
+    machine = re.search(r"^(\d+) s were computed on this machine meanwhile, by all programs$", done.stdout, re.MULTILINE)
+    assert machine is not None, done.stdout
+    assert int(machine[1]) >= 2 * _COMPUTES_S
     assert "OVER the budget of 0 s" in done.stdout
     cpu_s = json.loads((tmp_path / "cache/v/observatory/cpu_seconds").read_text())
     assert list(cpu_s) == ["test_computes.py", "test_waits.py"]
