@@ -54,8 +54,9 @@ class DetectorSettings:
     # Noise that grows: once in two years; looked for in the last two months.
     noise_changes_per_night: float = 0.0015
     growth_nights: int = 60
-    # A change that is so probable has its own level where the noise is learned.
-    likely_probability: float = 0.5
+    # A change that is so probable has its own level where the noise is learned: as soon as the nights speak for one in
+    # their window, which has the probability 0.12 before any of them is seen.
+    likely_probability: float = 0.15
 
     # Tier 1. Reruns may cost 3 % of all trials, and a suspicion costs as much as a night: so one night in a hundred,
     # and the rest for true changes.
