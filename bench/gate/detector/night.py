@@ -11,6 +11,7 @@ there on the next. Whittle's likelihood over a grid, averaged by its probability
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -233,7 +234,6 @@ def _quantile(ordered: NDArray[np.float64], share: float) -> float:
     return low + (place - below) * (high - low)
 
 
-_ROUNDS = 6
 _SPREAD_LIMIT = 2.0
 """Times the usual variance that one night's counts for at most: up to a third of the nights may have a broken trial."""
 
@@ -256,14 +256,14 @@ def trial_variance(spreads: Sequence[tuple[float, int]]) -> float:
     """
     if not spreads:
         return RESOLUTION**2
-    values = np.array([variance for variance, _ in spreads])
-    freedom = np.array([trials for _, trials in spreads]) - 1
-    few, many = int(freedom.min()), int(freedom.max())
-    if few == many:
-        expected = float(many * len(values)) * _cut_mean(many)
-    else:
-        expected = sum(count * _cut_mean(count) for count in freedom.tolist())
-    result = float(np.median(values))
-    for _ in range(_ROUNDS):
-        result = float(freedom @ np.minimum(values, _SPREAD_LIMIT * result)) / expected
+    counts = Counter(trials - 1 for _, trials in spreads)
+    expected = sum(nights * count * _cut_mean(count) for count, nights in counts.items())
+    result, kept, cut = 0.0, sum(variance * (trials - 1) for variance, trials in spreads), 0
+    # The sum of min(variance, limit * result) is to be expected * result: cut the largest until the next is within it.
+    for variance, trials in sorted(spreads, reverse=True):
+        result = kept / (expected - _SPREAD_LIMIT * cut)
+        if variance <= _SPREAD_LIMIT * result:
+            break
+        kept -= variance * (trials - 1)
+        cut += trials - 1
     return max(result, RESOLUTION**2)

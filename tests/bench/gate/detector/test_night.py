@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from bench.gate.detector.detector import judge, learned_noise
-from bench.gate.detector.night import learn, trial_variance
+from bench.gate.detector.night import RESOLUTION, learn, trial_variance
 from bench.gate.detector.settings import SETTINGS
 from bench.gate.detector.state import SeriesState
 from tests.benchmarks.gate.kinds import KINDS
@@ -37,6 +39,18 @@ def test_twelve_nights_of_two_trials_tell_more_than_their_median_would() -> None
 
 def test_a_broken_trial_on_every_fifth_night_triples_the_variance_at_most() -> None:
     assert np.quantile(drawn_variances(2, 50, broken=0.2), 0.75) < 3
+
+
+def test_the_variance_is_the_mean_of_what_is_cut_at_twice_itself() -> None:
+    """With two degrees of freedom chance leaves an exponential variable, whose mean, cut at 2, is 1 - exp(-2)."""
+    spreads = [(1.0, 3), (2.0, 3), (3.0, 3), (50.0, 3)]
+    found = trial_variance(spreads)
+    assert found == pytest.approx((1 + 2 + 3 + 2 * found) / (4 * (1 - math.exp(-2))), rel=1e-9)
+    assert 3 < 2 * found < 50
+
+
+def test_trials_that_are_equal_have_the_least_variance() -> None:
+    assert trial_variance([(0.0, 3)] * 5) == trial_variance([]) == RESOLUTION**2
 
 
 def test_nights_of_unequal_numbers_of_trials_are_weighted_by_what_they_tell() -> None:
