@@ -135,8 +135,9 @@ def judge(state: SeriesState | None, night: Night, settings: DetectorSettings = 
     noise, increase = _noise(now, settings)
     hypotheses = before.hypotheses
     if hypotheses is None:
+        # The first of these nights were reduced before anyone knew how trials differ.
         values = [
-            NightValue(kept.number, kept.log_value, kept.variance)
+            NightValue(kept.number, kept.log_value, max(kept.variance, error / kept.trials))
             for kept in before.nights
             if kept.number >= before.regime_starts[-1]
         ]
@@ -352,7 +353,8 @@ def _first_night(
     if judged.p_value > settings.alert_p or abs(newest.change) < settings.smallest_change:
         return replace(judged, reason=f"{off} with its reruns: too little for an alert")
     direction = 1 if judged.score > 0 else -1
-    past = past_nights(judged.state, _slow_noise(judged.state, settings), direction)
+    usual = _usual_variance(judged.state.nights)
+    past = past_nights(judged.state, _slow_noise(judged.state, usual, settings), direction)
     if not is_far(judged.log_value - judged.expected_log, past):
         return replace(judged, reason=f"{off} with its reruns: earlier nights lay as far off")
     by_shape = tail_p(judged.p_value, past, increase, settings)
@@ -391,12 +393,17 @@ def _alert(changes: Sequence[Change], best: Change, direction: int, raised: int,
 
 def _trial_error(nights: Sequence[KeptNight], trials: Sequence[TrialSample]) -> float:
     """Return the variance of the error of one trial on this night, larger where its steps scatter more than usual."""
-    variance = trial_variance([(night.spread, night.trials) for night in nights if night.spread is not None])
+    variance = _usual_variance(nights)
     usual = median(night.mad for night in nights) if nights else 0.0
     if not usual:
         return variance
     busy = median(trial.mad for trial in trials) / usual
     return variance * min(max(busy, 1.0), _BUSIEST) ** 2
+
+
+def _usual_variance(nights: Sequence[KeptNight]) -> float:
+    """Return the variance of the error of one trial on an ordinary night."""
+    return trial_variance([(night.spread, night.trials) for night in nights if night.spread is not None])
 
 
 def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]:
@@ -407,22 +414,25 @@ def _starts(before: SeriesState, nights: Sequence[KeptNight]) -> tuple[int, ...]
 
 def _noise(state: SeriesState, settings: DetectorSettings) -> tuple[SeriesNoise, Growth]:
     """Learn the noise of the newest night, from nights that are settled; larger where it has grown since."""
-    slow = _slow_noise(state, settings)
-    increase = growth(state, slow, settings)
+    usual = _usual_variance(state.nights)
+    slow = _slow_noise(state, usual, settings)
+    increase = growth(state, slow, usual, settings)
     return grown(slow, increase), increase
 
 
-def _slow_noise(state: SeriesState, settings: DetectorSettings) -> SeriesNoise:
+def _slow_noise(state: SeriesState, usual: float, settings: DetectorSettings) -> SeriesNoise:
     """Learn the noise from nights that are settled: a change on a newer one may not be known yet.
 
     Each regime counts about its own level, and so do the nights since a change that is likely, but not confirmed.
+    usual: variance of a trial's error, by all nights: what each night's was taken for on that night was known less.
     """
     count = len(state.nights)
     settled = state.nights[: count - min(settings.window_nights, count // 3)]
     starts = [*state.regime_starts, *([] if state.likely_onset is None else [state.likely_onset])]
     edges = (settled[0].number, *starts, math.inf)
     regimes = [[night.log_value for night in settled if start <= night.number < end] for start, end in pairwise(edges)]
-    return learn([values for values in regimes if values], median(night.variance for night in settled), settings)
+    error = median(usual / night.trials for night in settled)
+    return learn([values for values in regimes if values], error, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

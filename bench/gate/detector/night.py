@@ -11,6 +11,7 @@ there on the next. Whittle's likelihood over a grid, averaged by its probability
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -121,6 +122,8 @@ CLIP_SDS = 3.0
 """Deviations are cut here where the noise is learned: those of normal nights lie beyond once in 370."""
 _PHIS = np.array([-0.3, 0.0, 0.3, 0.55, 0.75, 0.9])
 """Correlations of two nights in a row that are weighed. Between two of them a filter loses little."""
+_PHI_EDGES = (-1.0, *((_PHIS[1:] + _PHIS[:-1]) / 2).tolist(), 1.0)
+"""Each stands for the correlations that are nearest to it."""
 _SHARES = np.array([0.03, 0.1, 0.2, 0.35, 0.55, 0.8, 1.1, 1.5, 2.2])
 """Variances of what is new on each night that are tried, as shares of the deviations' variance."""
 
@@ -161,6 +164,13 @@ def _shapes(count: int, regimes: int) -> tuple[NDArray[np.float64], NDArray[np.f
     return 1 / (1 - 2 * seen * np.cos(omega) + seen**2), 1 - _PHIS**2
 
 
+@lru_cache(maxsize=8)
+def _phi_prior(mean: float, sd: float) -> NDArray[np.float64]:
+    """Return the normal prior's probability of the correlations that each of `_PHIS` stands for."""
+    below = [0.5 * math.erf((edge - mean) / (sd * math.sqrt(2))) for edge in _PHI_EDGES]
+    return np.diff(below)
+
+
 def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: DetectorSettings) -> SeriesNoise:
     """Return the noise of nights, from the values of each regime's nights, in order.
 
@@ -186,7 +196,7 @@ def learn(regimes: Sequence[Sequence[float]], error_variance: float, settings: D
     night_variances = _SHARES * variance / innovations[:, None]
     spectrum = (_SHARES * variance)[None, :, None] * shapes + error_variance
     log_weights = -(np.log(spectrum) + power / spectrum).sum(axis=2)
-    log_weights -= (0.5 * ((_PHIS - settings.phi_prior_mean) / settings.phi_prior_sd) ** 2)[:, None]
+    log_weights += np.log(_phi_prior(settings.phi_prior_mean, settings.phi_prior_sd))[:, None]
     weights = np.exp(log_weights - log_weights.max())
     weights = np.maximum(weights / weights.sum(), 1e-12)
     of_phi = weights.sum(axis=1)
@@ -224,22 +234,36 @@ def _quantile(ordered: NDArray[np.float64], share: float) -> float:
     return low + (place - below) * (high - low)
 
 
-def chi_square_median(freedom: int) -> float:
-    """Return the median of a chi-square variable divided by its degrees of freedom, by Wilson and Hilferty's cube."""
-    return (1 - 2 / (9 * freedom)) ** 3
+_SPREAD_LIMIT = 2.0
+"""Times the usual variance that one night's counts for at most: up to a third of the nights may have a broken trial."""
+
+
+@lru_cache(maxsize=64)
+def _cut_mean(freedom: int) -> float:
+    """Return the mean of a chi-square variable divided by its degrees of freedom, cut at `_SPREAD_LIMIT`."""
+    from scipy.special import chdtr, chdtrc  # Imported here: what only reads states needs no scipy.
+
+    limit = _SPREAD_LIMIT * freedom
+    return float(chdtr(freedom + 2, limit) + _SPREAD_LIMIT * chdtrc(freedom, limit))
 
 
 def trial_variance(spreads: Sequence[tuple[float, int]]) -> float:
     """Return the variance of one trial, from the variance and the number of trials of each night.
 
-    The median over nights, so that a night with a broken trial counts no more than one whose trials differ a little.
+    The mean over nights, weighted by their degrees of freedom, none of which counts for more than `_SPREAD_LIMIT` times
+    the result: of two trials a night a median would leave it uncertain by two thirds after twelve nights, this by half.
+    Source: Huber 1964, proposal 2.
     """
-    counts = {trials for _, trials in spreads}
-    if len(counts) == 1:  # The order of the nights is that of their variances, so that only the middle is scaled.
-        ordered = sorted(variance for variance, _ in spreads)
-        middle, scale = len(ordered) // 2, chi_square_median(counts.pop() - 1)
-        low, high = ordered[(len(ordered) - 1) // 2] / scale, ordered[middle] / scale
-        return max(high if len(ordered) % 2 else (low + high) / 2, RESOLUTION**2)
-    medians = {trials: chi_square_median(trials - 1) for trials in counts}
-    scaled = [variance / medians[trials] for variance, trials in spreads]
-    return max(median(scaled), RESOLUTION**2) if scaled else RESOLUTION**2
+    if not spreads:
+        return RESOLUTION**2
+    counts = Counter(trials - 1 for _, trials in spreads)
+    expected = sum(nights * count * _cut_mean(count) for count, nights in counts.items())
+    result, kept, cut = 0.0, sum(variance * (trials - 1) for variance, trials in spreads), 0
+    # The sum of min(variance, limit * result) is to be expected * result: cut the largest until the next is within it.
+    for variance, trials in sorted(spreads, reverse=True):
+        result = kept / (expected - _SPREAD_LIMIT * cut)
+        if variance <= _SPREAD_LIMIT * result:
+            break
+        kept -= variance * (trials - 1)
+        cut += trials - 1
+    return max(result, RESOLUTION**2)

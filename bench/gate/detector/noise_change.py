@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from bench.gate.detector.night import CLIP_SDS, RESOLUTION, SeriesNoise, robust_sd, trial_variance
+from bench.gate.detector.night import CLIP_SDS, RESOLUTION, SeriesNoise, robust_sd
 from bench.gate.detector.rank_scan import best_split, neighbour_inflation, ranks
 from bench.gate.detector.settings import SETTINGS, DetectorSettings
 from bench.gate.detector.state import SeriesState
@@ -74,11 +74,10 @@ class NoiseChange:
         return f"noise has {word} since {{night}}: x {self.factor:.2g} [{self.low:.2g}, {self.high:.2g}]"
 
 
-def growth(state: SeriesState, slow: SeriesNoise, settings: DetectorSettings) -> Growth:
-    """Return how the noise of the newest nights has grown beyond the slow scale."""
+def growth(state: SeriesState, slow: SeriesNoise, usual: float, settings: DetectorSettings) -> Growth:
+    """Return how the noise of the newest nights has grown beyond the slow scale. usual: variance of a trial's error."""
     nights = state.nights[-settings.growth_nights :]
     starts = {*state.regime_starts, state.likely_onset}
-    usual = trial_variance([(night.spread, night.trials) for night in state.nights if night.spread is not None])
     numbers = np.array([night.number for night in nights])
     values = np.array([night.log_value for night in nights])
     errors = np.array([night.variance for night in nights])

@@ -18,22 +18,27 @@ SIZES_PERCENT = (1, 2, 3, 5, 10, 30, 100, 200, 400, 900)
 HISTORIES = (12, 30, 60, 100)
 Delays = dict[tuple[int, int], int | None]
 """Of each history and size the nights until the page, 1 on the night of the step itself; None without one in time."""
-SHARES_HEAD = (
-    "| kind | history | "
-    + " | ".join(f"+{size} %" for size in SIZES_PERCENT)
-    + " |\n|---|---|"
-    + "---|" * len(SIZES_PERCENT)
-)
 
 
-def power_of(kind: str, seed: int, within: int, number: int) -> Delays:
+def shares_head(sizes: Sequence[int]) -> str:
+    return "| kind | history | " + " | ".join(f"+{size} %" for size in sizes) + " |\n|---|---|" + "---|" * len(sizes)
+
+
+def power_of(
+    kind: str,
+    seed: int,
+    within: int,
+    number: int,
+    histories: Sequence[int] = HISTORIES,
+    sizes: Sequence[int] = SIZES_PERCENT,
+) -> Delays:
     """Return the delays on the series of this seed and number, up to so many nights."""
-    series = made(KINDS, kind, seed, number, nights=max(HISTORIES) + within)
+    series = made(KINDS, kind, seed, number, nights=max(histories) + within)
     delays: Delays = {}
     state: SeriesState | None = None
-    for position in range(max(HISTORIES) + 1):
-        if position in HISTORIES:
-            delays |= {(position, size): _delay(state, series, position, within, size) for size in SIZES_PERCENT}
+    for position in range(max(histories) + 1):
+        if position in histories:
+            delays |= {(position, size): _delay(state, series, position, within, size) for size in sizes}
         state = whole_night(state, series, position)[0].state
     return delays
 
@@ -49,13 +54,19 @@ def _delay(state: SeriesState | None, series: MadeSeries, onset: int, within: in
     return None
 
 
-def power_rows(kind: str, parts: Sequence[Delays]) -> Iterator[str]:
-    """Yield a row for each history: of each size the share with its 95 % interval, and the median night of the page."""
-    for history in HISTORIES:
+def power_rows(
+    kind: str, parts: Sequence[Delays], histories: Sequence[int] = HISTORIES, sizes: Sequence[int] = SIZES_PERCENT
+) -> Iterator[str]:
+    """Yield a row for each history: of each size the share with its 95 % interval, and the median night of the page.
+
+    In brackets: the share that is confirmed by the third night.
+    """
+    for history in histories:
         cells = [kind, str(history)]
-        for size in SIZES_PERCENT:
+        for size in sizes:
             nights = [delay for part in parts if (delay := part[history, size]) is not None]
             low, high = wilson(len(nights), len(parts))
             share = f"{100 * len(nights) / len(parts):.0f} [{100 * low:.0f}, {100 * high:.0f}]"
-            cells.append(share + (f" n{median(nights):.0f}" if nights else ""))
+            by_third = sum(delay <= 3 for delay in nights) / len(parts)
+            cells.append(share + (f" n{median(nights):.0f} ({100 * by_third:.0f})" if nights else ""))
         yield "| " + " | ".join(cells) + " |"

@@ -1,7 +1,7 @@
 """The detector on made series: false alarms by kind of noise, what it finds by kind of change, and its power.
 
     python -m tests.benchmarks.gate.stress [--kind KIND ...] [--series N] [--nights N] [--seed N] [--processes N]
-    python -m tests.benchmarks.gate.stress --power [--within NIGHTS] [--kind KIND ...] [--series N] [--seed N] ...
+    python -m tests.benchmarks.gate.stress --power [--within NIGHTS] [--history NIGHTS ...] [--size PERCENT ...] ...
 
 Kinds are those of tests/benchmarks/gate/kinds.py; the default is all. A false alarm of tier 1 is an alert, or a page
 that no alert came before; of tier 2 it is a page. Alarms on spikes are counted apart: alerts and pages, of so many
@@ -9,7 +9,7 @@ spikes. In parentheses is the one-sided 95 % upper bound. A change counts as rep
 Seed 1 is to look at while the detector is built, seeds 2 and up to report.
 
 With --power each cell has the share of steps that are confirmed within so many nights, its 95 % interval, and the
-median night of the page, n1 being the first night of the step.
+median night of the page, n1 being the first night of the step; in brackets the share confirmed by the third night.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from tests.benchmarks.gate.kinds import KINDS, POWER_KINDS
 from tests.benchmarks.gate.made_series import made
-from tests.benchmarks.gate.power import SHARES_HEAD, power_of, power_rows
+from tests.benchmarks.gate.power import HISTORIES, SIZES_PERCENT, power_of, power_rows, shares_head
 from tests.benchmarks.gate.scored_series import HORIZON, Tally, per_thousand, tally_of, wilson
 
 ROOT = Path(__file__).parents[3]
@@ -101,15 +101,20 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--power", action="store_true", help="shares of steps that are confirmed")
     parser.add_argument("--within", type=int, default=HORIZON, help="nights that a page may take (default 14)")
+    parser.add_argument("--history", type=int, nargs="+", default=HISTORIES, help="nights before a step")
+    parser.add_argument("--size", type=int, nargs="+", default=SIZES_PERCENT, help="of steps, in percent")
     arguments = parser.parse_args()
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     print(f"commit {commit.stdout.strip()}; seed {arguments.seed}", flush=True)
     if arguments.power:
         numbers = range(arguments.series or 200)
-        print(f"{len(numbers)} series a cell; confirmed within {arguments.within} nights\n\n{SHARES_HEAD}", flush=True)
+        print(f"{len(numbers)} series a cell; confirmed within {arguments.within} nights\n", flush=True)
+        print(shares_head(arguments.size), flush=True)
+        cells = {"histories": arguments.history, "sizes": arguments.size}
         for kind in arguments.kind or POWER_KINDS:
-            parts = list(each(arguments.processes, partial(power_of, kind, arguments.seed, arguments.within), numbers))
-            print("\n".join(power_rows(kind, parts)), flush=True)
+            delays = partial(power_of, kind, arguments.seed, arguments.within, **cells)
+            parts = list(each(arguments.processes, delays, numbers))
+            print("\n".join(power_rows(kind, parts, **cells)), flush=True)
         return 0
     tallies = {}
     numbers = range(arguments.series or 100)

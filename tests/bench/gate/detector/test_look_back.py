@@ -75,6 +75,13 @@ def test_a_mixture_for_the_better_is_reported_by_its_fast_nights() -> None:
     assert "% lower since {night}" in found.reason
 
 
+def test_four_percent_that_come_over_thirty_two_nights_are_found() -> None:
+    levels = np.concatenate([np.zeros(60), 0.04 * np.arange(1, 33) / 32])
+    found = found_in([drawn(seed, levels, 0.01) for seed in SEEDS])
+    assert len(found) >= 9
+    assert {one.direction for one in found} == {1}
+
+
 def test_a_slow_climb_is_a_creep_from_where_it_began() -> None:
     levels = np.concatenate([np.zeros(40), 0.003 * np.arange(1, 21)])
     found = look_back(kept(drawn(0, levels, 0.0002)))
