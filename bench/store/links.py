@@ -188,7 +188,7 @@ def _measured(
 def _words(level: NetworkLevel, fits: _Fits, first: _Fit, needed: Mapping[str, Sequence[Collective]]) -> str:
     """Return a level's link and its run, and the links of the collectives that the case needs, for people.
 
-    Example: "4.1 GB/s (all_gather 2.5 GB/s; send as all_reduce, not measured) inside a node, all 8 ranks at once (r7)".
+    Example: "4.1 GB/s (all_gather 2.5 GB/s; send as all_reduce, not fitted) inside a node, all 8 ranks at once (r7)".
     """
     own, unmeasured = [], []
     for collective in needed["cluster" if first.run.case.nodes > 1 else "node"]:
@@ -201,7 +201,7 @@ def _words(level: NetworkLevel, fits: _Fits, first: _Fit, needed: Mapping[str, S
             own.append(f"{collective} {_gigabytes(link)}{elsewhere}")
     if unmeasured:
         instead = f"as {CALIBRATION}, " if CALIBRATION in fits else ""
-        own.append(f"{', '.join(unmeasured)} {instead}not measured")
+        own.append(f"{', '.join(unmeasured)} {instead}not fitted")
     by = "" if first.collective == CALIBRATION else f" by {first.collective}"
     others = f" ({'; '.join(own)})" if own else ""
     return f"{_gigabytes(first.link)}{by}{others} {placement_words(first.run.case)} ({first.run.run})"

@@ -166,7 +166,7 @@ def test_each_collective_that_was_swept_has_a_link_of_its_own(history: History) 
     assert cluster.by_collective == ()
     assert isinstance(found, MeasuredLinks)
     assert found.basis == (
-        "4.1 GB/s (all_gather 2.5 GB/s in gathered; reduce_scatter as all_reduce, not measured) inside a node, all 4"
+        "4.1 GB/s (all_gather 2.5 GB/s in gathered; reduce_scatter as all_reduce, not fitted) inside a node, all 4"
         " ranks at once (in), and 1 GB/s across 2 nodes, all 4 ranks of each at once (out)"
     )
     assert [run.run for run in found.sweeps] == ["in", "out"]

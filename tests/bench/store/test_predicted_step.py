@@ -120,7 +120,7 @@ def test_every_strategy_has_a_predicted_step_in_its_table(strategy: str, history
     assert ("ms of bubble" in step.basis) == (run.case.spec().pipeline(run.case) is not None)
     assert (" inside a node, all 4 ranks at once (sweep)" in step.basis) == (run.case.ranks > 1)
     sent = {transfer.collective for transfer in run.case.spec().transfers(run.case)}
-    assert ("as all_reduce, not measured" in step.basis) == bool(sent - {"all_reduce"})
+    assert ("as all_reduce, not fitted" in step.basis) == bool(sent - {"all_reduce"})
     assert any(line.startswith("predicted ") for line in _shown(run, step, has_details=False))
 
 
