@@ -20,7 +20,14 @@ from bench.results.trials import RankTrial, join_by_labels, read_rank_logs, samp
 from collectors.metrics import probes as metrics
 from collectors.metrics.metric import Metric
 from collectors.sample_log import Reading
-from workloads.cost_models.communication import Link, bus_factor, collective_time_s, wire_bytes, wire_messages
+from workloads.cost_models.communication import (
+    COLLECTIVES,
+    Link,
+    bus_factor,
+    collective_time_s,
+    wire_bytes,
+    wire_messages,
+)
 from workloads.cost_models.link_fit import Interval, NoLinkFit, TimedSize, fit
 from workloads.cost_models.terms import Collective, Transfer
 from workloads.probes import cost_model as probes
@@ -31,7 +38,7 @@ from workloads.spec import ELEMENT_BYTES
 
 LIBRARY = "library"
 """The label `algorithm` of the backend's own collectives."""
-CALIBRATION = "all_reduce"
+CALIBRATION: Collective = "all_reduce"
 """The collective whose fitted link is used for the expected times of all collectives."""
 
 POOR_FIT_RATIO = 0.5
@@ -86,14 +93,25 @@ def _fitted(metric: Metric, collective: str, interval: Interval) -> Estimate:
     )
 
 
-def link_by(estimates: Iterable[Estimate], collective: str = CALIBRATION) -> Link | None:
-    """Return the link that a run fitted to this collective, None where it fitted none."""
-    values = {
-        estimate.metric: estimate.median for estimate in estimates if estimate.labels == {"collective": collective}
+def links_by(estimates: Iterable[Estimate]) -> dict[Collective, Link]:
+    """Return the link that a run fitted to each collective, in the order of `COLLECTIVES`."""
+    bandwidths: dict[str, float] = {}
+    latencies_s: dict[str, float] = {}
+    for each in estimates:
+        if each.metric == metrics.RUN_LINK_BANDWIDTH.name:
+            bandwidths[each.labels["collective"]] = each.median
+        elif each.metric == metrics.RUN_LINK_LATENCY_SECONDS.name:
+            latencies_s[each.labels["collective"]] = each.median
+    return {
+        collective: Link(bandwidth_bytes_per_second=bandwidths[collective], latency_s=latencies_s.get(collective, 0.0))
+        for collective in COLLECTIVES
+        if collective in bandwidths
     }
-    bandwidth = values.get(metrics.RUN_LINK_BANDWIDTH.name)
-    latency_s = values.get(metrics.RUN_LINK_LATENCY_SECONDS.name, 0.0)
-    return None if bandwidth is None else Link(bandwidth_bytes_per_second=bandwidth, latency_s=latency_s)
+
+
+def link_by(estimates: Iterable[Estimate], collective: Collective = CALIBRATION) -> Link | None:
+    """Return the link that a run fitted to this collective, None where it fitted none."""
+    return links_by(estimates).get(collective)
 
 
 def expectations(case: Case, estimates: Sequence[Estimate]) -> Iterator[Estimate]:

@@ -15,7 +15,6 @@ from bench.results.efficiency import expected_efficiency
 from bench.results.estimate import Estimate, estimate, ratio
 from bench.results.gpu_clocks import clock_and_power
 from bench.results.pipeline import bubble_parts
-from bench.results.probes import CALIBRATION
 from bench.store.history import History
 from bench.store.links import MeasuredLinks, Placed, Runs, find_links, sweep_runs
 from bench.store.summary import Summary
@@ -241,7 +240,7 @@ def _bubble(summary: Summary, history: History) -> Iterator[Estimate | str]:
     pipeline = case.spec().pipeline(case)
     if pipeline is None:
         return
-    links = find_links(summary, history, ("send", CALIBRATION))
+    links = find_links(summary, history)
     transfer_s = links if isinstance(links, Absent) else slowest_message_s(case, case.spec(), links.interconnect)
     yield from bubble_parts(pipeline, summary.estimates, transfer_s)
 

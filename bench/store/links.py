@@ -2,26 +2,37 @@
 
 A sweep is placed by the nodes that its run had. Both levels are measured with all ranks of a node at once: a sweep with
 one rank a node sees one network card of several, and counts only for runs that also have one rank a node. Each level is
-fitted apart. Where both measure alike, both have the link across nodes. They stay two levels all the same: groups that
-leave a node at once share its link, and a ring over all ranks cannot tell how much more it may carry.
+fitted apart, and on each level each collective that was swept: a library copies and adds on its way, so that each
+reaches another share of the same wires. A collective that was not swept has the link of all_reduce. Where all_reduce
+measures alike on both levels, both have its link across nodes. They stay two levels all the same: groups that leave a
+node at once share its link, and a ring over all ranks cannot tell how much more it may carry.
 Not covered: more than two levels, such as racks, or a domain of NVLink that spans nodes and is smaller than the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from bench.case import Case
 from bench.errors import plural
 from bench.results.estimate import Estimate
-from bench.results.probes import CALIBRATION, link_by
+from bench.results.probes import CALIBRATION, links_by
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.communication import Link
-from workloads.cost_models.interconnect import Interconnect, NetworkLevel, one_level
+from workloads.cost_models.communication import COLLECTIVES, Link, wire_factor, wire_messages
+from workloads.cost_models.interconnect import (
+    Interconnect,
+    MeshAxis,
+    NetworkLevel,
+    axis_time_s,
+    transfer_axis,
+)
+from workloads.cost_models.terms import Collective
 
 PROBES = ("collectives", "all_reduce")
 """Probes that sweep an all_reduce, and so can give a link."""
@@ -32,7 +43,8 @@ LOOKED_THROUGH = 200
 class MeasuredLinks:
     """The interconnect of a run's ranks. basis: the runs that measured it and what they measured, for people.
 
-    sweeps: those runs, the one inside a node first. collectives: whose sweep gave each link, in the same order.
+    sweeps: the run that gave each level its link, the one inside a node first; of several, that of all_reduce.
+    collectives: whose sweep it was, in the same order.
     """
 
     interconnect: Interconnect
@@ -42,12 +54,16 @@ class MeasuredLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sweep:
-    """A run that measured a level. collective: whose sweep gives the link."""
+class _Fit:
+    """A link, and the run whose sweep of a collective gave it."""
 
     run: Summary
+    collective: Collective
     link: Link
-    collective: str
+
+
+_Fits = Mapping[Collective, _Fit]
+"""Of one level, by collective; that of all_reduce first, where there is one."""
 
 
 class Placed(Protocol):
@@ -76,13 +92,15 @@ class NoRuns:
         return ()
 
 
-def find_links(summary: Placed, history: Runs, collectives: Sequence[str] = (CALIBRATION,)) -> MeasuredLinks | Absent:
-    """Return the links between the run's ranks by level, each from the newest sweep; absent where there is none at all.
+def find_links(
+    summary: Placed, history: Runs, collectives: Iterable[Collective] | None = None
+) -> MeasuredLinks | Absent:
+    """Return the links between the run's ranks by level and collective, each from the newest sweep; absent without any.
 
     A level that no sweep measured has the reason in place of its link. The sweep inside a node has as many ranks as the
     run has on a node. The sweep across nodes also has as many on each node, and of those one over as many nodes as the
     run is preferred, then one over most.
-    collectives: those whose sweep may give a link, the preferred one first.
+    collectives: those of which the basis says by which link they go; by default the run's.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -92,46 +110,105 @@ def find_links(summary: Placed, history: Runs, collectives: Sequence[str] = (CAL
     alike = [
         run for run in done_sweeps(history) if (run.case.backend, run.hardware) == (case.backend, summary.hardware)
     ]
-    inside = _newest([run for run in alike if (run.case.ranks, run.case.nodes) == (local, 1)], collectives)
-    inside_link = inside or _no_sweep(summary, collectives[0], nodes=1)
-    if case.nodes == 1:
-        if isinstance(inside_link, Absent):
-            return inside_link
-        return _of_one_level(inside_link, local)
-    across = _across(alike, collectives, case)
-    across_link = across or _no_sweep(summary, collectives[0], nodes=2, alike=alike)
-    if local == 1:  # Nothing is inside a node.
-        if isinstance(across_link, Absent):
-            return across_link
-        return _of_one_level(across_link, case.ranks)
-    if inside is None and across is None:
-        assert isinstance(across_link, Absent)
-        return across_link
-    if inside is not None and across is not None and _is_alike(inside, across):
-        return MeasuredLinks(
-            interconnect=_two_levels(across.link, across.link, case),
-            basis=f"{_words(inside)}, and {_words(across)}: alike within their intervals, so one link for both levels",
-            sweeps=(inside.run, across.run),
-            collectives=(inside.collective, across.collective),
-        )
-    node_link = across_link if isinstance(across_link, Absent) else _node_link(across_link, inside)
-    rank_link = inside_link if isinstance(inside_link, Absent) else inside_link.link
-    measured = [sweep for sweep in (inside, across) if sweep is not None]
+    inside = _newest([run for run in alike if (run.case.ranks, run.case.nodes) == (local, 1)])
+    across = _across(alike, case) if case.nodes > 1 else {}
+    needed = _needed(case) if collectives is None else dict.fromkeys(_LEVELS, tuple(collectives))
+    no_inside = _no_sweep(summary, needed["node"], nodes=1)
+    no_across = _no_sweep(summary, needed["cluster"], nodes=2, alike=alike)
+    if case.nodes == 1 or local == 1:  # There is nothing across nodes, or nothing inside one.
+        only, missing = (inside, no_inside) if case.nodes == 1 else (across, no_across)
+        if not only:
+            return missing
+        level = NetworkLevel(name="node", ranks=case.ranks, link=_link(only, missing), by_collective=_others(only))
+        return _measured([(level, only)], needed)
+    if not inside and not across:
+        return no_across
+    is_alike = CALIBRATION in inside and CALIBRATION in across and _is_alike(inside[CALIBRATION], across[CALIBRATION])
+    of_nodes = {collective: _node_link(fit, inside) for collective, fit in across.items()}
+    node_link = across[CALIBRATION].link if is_alike else of_nodes.get(CALIBRATION, no_across)
+    node = NetworkLevel(
+        name="node",
+        ranks=local,
+        link=across[CALIBRATION].link if is_alike else _link(inside, no_inside),
+        by_collective=_others(inside),
+    )
+    cluster = NetworkLevel(
+        name="cluster",
+        ranks=case.ranks,
+        link=node_link,
+        by_collective=tuple((collective, link) for collective, link in of_nodes.items() if collective != CALIBRATION),
+    )
+    return _measured([(node, inside), (cluster, across)], needed, is_alike=is_alike)
+
+
+_LEVELS = ("node", "cluster")
+
+
+def _needed(case: Case) -> dict[str, list[Collective]]:
+    """Return the collectives of the case that cross each level, each once."""
+    unknown, spec = Absent(reason="not looked up"), case.spec()
+    node = NetworkLevel(name="node", ranks=case.ranks // case.nodes, link=unknown)
+    cluster = NetworkLevel(name="cluster", ranks=case.ranks, link=unknown)
+    levels = (cluster,) if node.ranks == 1 else (node,) if case.nodes == 1 else (node, cluster)
+    interconnect, axes = Interconnect(levels=levels), spec.mesh(case)
+    needed: dict[str, list[Collective]] = defaultdict(list)
+    for transfer in spec.transfers(case):
+        for level in interconnect.crossed(transfer_axis(transfer, axes)):
+            if transfer.collective not in needed[level.name]:
+                needed[level.name].append(transfer.collective)
+    return needed
+
+
+def _link(fits: _Fits, missing: Absent) -> Link | Absent:
+    return fits[CALIBRATION].link if CALIBRATION in fits else missing
+
+
+def _others(fits: _Fits) -> tuple[tuple[Collective, Link], ...]:
+    return tuple((collective, fit.link) for collective, fit in fits.items() if collective != CALIBRATION)
+
+
+def _measured(
+    levels: Sequence[tuple[NetworkLevel, _Fits]],
+    needed: Mapping[str, Sequence[Collective]],
+    *,
+    is_alike: bool = False,
+) -> MeasuredLinks:
+    """Return what was measured of the levels. is_alike: all_reduce takes as long on both."""
+    first = [(level, fits, next(iter(fits.values()))) for level, fits in levels if fits]
+    words = [_words(level, fits, fit, needed) for level, fits, fit in first]
+    alike = ": alike within their intervals, so one link for both levels" if is_alike else ""
     return MeasuredLinks(
-        interconnect=_two_levels(rank_link, node_link, case),
-        basis=", and ".join(map(_words, measured)),
-        sweeps=tuple(sweep.run for sweep in measured),
-        collectives=tuple(sweep.collective for sweep in measured),
+        interconnect=Interconnect(levels=tuple(level for level, _ in levels)),
+        basis=", and ".join(words) + alike,
+        sweeps=tuple(fit.run for _, _, fit in first),
+        collectives=tuple(fit.collective for _, _, fit in first),
     )
 
 
-def _of_one_level(sweep: _Sweep, ranks: int) -> MeasuredLinks:
-    return MeasuredLinks(
-        interconnect=one_level(sweep.link, ranks),
-        basis=_words(sweep),
-        sweeps=(sweep.run,),
-        collectives=(sweep.collective,),
-    )
+def _words(level: NetworkLevel, fits: _Fits, first: _Fit, needed: Mapping[str, Sequence[Collective]]) -> str:
+    """Return a level's link and its run, and the links of the collectives that the case needs, for people.
+
+    Example: "4.1 GB/s (all_gather 2.5 GB/s; send as all_reduce, not fitted) inside a node, all 8 ranks at once (r7)".
+    """
+    own, unmeasured = [], []
+    for collective in needed["cluster" if first.run.case.nodes > 1 else "node"]:
+        if (fit := fits.get(collective)) is None:
+            unmeasured.append(collective)
+        elif collective != first.collective:
+            link = level.link_of(collective)
+            assert isinstance(link, Link), "it was fitted"
+            elsewhere = "" if fit.run.run == first.run.run else f" in {fit.run.run}"
+            own.append(f"{collective} {_gigabytes(link)}{elsewhere}")
+    if unmeasured:
+        instead = f"as {CALIBRATION}, " if CALIBRATION in fits else ""
+        own.append(f"{', '.join(unmeasured)} {instead}not fitted")
+    by = "" if first.collective == CALIBRATION else f" by {first.collective}"
+    others = f" ({'; '.join(own)})" if own else ""
+    return f"{_gigabytes(first.link)}{by}{others} {placement_words(first.run.case)} ({first.run.run})"
+
+
+def _gigabytes(link: Link) -> str:
+    return f"{link.bandwidth_bytes_per_second / 1e9:.3g} GB/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,21 +224,28 @@ class BandwidthSpread:
     trials: int
 
 
-def bandwidth_spread(place: Placed, history: Runs, collective: str = CALIBRATION) -> BandwidthSpread | None:
-    """Return how bandwidths scatter over the sweeps of the same hardware and backend; None where there is no sweep.
+def bandwidth_spread(place: Placed, history: Runs) -> BandwidthSpread | None:
+    """Return how all_reduce's bandwidths scatter over the sweeps of the same hardware and backend; None without any.
 
-    Sweeps are compared with others on as many ranks and nodes only.
+    Where no all_reduce was swept, they are those of another collective. Sweeps are compared with others on as many
+    ranks and nodes only.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
     """
+    alike = [
+        run for run in done_sweeps(history) if (run.case.backend, run.hardware) == (place.case.backend, place.hardware)
+    ]
+    swept = dict.fromkeys((CALIBRATION, *COLLECTIVES))
+    return next((spread for each in swept if (spread := _spread_of(each, alike)) is not None), None)
+
+
+def _spread_of(collective: Collective, sweeps: Sequence[Summary]) -> BandwidthSpread | None:
     newest: dict[tuple[int, int], float] = {}
     shares: list[float] = []
     runs = 0
-    for run in done_sweeps(history):
-        if (run.case.backend, run.hardware) != (place.case.backend, place.hardware):
-            continue
-        measured = _bandwidth(run, collective)
+    for run in sweeps:
+        measured = _figures(run, RUN_LINK_BANDWIDTH.name, collective)
         if measured is None:
             continue
         reference = newest.setdefault((run.case.ranks, run.case.nodes), measured.median)
@@ -170,16 +254,6 @@ def bandwidth_spread(place: Placed, history: Runs, collective: str = CALIBRATION
     if not shares:
         return None
     return BandwidthSpread(low=min(shares), high=max(shares), runs=runs, trials=len(shares) - runs)
-
-
-def _bandwidth(run: Summary, collective: str) -> Estimate | None:
-    wanted = (RUN_LINK_BANDWIDTH.name, {"collective": collective})
-    return next((each for each in run.estimates if (each.metric, each.labels) == wanted), None)
-
-
-def _two_levels(rank_link: Link | Absent, node_link: Link | Absent, case: Case) -> Interconnect:
-    inside = NetworkLevel(name="node", ranks=case.ranks // case.nodes, link=rank_link)
-    return Interconnect(levels=(inside, NetworkLevel(name="cluster", ranks=case.ranks, link=node_link)))
 
 
 def placement_words(case: Case) -> str:
@@ -199,11 +273,10 @@ def sweep_runs(history: Runs) -> list[str]:
     """
     links: dict[tuple[object, ...], str] = {}
     for run in done_sweeps(history):
-        for collective in ("send", CALIBRATION):
-            if link_by(run.estimates, collective) is not None:
-                setting = (collective, run.case.ranks, run.case.nodes, run.case.backend, run.hardware)
-                links.setdefault(setting, run.run)
-    return list(links.values())
+        for collective in links_by(run.estimates):
+            setting = (collective, run.case.ranks, run.case.nodes, run.case.backend, run.hardware)
+            links.setdefault(setting, run.run)
+    return list(dict.fromkeys(links.values()))
 
 
 def done_sweeps(history: Runs) -> list[Summary]:
@@ -213,43 +286,45 @@ def done_sweeps(history: Runs) -> list[Summary]:
     return sorted(done, key=lambda run: run.started_ns, reverse=True)
 
 
-def _newest(sweeps: Sequence[Summary], collectives: Sequence[str]) -> _Sweep | None:
-    """Return the newest sweep of the first collective to which any of these runs, newest first, fitted a link."""
-    for collective in collectives:
-        for run in sweeps:
-            if (link := link_by(run.estimates, collective)) is not None:
-                return _Sweep(run=run, link=link, collective=collective)
-    return None
+def _newest(sweeps: Sequence[Summary]) -> dict[Collective, _Fit]:
+    """Return the newest link of each collective, all_reduce's first. sweeps: newest first."""
+    fits: dict[Collective, _Fit] = {}
+    for run in sweeps:
+        for collective, link in links_by(run.estimates).items():
+            fits.setdefault(collective, _Fit(run=run, collective=collective, link=link))
+    return dict(sorted(fits.items(), key=lambda each: each[0] != CALIBRATION))
 
 
-def _across(sweeps: Sequence[Summary], collectives: Sequence[str], case: Case) -> _Sweep | None:
+def _across(sweeps: Sequence[Summary], case: Case) -> dict[Collective, _Fit]:
     counts = {run.case.nodes for run in sweeps if run.case.nodes > 1} - {case.nodes}
+    fits: dict[Collective, _Fit] = {}
     for nodes in (case.nodes, *sorted(counts, reverse=True)):
         setting = (nodes * (case.ranks // case.nodes), nodes)
-        sweep = _newest([run for run in sweeps if (run.case.ranks, run.case.nodes) == setting], collectives)
-        if sweep is not None:
-            return sweep
-    return None
+        fits = _newest([run for run in sweeps if (run.case.ranks, run.case.nodes) == setting]) | fits
+    return dict(sorted(fits.items(), key=lambda each: each[0] != CALIBRATION))
 
 
-def _no_sweep(summary: Placed, collective: str, *, nodes: int, alike: Sequence[Summary] = ()) -> Absent:
-    """Return why a level has no link, and the command that measures it."""
+def _no_sweep(
+    summary: Placed, collectives: Sequence[Collective], *, nodes: int, alike: Sequence[Summary] = ()
+) -> Absent:
+    """Return why a level has no link, and the command that measures it. collectives: those that need it."""
     local = summary.case.ranks // summary.case.nodes
     where = "" if nodes == 1 and summary.case.nodes == 1 else " inside a node" if nodes == 1 else " across nodes"
     each = "" if nodes == 1 else " of each"
     others = sorted({run.case.ranks // run.case.nodes for run in alike if run.case.nodes > 1})
     share = f" (only with {' or '.join(map(str, others))}, a share of a node's link)" if nodes > 1 and others else ""
     option = "" if nodes == 1 else f" --nodes {nodes}"
+    swept = ",".join(dict.fromkeys((CALIBRATION, *collectives)))
     return Absent(
-        reason=f"no sweep of {collective} on {plural(local, 'rank')}{each}{where} of {summary.hardware} from which a"
+        reason=f"no sweep of {CALIBRATION} on {plural(local, 'rank')}{each}{where} of {summary.hardware} from which a"
         f" link can be fitted is in the history{share}; `observatory run collectives --ranks {local * nodes}{option}"
-        f" --option collectives={collective}` makes one"
+        f" --option collectives={swept}` makes one"
     )
 
 
-def _is_alike(inside: _Sweep, across: _Sweep) -> bool:
+def _is_alike(inside: _Fit, across: _Fit) -> bool:
     """Whether latency and bandwidth of both levels are equal within their intervals."""
-    pairs = [(_figures(inside, metric.name), _figures(across, metric.name)) for metric in _METRICS]
+    pairs = [[_figures(fit.run, metric.name, fit.collective) for fit in (inside, across)] for metric in _METRICS]
     return all(
         first is not None and second is not None and _overlap(first, second)
         for first, second in pairs
@@ -260,15 +335,9 @@ def _is_alike(inside: _Sweep, across: _Sweep) -> bool:
 _METRICS = (RUN_LINK_LATENCY_SECONDS, RUN_LINK_BANDWIDTH)
 
 
-def _figures(sweep: _Sweep, metric_name: str) -> Estimate | None:
-    return next(
-        (
-            estimate
-            for estimate in sweep.run.estimates
-            if estimate.metric == metric_name and estimate.labels == {"collective": sweep.collective}
-        ),
-        None,
-    )
+def _figures(run: Summary, metric_name: str, collective: Collective) -> Estimate | None:
+    wanted = (metric_name, {"collective": collective})
+    return next((each for each in run.estimates if (each.metric, each.labels) == wanted), None)
 
 
 def _overlap(first: Estimate, second: Estimate) -> bool:
@@ -280,20 +349,33 @@ def _overlap(first: Estimate, second: Estimate) -> bool:
     return low <= other_high and other_low <= high
 
 
-def _node_link(across: _Sweep, inside: _Sweep | None) -> Link:
-    """Return the link of a node: the sweep's, with the latency of a hop between nodes.
+def _node_link(across: _Fit, inside: _Fits) -> Link:
+    """Return the link of a node, as a collective over all ranks of several nodes shows it.
 
-    A ring of all ranks leaves each node once, so its bandwidth is the node's. Its latency is the mean of its hops, of
-    which one for each node is between nodes: on 2 nodes of 8 ranks 14 hops inside and 2 across.
+    The sweep's link is that of a rank. Its bandwidth becomes the node's by what the node passes for each byte of the
+    rank: as much in a ring, which leaves each node once; in an all_to_all on 2 nodes of 8 ranks 64 / 15 times as much.
+    The latency of a ring is the mean of its hops, of which one for each node is between nodes: on 2 nodes of 8 ranks 14
+    hops inside and 2 across.
     """
-    case = across.run.case
-    if inside is None or across.collective != CALIBRATION:
-        return across.link
-    hops_inside = case.ranks - case.nodes
-    hop_s = (case.ranks * across.link.latency_s - hops_inside * inside.link.latency_s) / case.nodes
-    return replace(across.link, latency_s=max(hop_s, across.link.latency_s))
+    case, collective = across.run.case, across.collective
+    byte_s, _ = _crossing_s(collective, case, Link(bandwidth_bytes_per_second=1.0))
+    _, messages_across = _crossing_s(collective, case, Link(bandwidth_bytes_per_second=inf, latency_s=1.0))
+    bandwidth = (
+        across.link.bandwidth_bytes_per_second * byte_s / float(wire_factor(collective, case.ranks, case.backend))
+    )
+    within = inside.get(collective) or inside.get(CALIBRATION)
+    hop_s = latency_s = across.link.latency_s
+    if within is not None:
+        messages = wire_messages(collective, case.ranks, case.backend)
+        inside_s = (messages - messages_across) * within.link.latency_s
+        hop_s = (messages * latency_s - inside_s) / messages_across
+    return Link(bandwidth_bytes_per_second=bandwidth, latency_s=max(hop_s, latency_s))
 
 
-def _words(sweep: _Sweep) -> str:
-    bandwidth = sweep.link.bandwidth_bytes_per_second / 1e9
-    return f"{bandwidth:.3g} GB/s {placement_words(sweep.run.case)} ({sweep.run.run})"
+def _crossing_s(collective: Collective, case: Case, link: Link) -> tuple[float, float]:
+    """Return the time of a byte, and of a call without bytes, over all ranks of a run where only nodes' links count."""
+    free = NetworkLevel(name="node", ranks=case.ranks // case.nodes, link=Link(bandwidth_bytes_per_second=inf))
+    levels = Interconnect(levels=(free, NetworkLevel(name="cluster", ranks=case.ranks, link=link)))
+    axis = MeshAxis(size=case.ranks)
+    call_s = axis_time_s(collective, 0, axis, levels, case.backend)
+    return axis_time_s(collective, 1, axis, levels, case.backend) - call_s, call_s

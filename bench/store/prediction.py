@@ -33,7 +33,6 @@ from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.communication import Link
 from workloads.cost_models.interconnect import Interconnect, NetworkLevel
 from workloads.options import microbatch_count
 from workloads.pipeline_parallel.expected_step import expected_step
@@ -221,14 +220,7 @@ def _moved_levels(links: MeasuredLinks, sweep: Summary, bandwidth: float, latenc
     levels = links.interconnect.levels
     measured = levels[0] if sweep.case.nodes == 1 else levels[-1]
     for level in levels:
-        if level is measured and isinstance(level.link, Link):
-            link = Link(
-                bandwidth_bytes_per_second=level.link.bandwidth_bytes_per_second * math.exp(bandwidth),
-                latency_s=level.link.latency_s / math.exp(latency),
-            )
-            yield replace(level, link=link)
-        else:
-            yield level
+        yield level.scaled(math.exp(bandwidth), math.exp(-latency)) if level is measured else level
 
 
 # How far a prediction was off, part by part

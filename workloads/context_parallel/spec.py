@@ -185,6 +185,8 @@ class SequenceSpec(StrategySpec):
     def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
         if (reason := cuda_peak_not_covered(setup)) is not None:
             return reason
+        if pinned_kernel(setup) == "math":
+            return Absent(reason="the cost model of memory does not cover attention=math over a divided sequence")
         is_sharded, shape = bool(SHARDED.of(setup)), setup.shape
         if is_sharded and setup.ranks == 1:
             return Absent(reason="one rank alone gathers and reduces by code that the cost model does not cover")

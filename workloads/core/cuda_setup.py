@@ -26,8 +26,11 @@ def cuda_peak_not_covered(setup: Setup) -> Absent | None:
         return Absent(reason="autograd holds the gradients of a tied head and embedding apart until both are there")
     if is_fp8(setup):
         return Absent(reason="the cost model of memory does not cover what products in fp8 scale and round")
-    if pinned_kernel(setup) == "math":
-        return Absent(reason="the cost model of memory does not cover attention=math, which keeps all scores")
+    if pinned_kernel(setup) == "math" and setup.options["checkpoint"] == "selective":
+        return Absent(
+            reason="which products of attention=math are stored by checkpoint=selective is not covered by the cost"
+            " model of memory"
+        )
     if setup.shape.head_width % 8:
         return Absent(
             reason=f"torch pads heads of {setup.shape.head_width} elements for its kernels of attention on CUDA, which"
@@ -43,6 +46,7 @@ def cuda_model(setup: Setup, data_ranks: int, *, is_gathered: bool = False) -> C
     """
     size, weights = microbatch(setup, data_ranks), weights_of(setup)
     copies = "none" if setup.precision == "fp32" else _COPIES[weights]
+    is_math = pinned_kernel(setup) == "math"
     return CudaModel(
         shape=setup.shape,
         sequences=size.sequences,
@@ -51,7 +55,8 @@ def cuda_model(setup: Setup, data_ranks: int, *, is_gathered: bool = False) -> C
         product_bytes=ELEMENT_BYTES[setup.precision],
         gradient_bytes=_gradient_bytes(setup, is_gathered=is_gathered),
         copies="none" if is_gathered and copies == "each" else copies,
-        is_efficient=setup.precision == "fp32" or pinned_kernel(setup) == "efficient",
+        is_efficient=pinned_kernel(setup) == "efficient" or (setup.precision == "fp32" and not is_math),
+        is_math=is_math,
         checkpoint=size.checkpoint,
         checkpoint_every=size.checkpoint_every,
         loss_chunks=loss_chunks(setup),

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, pairwise
 
@@ -36,11 +36,33 @@ class NetworkLevel:
     ranks: number of ranks in one unit.
     link: joins a unit of the next smaller level (a rank, for the innermost level) to the others in the same unit; or
     why it is unknown. A node's link, on the level above it, is all of its network cards together.
+    by_collective: the link as single collectives reach it, each at most once; the others reach `link`. A library may
+    copy or add on its way, so that collectives reach different shares of the same wires.
     """
 
     name: str
     ranks: int
     link: Link | Absent
+    by_collective: tuple[tuple[Collective, Link], ...] = ()
+
+    def link_of(self, collective: Collective) -> Link | Absent:
+        """Return the link as a collective reaches it."""
+        return dict(self.by_collective).get(collective, self.link)
+
+    def scaled(self, bandwidth: float, latency: float = 1.0) -> NetworkLevel:
+        """Return the level with this share of each known bandwidth, and of each latency."""
+
+        def scale(link: Link) -> Link:
+            return Link(
+                bandwidth_bytes_per_second=bandwidth * link.bandwidth_bytes_per_second,
+                latency_s=latency * link.latency_s,
+            )
+
+        return replace(
+            self,
+            link=self.link if isinstance(self.link, Absent) else scale(self.link),
+            by_collective=tuple((collective, scale(link)) for collective, link in self.by_collective),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,20 +148,22 @@ class Interconnect:
             if any(group[0] // size != group[-1] // size for group in groups)
         )
 
-    def links(self, axis: MeshAxis) -> tuple[Link, ...] | Absent:
-        """Return the link of each level that the axis crosses, innermost first, or why the outermost's is unknown.
+    def links(self, axis: MeshAxis, collective: Collective) -> tuple[Link, ...] | Absent:
+        """Return the collective's link of each level that the axis crosses, innermost first, or why the outermost's is
+        unknown.
 
         An inner link that is unknown is taken to be the next outer one, which was measured over both: it is at least as
         fast, so that the outer link decides.
         """
         links: list[Link] = []
         for level in reversed(self.crossed(axis)):
-            if isinstance(level.link, Link):
-                links.append(level.link)
+            link = level.link_of(collective)
+            if isinstance(link, Link):
+                links.append(link)
             elif links:
                 links.append(links[-1])
             else:
-                return level.link
+                return link
         return tuple(reversed(links))
 
 
@@ -229,7 +253,7 @@ def _phase_times(
     Raises:
         ValueError: as `axis_time_s`.
     """
-    links = _known_links(axis, interconnect)
+    links = _known_links(collective, axis, interconnect)
     if axis.size == 1:
         return ()
     phases = _phases(collective, axis.size, backend)
@@ -241,6 +265,7 @@ def message_time_s(
 ) -> float:
     """Return the time of a message between two members of an axis, which all groups of the axis send at once.
 
+    Its links are those of `send`.
     source, destination: positions on the axis, counted from 0.
 
     Raises:
@@ -253,20 +278,20 @@ def message_time_s(
 @lru_cache(maxsize=1024)
 def _message_times(axis: MeshAxis, interconnect: Interconnect, source: int, destination: int) -> tuple[float, float]:
     """Return the time of a message without its bytes, and that of a byte."""
-    links = _known_links(axis, interconnect)
+    links = _known_links("send", axis, interconnect)
     if source == destination:
         return 0.0, 0.0
     phase = _Phase(pairs=[(source, destination)], nths=axis.size, messages=1)
     return _hop_and_byte_s(phase, axis, interconnect, links)
 
 
-def _known_links(axis: MeshAxis, interconnect: Interconnect) -> tuple[Link, ...]:
+def _known_links(collective: Collective, axis: MeshAxis, interconnect: Interconnect) -> tuple[Link, ...]:
     if axis.ranks > interconnect.ranks:
         raise ValueError(
             f"the mesh has {axis.ranks} ranks and level {interconnect.levels[-1].name} holds {interconnect.ranks};"
             " describe a level that holds them all"
         )
-    links = interconnect.links(axis)
+    links = interconnect.links(axis, collective)
     if isinstance(links, Absent):
         raise ValueError(links.reason)
     return links

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from workloads.core.cuda_setup import cuda_model, cuda_peak_not_covered
 from workloads.core.learning_rate import RECIPE
 from workloads.cost_models.absent import Absent
+from workloads.cost_models.cuda.peak import replicated_peak
+from workloads.cost_models.peak_memory import Prediction
 from workloads.cost_models.terms import States, Transfer
-from workloads.options import TRAINING_OPTIONS, training_refusals
+from workloads.options import TRAINING_OPTIONS, microbatch_count, training_refusals
 from workloads.parameter_server.cost_model import busiest_bytes, shares, worker_traffic
 from workloads.spec import DataShare, Needs, Option, Parity, Setup, StrategySpec
 
@@ -114,8 +117,34 @@ class ParameterServerSpec(StrategySpec):
         """Return no states: the papers give no account of servers."""
         return States(parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0)
 
-    def peak(self, setup: Setup) -> Absent:
+    def peak(self, setup: Setup) -> Prediction | Absent:
+        if setup.device == "cuda":
+            return self._cuda_peak(setup)
         return Absent(
             reason="a server holds the gradients of as many workers as have pushed, and copies of the weights"
             " that are still sent: how many at once depends on timing"
         )
+
+    def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
+        """Predict the peak of a worker or of the fullest server, whichever is more.
+
+        What waits to be sent or taken in is on the host. A server takes in the gradients of all workers at once, while
+        those of the last step still live; with mode=asynchronous those of one worker.
+        """
+        if (reason := cuda_peak_not_covered(setup)) is not None:
+            return reason
+        servers, workers = _servers(setup), _workers(setup)
+        at_once = 1 if setup.options["mode"] == "asynchronous" else workers
+        fullest = max((self.states(setup, rank) for rank in range(servers)), key=lambda states: states.parameters_bytes)
+        server = Prediction(
+            parameters_bytes=fullest.parameters_bytes,
+            buffers_bytes=0,
+            gradients_bytes=fullest.gradients_bytes,
+            optimizer_bytes=fullest.optimizer_bytes,
+            activations_bytes=0,
+            temporary_bytes=at_once * fullest.gradients_bytes,
+        )
+        worker = replicated_peak(
+            cuda_model(setup, workers), states=self.states(setup, servers), microbatches=microbatch_count(setup)
+        )
+        return max(server, worker, key=lambda peak: peak.total_bytes)

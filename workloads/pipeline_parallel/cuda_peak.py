@@ -19,7 +19,7 @@ from workloads.cost_models.cuda.peak import predict, tables_bytes, tokens_bytes
 from workloads.cost_models.cuda.tape import Stretch, Tape, in_turn
 from workloads.cost_models.memory import INDEX_BYTES
 from workloads.cost_models.peak_memory import Prediction
-from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline, actions_of_rank
+from workloads.cost_models.schedules import ActionKind, Pipeline, actions_of_rank
 from workloads.cost_models.terms import States
 
 Name = TypeVar("Name")
@@ -65,6 +65,37 @@ class StageOnCuda:
             tape.change(-model.stream)
         return tape.stretch()
 
+    def input_half(self) -> Stretch:
+        """Return the first half of a split backward; the first stage has none, as nothing waits for its input."""
+        if self.is_first:
+            return Stretch()
+        model, layers = self.model, self.model.shape.layers
+        tape = Tape()
+        if self.is_last:
+            tape.play(model.head_input_half())
+        for block in reversed(range(layers)):
+            is_top = block == layers - 1 and not self.is_last
+            received = Around(after_mlp=Tape().change(model.stream, "temporary").stretch())
+            tape.play(model.input_half(received if is_top else NOTHING))
+        if self.is_last:
+            tape.change(-model.loss_bytes)
+        return tape.stretch()
+
+    def weight_half(self, gradients: Gradients) -> Stretch:
+        """Return the second half of a split backward, after which nothing of the microbatch is left but what was sent:
+        the stage's result and its input's gradient."""
+        if self.is_first:
+            return self.backward(gradients, is_held=True)
+        model, layers = self.model, self.model.shape.layers
+        tape = Tape()
+        for _ in range(layers):
+            tape.play(model.weight_half(gradients))
+        if self.is_last:
+            tape.play(model.head_weight_half(gradients))
+        sent = 0 if self.is_last else model.stream
+        left = self.forward().net.activations + self.input_half().net.activations + tape.stretch().net.activations
+        return tape.change(sent - left).stretch()
+
 
 def stage_on_cuda(model: CudaModel, counts: Sequence[int], stage: int) -> StageOnCuda:
     """Return a stage. model: the whole one. counts: blocks of each stage."""
@@ -78,9 +109,17 @@ def stage_on_cuda(model: CudaModel, counts: Sequence[int], stage: int) -> StageO
 
 
 @lru_cache(maxsize=256)
-def _played(stage: StageOnCuda, is_forward: bool, gradients: Gradients, is_held: bool) -> Stretch:
-    """Return a stage's forward or backward; stages and ranks that are alike share it."""
-    return stage.forward() if is_forward else stage.backward(gradients, is_held=is_held)
+def _played(stage: StageOnCuda, kind: ActionKind, gradients: Gradients, is_held: bool) -> Stretch:
+    """Return a stage's part of a step; stages and ranks that are alike share it."""
+    match kind:
+        case "forward":
+            return stage.forward()
+        case "backward":
+            return stage.backward(gradients, is_held=is_held)
+        case "input_backward":
+            return stage.input_half()
+        case "weight_backward":
+            return stage.weight_half(gradients)
 
 
 def in_runs(names: Sequence[Name]) -> Iterator[tuple[Sequence[Name], int]]:
@@ -118,26 +157,24 @@ def pipeline_cuda_peak(
     last backward. after_backward_bytes: what is made when all gradients are there.
 
     Raises:
-        ValueError: the schedule splits backward, or cannot run this pipeline.
+        ValueError: the schedule cannot run this pipeline.
     """
-    if pipeline.schedule in HALVED_BACKWARD:
-        raise ValueError(f"{pipeline.schedule} splits backward, and the peak is predicted for whole ones only")
     own = pipeline.stages_of(rank)
     stages = {stage: stage_on_cuda(model, counts, stage) for stage in own}
     frees_sent = pipeline.schedule == "one_f_one_b"
-    # Of each action: its stage, whether it is a forward, and whether the stage has run a backward before it.
-    names: list[tuple[int, bool, bool]] = []
+    # Of each action: its stage, its kind, and whether the stage's weights have gradients to which it adds.
+    names: list[tuple[int, ActionKind, bool]] = []
     begun = set[int]()
     for action in actions_of_rank(pipeline, rank):
-        is_forward = action.kind == "forward"
-        names.append((action.stage, is_forward, not is_forward and action.stage in begun))
-        if not is_forward:
+        makes_gradients = action.kind in ("backward", "weight_backward")
+        names.append((action.stage, action.kind, makes_gradients and action.stage in begun))
+        if makes_gradients:
             begun.add(action.stage)
     step = Stretch()
     for unit, times in in_runs(names):
         part = in_turn(
-            _played(stages[stage], is_forward, "added" if is_again else "new", not (frees_sent and is_again))
-            for stage, is_forward, is_again in unit
+            _played(stages[stage], kind, "added" if is_again else "new", not (frees_sent and is_again))
+            for stage, kind, is_again in unit
         )
         step = step.then(part.times(times))
     step = step.then(Tape().brief(after_backward_bytes).stretch())

@@ -70,7 +70,7 @@ def step_of(
 def missing_link(transfers: Iterable[Transfer], axes: Mapping[str, int], interconnect: Interconnect) -> Absent | None:
     """Return why the link of some transfer is unknown; None where all are known. axes: as a spec's mesh gives them."""
     for transfer in transfers:
-        links = interconnect.links(transfer_axis(transfer, axes))
+        links = interconnect.links(transfer_axis(transfer, axes), transfer.collective)
         if isinstance(links, Absent):
             return links
     return None
@@ -170,7 +170,7 @@ def slowest_message_s(setup: Setup, spec: StrategySpec, interconnect: Interconne
     pipeline = spec.pipeline(setup)
     if pipeline is None:
         raise ValueError(f"{setup.strategy} has no pipeline, whose stages send messages")
-    links = interconnect.links(mesh_axes(spec.mesh(setup))["stage"])
+    links = interconnect.links(mesh_axes(spec.mesh(setup))["stage"], "send")
     if isinstance(links, Absent):
         return links
     ends = [(stage, stage + 1) for stage in range(pipeline.stages - 1)]

@@ -236,8 +236,6 @@ class PipelineSpec(StrategySpec):
         if (reason := self.states_not_covered(setup) or cuda_peak_not_covered(setup)) is not None:
             return reason
         pipeline = self.pipeline(setup)
-        if pipeline.schedule in HALVED_BACKWARD:
-            return Absent(reason="which tensors half of a backward keeps for the other half is autograd's choice")
         model, blocks = cuda_model(setup, 1), counts(setup, pipeline.stages)
         ranks = (
             pipeline_cuda_peak(pipeline, model, blocks, rank, states=self.states(setup, rank))

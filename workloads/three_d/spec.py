@@ -312,7 +312,7 @@ class ThreeDSpec(PipelineSpec):
             return reason
         axes, pipeline, costs = self.mesh(setup), self.pipeline(setup), self._cost_model(setup)
         if pipeline.schedule in HALVED_BACKWARD:
-            return Absent(reason="which tensors half of a backward keeps for the other half is autograd's choice")
+            return Absent(reason="the cost model of memory covers no halves of a backward whose products ranks divide")
         is_sharded = costs.bucket_bytes is None
         model = replace(
             cuda_model(setup, axes["data"], is_gathered=is_sharded),

@@ -20,13 +20,23 @@ from bench.store.hardware_baselines import Ceiling, find_ceiling
 from bench.store.history import History
 from bench.store.links import MeasuredLinks, find_links
 from workloads.cost_models.absent import Absent
+from workloads.cost_models.terms import Collective
 from workloads.spec import Device
 
 CEILING_SPREAD = Spread(low=0.5, high=1.0)
 """Ranks compute at half of the fastest product to all of it. Assumed: norms, attention and small products are slower,
 by how much depends on the shape."""
 SWEEP_SPREAD = Spread(low=0.8, high=1.1)
-"""A strategy's collectives reach this share of what a sweep of all_reduce measured. Assumed."""
+"""A strategy's collectives reach this share of what a sweep measured. Assumed."""
+SENT_BY_SETUPS: tuple[Collective, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+    "send",
+)
+"""What the strategies that are compared send."""
 
 
 def ground_here(base: Case, history: History, *, cores: int, gpus: Sequence[Gpu]) -> Ground:
@@ -81,7 +91,7 @@ def _links(base: Case, history: History, ceiling: Ceiling) -> MeasuredLinks | Ab
     # Links are looked up for a run: one of this case, on the hardware of the ceiling.
     run = history.find(ceiling.run)
     assert run is not None, "the ceiling is a run of the history"
-    return find_links(replace(run, case=base), history)
+    return find_links(replace(run, case=base), history, SENT_BY_SETUPS)
 
 
 def _room_bytes(device: Device, ranks: int, gpus: Sequence[Gpu]) -> int | None:

@@ -73,7 +73,7 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
     except NewerSchema as error:
         raise Misuse(str(error)) from None
     cause = summary.cause
-    interconnect, pairs = _of_probes(summary, history)
+    interconnect, pairs = _of_probes(replace(summary, case=case), history)
     return Observed(
         run=summary.run,
         case=case,

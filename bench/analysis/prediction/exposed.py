@@ -52,7 +52,7 @@ def exposed_transfers(
             continue
         outermost = crossed[-1]
         below = links.part_sizes[links.levels.index(outermost)]
-        known = links.links(transfer_axis(transfer, axes))
+        known = links.links(transfer_axis(transfer, axes), transfer.collective)
         assert isinstance(known, tuple), "its links are known"
         timed.append(
             ExposedTransfer(

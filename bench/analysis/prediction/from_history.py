@@ -24,7 +24,6 @@ from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_COPY_BANDWIDTH, RUN_MATMUL_FLOPS
 from collectors.metrics.results import RUN_OVERLAP_RATIO
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.communication import Link
 from workloads.cost_models.interconnect import Interconnect
 from workloads.pipeline_parallel.expected_step import missing_link
 from workloads.probes.spec import CopiesSpec, MatmulSpec
@@ -176,17 +175,7 @@ def _links(
 
 def _scaled(interconnect: Interconnect, share: float) -> Interconnect:
     """Return the interconnect with this share of each known bandwidth."""
-    return Interconnect(
-        levels=tuple(
-            replace(
-                level,
-                link=replace(level.link, bandwidth_bytes_per_second=share * level.link.bandwidth_bytes_per_second),
-            )
-            if isinstance(level.link, Link)
-            else level
-            for level in interconnect.levels
-        )
-    )
+    return Interconnect(levels=tuple(level.scaled(share) for level in interconnect.levels))
 
 
 # What runs of the same strategy hid.

@@ -10,13 +10,15 @@ import pytest
 
 from bench.results.estimate import estimate
 from bench.store.history import History
-from bench.store.links import MeasuredLinks, find_links, placement_words, sweep_runs
+from bench.store.links import MeasuredLinks, bandwidth_spread, find_links, placement_words, sweep_runs
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_LINK_BANDWIDTH, RUN_LINK_LATENCY_SECONDS
 from tests.bench.made.examples import make_case, make_machine, make_probe, make_summary
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.communication import Link
+from workloads.cost_models.communication import COLLECTIVES, CommunicationBackend, Link, collective_time_s
 from workloads.cost_models.interconnect import MeshAxis, NetworkLevel, axis_time_s
+from workloads.cost_models.terms import Collective
+from workloads.spec import OptionValue
 
 INSIDE = [4.0e9, 4.1e9, 4.2e9]
 ACROSS = [0.9e9, 1.0e9, 1.1e9]
@@ -39,12 +41,13 @@ def sweep(
     latencies_s: list[float] | None = None,
     collective: str = "all_reduce",
     started_ns: int = 1,
+    backend: CommunicationBackend = "gloo",
 ) -> None:
     fitted = (
         estimate(RUN_LINK_LATENCY_SECONDS, latencies_s or [1e-5, 1.1e-5, 1.2e-5], collective=collective),
         estimate(RUN_LINK_BANDWIDTH, bandwidths, collective=collective),
     )
-    case = make_probe("collectives", ranks, nodes=nodes)
+    case = replace(make_probe("collectives", ranks, nodes=nodes), backend=backend)
     summary = make_summary(run, case=case, estimates=fitted, scaling=(), started_ns=started_ns)
     history.add(summary, make_machine())
 
@@ -142,6 +145,76 @@ def test_equal_bandwidths_with_other_latencies_are_two_levels(history: History, 
     sweep(history, "in", ACROSS, ranks=4)
     sweep(history, "out", ACROSS, ranks=8, nodes=2, latencies_s=latencies_s)
     assert len(levels_of(find_links(trained(), history))) == 2
+
+
+# Links of single collectives.
+
+
+def trained_by(strategy: str, ranks: int = 8, nodes: int = 2, **options: OptionValue) -> Summary:
+    case = make_case(strategy, ranks=ranks, nodes=nodes)
+    return make_summary("run-trained", case=replace(case, options={**case.options, **options}))
+
+
+def test_each_collective_that_was_swept_has_a_link_of_its_own(history: History) -> None:
+    sweep(history, "in", INSIDE, ranks=4, started_ns=2)
+    sweep(history, "gathered", [2.5e9], ranks=4, collective="all_gather", latencies_s=[3e-5])
+    sweep(history, "out", ACROSS, ranks=8, nodes=2)
+    found = find_links(trained_by("hsdp", shard_ranks=4), history)
+    node, cluster = levels_of(found)
+    assert node.link_of("all_gather") == Link(bandwidth_bytes_per_second=2.5e9, latency_s=3e-5)
+    assert node.link_of("reduce_scatter") == node.link
+    assert cluster.by_collective == ()
+    assert isinstance(found, MeasuredLinks)
+    assert found.basis == (
+        "4.1 GB/s (all_gather 2.5 GB/s in gathered; reduce_scatter as all_reduce, not fitted) inside a node, all 4"
+        " ranks at once (in), and 1 GB/s across 2 nodes, all 4 ranks of each at once (out)"
+    )
+    assert [run.run for run in found.sweeps] == ["in", "out"]
+
+
+def test_the_newest_sweep_of_a_collective_gives_its_link(history: History) -> None:
+    for started_ns, bandwidth in enumerate((2e9, 3e9)):
+        sweep(history, f"in{started_ns}", [bandwidth], ranks=4, collective="all_gather", started_ns=started_ns)
+    (node,) = levels_of(find_links(trained(ranks=4, nodes=1), history))
+    assert isinstance(node.link, Absent)
+    assert node.link_of("all_gather") == Link(bandwidth_bytes_per_second=3e9, latency_s=1.1e-5)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_links_of_a_sweep_over_nodes_give_back_the_times_of_the_sweep(
+    history: History, collective: Collective, backend: CommunicationBackend
+) -> None:
+    """A node passes another share of the bytes in each collective, and its latency is that of other hops."""
+    measured = Link(bandwidth_bytes_per_second=1e9, latency_s=5e-5)
+    sweep(history, "in", [4e9], ranks=4, latencies_s=[1e-5], backend=backend)
+    sweep(history, "out", [1e9], ranks=8, nodes=2, latencies_s=[5e-5], collective=collective, backend=backend)
+    run = trained()
+    found = find_links(replace(run, case=replace(run.case, backend=backend)), history)
+    assert isinstance(found, MeasuredLinks)
+    for size_bytes in (0, 10**9):
+        predicted_s = axis_time_s(collective, size_bytes, MeshAxis(size=8), found.interconnect, backend)
+        assert predicted_s == pytest.approx(collective_time_s(collective, size_bytes, 8, measured, backend))
+
+
+def test_commands_that_measure_name_the_collectives_of_the_run(history: History) -> None:
+    found = find_links(trained_by("hsdp", shard_ranks=4), history)
+    assert isinstance(found, Absent)
+    assert "--option collectives=all_reduce`" in found.reason
+    found = find_links(trained_by("fsdp", ranks=4, nodes=1), history)
+    assert isinstance(found, Absent)
+    assert "--option collectives=all_reduce,all_gather,reduce_scatter`" in found.reason
+
+
+def test_links_scatter_as_those_of_all_reduce_or_else_of_what_was_swept(history: History) -> None:
+    sweep(history, "gathered", [2e9, 4e9], ranks=4, collective="all_gather")
+    spread = bandwidth_spread(trained(), history)
+    assert spread is not None
+    assert [spread.low, spread.high] == pytest.approx([2 / 3, 4 / 3])
+    sweep(history, "in", [4e9, 4e9], ranks=4)
+    spread = bandwidth_spread(trained(), history)
+    assert spread is not None
+    assert (spread.low, spread.high) == (1.0, 1.0)
 
 
 def test_an_empty_history_has_no_links(history: History) -> None:

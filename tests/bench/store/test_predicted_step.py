@@ -118,7 +118,9 @@ def test_every_strategy_has_a_predicted_step_in_its_table(strategy: str, history
     step = predicted_step(run, history)
     assert isinstance(step, PredictedStep)
     assert ("ms of bubble" in step.basis) == (run.case.spec().pipeline(run.case) is not None)
-    assert ("1 GB/s inside a node, all 4 ranks at once (sweep)" in step.basis) == (run.case.ranks > 1)
+    assert (" inside a node, all 4 ranks at once (sweep)" in step.basis) == (run.case.ranks > 1)
+    sent = {transfer.collective for transfer in run.case.spec().transfers(run.case)}
+    assert ("as all_reduce, not fitted" in step.basis) == bool(sent - {"all_reduce"})
     assert any(line.startswith("predicted ") for line in _shown(run, step, has_details=False))
 
 

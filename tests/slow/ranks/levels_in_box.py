@@ -19,7 +19,6 @@ import msgspec
 
 from bench.analysis.prediction.fit import traffic
 from bench.case import Case, check
-from bench.results.probes import CALIBRATION
 from bench.store.history import History
 from bench.store.links import MeasuredLinks, find_links
 from bench.store.run_dir import load, machine_of
@@ -29,7 +28,7 @@ from tests.slow.ranks.replaying_rank import Answer, Job, ReplayOrder
 from tests.support.netbox import INTERFACE, NetBox, netbox
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.communication import Link
-from workloads.cost_models.interconnect import Interconnect, mesh_axes, traffic_times_s, transfer_time_s
+from workloads.cost_models.interconnect import Interconnect, mesh_axes, traffic_times_s
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.step_time import ComputeTime, StepTime
 from workloads.cost_models.terms import Transfer
@@ -77,22 +76,13 @@ class Setting:
         return check(replace(case, options={**case.options, "clip": 0.0}))
 
 
-LinksBySweep = Mapping[str, MeasuredLinks]
-"""By the collective whose sweep the product prefers; across nodes only all_reduce is swept."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InBox:
     """A case on the measured links of its box, and what its ranks answered, by rank."""
 
     case: Case
-    links_by_sweep: LinksBySweep
+    links: MeasuredLinks
     answers: tuple[Answer, ...]
-
-    @property
-    def links(self) -> MeasuredLinks:
-        """By which the product predicts."""
-        return self.links_by_sweep[CALIBRATION]
 
     @property
     def replayed(self) -> list[str]:
@@ -149,18 +139,10 @@ class InBox:
         """All transfers over the axis in a step, in turn."""
         return axis_s(self.case, axis, self.links.interconnect)
 
-    def replay_by_own_sweeps_s(self, axis: str) -> float:
-        """The same by links that are fitted to each collective's own sweep, where there is one."""
-        return sum(
-            transfer_time_s(
-                transfer,
-                self.axes,
-                self.links_by_sweep.get(transfer.collective, self.links).interconnect,
-                self.case.backend,
-            )
-            for transfer in self.transfers
-            if transfer.axis == axis
-        )
+    def replay_by_one_link_s(self, axis: str) -> float:
+        """The same where the link of all_reduce stands for every collective."""
+        levels = tuple(replace(level, by_collective=()) for level in self.links.interconnect.levels)
+        return axis_s(self.case, axis, Interconnect(levels=levels))
 
     def replays_s(self, axis: str) -> list[float]:
         """Time after time, that of the slowest rank."""
@@ -199,7 +181,7 @@ def axis_s(case: Case, axis: str, interconnect: Interconnect) -> float:
 def _link_bytes(one: InBox, axis: str, level: int) -> int:
     """Bytes over the busiest link of one level: the time that they take where it passes a byte a second."""
     levels = tuple(
-        replace(each, link=Link(bandwidth_bytes_per_second=1.0 if number == level else math.inf))
+        replace(each, link=Link(bandwidth_bytes_per_second=1.0 if number == level else math.inf), by_collective=())
         for number, each in enumerate(one.links.interconnect.levels)
     )
     return round(axis_s(one.case, axis, Interconnect(levels=levels)))
@@ -216,7 +198,7 @@ def measure(setting: Setting, cases: Sequence[Case], folder: Path, *, steps: int
     with netbox(nodes=setting.nodes, rate_mbit=setting.rate_mbit, latency=LATENCY) as box:
         links = list(_links(box, setting, cases, folder))
         jobs = [
-            Job(case=case, calls=dict(_calls(case, found[CALIBRATION].interconnect)))
+            Job(case=case, calls=dict(_calls(case, found.interconnect)))
             for case, found in zip(cases, links, strict=True)
         ]
 
@@ -241,7 +223,7 @@ def measure(setting: Setting, cases: Sequence[Case], folder: Path, *, steps: int
     by_rank = [msgspec.json.decode(answer, type=list[Answer]) for answer in answered]
     by_case = zip(*by_rank, strict=True)
     return [
-        InBox(case=case, links_by_sweep=found, answers=answers)
+        InBox(case=case, links=found, answers=answers)
         for case, found, answers in zip(cases, links, by_case, strict=True)
     ]
 
@@ -251,7 +233,7 @@ def _calls(case: Case, interconnect: Interconnect) -> Iterator[tuple[str, int]]:
         yield axis, math.ceil(REPLAY_S / axis_s(case, axis, interconnect))
 
 
-def _links(box: NetBox, setting: Setting, cases: Sequence[Case], folder: Path) -> Iterator[LinksBySweep]:
+def _links(box: NetBox, setting: Setting, cases: Sequence[Case], folder: Path) -> Iterator[MeasuredLinks]:
     """What the product finds for each case in a history of sweeps of both levels."""
     probe = make_probe("collectives", trials=1, warm_up=2)
     inside = replace(probe, ranks=RANKS_PER_NODE, steps=CALLS_INSIDE, options={**probe.options, **INSIDE})
@@ -263,13 +245,10 @@ def _links(box: NetBox, setting: Setting, cases: Sequence[Case], folder: Path) -
             history.add(load(run), machine_of(run))
         summary = load(runs[-1])
         for case in cases:
-            links = {}
-            for collective in (CALIBRATION, "all_gather", "reduce_scatter"):
-                found = find_links(replace(summary, case=case), history, (collective, CALIBRATION))
-                if isinstance(found, Absent):
-                    raise RuntimeError(found.reason)
-                links[collective] = found
-            yield links
+            found = find_links(replace(summary, case=case), history)
+            if isinstance(found, Absent):
+                raise RuntimeError(found.reason)
+            yield found
 
 
 def _sweep(box: NetBox, probe: Case, folder: Path) -> Path:

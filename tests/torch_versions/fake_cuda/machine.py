@@ -39,8 +39,8 @@ def build(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A trial of one rank or more. pid, peak_bytes, said: of the first rank; its process, the allocator's peak, which a
-    probe has not, and what it printed.
+    """A trial of one rank or more. pid, said: of the first rank; its process, and what it printed. peak_bytes: the
+    allocator's peak on the rank with most, which a probe has not.
     """
 
     ended: TrialEnded
@@ -110,8 +110,10 @@ class FakeMachine:
         log = self._runs / run / f"rank{first_rank}"
         records = read(log.with_suffix(".jsonl")).records
         (pid,) = (record.pid for record in records if isinstance(record, Opened))
-        samples = (sample for record in records if isinstance(record, Reading) for sample in record.samples)
-        peaks = [int(sample.value) for sample in samples if sample.metric == PEAK_BYTES.name]
+        last_rank = case.ranks if ranks is None else first_rank + ranks
+        peaks = [
+            peak for rank in range(first_rank, last_rank) for peak in _peaks(self._runs / run / f"rank{rank}.jsonl")
+        ]
         said = log.with_suffix(".err").read_text(errors="replace")
         return Ran(ended=ended, pid=pid, peak_bytes=max(peaks, default=None), said=said)
 
@@ -136,6 +138,13 @@ class FakeMachine:
         self._process.stdin.write(msgspec.json.encode(order).decode() + "\n")
         self._process.stdin.flush()
         return msgspec.json.decode(self._process.stdout.readline(), type=TrialEnded)
+
+
+def _peaks(log: Path) -> list[int]:
+    """Return the allocator's peaks that a rank recorded."""
+    readings = (record for record in read(log).records if isinstance(record, Reading))
+    samples = (sample for reading in readings for sample in reading.samples)
+    return [int(sample.value) for sample in samples if sample.metric == PEAK_BYTES.name]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import get_args
 
@@ -310,11 +311,11 @@ def test_a_level_without_a_link_is_missed_only_by_axes_that_cross_it() -> None:
     known = level("node", 8, 300)
     cluster = Interconnect(levels=(known, NetworkLevel(name="cluster", ranks=64, link=UNKNOWN)))
     inside = MeshAxis(size=8, repeats=8)
-    assert cluster.links(inside) == (known.link,)
+    assert cluster.links(inside, "all_reduce") == (known.link,)
     assert axis_time_s("all_reduce", GIGABYTE, inside, cluster, "nccl") == axis_time_s(
         "all_reduce", GIGABYTE, inside, CLUSTER, "nccl"
     )
-    assert cluster.links(MeshAxis(size=8, stride=8)) == UNKNOWN
+    assert cluster.links(MeshAxis(size=8, stride=8), "all_reduce") == UNKNOWN
     with pytest.raises(ValueError, match="nothing was measured across nodes"):
         axis_time_s("all_reduce", GIGABYTE, MeshAxis(size=8, stride=8), cluster, "nccl")
 
@@ -322,8 +323,8 @@ def test_a_level_without_a_link_is_missed_only_by_axes_that_cross_it() -> None:
 def test_an_inner_link_that_is_unknown_is_as_fast_as_what_was_measured_over_it() -> None:
     outer = level("cluster", 64, 50)
     half = Interconnect(levels=(NetworkLevel(name="node", ranks=8, link=UNKNOWN), outer))
-    assert half.links(MeshAxis(size=64)) == (outer.link, outer.link)
-    assert half.links(MeshAxis(size=8, repeats=8)) == UNKNOWN
+    assert half.links(MeshAxis(size=64), "all_reduce") == (outer.link, outer.link)
+    assert half.links(MeshAxis(size=8, repeats=8), "all_reduce") == UNKNOWN
     expected_s = axis_time_s("all_reduce", GIGABYTE, MeshAxis(size=64), CLUSTER, "nccl")
     assert axis_time_s("all_reduce", GIGABYTE, MeshAxis(size=64), half, "nccl") == expected_s
 
@@ -336,3 +337,41 @@ def test_a_message_of_all_groups_shares_the_nodes_link() -> None:
     assert inside_s == pytest.approx(1.0 + 1 / 300)
     assert across_s == pytest.approx(3.0 + 4 / 50)
     assert message_time_s(GIGABYTE, axis, cluster, source=1, destination=1) == 0
+
+
+# Links of single collectives.
+
+
+def test_each_collective_takes_its_own_link_and_the_others_that_of_all() -> None:
+    slow = Link(bandwidth_bytes_per_second=100e9, latency_s=1.0)
+    node = replace(level("node", 8, 300), by_collective=(("all_gather", slow), ("send", slow)))
+    axis, inside = MeshAxis(size=8), Interconnect(levels=(node,))
+    assert axis_time_s("all_gather", 0, axis, inside, "nccl") == 7 * 1.0
+    assert axis_time_s("all_gather", GIGABYTE, axis, inside, "nccl") - 7 == pytest.approx(7 / 8 / 100)
+    assert axis_time_s("reduce_scatter", GIGABYTE, axis, inside, "nccl") == pytest.approx(7 / 8 / 300)
+    assert message_time_s(0, axis, inside, source=0, destination=1) == 1.0
+
+
+def test_a_collective_over_two_levels_takes_the_link_of_its_own_where_a_level_has_one() -> None:
+    slow = Link(bandwidth_bytes_per_second=10e9)
+    outer = replace(level("cluster", 16, 50), by_collective=(("all_gather", slow),))
+    nodes = Interconnect(levels=(level("node", 8, 300), outer))
+    assert nodes.links(MeshAxis(size=16), "all_gather") == (nodes.levels[0].link, slow)
+    assert nodes.links(MeshAxis(size=16), "all_reduce") == (nodes.levels[0].link, outer.link)
+
+
+def test_a_collective_with_a_link_needs_no_other() -> None:
+    known = Link(bandwidth_bytes_per_second=10e9)
+    node = NetworkLevel(name="node", ranks=8, link=UNKNOWN, by_collective=(("all_gather", known),))
+    inside = Interconnect(levels=(node,))
+    assert inside.links(MeshAxis(size=8), "all_gather") == (known,)
+    assert inside.links(MeshAxis(size=8), "all_reduce") == UNKNOWN
+
+
+def test_a_scaled_level_scales_the_links_of_all_collectives() -> None:
+    of_all, own = Link(bandwidth_bytes_per_second=8.0, latency_s=4.0), Link(bandwidth_bytes_per_second=2.0)
+    node = NetworkLevel(name="node", ranks=2, link=of_all, by_collective=(("send", own),))
+    scaled = node.scaled(0.5, latency=2.0)
+    assert scaled.link == Link(bandwidth_bytes_per_second=4.0, latency_s=8.0)
+    assert scaled.by_collective == (("send", Link(bandwidth_bytes_per_second=1.0)),)
+    assert replace(node, link=UNKNOWN).scaled(0.5).link == UNKNOWN

@@ -112,8 +112,3 @@ def test_what_the_law_does_not_follow_is_not_covered(
     reason = spec_of(strategy).peak(small_setup(strategy, ranks=2, options=options))
     assert isinstance(reason, Absent)
     assert words in reason.reason
-
-
-def test_a_parted_backward_is_refused() -> None:
-    with pytest.raises(ValueError, match="zbv splits backward"):
-        predict(staged("zero_bubble", variant="zbv"), 0)

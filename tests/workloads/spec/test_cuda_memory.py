@@ -10,12 +10,14 @@ import pytest
 
 from tests.torch_versions.fake_cuda.law import CASES, HEADER, case_of, predicted_bytes
 from workloads.cost_models.absent import Absent
+from workloads.cost_models.cuda.blocks import Gradients
 from workloads.cost_models.cuda.model import CudaModel
 from workloads.cost_models.cuda.peak import CONTEXT_BYTES, unallocated_bytes, whole_pass
 from workloads.cost_models.cuda.sizes import Copies
 from workloads.cost_models.cuda.tape import LiveBytes, Stretch, Tape
 from workloads.cost_models.memory import Checkpoint
 from workloads.cost_models.shape import Shape
+from workloads.pipeline_parallel.cuda_peak import stage_on_cuda
 
 DOCS = Path(__file__).parents[3] / "docs" / "cost_models" / "memory.md"
 SHAPE = Shape(layers=3, width=64, heads=4, kv_heads=2, mlp_width=160, vocabulary=96, sequence=32, batch=2)
@@ -80,6 +82,7 @@ def test_a_checkpointed_block_keeps_its_result_and_autocasts_copies() -> None:
 
 
 SETTINGS: tuple[tuple[int, int, Copies], ...] = ((4, 4, "none"), (4, 2, "cached"), (2, 2, "each"), (2, 2, "none"))
+GRADIENTS: tuple[Gradients, ...] = ("new", "added")
 CHECKPOINTS: tuple[Checkpoint, ...] = ("none", "full", "selective")
 
 
@@ -106,12 +109,98 @@ def test_a_step_frees_all_that_it_makes_but_gradients(
     assert later.net == LiveBytes()
 
 
+# Attention by plain products, which keep all scores.
+
+
+@pytest.mark.parametrize(("setting", "checkpoint"), list(product(SETTINGS, ("none", "full"))))
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_step_with_plain_products_frees_all_that_it_makes_but_gradients(
+    setting: tuple[int, int, Copies], checkpoint: Checkpoint, kv_heads: int
+) -> None:
+    shape, (stream_bytes, product_bytes, copies) = replace(SHAPE, kv_heads=kv_heads), setting
+    model = replace(
+        MODEL,
+        shape=shape,
+        stream_bytes=stream_bytes,
+        product_bytes=product_bytes,
+        copies=copies,
+        checkpoint=checkpoint,
+        is_math=True,
+    )
+    weights = shape.layers * shape.block_parameters() + 2 * shape.vocabulary * shape.width
+    assert whole_pass(model, "new").net == LiveBytes(gradients=4 * weights)
+    assert whole_pass(model, "added").net == LiveBytes()
+
+
+def test_plain_products_keep_all_scores_in_fp32_and_backward_makes_three_times_as_much() -> None:
+    scores = 4 * TOKENS * SHAPE.sequence * SHAPE.heads
+    by_products = replace(MODEL, is_math=True)
+    kept = by_products.forward(0).net.total - MODEL.forward(0).net.total
+    # Flash keeps queries, keys, values and its result in bf16, and a sum for each query; products keep queries, keys
+    # and values in fp32, keys and values for each query head.
+    flash = 2 * TOKENS * (WIDTH + 2 * KEYS + WIDTH) + 4 * TOKENS * SHAPE.heads
+    assert kept == scores + 4 * TOKENS * 3 * WIDTH - flash
+    longer = replace(by_products, shape=replace(SHAPE, sequence=512), positions=512)
+    many = 4 * 2 * 512 * 512 * SHAPE.heads
+    assert 3 * many < longer.backward(0, "new").peak.temporary < 3.1 * many
+
+
+# Halves of a backward.
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_halves_of_a_backward_leave_what_a_whole_one_does(setting: tuple[int, int, Copies], stage: int) -> None:
+    stream_bytes, product_bytes, copies = setting
+    model = replace(
+        MODEL,
+        stream_bytes=stream_bytes,
+        product_bytes=product_bytes,
+        copies=copies,
+        is_efficient=product_bytes == 4,
+    )
+    own = stage_on_cuda(model, (1, 1, 1), stage)
+    for gradients in GRADIENTS:
+        halved = own.forward().then(own.input_half(), own.weight_half(gradients))
+        assert halved.net == own.forward().then(own.backward(gradients, is_held=True)).net
+
+
+def test_the_first_half_frees_only_the_logarithms_and_holds_the_gradients_that_weights_need() -> None:
+    last = stage_on_cuda(MODEL, (1, 1), 1)
+    held = 2 * TOKENS * (2 * WIDTH + WIDTH + 2 * KEYS + 2 * INNER)  # Of seven products' results.
+    held += 3 * 4 * TOKENS * WIDTH  # Of three norms' outputs.
+    held += 2 * TOKENS * SHAPE.vocabulary  # Of logits.
+    sent = 4 * TOKENS * WIDTH
+    logarithms, targets = 4 * TOKENS * SHAPE.vocabulary, 8 * TOKENS
+    assert last.input_half().net == LiveBytes(temporary=held + sent, activations=-logarithms - targets)
+
+
+def test_the_first_stage_waits_for_its_weights_to_differentiate_at_all() -> None:
+    first = stage_on_cuda(MODEL, (1, 1), 0)
+    assert first.input_half() == Stretch()
+    assert first.weight_half("new") == first.backward("new", is_held=True)
+
+
+def test_a_server_takes_in_the_gradients_of_all_workers_or_of_one() -> None:
+    together, alone = (
+        predicted_bytes(f"parameter_server 9 1b/2 bf16 8 {words}") for words in ("", "mode=asynchronous")
+    )
+    weights = case_of("parameter_server 9 1b/2 bf16 8").shape.parameters()
+    # Weights, gradients of the last step and of eight workers, and two moments.
+    assert together == pytest.approx(4 * weights * (1 + 1 + 8 + 2), rel=1e-6)
+    assert alone < together - 7 * 4 * weights + 10**9
+
+
 def test_no_cost_model_speaks_of_what_it_does_not_cover() -> None:
-    compiled = case_of("single 1 1b bf16 8 compile=default")
-    in_fp8 = case_of("single 1 1b bf16 8 weights=fp8")
-    halved = case_of("zero_bubble 8 1b/16 bf16 32")
-    for case in (compiled, in_fp8, halved):
-        assert isinstance(case.spec().peak(case), Absent)
+    for words in (
+        "single 1 1b bf16 8 compile=default",
+        "single 1 1b bf16 8 weights=fp8",
+        "single 1 1b bf16 8 attention=math checkpoint=selective",
+        "three_d 8 1b/8 bf16 32 schedule=interleaved_zero_bubble",
+        "ulysses 4 1b/2 bf16 8 attention=math",
+    ):
+        case = case_of(words)
+        assert isinstance(case.spec().peak(case), Absent), words
 
 
 def test_what_the_allocator_does_not_count_is_estimated_apart() -> None:

@@ -1,8 +1,8 @@
 """What a block's forward and backward make and free on CUDA, tensor by tensor, in the order in which torch does it.
 
 Follows `workloads.core.transformer` through autograd: an operator's result lives until Python drops it or, where its
-backward reads it, until that backward has run. Attention is torch's flash kernel, in fp32 the memory-efficient one;
-cuDNN's keeps the same tensors.
+backward reads it, until that backward has run. Attention is torch's flash kernel, in fp32 the memory-efficient one, or
+plain products; cuDNN's keeps the same tensors as flash.
 Not covered: compiled blocks, products in fp8.
 Source: torch 2.12, derivatives.yaml, torch/csrc/autograd/engine.cpp and input_buffer.cpp; flash_api.cpp, mha_bwd.
 """
@@ -24,6 +24,10 @@ Gradients = Literal["new", "added"]
 _Run = Literal["kept", "dropped", "selective", "again", "again_selective"]
 """How a block's forward runs. kept: all that backward reads stays. dropped, selective: under checkpointing. again,
 again_selective: in backward, which keeps all and stops before the last product."""
+
+
+_OF_PRODUCTS = ("scaled q", "scaled k", "kept v", "shares")
+"""What attention by plain products leaves for backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +71,25 @@ class CudaBlocks(CudaSizes):
             tape.make("repeated k", self.product(self._query_width)).make("repeated v", self.product(self._query_width))
             tape.free("turned k")
         tape.brief(self.forward_attention_bytes)
-        if run != "again_selective":
+        if self.is_math:
+            self._attend_by_products(tape)
+        elif run != "again_selective":
             tape.make("attended", self.product(self._query_width))
             tape.make("log-sum-exps", self._lse_bytes)
-        if not kept:
+        if not kept and not self.is_math:
             tape.free("turned q", *(("repeated k", "repeated v") if self.is_efficient else ("turned k",)))
         tape.make("by token", self._by_token_bytes)
         self._multiply(tape, "o", None, self._query_width * width, self.product(width), run)
+        if self.is_math:
+            tape.free("attended")
         self._sum_ranks(tape)
         tape.play(around.after_attention)
         if not kept or self.is_cast or self._has_gathered_input:
             tape.free("normed 1")
         if run in ("kept", "dropped", "again"):
-            tape.free("q", "k", *(("v",) if self.is_efficient or run == "dropped" else ()))
+            tape.free("q", "k", *(("v",) if self._copies_values or run == "dropped" else ()))
         if run == "dropped":
-            tape.free("attended", "log-sum-exps")
+            tape.free(*(_OF_PRODUCTS if self.is_math else ("attended", "log-sum-exps")))
         if not kept:
             tape.free("by token")
             self._free_inputs(tape, "1")
@@ -119,6 +127,58 @@ class CudaBlocks(CudaSizes):
         if not kept:
             tape.free("middle")
         return tape.stretch()
+
+    def _attend_by_products(self, tape: Tape) -> None:
+        """Run attention as products in fp32, for which queries, keys and values are copied, and keys and values of
+        groups repeated.
+
+        Backward reads what is left, and not the queries and keys that it was made of.
+        Source: torch 2.12, aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
+        """
+        query, key, scores = self._whole_query, self._whole_key, self._scores_bytes
+        is_rounded, places = self.product_bytes != FULL_BYTES, self.positions**2
+        copied = key if is_rounded else 0
+        tape.make("whole q", query if is_rounded else 0).make("whole k", copied).make("whole v", copied)
+        tape.make("scaled q", query)
+        tape.make("places", places).brief(places).make("mask", FULL_BYTES * places).free("places")
+        repeated = query if self._has_groups else 0
+        tape.make("repeated k", repeated).make("repeated v", repeated).make("scaled k", query)
+        tape.make("scores", scores).make("shares", scores).brief(scores // FULL_BYTES).free("scores")
+        tape.make("rounded shares", scores // 2 if is_rounded else 0)
+        if is_rounded:
+            tape.make("whole attended", query).make("attended", self.product(self._query_width)).free("whole attended")
+        else:
+            tape.make("attended", query)
+        tape.free("repeated k", "mask", "whole k", "whole q", "rounded shares", "turned q", "turned k")
+        if self._has_groups:
+            tape.free("whole v")
+            tape.relabel("repeated v", "kept v")
+        else:
+            tape.free("repeated v")
+            tape.relabel("whole v", "kept v")
+
+    @property
+    def _has_groups(self) -> bool:
+        """Whether several query heads share a key."""
+        return self.shape.heads != self.shape.kv_heads
+
+    @property
+    def _copies_values(self) -> bool:
+        """Whether attention's backward reads copies of the values, and not what the product has made."""
+        is_copied = self.is_math and (self._has_groups or self.product_bytes != FULL_BYTES)
+        return self.is_efficient or is_copied
+
+    @property
+    def _whole_query(self) -> int:
+        return FULL_BYTES * self.tokens * self._query_width
+
+    @property
+    def _whole_key(self) -> int:
+        return FULL_BYTES * self.tokens * self._kv_width
+
+    @property
+    def _scores_bytes(self) -> int:
+        return FULL_BYTES * self.tokens * self.positions * self.shape.heads // self.tensor_ranks
 
     def _norm(self, tape: Tape, place: str) -> None:
         tape.make(f"normed {place}", self.stream).make(f"scales {place}", self.norm_scales)
@@ -207,6 +267,19 @@ class CudaBlocks(CudaSizes):
         reads_own = self._by_token_bytes
         self._differentiate(tape, "o", self._query_width * width, query, gradients, reads=reads_own, done=done)
         self._attention_backward(tape, query, key)
+        self._turn_back(tape)
+        for name, size in (("v", self._kv_width), ("k", self._kv_width), ("q", self._query_width)):
+            self._differentiate(tape, name, width * size, product, gradients, reads=reads, done=[f"d {name}"])
+            self._to_stream(tape, name, is_first=name == "v")
+        tape.play(around.after_attention)
+        self._norm_backward(tape, freed=self.stream + self._shared_bytes)
+        left = tape.stretch().net.activations + stored + self.stream
+        # What the lines above do not count one by one: scales, log-sum-exps, and rounding of these.
+        tape.change(-left)
+        return tape.stretch()
+
+    def _turn_back(self, tape: Tape) -> None:
+        """Run the backward of the rotation of keys and queries."""
         for name, size in (("k", self._kv_width), ("q", self._query_width)):
             full = FULL_BYTES * self.tokens * size
             if self.product_bytes != FULL_BYTES:
@@ -222,15 +295,6 @@ class CudaBlocks(CudaSizes):
             tape.make("joined", full, "temporary").free("halves")
             tape.make(f"d {name}", self.product(size), "temporary")
             tape.free("joined")
-        for name, size in (("v", self._kv_width), ("k", self._kv_width), ("q", self._query_width)):
-            self._differentiate(tape, name, width * size, product, gradients, reads=reads, done=[f"d {name}"])
-            self._to_stream(tape, name, is_first=name == "v")
-        tape.play(around.after_attention)
-        self._norm_backward(tape, freed=self.stream + self._shared_bytes)
-        left = tape.stretch().net.activations + stored + self.stream
-        # What the lines above do not count one by one: scales, log-sum-exps, and rounding of these.
-        tape.change(-left)
-        return tape.stretch()
 
     def cached_bytes_of(self, checkpoint: Checkpoint) -> int:
         """Return autocast's copies of one block's weights, which its forward leaves without keeping them."""
@@ -316,6 +380,9 @@ class CudaBlocks(CudaSizes):
 
     def _attention_backward(self, tape: Tape, query: int, key: int) -> None:
         """Run attention's backward, from the gradient of its result to those of q, k and v."""
+        if self.is_math:
+            self._products_backward(tape, query, key)
+            return
         sums = FULL_BYTES * self.tokens * self.shape.heads // self.tensor_ranks
         tape.make("d q", query, "temporary")
         if self.is_efficient:
@@ -328,6 +395,34 @@ class CudaBlocks(CudaSizes):
         rows = FULL_BYTES * self.tokens * self._query_width + sums
         tape.brief(expanded + rows + self.backward_attention_bytes)
         tape.change(-2 * query - 2 * key - self._lse_bytes).free("d o input")
+
+    def _products_backward(self, tape: Tape, query: int, key: int) -> None:
+        """Run the backward of `_attend_by_products`; three tensors of scores live next to the one of forward."""
+        whole, whole_key, scores = self._whole_query, self._whole_key, self._scores_bytes
+        is_rounded = self.product_bytes != FULL_BYTES
+        if is_rounded:
+            tape.make("d whole attended", whole, "temporary").free("d o input")
+        else:
+            tape.relabel("d o input", "d whole attended")
+        tape.make("d attended", whole, "temporary").free("d whole attended")
+        tape.make("d repeated v", whole, "temporary").make("d chosen", scores, "temporary").free("d attended")
+        tape.change(-whole if self._copies_values else -key)
+        tape.make("d shares", scores, "temporary").make("d scores", scores, "temporary").free("d shares", "d chosen")
+        tape.change(-scores)
+        tape.make("d scaled q", whole, "temporary").make("d scaled k", whole, "temporary").free("d scores")
+        tape.change(-2 * whole)
+        tape.make("d repeated k", whole, "temporary").free("d scaled k")
+        for name in ("k", "v"):
+            if self._has_groups:
+                tape.make(f"d whole {name}", whole_key, "temporary").free(f"d repeated {name}")
+            else:
+                tape.relabel(f"d repeated {name}", f"d whole {name}")
+        tape.make("d whole q", whole, "temporary").free("d scaled q")
+        for name, size in (("k", key), ("v", key), ("q", query)):
+            if is_rounded:
+                tape.make(f"d {name}", size, "temporary").free(f"d whole {name}")
+            else:
+                tape.relabel(f"d whole {name}", f"d {name}")
 
     # All blocks of this part of the model.
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.cost_models.cuda.blocks import CudaBlocks, Gradients
+from workloads.cost_models.cuda.blocks import Gradients
+from workloads.cost_models.cuda.halves import CudaHalves
 from workloads.cost_models.cuda.tape import STILL, Stretch, Tape
 from workloads.cost_models.memory import FULL_BYTES, HALF_BYTES, INDEX_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CudaModel(CudaBlocks):
+class CudaModel(CudaHalves):
     """One microbatch through a rank's part of the model."""
 
     # Embedding, head and loss.
@@ -135,6 +136,31 @@ class CudaModel(CudaBlocks):
             tape.brief(self.product(width)).make("d stream", self.stream, "temporary").free("d normed")
         tape.change(-stored - self.stream - tape.stretch().net.activations)
         return tape.stretch()
+
+    # The halves of the head's backward; the loss is not in chunks.
+
+    def head_input_half(self) -> Stretch:
+        """Return the first half, which holds the gradients of the logits and of the norm's output."""
+        tape, logits = Tape(), FULL_BYTES * self.tokens * self.shape.vocabulary
+        tape.make("d logarithms", logits, "temporary").make("d logits", logits, "temporary").free("d logarithms")
+        if self.product_bytes != FULL_BYTES:
+            tape.make("held", self.product(self.shape.vocabulary), "temporary").free("d logits")
+        self._hand_on(tape, "head", is_first=True)
+        return tape.make("d stream", self.stream, "temporary").stretch()
+
+    @property
+    def loss_bytes(self) -> int:
+        """What the loss alone keeps: it is freed when the first half of the stage's backward is done."""
+        return FULL_BYTES * self.tokens * self.shape.vocabulary + self._targets_bytes
+
+    def head_weight_half(self, gradients: Gradients) -> Stretch:
+        """Return the second half."""
+        tape, weights = Tape(), self.shape.vocabulary * self.shape.width
+        tape.make("last", 0, "temporary").change(-self.stream, "temporary")
+        held = self.product(self.shape.vocabulary)
+        freed = self.product(self.shape.width) if self.is_cast else self.stream
+        self._differentiate_weight(tape, weights, gradients, freed=freed, held=held)
+        return tape.free("last").stretch()
 
     def _chunks_backward(self, tape: Tape, gradients: Gradients) -> None:
         """Compute each chunk's logits again, and its gradients; those of the head's weight are added up."""

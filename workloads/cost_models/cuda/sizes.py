@@ -26,6 +26,7 @@ class CudaSizes:
     tensor_ranks: ranks that divide each product. is_stream_sharded: they also divide the stream, by positions.
     is_loss_sharded: they also keep the logits divided.
     is_efficient: attention is the memory-efficient kernel, for which keys and values are repeated.
+    is_math: it is plain products in fp32, which keep all scores.
     forward_attention_bytes, backward_attention_bytes: what the exchange of a divided sequence holds in attention.
     """
 
@@ -41,6 +42,7 @@ class CudaSizes:
     checkpoint_every: int = 1
     first_block: int = 0
     loss_chunks: int = 1
+    is_math: bool = False
     tensor_ranks: int = 1
     is_stream_sharded: bool = False
     is_loss_sharded: bool = False
