@@ -63,7 +63,8 @@ def headline_estimate(summary: Summary) -> Estimate | None:
     for metric, _ in _HEADLINES:
         if estimates := of_metric(summary.estimates, metric):
             best = max(estimates, key=lambda estimate: estimate.median)
-            return best if summary.case.model is not None else replace(best, low=None, high=None)
+            is_probe = summary.case.model is None and summary.case.watched_name is None
+            return replace(best, low=None, high=None) if is_probe else best
     return None
 
 
