@@ -109,8 +109,17 @@ class Summary:
     schema_version: int = SCHEMA_VERSION
 
 
+def steps_of_a_trial(summary: Summary) -> int:
+    """Return the measured steps of a trial; of a watched run those of one of its stretches, which stand for trials."""
+    if summary.watched is None:
+        return summary.case.steps
+    return max(1, summary.case.steps // max(1, len(summary.step_spreads)))
+
+
 def settings_words(summary: Summary) -> tuple[str, ...]:
     """Return what tells the run from one with all defaults, a word each: its settings, check, drill and suite."""
+    if summary.watched is not None:
+        return (f"name={summary.watched.name}", *settings_of(summary.case))
     words = [] if summary.drill is None else [f"drill={summary.drill}"]
     if (check := check_of(summary.case)) is not None:
         words += ["check", *(f"cause={mistake}" for mistake in check.mistakes)]

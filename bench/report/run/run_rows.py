@@ -31,6 +31,7 @@ _HEADLINES: tuple[tuple[Metric, str], ...] = (
     (probes_metrics.RUN_MATMUL_FLOPS, "at best"),
     (probes_metrics.RUN_COPY_BANDWIDTH, "at best"),
     (probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, "busbw at best"),
+    (results.RUN_STEP_SECONDS, "median step"),
 )
 """In order of preference: the headline is the highest estimate of the first metric that a run has."""
 

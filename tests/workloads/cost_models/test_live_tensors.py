@@ -43,6 +43,7 @@ def predict(setup: SmallSetup) -> Prediction:
     is_bucketed = setup.strategy == "ddp" and bool(setup.options["overlap"])
     is_averaged_at_once = setup.strategy == "ddp" and not is_bucketed
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The spec allows no other word.
+    assert setup.precision != "unknown"
     return step_peak(
         Microbatch(
             shape=setup.shape,
