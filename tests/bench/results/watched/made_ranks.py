@@ -113,7 +113,7 @@ def begin_line(rank: int = 0, world_size: int = 2, **changes: Any) -> dict[str, 
         "device": "cpu",
         "device_name": None,
         "device_uuid": None,
-        "groups": [list(range(world_size))],
+        "groups": [list(range(min(world_size, 64)))],
         "script": "/home/me/train.py",
     } | changes
 
