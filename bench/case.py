@@ -128,10 +128,8 @@ def find_spec(name: str) -> StrategySpec:
         if spec.name == name:
             return spec
     if is_known(name):
-        raise Misuse(
-            f'"{name}" stands for programs of one\'s own and has no workload;'
-            " `observatory watch --name NAME -- COMMAND` watches one"
-        )
+        words = "stands for programs of one's own, and is not run by name"
+        raise Misuse(f'"{name}" {words}; `observatory watch --name NAME -- COMMAND` watches one')
     raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (spec.name for spec in SPECS))}')
 
 

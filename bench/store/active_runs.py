@@ -175,4 +175,5 @@ def has_case(folder: Path) -> bool:
     """Whether the folder holds a run: its case, or of a watched one, whose ranks make the case, a rank's report."""
     if (folder / "case.json").is_file():
         return True
-    return (folder / "watch.json").is_file() and any(folder.glob("watch_rank*.jsonl"))
+    is_watched = all((folder / name).is_file() for name in ("watch.json", "machine.json"))
+    return is_watched and any(folder.glob("watch_rank*.jsonl"))

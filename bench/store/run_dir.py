@@ -263,7 +263,8 @@ def _watched(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) ->
     return Summary(
         run=run.file.run_id,
         case=run.case,
-        hardware=run.hardware or machine.hardware("cpu"),
+        # A runner's node may have no GPU, as a login node.
+        hardware=run.hardware if run.hardware and not machine.gpus else machine.hardware(run.case.device),
         commit=run.file.git_commit,
         torch_version=run.torch,
         started_ns=round(1e9 * run.file.start_unix_s),

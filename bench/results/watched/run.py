@@ -219,14 +219,21 @@ def _case(file: WatchFile, begins: Sequence[Begin], *, steps: int, warm_up: int)
         seed=0,
         options={
             "name": file.name,
-            "groups": layout([group for begin in begins for group in begin.groups]),
+            "groups": layout(begins[0].groups if begins else ()),  # Those of the first rank tell layouts apart.
             "backend": backend,
             "torch": _shared(begin.torch for begin in begins) or "unknown",
             "python": python,
             "tags": " ".join(f"{'_'.join(f'{key}={value}'.split())}" for key, value in sorted(file.tags.items())),
         },
-        nodes=max(1, len(hosts_of(begins))),
+        nodes=_nodes(begins),
     )
+
+
+def _nodes(begins: Sequence[Begin]) -> int:
+    """Return how many nodes a job has: by how many ranks share the first one's, else by the names of hosts."""
+    if begins and (local := begins[0].local_world_size):
+        return max(1, -(-begins[0].world_size // max(1, local)))
+    return max(1, len(hosts_of(begins)))
 
 
 def layout(groups: Iterable[Sequence[int]]) -> str:

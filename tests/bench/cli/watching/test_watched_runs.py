@@ -17,6 +17,7 @@ from bench.cli.main import run
 from bench.session.keep_watched import keep_watched
 from bench.store import run_dir
 from bench.store.history import History
+from tests.bench.made.examples import make_machine
 from tests.bench.results.watched.made_ranks import Fault, MadeSteps, made_steps, write_run
 
 DAY_S = 86_400.0
@@ -159,7 +160,9 @@ def test_a_failed_job_is_missing_to_the_gate(place: Place) -> None:
 
 
 def test_a_run_whose_runner_died_is_taken_in(place: Place) -> None:
-    write_run(place.runs / "lost", made_steps("ddp"), exit_code=None, watch={"end_unix_s": None, "store": place.store})
+    watch = {"end_unix_s": None, "store": place.store}
+    lost = write_run(place.runs / "lost", made_steps("ddp"), exit_code=None, watch=watch)
+    run_dir.write_json(lost / "machine.json", make_machine())  # The runner writes it before the command begins.
     assert "name=llama-sft" in place.said("show")[1]
     assert "interrupted" in place.said("show", "llama-sft")[1]
     with History(place.store) as history:
