@@ -15,8 +15,11 @@ from workloads.core.learning_rate import DECAY_STEPS, decay_steps
 from workloads.core.precision_options import GRAD_DTYPE, WEIGHTS
 from workloads.cost_models.shape import PRESETS, Shape, shape_in_key, unlike
 from workloads.options import microbatch_count, microbatch_option
-from workloads.registry import SPECS, spec_of
-from workloads.spec import Backend, Device, Option, OptionValue, Precision, SaveMode, StrategySpec
+from workloads.registry import SPECS, is_known, spec_of
+from workloads.spec import WATCHED, Backend, Device, Option, OptionValue, Precision, SaveMode, StrategySpec
+
+VERSIONS = ("backend", "torch", "python")
+"""Options of a watched run's case that say with what it ran; the others are its name, groups and tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class Case:
 
     version: of the strategy's definition, from its spec.
     threads: CPU threads of a rank; a rank on the CPU counts as one device with this many threads.
-    model: the shape of the model, and the batch; None for a probe.
+    model: the shape of the model, and the batch; None for a probe and a watched run.
     trials: how often fresh ranks measure the case.
     steps, warm_up, trace_steps: optimizer steps of a trial that are measured, that precede these, and that follow them
     under the profiler. For a probe: calls of each measurement, none under the profiler.
@@ -56,19 +59,27 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The case in a few words: "ddp on 4", "ddp on 16 over 2 nodes"."""
-        return f"{self.strategy} on {self.ranks}" + (f" over {self.nodes} nodes" if self.nodes > 1 else "")
+        """The case in a few words: "ddp on 4", "ddp on 16 over 2 nodes"; of a watched run by its own name."""
+        over = f" over {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.watched_name or self.strategy} on {self.ranks}{over}"
 
     @property
     def setting(self) -> str:
         """Where and how its ranks compute, in a few words: "cpu, gloo, fp32, 1 thread per rank, seed 0"."""
+        if self.watched_name is not None:
+            return ", ".join([self.device, *(f"{name} {self.options.get(name, '')}" for name in VERSIONS)])
         words = [self.device, self.backend, self.precision, f"{plural(self.threads, 'thread')} per rank"]
         words += [] if self.device == "cpu" else ["bound to cores" if self.bind else "not bound to cores"]
         return ", ".join([*words, f"seed {self.seed}"])
 
     @property
+    def watched_name(self) -> str | None:
+        """The name that a person gave to a watched run; None of all other runs."""
+        return str(self.options.get("name", "")) if self.strategy == WATCHED else None
+
+    @property
     def shape(self) -> Shape:
-        """The model's dimensions. A probe has no model and fails here."""
+        """The model's dimensions. A probe and a watched run have no model and fail here."""
         assert self.model is not None, f"{self.strategy} has no model"
         return self.model
 
@@ -113,10 +124,13 @@ def find_spec(name: str) -> StrategySpec:
     Raises:
         Misuse: no strategy has this name; the message offers the nearest one.
     """
-    try:
-        return spec_of(name)
-    except KeyError:
-        raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (spec.name for spec in SPECS))}') from None
+    for spec in SPECS:
+        if spec.name == name:
+            return spec
+    if is_known(name):
+        words = "stands for programs of one's own, and is not run by name"
+        raise Misuse(f'"{name}" {words}; `observatory watch --name NAME -- COMMAND` watches one')
+    raise Misuse(f'strategy "{name}" is unknown{_nearest(name, (spec.name for spec in SPECS))}')
 
 
 def known_options(strategy: str) -> tuple[Option, ...]:
@@ -142,6 +156,9 @@ def settings_of(case: Case) -> tuple[str, ...]:
 
     The number of ranks, the device, the precision and the batch are not included.
     """
+    if case.watched_name is not None:  # Nobody chose what a program of one's own does, but its tags.
+        nodes = [f"nodes={case.nodes}"] if case.nodes > 1 else []
+        return (*nodes, *str(case.options.get("tags", "")).split())
     words: list[tuple[str, OptionValue, OptionValue | None]] = [
         (name, value, None) for name, value in options_set(case).items()
     ]
@@ -465,6 +482,8 @@ def why_ad_hoc(case: Case, purpose: Purpose) -> tuple[str, ...]:
     measuring less than by default, or another seed, which means other weights and data. Measuring more does not count,
     because the result is as good.
     """
+    if case.watched_name is not None:
+        return ()  # It is the job itself, however long it was.
     if purpose.member is not None and purpose.member.is_rerun:
         return ("the gate ordered it, to separate a change from chance",)
     if purpose.origin != "run":

@@ -377,6 +377,7 @@ def local_batch(setup: Setup, data_ranks: int) -> int:
 def microbatch(setup: Setup, data_ranks: int) -> Microbatch:
     """Describe one of a rank's microbatches to the cost model of memory."""
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The option allows no other word.
+    assert setup.precision != "unknown", "only a watched run's is, which has no microbatches"
     return Microbatch(
         shape=setup.shape,
         sequences=local_batch(setup, data_ranks),

@@ -12,7 +12,7 @@ from workloads.fsdp import spec as fsdp
 from workloads.parameter_server import spec as parameter_server
 from workloads.pipeline_parallel import spec as pipeline_parallel
 from workloads.probes import spec as probes
-from workloads.spec import StrategySpec
+from workloads.spec import StrategySpec, WatchedSpec
 from workloads.tensor_parallel import spec as tensor_parallel
 from workloads.three_d import spec as three_d
 
@@ -44,15 +44,24 @@ ENTRIES: tuple[tuple[StrategySpec, str], ...] = (
 is a string because that module loads torch."""
 
 SPECS = tuple(spec for spec, _ in ENTRIES)
+"""All that can be run by name."""
+HIDDEN: tuple[StrategySpec, ...] = (WatchedSpec(),)
+"""Specs of runs that the history holds and nothing offers: no list, no suite, no choice."""
+_BY_NAME = {spec.name: spec for spec in (*SPECS, *HIDDEN)}
 
 
 def spec_of(name: str) -> StrategySpec:
-    """Return the spec of a strategy or probe.
+    """Return the spec of a strategy or probe, also of a hidden one.
 
     Raises:
         KeyError: there is none of that name.
     """
-    return {spec.name: spec for spec in SPECS}[name]
+    return _BY_NAME[name]
+
+
+def is_known(name: str) -> bool:
+    """Whether this version has a spec of that name, hidden or not; runs of others are shown as they were stored."""
+    return name in _BY_NAME
 
 
 def entry_of(name: str) -> str:

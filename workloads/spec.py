@@ -47,12 +47,16 @@ def share_in_mesh(axes: Mapping[str, int], rank: int) -> DataShare:
 
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
-Precision = Literal["fp32", "bf16", "fp16"]
+ChosenPrecision = Literal["fp32", "bf16", "fp16"]
+"""Arithmetic precision that our own workloads can be asked to compute in."""
+Precision = ChosenPrecision | Literal["unknown"]
+"""unknown: of a watched run, whose program nobody has read."""
 SaveMode = Literal["sync", "async"]
 """Training stands until a checkpoint is on disk (sync), or until it is copied to the host's memory (async)."""
 OptionValue = bool | int | float | str
-WorkloadKind = Literal["training", "probe"]
-"""training: optimizer steps of a model. probe: a measurement of the machine, which has no model."""
+WorkloadKind = Literal["training", "probe", "watched"]
+"""training: optimizer steps of a model. probe: a measurement of the machine, which has no model. watched: a program of
+one's own, of which no model, no option and no cost is known."""
 
 
 class Setup(Protocol):
@@ -428,3 +432,27 @@ class StrategySpec(ABC):
     def working_bytes(self, setup: Setup, rank: int) -> int:
         """Return what a rank holds at once; a training rank needs at least its states."""
         return 0
+
+
+# Runs of programs that are not ours.
+
+WATCHED = "watched"
+"""The strategy of every watched run."""
+
+
+class WatchedSpec(StrategySpec):
+    """A run of a person's own program under `observatory watch`: hidden, since it is neither offered nor run by name.
+
+    It has no model and no cost model; what its figures rest on is in the run's summary.
+    """
+
+    name = WATCHED
+    kind = "watched"
+    summary = "a program of one's own, watched"
+    version = 1
+    options = ()
+    parity = Parity(kind="none", reason="the program is not ours, and nothing says what one rank of it would compute")
+
+    def refusals(self, setup: Setup) -> list[str]:
+        """Refuse each setup: the program and its ranks are not ours to start."""
+        return ["a watched run is a program of one's own; `observatory watch --name NAME -- COMMAND` makes one"]

@@ -22,6 +22,7 @@ def command(run: str, runs_folder: Path, store_url: str | None, format_name: str
 
     Possible limits are computing, exposed communication, a bubble, imbalance, a straggler, the host, memory and the
     input. Without traces the diagnosis is partial. RUN is the beginning of a run's name, or the path of a run's folder.
+    Of a watched run, NAME or NAME@DAY also names it, and the diagnosis is which rank is late, and in what.
 
     \b
     Example:
@@ -34,6 +35,11 @@ def command(run: str, runs_folder: Path, store_url: str | None, format_name: str
     from workloads.cost_models.absent import Absent
 
     summary = find_shown(run, runs_folder, store_url)
+    if summary.watched is not None:
+        from bench.report.run.watched import print_watched_diagnosis
+
+        print_watched_diagnosis(summary, format_name)
+        return
     try:
         with History(store_url, writable=False) as history:
             observed = observe(summary, history)

@@ -85,7 +85,8 @@ def command(
 ) -> None:
     """List runs, or show one run in full.
 
-    RUN is the beginning of a run's name, or the path of a run's folder.
+    RUN is the beginning of a run's name, the path of a run's folder, or the NAME of a watched run: its newest, or with
+    NAME@2026-11-20 the newest by then.
 
     \b
     Example:
@@ -164,6 +165,7 @@ def _list(
     from bench.case import find_spec
     from bench.report.run.summary import print_history
     from bench.store.history import History, NoStoreYet
+    from workloads.spec import WATCHED
 
     summaries: tuple[Summary, ...] = ()
     with suppress(NoStoreYet), History(store_url, writable=False) as history:
@@ -174,6 +176,8 @@ def _list(
     elif not summaries and suite is not None:
         of = "" if strategy is None else f" of {strategy}"
         say(f"no run{of} of suite {suite} is in the history yet; `observatory suite show` lists suites that ran")
+    elif not summaries and strategy == WATCHED:
+        say("no watched run is in the history yet; `observatory watch --name NAME -- COMMAND` makes one")
     elif not summaries and strategy is not None:
         find_spec(strategy)
         say(f"no run of {strategy} is in the history yet; `observatory run {strategy}` makes one")

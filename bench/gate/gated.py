@@ -10,7 +10,7 @@ import msgspec
 
 from bench.gate.detector.night import TrialSample
 from bench.results.estimate import of_metric
-from bench.store.summary import Summary
+from bench.store.summary import Summary, steps_of_a_trial
 from collectors.metrics.metric import Metric
 from collectors.metrics.probes import (
     RUN_COLLECTIVE_BUS_BANDWIDTH,
@@ -39,10 +39,13 @@ GATED: tuple[Metric, ...] = (
 )
 """What is judged each night, main figures first. Others follow from these or explain them: tokens per second is the
 mean step's mirror image, and the parts of a step say where a change of it went."""
-GATED_BY_NAME = {metric.name: metric for metric in GATED}
+GATED_BY_TOKENS = RUN_TOKENS_PER_SECOND_PER_DEVICE
+"""What takes the place of the step in a watched run whose steps have unequal work, by the tokens that it declares."""
+GATED_BY_NAME = {metric.name: metric for metric in (*GATED, GATED_BY_TOKENS)}
 NAMES = {
     RUN_STEP_SECONDS.name: "step",
     RUN_MEAN_STEP_SECONDS.name: "mean step",
+    RUN_TOKENS_PER_SECOND_PER_DEVICE.name: "tokens per second and device",
     RUN_SCALING_EFFICIENCY.name: "efficiency",
     RUN_PEAK_MEMORY_BYTES.name: "peak memory",
     RUN_COLLECTIVE_BUS_BANDWIDTH.name: "bus bandwidth",
@@ -91,12 +94,30 @@ def placement_of(hosts: Iterable[str]) -> str:
     return " ".join(sorted(set(hosts)))
 
 
+def gated_metrics(summary: Summary) -> tuple[Metric, ...]:
+    """Return what the gate judges of a run.
+
+    Of a watched run whose work differs from step to step it judges the rate by tokens, or without them no time at all.
+    """
+    if summary.watched is None or summary.watched.work in ("even", "unknown"):
+        return GATED
+    rest = tuple(metric for metric in GATED if metric.name not in _OF_STEPS)
+    return (GATED_BY_TOKENS, *rest) if summary.watched.work == "by tokens" else rest
+
+
+def why_step_not_gated(summary: Summary) -> str | None:
+    """Return why the gate judges no time of a run; None where it does."""
+    if summary.watched is None or summary.watched.work != "uneven":
+        return None
+    return f"{summary.watched.work_reason}; `with step(tokens=...)` in the program makes a rate of it that is judged"
+
+
 def gated_values(summary: Summary) -> Iterator[GatedValue]:
     """Yield the figures of a run that the gate judges, main ones first.
 
     Values that are not positive have no logarithm and are left out: a bandwidth of 0 is a failed trial.
     """
-    for metric in GATED:
+    for metric in gated_metrics(summary):
         for estimate in of_metric(summary.estimates, metric):
             if _has_logarithms(estimate.trials):
                 trials = _samples(summary, metric, estimate.trials)
@@ -115,7 +136,7 @@ def log_trials(summary: Summary, metric: str, labels: str) -> list[float]:
 
 def without_logarithms(summary: Summary) -> Iterator[tuple[Metric, dict[str, str]]]:
     """Yield the figures of a run that cannot be judged because a trial is not positive, by metric and labels."""
-    for metric in GATED:
+    for metric in gated_metrics(summary):
         for estimate in of_metric(summary.estimates, metric):
             if not _has_logarithms(estimate.trials):
                 yield metric, estimate.labels
@@ -150,7 +171,7 @@ def _samples(summary: Summary, metric: Metric, values: Sequence[float]) -> tuple
             log_median=math.log(value),
             # The deviation of logarithms is the relative one, as long as it is small.
             mad=spreads[trial] if trial < len(spreads) else 0.0,
-            steps=summary.case.steps,
+            steps=steps_of_a_trial(summary),
             placement=placement,
         )
         for trial, value in enumerate(values)

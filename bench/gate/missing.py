@@ -12,7 +12,7 @@ from typing import Literal
 
 from bench.errors import Misuse, plural
 from bench.gate.cause.definition import definition_words
-from bench.gate.gated import without_logarithms
+from bench.gate.gated import gated_metrics, why_step_not_gated, without_logarithms
 from bench.gate.verdicts import KnownSeries, labels_of
 from bench.store.history import History
 from bench.store.suite_record import FAILED, SuiteRecord
@@ -32,10 +32,12 @@ Kind = Literal[
     "unfinished",
     "new_series",
     "not_positive",
+    "uneven",
 ]
 """late, clock: runs that began before a judged night, or in the future. left_out: by request, as of a budget.
 unfinished: an interrupted suite run of a suite that has no period. new_series: what came before is of no use to judge
-it. not_positive: a figure that was never judged, since a trial of it is 0 or less. These four are no alerts."""
+it. not_positive: a figure that was never judged, since a trial of it is 0 or less. uneven: the step of a watched run
+whose work differs from step to step. These five are no alerts."""
 LATE_RATIO = 1.25
 """Periods from one beginning of a suite to the next after which it was not run, as the alert SuiteNotRun has it."""
 STALLED_NS = 3600 * 10**9
@@ -56,7 +58,7 @@ class Missing:
     @property
     def is_alert(self) -> bool:
         """Whether somebody must look."""
-        return self.kind not in ("left_out", "unfinished", "new_series", "not_positive")
+        return self.kind not in ("left_out", "unfinished", "new_series", "not_positive", "uneven")
 
 
 def day_of(time_ns: int) -> str:
@@ -187,10 +189,20 @@ def _figures(
         series = series_of(run.case, run.hardware)
         of_case = by_case.get(name, [])
         same = [figure for figure in of_case if figure.key.series == series]
+        why_uneven = why_step_not_gated(run)
+        if why_uneven is not None:
+            yield Missing(
+                kind="uneven", suite=night.suite, what=f"{name}: step", reason=f"it is not judged: {why_uneven}"
+            )
         if run.outcome == "done":
+            gated = {metric.name for metric in gated_metrics(run)}
             zeros = {(metric.name, labels_of(labels)) for metric, labels in without_logarithms(run)}
             for figure in same:
-                if figure.last_run != run.run and since_ns <= figure.last_ns < run.started_ns:
+                if (
+                    figure.key.metric in gated
+                    and figure.last_run != run.run
+                    and since_ns <= figure.last_ns < run.started_ns
+                ):
                     is_zero = (figure.key.metric, figure.key.labels) in zeros
                     why = "a trial of it is not positive and cannot be judged; " if is_zero else ""
                     yield Missing(

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.case import Case
-from bench.results.checkpoints import checkpoint_estimates
 from bench.results.estimate import Estimate, estimate, estimate_share
 from bench.results.mfu import Peak, flops_per_second_per_device, mfu, peak_of
 from bench.results.pipeline import AXIS, pipeline_estimates
 from bench.results.probes import read_probe_trials, results_of_probe
-from bench.results.trials import Power, Trial, read_trials
+from bench.results.trials import Power, Saves, Trial, read_trials
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 from collectors.metrics.results import RUN_MEMORY_ACCOUNT_BYTES, RUN_MEMORY_PREDICTED_RATIO
@@ -202,7 +201,7 @@ def results_of(
         estimates += _energy(shape.tokens, times_s, [power for power in powers if isinstance(power, Power)])
     if any(trial.traced is None for trial in trials):
         notes.append("the division of a step and counted traffic are absent: no step was traced; use --trace-steps 3")
-    estimates += checkpoint_estimates([trial.saves for trial in trials])
+    estimates += _saved([trial.saves for trial in trials])
     estimates += _traced(trials)
     estimates += _attention_pairs(case, trials)
     estimates += _traffic(case, trials)
@@ -230,6 +229,21 @@ def _energy(step_tokens: int, steps_s: Sequence[float], powers: Sequence[Power])
     yield from _positive(results.RUN_GPU_POWER_WATTS, [power.watts / power.gpus for power in powers])
     of_a_token = [power.watts * step_s / step_tokens for power, step_s in zip(powers, steps_s, strict=True)]
     yield from _positive(results.RUN_TOKEN_ENERGY_JOULES, of_a_token)
+
+
+def _saved(trials: Sequence[Saves | None]) -> Iterator[Estimate]:
+    """Yield the figures of a run's checkpoints; nothing where a trial saved none."""
+    saves = [saved for saved in trials if saved is not None]
+    if not saves or len(saves) < len(trials):
+        return
+    yield estimate(results.RUN_CHECKPOINT_STALL_SECONDS, [each.stall_s for each in saves])
+    yield estimate(results.RUN_CHECKPOINT_WRITE_SECONDS, [each.write_s for each in saves])
+    yield estimate(results.RUN_CHECKPOINT_RANK_BYTES, [each.rank_bytes for each in saves])
+    rates = [each.total_bytes / each.write_s for each in saves]
+    yield estimate(results.RUN_CHECKPOINT_BYTES_PER_SECOND, rates)
+    steps_s = [each.step_s for each in saves if each.step_s is not None]
+    if len(steps_s) == len(saves):
+        yield estimate(results.RUN_SAVING_STEP_SECONDS, steps_s)
 
 
 def _traced(trials: Sequence[Trial]) -> Iterator[Estimate]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
-from bench.results.checkpoints import Saves, join_saves
 from bench.results.estimate import spread
 from bench.results.gpu_clocks import GpuBeats
 from bench.results.pipeline import TimedStep, join_steps
@@ -214,6 +213,48 @@ class Power:
 
 
 _NO_GPU = Absent(reason="they are counted of GPUs, and no rank's log names one")
+
+
+# Checkpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saves:
+    """The checkpoints that one trial saved; each figure is the median over its saves.
+
+    stall_s: the longest pause of a rank. write_s: time until all files were on disk.
+    rank_bytes: the most that a rank wrote. total_bytes: all that ranks wrote.
+    step_s: a step of the slowest rank that began while a checkpoint was written; None where training paused.
+    """
+
+    stall_s: float
+    write_s: float
+    rank_bytes: float
+    total_bytes: float
+    step_s: float | None
+
+
+def join_saves(saved: Sequence[Sequence[Reading]], while_saving: Sequence[Sequence[Reading]]) -> Saves | None:
+    """Join the readings of a trial's saves, by rank, and of the steps while they were written; None without a save."""
+    by_save = list(zip(*saved, strict=False))
+    if not by_save:
+        return None
+
+    def values(metric: Metric, readings: Sequence[Reading]) -> list[float]:
+        return [sample.value for each in readings for sample in each.samples if sample.metric == metric.name]
+
+    steps_s = [values(rank_metrics.SAVING_STEP_SECONDS, of_rank) for of_rank in while_saving]
+    sizes = [values(rank_metrics.CHECKPOINT_BYTES, ranks) for ranks in by_save]
+    return Saves(
+        stall_s=median(max(values(rank_metrics.CHECKPOINT_STALL_SECONDS, ranks)) for ranks in by_save),
+        write_s=median(max(values(rank_metrics.CHECKPOINT_WRITE_SECONDS, ranks)) for ranks in by_save),
+        rank_bytes=median(max(of_ranks) for of_ranks in sizes),
+        total_bytes=median(sum(of_ranks) for of_ranks in sizes),
+        step_s=max((median(of_rank) for of_rank in steps_s if of_rank), default=None),
+    )
+
+
+# Trials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

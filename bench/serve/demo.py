@@ -269,14 +269,16 @@ def made_results(completed_s: float) -> Iterator[Owned]:
     name = _case_labels(FAILED_STRATEGY, RANKS)["name"]
     yield agent.RUN_LAST_FAILURE.at(completed_s, **failed, name=name, run=RUN, outcome="failed"), {}
     for result in results_of(ranks=RANKS, step_s=STEP_S, step_tokens=STEP_TOKENS):
-        shape = {"ranks": str(result.ranks), "device": result.device, "precision": "bf16"}
-        owner = {"strategy": result.strategy, **shape, "series": result.series}
+        own = {} if result.name is None else {"name": f"{result.name} on {result.ranks}", "precision": "unknown"}
         of_case = {
             **_case_labels(result.strategy, result.ranks, shape=result.shape, device=result.device),
+            **own,
             "options": "",
             "suite": SUITE,
             "case": result.strategy,
         }
+        shape = {name: of_case[name] for name in ("ranks", "device", "precision")}
+        owner = {"strategy": result.strategy, **shape, "series": result.series}
         yield agent.RESULT_INFO.at(1, series=result.series, run=RUN, **of_case, **_VERSIONS), {}
         yield agent.RUN_LAST_COMPLETION.at(completed_s - (DAY_S if result.is_old else 0), **owner), {}
         yield agent.SERIES_NEWEST_RUN.at(1, **owner, run=RUN, outcome="failed" if result.is_old else "done"), {}

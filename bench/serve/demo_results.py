@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from collectors.metrics import probes, results
 from collectors.metrics.metric import Metric, Sample
+from workloads.spec import WATCHED
 
 HELD_BACK = 3
 """The rank on the GPU that grows hot."""
@@ -24,7 +25,7 @@ _IDLE_W, _BUSY_W = 120.0, 660.0
 class MadeResult:
     """The medians of a series' newest result. shape: empty of a probe.
 
-    is_old: of a night earlier than the others.
+    is_old: of a night earlier than the others. name: of a watched run, whose precision is unknown.
     """
 
     strategy: str
@@ -34,6 +35,7 @@ class MadeResult:
     device: str = "cuda"
     shape: str = "8b"
     is_old: bool = False
+    name: str | None = None
 
 
 def results_of(*, ranks: int, step_s: float, step_tokens: int) -> tuple[MadeResult, ...]:
@@ -48,6 +50,14 @@ def results_of(*, ranks: int, step_s: float, step_tokens: int) -> tuple[MadeResu
         _trained(zero1, ranks, 0.89, ranks, step_tokens),
         _WAITING,
         _ON_A_CPU,
+        MadeResult(
+            strategy=WATCHED,
+            ranks=4,
+            series="demonstration-watched",
+            medians=tuple(_late()),
+            shape="",
+            name="llama-sft",
+        ),
         _probed("collectives", ranks, _collectives(ranks)),
         _probed("matmul", 1, _products()),
         _probed("copies", 1, _copies()),
@@ -165,6 +175,20 @@ def _memory(training: _Training) -> Iterator[Sample]:
         yield results.RUN_MEMORY_ACCOUNT_BYTES.at(size * _GIB, part=part, account="measured")
         yield results.RUN_MEMORY_ACCOUNT_BYTES.at(expected * _GIB, part=part, account="implementation")
         yield results.RUN_MEMORY_PREDICTED_RATIO.at(expected / size, part=part)
+
+
+def _late() -> Iterator[Sample]:
+    """A watched run in which a rank loads its data later than the others, which wait for it in backward."""
+    step_s, late, share = 0.31, 2, 0.12
+    yield results.RUN_STEP_SECONDS.at(step_s)
+    yield results.RUN_MEAN_STEP_SECONDS.at(1.02 * step_s)
+    for quantile, factor in (("p90", 1.05), ("p99", 1.4)):
+        yield results.RUN_STEP_QUANTILE_SECONDS.at(factor * step_s, quantile=quantile)
+    yield results.RUN_LATE_RATIO.at(share, rank=str(late), phase="data")
+    for rank in range(4):
+        for phase, part in (("data", 0.02), ("forward", 0.24), ("backward", 0.56), ("optimizer", 0.05)):
+            is_moved = phase == ("data" if rank == late else "backward")
+            yield results.RUN_RANK_PHASE_SECONDS.at((part + share * is_moved) * step_s, rank=str(rank), phase=phase)
 
 
 def _held_up(ranks: int) -> Iterator[Sample]:

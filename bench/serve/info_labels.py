@@ -50,6 +50,9 @@ def versions(summary: Summary, machine: Machine | None) -> dict[str, str]:
 def _name(case: Case, hardware: str) -> str:
     """Return what a person reads who chooses: "ddp on 2, tiny, fp32, cpu, bucket_mb=1"."""
     where = hardware.replace("NVIDIA ", "") if case.device == "cuda" else case.device  # Legends are narrow.
+    if case.watched_name is not None:
+        own = (case.title, where, f"torch {case.options.get('torch', 'unknown')}", str(case.options.get("tags", "")))
+        return ", ".join(part for part in own if part)
     parts = (case.title, "" if case.model is None else _shape_words(case.model), case.precision, where)
     return ", ".join(part for part in (*parts, option_words(case)) if part)
 

@@ -192,7 +192,8 @@ class SeriesNights:
                 continue
             of_night: dict[tuple[str, ...], list[float]] = defaultdict(list)
             for steps_of_run, figures in self._days[day].values():
-                for figure, value in figures.items() if steps_of_run == steps else ():
+                is_alike = steps_of_run == steps or newest.watched is not None
+                for figure, value in figures.items() if is_alike else ():
                     of_night[figure].append(value)
             for figure, values in of_night.items():
                 nights[figure].append(median(values))

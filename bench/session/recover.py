@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed, Misuse
+from bench.session.keep_watched import add_watched
 from bench.store import run_dir
 from bench.store.active_runs import ended_folders, run_folders
 from bench.store.history import History
@@ -94,7 +95,10 @@ def recover_runs(
         with _noting(run_folder, problems):
             if is_ours(run_folder) and not (run_folder / "summary.json").exists():
                 run_dir.save(summary)
-            history.add(summary, run_dir.machine_of(run_folder))
+            if summary.watched is not None:
+                add_watched(summary, history)
+            else:
+                history.add(summary, run_dir.machine_of(run_folder))
             added.append(summary)
     return RecoveredRuns(runs=tuple(added), problems=tuple(problems), moved=new.moved, others=new.others)
 

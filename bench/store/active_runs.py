@@ -37,7 +37,7 @@ def stage_of(folder: Path) -> Stage:
     """Return the stage of the run in this folder; ended also where we may not read it."""
     try:
         # The case first: a run takes its lock before it writes its case.
-        if not (folder / "case.json").is_file():
+        if not has_case(folder):
             return "not begun"
         is_over = (folder / "summary.json").exists()
     except PermissionError:
@@ -167,5 +167,13 @@ def run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
         if folder.is_symlink() or folder.name.startswith(PRUNED) or not (of_all_users or is_ours(folder)):
             continue
         with contextlib.suppress(PermissionError):  # Another user's.
-            if (folder / "case.json").is_file():
+            if has_case(folder):
                 yield folder
+
+
+def has_case(folder: Path) -> bool:
+    """Whether the folder holds a run: its case, or of a watched one, whose ranks make the case, a rank's report."""
+    if (folder / "case.json").is_file():
+        return True
+    is_watched = all((folder / name).is_file() for name in ("watch.json", "machine.json"))
+    return is_watched and any(folder.glob("watch_rank*.jsonl"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from itertools import zip_longest
 from types import TracebackType
 from typing import Any
@@ -19,8 +20,9 @@ from bench.store import suite_record
 from bench.store.database import NoStoreYet, StoreGone, check_writable, connect, default_url, parse_url, saying, shown
 from bench.store.schema import ESTIMATES, RUNS, SUITE_RUNS, TRIAL_VALUES, OlderStore, check_version, upgrade
 from bench.store.suite_record import SuiteRecord
-from bench.store.summary import Summary, decode, encode, series_of
+from bench.store.summary import Summary, decode, encode, series_of, steps_of_a_trial
 from collectors.metrics.results import RUN_STEP_SECONDS
+from workloads.spec import WATCHED
 
 __all__ = ["History", "NoStoreYet", "check_store", "default_url", "find_run"]
 
@@ -141,7 +143,7 @@ class History:
             # A step's spread is known in the trials that the step times are of.
             spreads = summary.step_spreads if figure.metric == RUN_STEP_SECONDS.name else ()
             values += [
-                place | {"trial": trial, "value": value, "spread_ratio": spread, "steps": summary.case.steps}
+                place | {"trial": trial, "value": value, "spread_ratio": spread, "steps": steps_of_a_trial(summary)}
                 for trial, (value, spread) in enumerate(zip_longest(figure.trials, spreads[: len(figure.trials)]))
             ]
         with saying(self._url), self._engine.begin() as connection:
@@ -198,7 +200,7 @@ class History:
             return tuple(connection.scalars(newest))
 
     def find(self, prefix: str) -> Summary:
-        """Return the run with this id, or else the only run whose id begins with it.
+        """Return the run with this id, or else the only run whose id begins with it, or else a watched run by its name.
 
         Raises:
             Misuse: no id begins with it, or several do; the message lists candidates.
@@ -210,12 +212,40 @@ class History:
         candidates = self._summaries(_NEWEST.where(begins).limit(_CANDIDATES_SHOWN + 1)) if prefix else ()
         if len(candidates) == 1:
             return candidates[0]
+        if not candidates and (watched := self.watched(prefix)) is not None:
+            return watched
         if not candidates:
             newest = ", ".join(summary.run for summary in self.runs(_CANDIDATES_SHOWN)) or "none"
             raise Misuse(f'run "{prefix}" is unknown; the newest in the history are: {newest}')
         names = [summary.run for summary in candidates[:_CANDIDATES_SHOWN]]
         more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
         raise Misuse(f'run "{prefix}" may be any of {", ".join(names)}{more}; give more of its name')
+
+    def watched(self, text: str) -> Summary | None:
+        """Return the newest watched run of this name; of NAME@2026-11-20 the newest that began by the end of that day.
+
+        The day is UTC's. None where no watched run has the name.
+
+        Raises:
+            Misuse: what is behind the @ is no day, or all runs of the name are later.
+        """
+        name, at, day = text.rpartition("@")
+        name = name if at else text
+        before = RUNS.c.strategy == WATCHED
+        is_named = RUNS.c.summary_json.like(f'%"name":{_quoted(name)}%', escape="\\")
+        of_name = [each for each in self._summaries(_NEWEST.where(before, is_named)) if each.case.watched_name == name]
+        if not of_name:
+            return None
+        if not at:
+            return of_name[0]
+        end_ns = _end_of_day(day, text)
+        by_then = next((each for each in of_name if each.started_ns < end_ns), None)
+        if by_then is None:
+            began = datetime.fromtimestamp(of_name[-1].started_ns / 1e9, tz=UTC)
+            raise Misuse(
+                f"{text}: the first watched run of {name} began on {began:%Y-%m-%d}; name that day or a later one"
+            )
+        return by_then
 
     def beginning_with(self, prefix: str, limit: int) -> tuple[str, ...]:
         """Return the ids of the newest runs whose ids begin so, newest first."""
@@ -317,6 +347,23 @@ def check_store(url: str | None) -> None:
     with suppress(NoStoreYet, OlderStore, StoreGone), History(url, writable=False, is_glance=True):
         pass  # One that does not exist yet is made, and an older one is migrated, by the run.
     check_writable(parse_url(url or default_url()))
+
+
+def _quoted(name: str) -> str:
+    """Return the name as JSON has it, in a pattern of LIKE."""
+    text = msgspec.json.encode(name).decode()
+    for letter in "\\%_":
+        text = text.replace(letter, f"\\{letter}")
+    return text
+
+
+def _end_of_day(day: str, text: str) -> int:
+    """Return the end of a day in UTC, as Unix time in nanoseconds."""
+    try:
+        begin = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
+        return (int(begin.timestamp()) + 86_400) * 10**9
+    except (ValueError, OverflowError):
+        raise Misuse(f'{text}: "{day}" is no day; write NAME@YEAR-MONTH-DAY, for example llama@2026-11-20') from None
 
 
 def _is_finite(*values: float | None) -> bool:

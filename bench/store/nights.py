@@ -30,12 +30,14 @@ def day_of(run: Summary) -> int:
 def nights_of(case: Case, runs: Iterable[Summary]) -> list[list[Summary]]:
     """Return the runs of a series by the day (UTC) on which they began, oldest first.
 
-    Counted are those of a night with as many steps as the case has: more steps have less noise.
+    Counted are those of a night with as many steps as the case has: more steps have less noise. A watched run is as
+    long as its program.
     runs: of the case's key on one hardware.
     """
     days: dict[int, list[Summary]] = {}
     for run in runs:
-        if is_of_a_night(run) and (run.case.steps, run.case.warm_up) == (case.steps, case.warm_up):
+        is_as_long = (run.case.steps, run.case.warm_up) == (case.steps, case.warm_up)
+        if is_of_a_night(run) and (is_as_long or run.watched is not None):
             days.setdefault(day_of(run), []).append(run)
     return [days[day] for day in sorted(days)]
 

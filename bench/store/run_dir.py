@@ -12,19 +12,22 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from signal import SIGINT, SIGTERM
+from typing import Literal, TypeVar
 
 import msgspec
 
-from bench.case import ONE_RUN, Case, Purpose
+from bench.case import ONE_RUN, Case, Purpose, SuiteMember
 from bench.errors import InfrastructureFailed, Misuse
 from bench.machine.machine import Machine, redact
+from bench.machine.machine import read as read_machine
 from bench.machine.placement import read_placement
 from bench.rank.fault_injection import Fault
 from bench.rank.messages import FailureCause, TrialOutcome
 from bench.results.estimate import Estimate, estimate, of_metric
 from bench.results.results import findings
 from bench.results.trials import node_notes
+from bench.results.watched.run import WatchedRun, first_case, is_watched, read_run, read_watch_file
 from bench.store.active_runs import is_running, lock_folder, lock_holder, running_folders
 from bench.store.files import read_small
 from bench.store.summary import StoredPrediction, Summary, decode, encode
@@ -41,7 +44,7 @@ from collectors.files import (
 from collectors.metrics.results import RUN_STEP_PREDICTED_RATIO, RUN_STEP_SECONDS
 from collectors.sample_log import NewerSchema
 from workloads.options import check_of
-from workloads.registry import SPECS
+from workloads.registry import SPECS, is_known
 
 SCHEMA_VERSION = 1
 T = TypeVar("T")
@@ -198,10 +201,12 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
     Raises:
         Misuse: the folder holds no run, or one that a newer version wrote, or of a strategy that this one lacks.
     """
+    if is_watched(folder):
+        return _watched(folder, outcome, cause)
     file = case_file(folder)
     machine = _read(folder / "machine.json", Machine)
     case = file.case
-    if case.strategy not in {spec.name for spec in SPECS}:
+    if not is_known(case.strategy):
         raise Misuse(f"{folder} has strategy {case.strategy}, which this version does not have")
     if case.device == "cpu":
         device_name = None
@@ -246,6 +251,83 @@ def summarise(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -
         purpose=file.purpose,
         drill=None if file.fault is None else f"{file.fault.kind}@{file.fault.rank}:{file.fault.step}",
         prediction=file.prediction,
+    )
+
+
+def _watched(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) -> Summary:
+    """Summarise a watched run. outcome, cause: count where nobody recorded how its command ended."""
+    run, machine = read_run(folder), machine_of(folder)
+    if run.file.exit_code is not None or run.file.signal is not None:
+        outcome, cause = _end_of(run)
+    ended_s = run.file.end_unix_s
+    return Summary(
+        run=run.file.run_id,
+        case=run.case,
+        # A runner's node may have no GPU, as a login node.
+        hardware=run.hardware if run.hardware and not machine.gpus else machine.hardware(run.case.device),
+        commit=run.file.git_commit,
+        torch_version=run.torch,
+        started_ns=round(1e9 * run.file.start_unix_s),
+        ended_ns=max(path.stat().st_mtime_ns for path in folder.iterdir()) if ended_s is None else round(1e9 * ended_s),
+        outcome=outcome,
+        cause=cause,
+        trials_done=int(run.is_measured),
+        estimates=run.estimates,
+        scaling=(),
+        effective_batch={},
+        step_spread_ratio=max(run.step_spreads, default=None),
+        step_spreads=run.step_spreads,
+        hosts=run.hosts,
+        notes=run.notes,
+        folder=str(folder),
+        purpose=Purpose(member=SuiteMember(suite=watched_suite(run.file.name), id=run.file.run_id, case=run.file.name)),
+        watched=run.details,
+    )
+
+
+def _end_of(run: WatchedRun) -> tuple[TrialOutcome, FailureCause | None]:
+    """Return how a watched run's command ended, and which rank left its steps without a word, where only one did."""
+    if run.file.exit_code == 0 and run.file.signal is None:
+        return "done", None
+    rank = run.died[0] if len(run.died) == 1 else None
+    if (number := run.file.signal) is not None:
+        kind: Literal["interrupted", "killed"] = "interrupted" if number in (SIGINT, SIGTERM) else "killed"
+        text = f"the command was ended by signal {number}"
+        return "interrupted" if kind == "interrupted" else "failed", FailureCause(
+            kind=kind, rank=rank, step=None, text=text
+        )
+    text = f"the command ended with code {run.file.exit_code}"
+    return "failed", FailureCause(kind="error", rank=rank, step=None, text=text)
+
+
+def watched_suite(name: str) -> str:
+    """Return the suite under which the gate judges watched runs of this name, each run as a night of one case."""
+    return f"watch-{name}"
+
+
+def settle_watched(folder: Path) -> None:
+    """Write case.json of a watched run, and machine.json where nobody has.
+
+    Raises:
+        Misuse: watch.json cannot be read, or no rank has reported.
+        InfrastructureFailed: a file cannot be written.
+    """
+    try:
+        write_json(folder / "machine.json", machine_of(folder))
+        write_json(folder / "case.json", _watched_case(folder))
+    except OSError as error:
+        raise InfrastructureFailed(f"{folder} cannot be written: {error.strerror}; make room") from None
+
+
+def _watched_case(folder: Path) -> CaseFile:
+    file = read_watch_file(folder)
+    return CaseFile(
+        run=file.run_id,
+        case=first_case(folder),
+        started_ns=round(1e9 * file.start_unix_s),
+        slot=file.slot,
+        store=file.store,
+        purpose=Purpose(member=SuiteMember(suite=watched_suite(file.name), id=file.run_id, case=file.name)),
     )
 
 
@@ -304,6 +386,8 @@ def load(folder: Path) -> Summary:
     if is_running(folder):
         raise Misuse(f"{folder} is still active: {lock_holder(folder)} is working on it; look again when it has ended")
     cause = FailureCause(kind="interrupted", rank=None, step=None, text="the runner died before the run's end")
+    if is_watched(folder):
+        return summarise(folder.absolute(), "interrupted", cause)
     summary = summarise(folder.absolute(), "interrupted", cause)
     is_whole = summary.trials_done == summary.case.trials and check_of(summary.case) is None
     return replace(summary, outcome="done", cause=None) if is_whole else summary
@@ -333,7 +417,9 @@ def is_gone(folder: str) -> bool:
 
 
 def machine_of(folder: Path) -> Machine:
-    """Read machine.json of a run's folder."""
+    """Read machine.json of a run's folder; of a watched run that has none this machine is read."""
+    if is_watched(folder) and not (folder / "machine.json").exists():
+        return read_machine()
     return _read(folder / "machine.json", Machine)
 
 
@@ -354,6 +440,8 @@ def case_file(folder: Path) -> CaseFile:
     Raises:
         Misuse: the folder holds no run, or one that a newer version wrote.
     """
+    if is_watched(folder) and not (folder / "case.json").exists():
+        return _watched_case(folder)
     file = _read(folder / "case.json", CaseFile)
     spec = next((spec for spec in SPECS if spec.name == file.case.strategy), None)
     for option in () if spec is None else spec.options:

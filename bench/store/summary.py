@@ -13,6 +13,7 @@ from bench.rank.messages import FailureCause, TrialOutcome
 from bench.results.efficiency import ScalingEfficiency
 from bench.results.estimate import Estimate
 from bench.results.mfu import Peak
+from bench.results.watched.details import WatchedDetails
 from collectors.files import schema_version_of
 from workloads.options import check_of
 
@@ -78,6 +79,7 @@ class Summary:
         trial i of the others; empty for a run that went on after an interruption, and from older versions.
     drill: the fault that was injected, as `--inject` takes it; None without one, and from older versions.
     prediction: made before the first trial; None for a probe, under torchrun, and from older versions.
+    watched: of a watched run: its program, its ranks and who is late; None of all other runs.
     """
 
     run: str
@@ -103,11 +105,21 @@ class Summary:
     in_turn_with: tuple[str, ...] = ()
     drill: str | None = None
     prediction: StoredPrediction | None = None
+    watched: WatchedDetails | None = None
     schema_version: int = SCHEMA_VERSION
+
+
+def steps_of_a_trial(summary: Summary) -> int:
+    """Return the measured steps of a trial; of a watched run those of one of its stretches, which stand for trials."""
+    if summary.watched is None:
+        return summary.case.steps
+    return max(1, summary.case.steps // max(1, len(summary.step_spreads)))
 
 
 def settings_words(summary: Summary) -> tuple[str, ...]:
     """Return what tells the run from one with all defaults, a word each: its settings, check, drill and suite."""
+    if summary.watched is not None:
+        return (f"name={summary.watched.name}", *settings_of(summary.case))
     words = [] if summary.drill is None else [f"drill={summary.drill}"]
     if (check := check_of(summary.case)) is not None:
         words += ["check", *(f"cause={mistake}" for mistake in check.mistakes)]

@@ -21,6 +21,11 @@ RUN_MEAN_STEP_SECONDS = RUN.gauge(
     "Time of all measured steps of the rank that took longest, divided by their number: the median over trials.",
     better="lower",
 )
+RUN_STEP_QUANTILE_SECONDS = RUN.gauge(
+    "observatory_run_step_quantile_seconds{quantile=p90|p99}",
+    "Quantile of all measured steps of a watched run, each as long as its slowest rank's.",
+    better="lower",
+)
 RUN_TOKENS_PER_SECOND = RUN.gauge(
     "observatory_run_tokens_per_second",
     "Tokens of one step over all ranks, divided by the run's mean step.",
@@ -51,6 +56,12 @@ RUN_PHASE_SECONDS = RUN.gauge(
     "observatory_run_phase_seconds{phase}",
     "Time of a phase in a step: the mean step of the rank that spent most in it, the median over trials.",
     better="lower",
+)
+RUN_RANK_PHASE_SECONDS = RUN.gauge(
+    "observatory_run_rank_phase_seconds{rank, phase}",
+    "Time by its host of a phase in the mean step of one rank of a watched run, with the waiting in it.",
+    better="lower",
+    of_each="rank",
 )
 RUN_DATA_WAIT_SECONDS = RUN.gauge(
     "observatory_run_data_wait_seconds",
@@ -229,6 +240,11 @@ RUN_STRAGGLER_RATIO = RUN.gauge(
     "Share of the traced time in which the one rank that stands out delays all others, and what it does"
     " meanwhile: compute, copy, data loading, an earlier collective or host; the median over trials. Absent if"
     " none stands out.",
+)
+RUN_LATE_RATIO = RUN.gauge(
+    "observatory_run_late_ratio{rank, phase}",
+    "Time by which the one rank of a watched run that is late leaves the phase in which it loses time after all other"
+    " ranks of its host, divided by the step; of the median step. Absent if none is named.",
 )
 RUN_CLOCK_RESIDUAL_SECONDS = RUN.gauge(
     "observatory_run_clock_residual_seconds",

@@ -108,6 +108,7 @@ def _summary(run: Path) -> Any:
         "in_turn_with": [],
         "drill": None,
         "prediction": None,
+        "watched": None,
         "schema_version": version,
     }
 
@@ -182,7 +183,7 @@ def _rows(store: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
                 row["summary_json"]["case"] = _UNSAVED | row["summary_json"]["case"]
                 for name in ("step_spreads", "hosts", "in_turn_with"):
                     row["summary_json"].setdefault(name, [])
-                for name in ("drill", "prediction"):
+                for name in ("drill", "prediction", "watched"):
                     row["summary_json"].setdefault(name, None)
                 if row["summary_json"]["cause"] is not None:
                     row["summary_json"]["cause"].setdefault("explained", [])
@@ -473,6 +474,7 @@ _ADDED = {
     "summary.json": {
         "/purpose/member",
         "/prediction",
+        "/watched",
         "/case/nodes",
         "/case/bind",
         "/case/save_every",
@@ -488,7 +490,7 @@ _ADDED = {
     "opened": {"cpus"},
 }
 """Fields that later versions have added to files, and to the first record of a rank's log."""
-_OF_THE_MACHINE = ("/absent", "/environment", "/gpus", "/links", "/hosts", "/step_spreads", "/prediction")
+_OF_THE_MACHINE = ("/absent", "/environment", "/gpus", "/links", "/hosts", "/step_spreads", "/prediction", "/watched")
 
 
 def _forms(folder: Path, added: dict[str, set[str]] | None = None) -> dict[str, object]:

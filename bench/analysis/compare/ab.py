@@ -92,9 +92,9 @@ def check_choices(args: CaseArgs, side: str) -> CaseArgs:
     """
     from typing import get_args
 
-    from workloads.spec import Backend, Device, Precision, SaveMode
+    from workloads.spec import Backend, ChosenPrecision, Device, SaveMode
 
-    kinds = (("device", Device), ("backend", Backend), ("precision", Precision), ("save_mode", SaveMode))
+    kinds = (("device", Device), ("backend", Backend), ("precision", ChosenPrecision), ("save_mode", SaveMode))
     for key, kind in kinds:
         value, known = getattr(args, key), get_args(kind)
         if value is not None and value not in known:

@@ -81,7 +81,8 @@ class Matched:
 def find_side(text: str, history: History) -> Side:
     """Return the side that this text names.
 
-    In this order: a run's folder; the whole id of a run or suite run; the only run, suite run or commit that begins so.
+    In this order: a run's folder; the whole id of a run or suite run; the only run, suite run or commit that begins so;
+    the newest watched run of this name, or of NAME@DAY the newest by then.
 
     Raises:
         Misuse: nothing or several things are named so, or the run has no complete trial.
@@ -103,6 +104,8 @@ def find_side(text: str, history: History) -> Side:
         words = ", ".join(f"{kind} {name}" for kind, name in candidates[:_CANDIDATES_SHOWN])
         more = ", ..." if len(candidates) > _CANDIDATES_SHOWN else ""
         raise Misuse(f'"{text}" may be any of {words}{more}; give more of its name')
+    if not candidates and (watched := history.watched(text)) is not None:
+        return _of_run(watched)
     if not candidates:
         raise _unknown(text, history, suites)
     kind, name = candidates[0]
@@ -147,7 +150,23 @@ def _unknown(text: str, history: History, suites: Sequence[str]) -> Misuse:
 def _of_run(summary: Summary) -> Side:
     if not summary.trials_done:
         raise Misuse(f"run {summary.run} has no complete trial ({_why(summary)}); choose one that has")
-    return Side(kind="run", name=summary.run, cases={summary.case.title: summary}, unmeasured={})
+    return Side(
+        kind="run", name=summary.run, cases={summary.case.title: summary}, unmeasured={}, notes=_watched_notes(summary)
+    )
+
+
+def _watched_notes(summary: Summary) -> tuple[str, ...]:
+    """Return what a reader must know of a watched run: its program, and what its intervals are of."""
+    watched = summary.watched
+    if watched is None:
+        return ()
+    script = f"script {(watched.script_sha256 or 'unknown')[:12]}, commit {(watched.git_commit or 'unknown')[:12]}"
+    uneven = [f"{summary.run}: {watched.work_reason}"] if watched.work == "uneven" else []
+    return (
+        f"{summary.run}: {watched.name}, {script}; intervals are of stretches within the run, and runs of one program"
+        " may differ by more",
+        *uneven,
+    )
 
 
 def _of_suite_run(record: SuiteRecord, history: History) -> Side:
@@ -368,7 +387,9 @@ _KEYS = (
 
 def differences(a: Case, b: Case) -> Iterable[str]:
     """Yield what differs between two cases: `ranks 2 -> 4`, `option bucket_mb 1 -> 25`. Trials may always differ."""
-    pairs = [(key.replace("_", "-"), getattr(a, key), getattr(b, key)) for key in _KEYS]
+    # A program of one's own is as long as it is, which is no setting of anybody's.
+    keys = [key for key in _KEYS if a.watched_name is None or key not in ("steps", "warm_up")]
+    pairs = [(key.replace("_", "-"), getattr(a, key), getattr(b, key)) for key in keys]
     if a.model is not None and b.model is not None:
         pairs += [(name, a.model.word(name), b.model.word(name)) for name in unlike(a.model, b.model)]
     a_options, b_options = options_of(a), options_of(b)

@@ -27,7 +27,7 @@ from collectors.metrics.rank import ALLOCATION_RETRIES, OUT_OF_MEMORY
 from collectors.sample_log import NewerSchema, NodeOpened, NodeState, Reading, read
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect
-from workloads.registry import SPECS, spec_of
+from workloads.registry import is_known, spec_of
 
 PROBES_SEARCHED = 50
 _IDLE = ("idle", "iowait")
@@ -43,10 +43,15 @@ def observe(summary: Summary, history: History | Absent) -> Observed:
             wrote its logs.
     """
     case, folder = summary.case, Path(summary.folder)
-    if case.strategy not in {spec.name for spec in SPECS}:
+    if not is_known(case.strategy):
         raise Misuse(
             f"run {summary.run} has strategy {case.strategy}, which this version does not have;"
             f" `observatory show {summary.run}` shows what was measured"
+        )
+    if case.watched_name is not None:
+        raise Misuse(
+            f"run {summary.run} watched a program of one's own, of which no cost model predicts a share of the step;"
+            f" `observatory diagnose {summary.run}` says who is late in it"
         )
     if case.model is None:
         raise Misuse(

@@ -18,7 +18,7 @@ from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT, ON, RUNS, SHARING, STORE, Duration, NamedPath, NamedText
 from bench.cli.run.case_options import LIMIT, GroupedCommand, named_option
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
-from workloads.spec import Precision
+from workloads.spec import ChosenPrecision, Precision
 
 if TYPE_CHECKING:
     from bench.analysis.choosing.ground import Ground
@@ -66,7 +66,7 @@ def _dimensions(function: click.decorators.FC) -> click.decorators.FC:
 )
 @_dimensions
 @click.option("--ranks", type=int, help="Number of ranks.  [default: all GPUs; 2 on a CPU]")
-@named_option("precision", "Arithmetic precision of the model.", type=click.Choice(get_args(Precision)))
+@named_option("precision", "Arithmetic precision of the model.", type=click.Choice(get_args(ChosenPrecision)))
 @click.option(
     "--option",
     "options",

@@ -9,7 +9,7 @@ import click
 
 from bench.cli.completion import complete_option
 from workloads.cost_models.shape import DIMENSIONS, PRESETS
-from workloads.spec import Backend, Device, Precision, SaveMode
+from workloads.spec import Backend, ChosenPrecision, Device, SaveMode
 
 
 class GroupedCommand(click.Command):
@@ -114,7 +114,7 @@ def case_options(*, trials: int) -> Callable[[Any], Any]:
         named_option(
             "precision",
             "Arithmetic precision of the model. [default: bf16 for models on a GPU, else fp32]",
-            type=click.Choice(get_args(Precision)),
+            type=click.Choice(get_args(ChosenPrecision)),
         ),
         click.option(
             "--device", type=click.Choice(get_args(Device)), help="[default: cuda if there is a GPU, else cpu]"

@@ -19,7 +19,7 @@ from sqlalchemy import select
 
 from bench.gate.detector.detector import RANGE_SDS
 from bench.gate.detector.night import RESOLUTION
-from bench.gate.gated import GATED, GATED_BY_NAME, figure_words, placement_of
+from bench.gate.gated import GATED_BY_NAME, figure_words, placement_of
 from bench.gate.verdicts import KnownSeries, SeriesKey, Verdict, load_verdicts
 from bench.store.history import History
 from bench.store.schema import RUNS
@@ -195,7 +195,7 @@ def find_sick_hosts(
     history: History, suite: str, verdicts: Iterable[Verdict], known: Mapping[SeriesKey, KnownSeries]
 ) -> tuple[SickCase, ...]:
     """Return the sick hosts of the cases of a night; of each case its first figure tells."""
-    order = [metric.name for metric in GATED]
+    order = list(GATED_BY_NAME)
     first: dict[tuple[str, str], SeriesKey] = {}
     for verdict in sorted(verdicts, key=lambda verdict: (order.index(verdict.key.metric), verdict.key)):
         first.setdefault((verdict.key.case, verdict.key.series), verdict.key)

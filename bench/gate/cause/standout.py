@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.results.estimate import Estimate, of_metric
+from bench.results.watched.details import WatchedDetails
 from bench.store.summary import Summary
 from collectors.metrics.results import RUN_STRAGGLER_RATIO, RUN_TRACED_STEP_SECONDS
 
@@ -25,7 +26,9 @@ class Standout:
 
 
 def find_standout(good: Summary | None, bad: Summary) -> Standout | str:
-    """Return the straggler of the bad run, or why there is none."""
+    """Return the straggler of the bad run, or why there is none; of a watched run the rank that is late."""
+    if bad.watched is not None:
+        return _late_rank(good, bad.watched)
     stragglers = of_metric(bad.estimates, RUN_STRAGGLER_RATIO)
     if not stragglers:
         verdicts = ("no straggler", "straggler: likely ", "waits and stragglers are absent")
@@ -54,6 +57,22 @@ def find_standout(good: Summary | None, bad: Summary) -> Standout | str:
         cost_ratio=straggler.median,
         cost_before_ratio=None if before is None else before.median,
         text=f"{text}{was}",
+    )
+
+
+def _late_rank(good: Summary | None, watched: WatchedDetails) -> Standout | str:
+    late = watched.late
+    if late.rank is None or late.phase is None or late.step_ratio is None:
+        return f"which rank is late is unsure: {late.reason}"
+    earlier = None if good is None or good.watched is None else good.watched.late
+    is_same = earlier is not None and (earlier.rank, earlier.phase) == (late.rank, late.phase)
+    was = "" if earlier is None else "; it was before" if is_same else "; it was not before"
+    return Standout(
+        rank=str(late.rank),
+        cause=late.phase,
+        cost_ratio=late.step_ratio,
+        cost_before_ratio=earlier.step_ratio if earlier is not None and is_same else None,
+        text=f"{late.reason}{was}",
     )
 
 

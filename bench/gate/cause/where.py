@@ -71,7 +71,8 @@ def step_change(good: Sequence[Summary], bad: Sequence[Summary]) -> StepChange |
     """
     good_run, bad_run = good[0], bad[0]
     if good_run.case.model is None or bad_run.case.model is None:
-        return "a probe has no steps"
+        is_watched = good_run.case.watched_name is not None
+        return "no cost model knows a program of one's own" if is_watched else "a probe has no steps"
     theirs, ours = _pooled(good), _pooled(bad)
     loss = loss_of(MeasuredStep(case=bad_run.case, estimates=ours), MeasuredStep(case=good_run.case, estimates=theirs))
     if isinstance(loss, str):

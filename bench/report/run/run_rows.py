@@ -31,6 +31,7 @@ _HEADLINES: tuple[tuple[Metric, str], ...] = (
     (probes_metrics.RUN_MATMUL_FLOPS, "at best"),
     (probes_metrics.RUN_COPY_BANDWIDTH, "at best"),
     (probes_metrics.RUN_COLLECTIVE_BUS_BANDWIDTH, "busbw at best"),
+    (results.RUN_STEP_SECONDS, "median step"),
 )
 """In order of preference: the headline is the highest estimate of the first metric that a run has."""
 
@@ -63,7 +64,8 @@ def headline_estimate(summary: Summary) -> Estimate | None:
     for metric, _ in _HEADLINES:
         if estimates := of_metric(summary.estimates, metric):
             best = max(estimates, key=lambda estimate: estimate.median)
-            return best if summary.case.model is not None else replace(best, low=None, high=None)
+            is_probe = summary.case.model is None and summary.case.watched_name is None
+            return replace(best, low=None, high=None) if is_probe else best
     return None
 
 

@@ -27,6 +27,7 @@ from bench.report.run.run_rows import (
     print_list,
     shape_words,
 )
+from bench.report.run.watched import watched_blocks, watched_settings
 from bench.report.table import Block, Table, open_console, print_json, print_page, whole, write
 from bench.results.efficiency import ScalingEfficiency
 from bench.results.estimate import Estimate, EstimatedRatio
@@ -181,6 +182,8 @@ def _name(summary: Summary) -> str:
 
 def _machine(summary: Summary) -> str:
     commit = summary.commit[:12] if summary.commit else "unknown"
+    if summary.watched is not None:
+        return f"on {summary.hardware}; torch {summary.torch_version or 'unknown'}, the program's commit {commit}"
     return f"on {summary.hardware}; torch {summary.torch_version}, commit {commit}, seed {summary.case.seed}"
 
 
@@ -268,7 +271,9 @@ def _page(
 ) -> Iterator[Block]:
     yield from _abreast([each for each in summaries if each.case.model is not None], console, has_details, predicted)
     for summary in summaries:
-        if summary.case.model is None:
+        if summary.watched is not None:
+            yield from watched_blocks(summary, has_details=has_details)
+        elif summary.case.model is None:
             yield from probe_blocks(summary, most_rows=None if has_details else MOST_ROWS)
     if has_details or has_stages:
         for summary in summaries:
@@ -370,6 +375,8 @@ def print_run(
 
 def _settings(summary: Summary, has_details: bool) -> list[tuple[str, str]]:
     case = summary.case
+    if summary.watched is not None:
+        return watched_settings(summary, summary.watched, has_details=has_details)
     values = options_of(case) if has_details else options_shown(case)
     options = ", ".join(f"{name}={value}" for name, value in values.items())
     measured = (

@@ -18,6 +18,7 @@ from bench.serve.info_labels import case_labels, membership
 from bench.serve.live.many_ranks import MOST_RANKS, ShownRanks, Spread
 from bench.serve.live.rank_log import LiveRank, LogFollower, host_of
 from bench.serve.live.step_counts import StepCounts
+from bench.serve.live.watched_log import WatchedLog, watched_host_of
 from bench.store.active_runs import FollowedFolders
 from bench.store.run_dir import case_file, machine_of
 from bench.store.summary import series_of
@@ -30,6 +31,7 @@ from collectors.sample_log import NodeState, Opened
 from workloads.registry import SPECS
 
 _LOG = re.compile(r"(rank|node)(0|[1-9][0-9]*)\.jsonl", re.ASCII)
+_WATCHED = re.compile(r"watch_(rank)(0|[1-9][0-9]*)\.jsonl", re.ASCII)
 _PROBES = frozenset(spec.name for spec in SPECS if spec.kind == "probe")
 
 
@@ -78,12 +80,13 @@ class _ActiveRun:
             "commit": machine.commit or "",
         }
         self._ranks: dict[str, LiveRank] = {}  # In order; of a node, those that have a log there.
-        self._logs: dict[str, LogFollower] = {}
+        self._logs: dict[str, LogFollower | WatchedLog] = {}
         self._changes: dict[str, tuple[int, int, int]] = {}  # By name: what each log was when it was read last.
         self._steps: StepCounts | None = None
         if self._file.case.strategy not in _PROBES:
             self._steps = StepCounts(run=self._file.run, slot=self.slot, on_notice=on_notice)
         self._on_notice = on_notice
+        self._is_watched = self._file.case.watched_name is not None
         self._what = shown
         self._elsewhere: set[str] = set()  # Ranks on other hosts that are not shown.
         self._spread: Spread | None = None  # Of a run with many ranks; with the rest below.
@@ -121,7 +124,7 @@ class _ActiveRun:
         try:
             with os.scandir(self.folder) as entries:
                 for entry in entries:
-                    match = _LOG.fullmatch(entry.name)
+                    match = (_WATCHED if self._is_watched else _LOG).fullmatch(entry.name)
                     if match is not None and self._is_shown(*match.groups()):
                         owners[match[1]].append(match[2])
         except OSError as error:
@@ -138,7 +141,8 @@ class _ActiveRun:
         unknown = [rank for rank in ranks if rank not in self._ranks and rank not in self._elsewhere]
         here = [rank for rank in ranks if rank in self._ranks]
         for rank in unknown[:HEADS_A_LOOK]:
-            host = host_of(self.folder / f"rank{rank}.jsonl")
+            name = self._name(rank)
+            host = watched_host_of(self.folder / name) if self._is_watched else host_of(self.folder / name)
             if host == self._what.of_host:
                 here.append(rank)
             elif host is not None:
@@ -158,7 +162,7 @@ class _ActiveRun:
         return True
 
     def _read_rank(self, rank: str) -> None:
-        appended = self._log(f"rank{rank}.jsonl").newest()
+        appended = self._log(self._name(rank)).newest()
         for record in appended.records:
             self._ranks[rank].take(record)
         if self._steps is not None and (appended.records or appended.is_anew):
@@ -177,7 +181,7 @@ class _ActiveRun:
     def _look_at_all(self) -> tuple[list[str], list[str]]:
         """Return all ranks, and those whose logs have changed."""
         ranks = list(self._ranks)
-        return ranks, [rank for rank in ranks if self._has_changed(f"rank{rank}.jsonl")]
+        return ranks, [rank for rank in ranks if self._has_changed(self._name(rank))]
 
     def _look_in_turn(self) -> tuple[list[str], list[str]]:
         """Return the ranks whose logs were looked at, and at most LOGS_A_LOOK that have changed.
@@ -191,7 +195,7 @@ class _ActiveRun:
             if len(changed) == LOGS_A_LOOK:
                 break
             looked_at.append(rank)
-            if self._has_changed(f"rank{rank}.jsonl"):
+            if self._has_changed(self._name(rank)):
                 changed.append(rank)
         self._turn = (ranks.index(looked_at[-1]) + 1) % len(ranks)
         return looked_at, changed
@@ -267,9 +271,16 @@ class _ActiveRun:
         statistics = self._spread.samples(str(self.slot), of=STEPS)
         return [*self._steps.samples(self._chosen), *((sample, {}) for sample in statistics)]
 
-    def _log(self, name: str) -> LogFollower:
+    def _name(self, rank: str) -> str:
+        return f"watch_rank{rank}.jsonl" if self._is_watched else f"rank{rank}.jsonl"
+
+    def _log(self, name: str) -> LogFollower | WatchedLog:
         if name not in self._logs:
-            self._logs[name] = LogFollower(self.folder / name, self._on_notice)
+            path = self.folder / name
+            is_watched = self._is_watched
+            self._logs[name] = (
+                WatchedLog(path, self._file.run, self._on_notice) if is_watched else LogFollower(path, self._on_notice)
+            )
         return self._logs[name]
 
 

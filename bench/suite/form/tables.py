@@ -16,7 +16,7 @@ from collectors.metrics.registry import METRICS
 from collectors.settings_file import JsonSchema
 from workloads.cost_models.shape import PRESETS
 from workloads.registry import SPECS
-from workloads.spec import LARGEST, Backend, Device, Option, Precision, SaveMode
+from workloads.spec import LARGEST, Backend, ChosenPrecision, Device, Option, SaveMode
 
 SCHEMA_VERSION = 1
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$(?!\n)"
@@ -153,7 +153,7 @@ class Defaults(Training, frozen=True):
     )
     device: A[Swept[Device] | None, key("By default cuda where a GPU is, else cpu.")] = None
     backend: A[Swept[Backend] | None, key("By default nccl on cuda, gloo on cpu.")] = None
-    precision: A[Swept[Precision] | None, key("Arithmetic precision; by default bf16 for models on GPUs.")] = None
+    precision: A[Swept[ChosenPrecision] | None, key("Arithmetic precision; by default bf16 for models on GPUs.")] = None
     threads: A[Swept[A[int, Meta(ge=1)]], key("CPU threads of a rank.")] = 1
     bind: A[Swept[bool], key("Bind each rank to the cores of its GPU; without effect on a CPU.")] = True
     trials: A[Swept[A[int, Meta(ge=1, le=MOST["trials"])]], key("Number of trials, each with fresh ranks.")] = USUAL[

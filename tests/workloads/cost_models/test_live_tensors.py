@@ -14,10 +14,10 @@ from workloads.cost_models.peak_memory import Backward, Prediction, bucketed_gra
 from workloads.cost_models.shape import Shape
 from workloads.cost_models.terms import States, replicated_states
 from workloads.options import local_batch
-from workloads.spec import OptionValue, Precision
+from workloads.spec import ChosenPrecision, OptionValue
 
 CHECKPOINTS: tuple[Checkpoint, ...] = ("none", "full", "selective")
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+PRECISIONS: tuple[ChosenPrecision, ...] = ("fp32", "bf16", "fp16")
 
 DEEP = Shape(layers=6, width=32, heads=4, kv_heads=1, mlp_width=96, vocabulary=40, sequence=48, batch=8)
 """Most of it is blocks, so that the peak is among them."""
@@ -43,6 +43,7 @@ def predict(setup: SmallSetup) -> Prediction:
     is_bucketed = setup.strategy == "ddp" and bool(setup.options["overlap"])
     is_averaged_at_once = setup.strategy == "ddp" and not is_bucketed
     checkpoint: Checkpoint = setup.options["checkpoint"]  # type: ignore[assignment]  # The spec allows no other word.
+    assert setup.precision != "unknown"
     return step_peak(
         Microbatch(
             shape=setup.shape,
@@ -81,7 +82,7 @@ def test_the_peak_of_a_strategy_is_as_predicted(
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("shape", [DEEP, WORDY], ids=["deep", "wordy"])
 def test_the_peak_of_a_shape_is_as_predicted(
-    shape: Shape, checkpoint: Checkpoint, precision: Precision, on_ranks: OnRanks
+    shape: Shape, checkpoint: Checkpoint, precision: ChosenPrecision, on_ranks: OnRanks
 ) -> None:
     assert_predicted(small_setup(shape=shape, precision=precision, options={"checkpoint": checkpoint}), on_ranks)
 
@@ -98,7 +99,7 @@ def test_the_peak_of_a_shape_is_as_predicted(
     ids=["last norm", "end of forward", "last product", "last product in halves"],
 )
 def test_a_peak_at_a_rare_moment_is_as_predicted(
-    strategy: str, shape: Shape, precision: Precision, options: dict[str, OptionValue], on_ranks: OnRanks
+    strategy: str, shape: Shape, precision: ChosenPrecision, options: dict[str, OptionValue], on_ranks: OnRanks
 ) -> None:
     assert_predicted(small_setup(strategy, shape=shape, precision=precision, options=options), on_ranks)
 

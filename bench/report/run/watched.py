@@ -1,0 +1,158 @@
+"""A watched run as tables: its figures, its ranks and who is late; and its diagnosis, which rests on no cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+
+from bench.errors import plural
+from bench.report.format import figure
+from bench.report.table import Block, Table, whole, write
+from bench.results.estimate import Estimate, of_metric
+from bench.results.watched.details import Late, WatchedDetails, WatchedRank
+from bench.store.summary import Summary
+from collectors.metrics import results
+from collectors.metrics.metric import Metric
+
+MOST_RANKS = 8
+"""Ranks in the short table: those with the longest steps; the details have all."""
+_FIGURES: tuple[tuple[str, Metric, dict[str, str]], ...] = (
+    ("tokens/s", results.RUN_TOKENS_PER_SECOND, {}),
+    ("tokens/s/device", results.RUN_TOKENS_PER_SECOND_PER_DEVICE, {}),
+    ("median step", results.RUN_STEP_SECONDS, {}),
+    ("p90 of the steps", results.RUN_STEP_QUANTILE_SECONDS, {"quantile": "p90"}),
+    ("p99 of the steps", results.RUN_STEP_QUANTILE_SECONDS, {"quantile": "p99"}),
+    ("mean step", results.RUN_MEAN_STEP_SECONDS, {}),
+    ("worst rank's data", results.RUN_PHASE_SECONDS, {"phase": "data"}),
+    ("host waits for data", results.RUN_DATA_WAIT_SECONDS, {}),
+    ("worst rank's forward", results.RUN_PHASE_SECONDS, {"phase": "forward"}),
+    ("worst rank's backward", results.RUN_PHASE_SECONDS, {"phase": "backward"}),
+    ("worst rank's optimizer", results.RUN_PHASE_SECONDS, {"phase": "optimizer"}),
+    ("peak memory allocator", results.RUN_PEAK_MEMORY_BYTES, {"account": "allocator"}),
+    ("peak memory resident", results.RUN_PEAK_MEMORY_BYTES, {"account": "resident"}),
+    ("watching's share", results.RUN_OBSERVER_RATIO, {}),
+)
+_NOT_PREDICTED = (
+    "no cost model knows a program of one's own: shares of computing, communication and memory are not predicted"
+)
+COLUMNS = ("run", "name", "verdict", "rank", "phase", "late_s", "step_ratio", "reason")
+
+
+def watched_settings(summary: Summary, watched: WatchedDetails, *, has_details: bool) -> list[tuple[str, str]]:
+    """Return what was watched, and how its steps were found, in rows of two cells."""
+    outcome = summary.outcome.replace("_", " ")
+    measured = f"{plural(summary.case.steps, 'measured step')} of {watched.steps}"
+    rules = f", found by {' and '.join(watched.rules)}" if watched.rules else ""
+    rows = [("run", f"{summary.run}: {outcome}, {measured}{rules}"), ("watched", watched.name)]
+    if watched.tags:
+        rows.append(("tags", ", ".join(f"{key}={value}" for key, value in sorted(watched.tags.items()))))
+    if not has_details:
+        return rows
+    return [
+        *rows,
+        ("command", " ".join(watched.command) or "-"),
+        ("script", f"{watched.script or '-'} (sha256 {(watched.script_sha256 or 'unknown')[:12]})"),
+        ("commit", watched.git_commit or "-"),
+        ("hardware", summary.hardware),
+        ("setting", summary.case.setting),
+        ("groups", str(summary.case.options.get("groups") or "-")),
+        ("clock", "the devices' events" if watched.device_clock else "the hosts'"),
+        ("work of a step", f"{watched.work}: {watched.work_reason}"),
+    ]
+
+
+def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
+    """Yield a watched run's figures, its ranks, and who is late."""
+    watched = summary.watched
+    assert watched is not None, "the caller asks for a watched run's blocks"
+    rows = [("ranks", str(summary.case.ranks)), ("nodes", str(summary.case.nodes))]
+    rows += [(title, figure(each)) for title, metric, labels in _FIGURES if (each := _one(summary, metric, labels))]
+    yield Table(("", watched.name), rows, unbroken=(0,))
+    ranks = sorted(watched.ranks, key=lambda rank: -(rank.step_s or 0.0))
+    shown = sorted(ranks if has_details else ranks[:MOST_RANKS], key=lambda rank: rank.rank)
+    if shown:
+        yield ""
+        yield Table(
+            ("rank", "host", "step", *("data", "forward", "backward", "optimizer"), "memory"),
+            [_rank_cells(rank) for rank in shown],
+            keys=2,
+        )
+        if len(shown) < len(ranks):
+            yield f"{plural(len(ranks) - len(shown), 'more rank')}: `observatory show {summary.run} --details`"
+    yield ""
+    yield from late_lines(watched.late)
+
+
+def late_lines(late: Late) -> Iterator[str]:
+    """Yield who is late, in words."""
+    if late.rank is None or late.step_ratio is None:
+        yield f"who is late: unsure: {late.reason}"
+        return
+    yield f"who is late: rank {late.rank} in {late.phase}, by {100 * late.step_ratio:.0f} % of the step"
+    yield late.reason
+
+
+def _one(summary: Summary, metric: Metric, labels: dict[str, str]) -> Estimate | None:
+    return next((each for each in of_metric(summary.estimates, metric) if each.labels == labels), None)
+
+
+def _rank_cells(rank: WatchedRank) -> tuple[str, ...]:
+    times = (rank.step_s, rank.data_s, rank.forward_s, rank.backward_s, rank.optimizer_s)
+    size = rank.rss_bytes if rank.peak_bytes is None else rank.peak_bytes
+    return (
+        str(rank.rank),
+        rank.host or "-",
+        *("-" if time_s is None else f"{1e3 * time_s:.4g} ms" for time_s in times),
+        "-" if size is None else f"{size / 2**20:.4g} MiB",
+    )
+
+
+# The diagnosis.
+
+
+def print_watched_diagnosis(summary: Summary, format_name: str, console: Console | None = None) -> None:
+    """Print who holds up a watched run, what its figures leave out, and the next command."""
+    watched = summary.watched
+    assert watched is not None, "the caller asks for a watched run's diagnosis"
+    late = watched.late
+    write(
+        format_name,
+        map(whole, _diagnosis(summary, watched)),
+        lambda: {
+            "run": summary.run,
+            "name": watched.name,
+            "outcome": summary.outcome,
+            "late": asdict(late),
+            "missing": [_NOT_PREDICTED, *summary.notes],
+        },
+        [{"run": summary.run, "name": watched.name, **asdict(late)}],
+        COLUMNS,
+        console,
+    )
+
+
+def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
+    yield f"{summary.run}: {summary.case.title}, {summary.outcome.replace('_', ' ')}"
+    if summary.cause is not None:
+        yield f"failed: {summary.cause.text}"
+    yield from late_lines(watched.late)
+    for rank in watched.ranks:
+        if rank.rank == watched.late.rank:
+            yield f"rank {rank.rank} runs on {rank.host or 'a host without a name'}, device {rank.device}"
+    step = _one(summary, results.RUN_STEP_SECONDS, {})
+    if step is not None:
+        for name, metric, labels in (
+            ("data", results.RUN_PHASE_SECONDS, {"phase": "data"}),
+            ("data, by the host", results.RUN_DATA_WAIT_SECONDS, {}),
+        ):
+            if (wait := _one(summary, metric, labels)) is not None:
+                share = 100 * wait.median / step.median
+                yield f"the rank that waits most for {name} waits {share:.1f} % of the median step"
+    yield ""
+    yield "missing"
+    for note in (_NOT_PREDICTED, *summary.notes):
+        yield f"  {note}"
+    yield ""
+    yield f"next: observatory watch --attach {watched.name} --steps 5"

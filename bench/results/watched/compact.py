@@ -1,0 +1,102 @@
+"""What stays of a watched run's rank files after its end: the lines as they are, or quantiles of each minute.
+
+A rank may keep 2 MB for each day that it ran. Steps of 50 ms alone write 100 MB a day, and after the run's end nobody
+asks for single ones any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bench.results.watched.rank_files import MOST_NS, OF_A_STEP, Quantiles, Steps, rank_paths, read_lines
+from collectors.files import replace_file
+
+MOST_BYTES_A_DAY = 2_000_000
+MINUTE_NS = 60 * 10**9
+DAY_NS = 86_400 * 10**9
+LEAST_BYTES = 200_000
+"""A file up to this size stays as it is, however short the run was."""
+MOST_MINUTES = 4_000
+"""Lines of quantiles, of some 400 bytes; a longer run has fewer of them, each over more minutes."""
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+def compact(folder: Path) -> tuple[str, ...]:
+    """Replace the steps of files that are too large by quantiles; return a line on each file that was.
+
+    Nothing of begins, notes, windows and ends is lost. Twice is like once.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    return tuple(line for rank, path in rank_paths(folder).items() for line in _compact_file(rank, path))
+
+
+def _compact_file(rank: int, path: Path) -> Iterator[str]:
+    size = path.stat().st_size
+    first_ns, last_ns, number = None, 0, 0
+    for line in read_lines(path):
+        if isinstance(line, Steps) and line.end_ns:
+            first_ns = line.end_ns[0] if first_ns is None else first_ns
+            last_ns = max(last_ns, line.end_ns[-1])
+            number += len(line.end_ns)
+    if first_ns is None:
+        return
+    days = max(0, last_ns - first_ns) / DAY_NS
+    if size <= max(LEAST_BYTES, MOST_BYTES_A_DAY * days):
+        return
+    minutes = max(0, last_ns - first_ns) // MINUTE_NS + 1
+    each_ns = MINUTE_NS * -(-minutes // min(MOST_MINUTES, max(200, int(MOST_BYTES_A_DAY * days / 500))))
+    lines = [msgspec.json.encode(line) for line in _compacted(read_lines(path), each_ns)]
+    replace_file(path, b"\n".join(lines) + b"\n")
+    yield f"rank {rank}: {number} steps are kept as quantiles of each {each_ns // MINUTE_NS} min ({path.name})"
+
+
+def _compacted(lines: Iterable[object], each_ns: int) -> Iterator[object]:
+    """Yield the lines with those of steps joined: as many as end within so many nanoseconds, one line for them."""
+    held: list[Steps] = []
+    for line in lines:
+        if isinstance(line, Steps):
+            if held and line.end_ns[0] // each_ns != held[0].end_ns[0] // each_ns:
+                yield _quantiles(held)
+                held = []
+            held += [line] if line.end_ns else []
+            continue
+        if held:
+            yield _quantiles(held)
+            held = []
+        yield line
+    if held:
+        yield _quantiles(held)
+
+
+def _quantiles(held: list[Steps]) -> Quantiles:
+    """Return one line for these batches: quantiles and sums in nanoseconds, of what is known."""
+    figures: dict[str, Any] = {}
+    for name in OF_A_STEP:
+        column = "tokens" if name == "tokens" else f"{name}_ns"
+        values = [
+            value
+            for line in held
+            for value in getattr(line, column) or ()
+            if value is not None and 0 <= value < MOST_NS
+        ]
+        if values:
+            middle = [round(float(value)) for value in np.quantile(values, QUANTILES)]
+            figures[column] = {"quantiles": middle, "most": max(values), "sum": sum(values), "steps": len(values)}
+    return Quantiles(
+        rule=held[0].rule,
+        first=held[0].first,
+        steps=sum(len(line.end_ns) for line in held),
+        begin_ns=held[0].end_ns[0],
+        end_ns=held[-1].end_ns[-1],
+        quantiles=QUANTILES,
+        figures=figures,
+        peak_bytes=max((line.peak_bytes for line in held if line.peak_bytes is not None), default=None),
+        rss_bytes=max((line.rss_bytes for line in held if line.rss_bytes is not None), default=None),
+    )

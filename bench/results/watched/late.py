@@ -1,0 +1,171 @@
+"""Which rank of a watched job holds up the others, and in which phase, from the times that ranks took by their hosts.
+
+Ranks wait for each other inside of phases (DDP's in backward, FSDP2's in forward and backward), so a long phase may be
+work or waiting. What tells them apart is when a rank leaves the phase: one that is late leaves it last, and lost the
+time in it; one that waited was ahead before and leaves it with the others. A rank that is late where the others wait
+within the same phase is as long in it as they are: nothing of this shows it, and the verdict is unsure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.results.watched.details import Late
+from bench.results.watched.job import LEAST_STEPS, Job
+from bench.results.watched.rank_files import PHASES
+
+LATE_RATIO = 0.05
+"""Share of the median step by which a rank must be later than all others to be named."""
+LEAST_LATE_S = 0.0005
+"""Less than half a millisecond is what a host's scheduler does."""
+BLOCKS, LEAST_BLOCKS = 10, 9
+"""The steps are judged in so many blocks, and in so many of these the rank must be late by half of what is asked."""
+RIVAL_RATIO = 0.5
+"""A second rank that is late by this share of the first one's time makes the first one unsure."""
+OVERLAP_RATIO = -0.02
+"""Share of a step by which its phases may be longer than it, by the resolution of clocks; below this they overlap."""
+_MAY_WAIT_BEFORE = ("forward", "backward")
+"""Phases that an accumulated gradient repeats: waiting of one microbatch may come before the work of the next."""
+_INSIDE = (
+    "a rank that is late where ranks wait for each other, as inside backward, does not show in these times; a traced"
+    " window shows it"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """late_s: the median over steps. is_open: whether waiting could look the same."""
+
+    rank: int
+    phase: str
+    late_s: float
+    is_open: bool
+
+
+def find_late(job: Job) -> Late:
+    """Return who holds up the others in a median step, or why nobody can be named.
+
+    A rank is compared with the others of its host, whose clock they share. It is named for a phase if, in the median
+    step, it leaves the phase later than each of them, wherever in the step the time outside of the phases lies; if it
+    spends more time in the phase than each of them by as much; if that is `LATE_RATIO` of the step or more; and if it
+    holds in nearly all of ten stretches of the steps.
+    """
+    if (why := _why_not(job)) is not None:
+        return Late(verdict="unsure", reason=why)
+    step_s = float(np.median(job.step_s))
+    groups = list(_hosts(job))
+    if not groups:
+        return Late(
+            verdict="unsure",
+            reason="each rank has a host of its own, and hosts' clocks differ by more than ranks do; a traced window"
+            " brings them together",
+        )
+    candidates = sorted(
+        (candidate for group in groups for candidate in _candidates(job, group, step_s)), key=lambda each: -each.late_s
+    )
+    if not candidates:
+        return Late(
+            verdict="unsure", reason=f"no rank stands out in the times that ranks took by their hosts; {_INSIDE}"
+        )
+    first = candidates[0]
+    words = f"rank {first.rank} leaves {first.phase} {_ms(first.late_s)} later than any other rank of its host"
+    rivals = [each for each in candidates if each.rank != first.rank and each.late_s >= RIVAL_RATIO * first.late_s]
+    if rivals:
+        other = rivals[0]
+        reason = f"{words}, and rank {other.rank} leaves {other.phase} {_ms(other.late_s)} later than any other"
+        return Late(verdict="unsure", reason=reason)
+    if first.is_open:
+        return Late(
+            verdict="unsure",
+            reason=f"{words}, which may be work, or waiting within an accumulated gradient; calls of backward in a step"
+            f" are {_calls_words(job)}",
+        )
+    return Late(
+        verdict="late",
+        reason=f"{words} in the median step, and spends that time in it; the others wait for it afterwards",
+        rank=first.rank,
+        phase=first.phase,
+        late_s=first.late_s,
+        step_ratio=first.late_s / step_s,
+    )
+
+
+def _why_not(job: Job) -> str | None:
+    """Return why nothing can be said of the job's ranks; None where it can."""
+    if job.world_size == 1:
+        return "one rank waits for no other"
+    if len(job.ranks) < 2:
+        return f"{len(job.ranks)} of {job.world_size} ranks reported steps, and none can be held against another"
+    if len(job.step_s) < LEAST_STEPS:
+        return f"{len(job.step_s)} measured steps are too few; it takes {LEAST_STEPS}"
+    if missing := [name for name in ("step", *PHASES) if not job.known(name)]:
+        return f"not every rank knows its times of {', '.join(missing)} in each step; a traced window shows who is late"
+    rest = job.rank_s["step"] - sum(job.rank_s[name] for name in PHASES)
+    if float(np.median(rest / job.rank_s["step"])) < OVERLAP_RATIO:
+        return "phases overlap, as where the optimizer's step calls forward and backward by itself"
+    return None
+
+
+def _hosts(job: Job) -> Iterator[list[int]]:
+    """Yield the places in `job.ranks` of ranks that share a host, and so a clock; only where there are two or more."""
+    hosts: dict[str, list[int]] = {}
+    for place, begin in enumerate(job.begins):
+        hosts.setdefault(begin.host, []).append(place)
+    yield from (places for places in hosts.values() if len(places) > 1)
+
+
+def _candidates(job: Job, places: Sequence[int], step_s: float) -> Iterator[_Candidate]:
+    """Yield each rank of a host that is late in a phase.
+
+    All arrays are (ranks, steps), in seconds. Example with two ranks of DDP, of which rank 1 loads data for 3 ms
+    longer: both begin at 0; after data they are at 1 and 4, so that rank 1 is last by 3 and lost 3 in it; forward adds
+    2 to both, where rank 1 is still last but lost nothing; backward takes rank 0 until 11 and rank 1 until 11, so that
+    rank 0 was 3 longer in it, but is not last.
+    """
+    phases = [job.rank_s[name][places] for name in PHASES]
+    steps = job.rank_s["step"][places]
+    rest = steps - sum(phases)
+    ends = job.end_ns[places]
+    # Where each rank began its step, counted from the end of the step of the host's first rank.
+    at = (ends - ends[0]) * 1e-9 - steps
+    single = bool(np.all(job.calls == 1))
+    least_s = max(LATE_RATIO * step_s, LEAST_LATE_S)
+    for name, phase in zip(PHASES, phases, strict=True):
+        at = at + phase
+        # Time outside of the phases (logging, reading the loss, clipping) may lie before this phase or after it.
+        last_by = np.minimum(_over_others(at), _over_others(at + rest))
+        lost = np.minimum(last_by, _over_others(phase))
+        for row, place in enumerate(places):
+            late_s = float(np.median(lost[row]))
+            if late_s >= least_s and _is_lasting(lost[row], least_s / 2):
+                is_open = name in _MAY_WAIT_BEFORE and not single
+                yield _Candidate(rank=job.ranks[place], phase=name, late_s=late_s, is_open=is_open)
+
+
+def _over_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much each rank's value exceeds the largest of all others, (ranks, steps)."""
+    ordered = np.sort(values, axis=0)
+    largest, second = ordered[-1], ordered[-2]
+    others = np.where(values == largest, second, largest)
+    difference: NDArray[np.float64] = values - others
+    return difference
+
+
+def _is_lasting(values: NDArray[np.float64], least: float) -> bool:
+    """Whether the median of nearly all stretches of the steps is so large."""
+    medians = [float(np.median(block)) for block in np.array_split(values, BLOCKS)]
+    return sum(value >= least for value in medians) >= LEAST_BLOCKS
+
+
+def _calls_words(job: Job) -> str:
+    if np.isnan(job.calls).any():
+        return "not known"
+    return f"{job.calls.min():.0f}" if job.calls.min() == job.calls.max() else "not always one"
+
+
+def _ms(time_s: float) -> str:
+    return f"{1e3 * time_s:.3g} ms"

@@ -1,0 +1,188 @@
+"""Watched runs by their name, from the end of a run to `show`, `compare`, `diagnose` and `check`, in this process."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli.main import run
+from bench.session.keep_watched import keep_watched
+from bench.store import run_dir
+from bench.store.history import History
+from tests.bench.made.examples import make_machine
+from tests.bench.results.watched.made_ranks import Fault, MadeSteps, made_steps, write_run
+
+DAY_S = 86_400.0
+FIRST_S = 1_795_000_000.0  # 2026-11-18, 11:06 UTC.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A folder of runs and its store. said: what a command prints, and how it ends."""
+
+    runs: Path
+    store: str
+    said: Callable[..., tuple[int, str, str]]
+
+    def keep(self, day: int, made: MadeSteps, **keys: Any) -> str:
+        """Keep a run that began so many days after the first one; return its id."""
+        folder = write_run(
+            self.runs / f"day{day:02}-{keys.get('name', 'llama-sft')}", made, start_unix_s=FIRST_S + DAY_S * day, **keys
+        )
+        return keep_watched(folder, self.store).run
+
+
+@pytest.fixture
+def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
+    store = f"sqlite:///{tmp_path / 'history.sqlite'}"
+
+    def said(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run([*words, "--store", store, "--runs", str(tmp_path / "runs")])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return Place(runs=tmp_path / "runs", store=store, said=said)
+
+
+def test_a_run_is_shown_by_its_name_and_the_newest_counts(place: Place) -> None:
+    place.keep(0, made_steps("ddp", seed=1))
+    place.keep(1, made_steps("ddp", seed=2), steps={"tokens": [128] * 40})
+    place.keep(2, made_steps("ddp", seed=3), name="other")
+    code, out, _ = place.said("show", "llama-sft")
+    assert code == 0
+    assert "day01-llama-sft: done, 36 measured steps of 40, found by optimizer" in out
+    assert re.search(r"tokens/s\s", out)
+    assert "who is late: unsure: no rank stands out" in out
+    _, out, _ = place.said("show")
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["day02-other", "day01-llama-sft", "day00-llama-sft"]
+    assert "name=other" in out
+
+
+def test_a_day_behind_the_name_chooses_the_newest_by_then(place: Place) -> None:
+    for day in (0, 2):
+        place.keep(day, made_steps("ddp", seed=day))
+    assert "day00-llama-sft: done" in place.said("show", "llama-sft@2026-11-18")[1]
+    assert "day00-llama-sft: done" in place.said("show", "llama-sft@2026-11-19")[1]
+    assert "day02-llama-sft: done" in place.said("show", "llama-sft@2026-11-20")[1]
+    code, _, err = place.said("show", "llama-sft@2026-11-17")
+    assert (code, "the first watched run of llama-sft began on 2026-11-18" in err) == (2, True)
+    code, _, err = place.said("show", "llama-sft@yesterday")
+    assert (code, '"yesterday" is no day; write NAME@YEAR-MONTH-DAY' in err) == (2, True)
+    assert 'run "llama@2026-11-20" is unknown' in place.said("show", "llama@2026-11-20")[2]
+
+
+def test_a_name_with_signs_of_patterns_is_only_itself(place: Place) -> None:
+    for day, name in enumerate(("a%b", "a_b", "aXb")):
+        place.keep(day, made_steps("ddp"), name=name)
+    with History(place.store) as history:
+        found = [history.watched(name) for name in ("a%b", "a_b", "a%")]
+    assert [None if each is None else each.run for each in found] == ["day00-a%b", "day01-a_b", None]
+
+
+def test_json_and_csv_have_the_figures_and_the_ranks(place: Place) -> None:
+    place.keep(0, made_steps("ddp", fault=Fault(rank=1, phase="data")))
+    (document,) = json.loads(place.said("show", "llama-sft", "--format", "json")[1])
+    assert document["watched"]["late"]["rank"] == 1
+    assert [rank["rank"] for rank in document["watched"]["ranks"]] == [0, 1]
+    rows = list(csv.DictReader(io.StringIO(place.said("show", "llama-sft", "--format", "csv")[1])))
+    metrics = {row["metric"] for row in rows}
+    assert {
+        "observatory_run_step_seconds",
+        "observatory_run_rank_phase_seconds",
+        "observatory_run_late_ratio",
+    } <= metrics
+
+
+def test_diagnose_says_who_is_late_and_what_is_absent(place: Place) -> None:
+    place.keep(0, made_steps("ddp", fault=Fault(rank=1, phase="optimizer")), exit_code=3)
+    code, out, _ = place.said("diagnose", "llama-sft")
+    assert code == 0
+    assert "failed: the command ended with code 3" in out
+    assert "who is late: rank 1 in optimizer, by " in out
+    assert "no cost model knows a program of one's own" in out
+    document = json.loads(place.said("diagnose", "llama-sft", "--format", "json")[1])
+    assert (document["late"]["rank"], document["late"]["phase"]) == (1, "optimizer")
+    (row,) = csv.DictReader(io.StringIO(place.said("diagnose", "llama-sft", "--format", "csv")[1]))
+    assert row["phase"] == "optimizer"
+
+
+def test_two_runs_of_a_name_are_compared_by_their_days(place: Place) -> None:
+    place.keep(0, made_steps("ddp", steps=120, seed=1))
+    place.keep(2, made_steps("ddp", steps=140, seed=2, fault=Fault(rank=1, phase="data")))
+    code, out, _ = place.said("compare", "llama-sft@2026-11-18", "llama-sft")
+    assert code == 0
+    assert re.search(r"median step .* worse", out)
+    assert "intervals are of stretches within the run" in out
+    assert "steps 108" not in out  # How long a program runs is no setting.
+
+
+def test_the_gate_names_the_night_on_which_a_watched_job_became_slower(place: Place) -> None:
+    for day in range(-14, 0):
+        place.keep(day, made_steps("ddp", steps=120, seed=day + 20, fault=None))
+    assert place.said("check", "--suite", "watch-llama-sft")[0] == 0
+    late = Fault(rank=1, phase="data", late_ms=20)
+    for day in range(3):  # The gate suspects a first and second night.
+        place.keep(day, made_steps("ddp", steps=120, seed=40 + day, fault=late))
+    code, out, _ = place.said("check")
+    assert code == 5
+    assert "llama-sft: step: the level has changed by +" in out
+    assert "since 2026-11-18" in out
+
+
+def test_the_gate_abstains_from_a_step_of_uneven_work_and_takes_the_rate_by_tokens(place: Place) -> None:
+    made = made_steps("ddp", steps=120)
+    made.step[:, ::2] *= 2
+    place.keep(-2, made)
+    document = json.loads(place.said("check", "--format", "json")[1])[0]
+    assert [each["kind"] for each in document["missing"]] == ["uneven"]
+    assert "is not judged: half of the steps differ" in document["missing"][0]["reason"]
+    assert {verdict["metric"] for verdict in document["verdicts"]} == {"observatory_run_peak_memory_bytes"}
+    place.keep(-1, made, name="by-tokens", steps={"tokens": [256, 128] * 60})
+    document = json.loads(place.said("check", "--suite", "watch-by-tokens", "--format", "json")[1])[0]
+    metrics = {verdict["metric"] for verdict in document["verdicts"]}
+    assert metrics == {"observatory_run_device_tokens_per_second", "observatory_run_peak_memory_bytes"}
+
+
+def test_a_failed_job_is_missing_to_the_gate(place: Place) -> None:
+    place.keep(-1, made_steps("ddp"), exit_code=1)
+    code, out, _ = place.said("check")
+    assert code == 3
+    assert "the command ended with code 1" in out
+
+
+def test_a_run_whose_runner_died_is_taken_in(place: Place) -> None:
+    watch = {"end_unix_s": None, "store": place.store}
+    lost = write_run(place.runs / "lost", made_steps("ddp"), exit_code=None, watch=watch)
+    run_dir.write_json(lost / "machine.json", make_machine())  # The runner writes it before the command begins.
+    assert "name=llama-sft" in place.said("show")[1]
+    assert "interrupted" in place.said("show", "llama-sft")[1]
+    with History(place.store) as history:
+        assert [record.suite for record in history.suite_runs(5)] == ["watch-llama-sft"]
+
+
+def test_a_run_whose_history_cannot_be_written_stays_in_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "runs" / "run", made_steps("ddp"))
+    (tmp_path / "no folder").write_text("")
+    summary = keep_watched(folder, f"sqlite:///{tmp_path / 'no folder' / 'h.sqlite'}")
+    assert run_dir.load(folder) == summary
+    assert "is in its folder alone" in capsys.readouterr().err
+
+
+def test_what_runs_by_name_refuses_the_kind(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "watched", "--dry-run"]) == 2
+    assert "observatory watch --name NAME -- COMMAND" in capsys.readouterr().err
+    assert run(["list"]) == 0
+    assert "watched" not in capsys.readouterr().out
+    code, _, err = place.said("show", "--strategy", "watched")
+    assert (code, "no watched run is in the history yet" in err) == (0, True)

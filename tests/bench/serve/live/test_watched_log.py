@@ -1,0 +1,111 @@
+"""A watched run in progress at /metrics: known by its name, with the steps of its ranks as of ranks of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.serve.live.runs import RunLogs, Shown
+from bench.serve.live.watched_log import WatchedLog
+from bench.store import run_dir
+from bench.store.active_runs import lock_folder
+from bench.store.summary import series_of
+from collectors.metrics import agent
+from collectors.metrics.rank import PHASE_SECONDS, RESIDENT_BYTES, STEP_SECONDS, TOKENS_PER_SECOND
+from collectors.metrics.run_counts import STEPS
+from collectors.prometheus.exposition import Owned
+from tests.bench.made.examples import make_machine
+from tests.bench.results.watched.made_ranks import begin_line, made_steps, steps_line, write_lines, write_run
+
+MADE = made_steps("ddp")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a watched run that a process works on; its ranks have written nothing."""
+    folder = write_run(tmp_path / "runs" / "run", MADE, exit_code=None, watch={"end_unix_s": None})
+    for path in folder.glob("watch_rank*"):
+        path.unlink()
+    run_dir.write_json(folder / "machine.json", make_machine())
+    lock = lock_folder(folder)
+    assert lock is not None
+    yield folder
+    os.close(lock)
+
+
+def _append(path: Path, *lines: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.writelines(f"{json.dumps(line)}\n" for line in lines)
+
+
+def _values(samples: list[Owned], name: str) -> dict[tuple[str, ...], float]:
+    return {
+        tuple({**owner, **sample.labels}.values()): sample.value for sample, owner in samples if sample.metric == name
+    }
+
+
+def test_a_run_in_progress_has_its_name_and_its_newest_steps(running: Path) -> None:
+    notices: list[str] = []
+    logs = RunLogs(running.parent, on_notice=notices.append, shown=Shown())
+    assert logs.read() == []  # No rank has reported.
+    for rank in range(2):
+        _append(running / f"watch_rank{rank}.jsonl", begin_line(rank), steps_line(MADE, rank, 0, 5))
+    samples = logs.read()
+    (info,) = [sample for sample, _ in samples if sample.metric == agent.RUN_INFO.name]
+    assert info.labels["name"].startswith("llama-sft on 2, cpu, torch 2.13.0")
+    assert info.labels["precision"] == "unknown"
+    assert _values(samples, STEP_SECONDS.name)["0", "0"] == pytest.approx(MADE.step[0, 4] / 1e3, rel=1e-6)
+    assert len(_values(samples, PHASE_SECONDS.name)) == 8
+    assert _values(samples, RESIDENT_BYTES.name)["1", "0"] == 300_000_001
+    _append(running / "watch_rank1.jsonl", steps_line(MADE, 1, 5, 9, tokens=[64] * 4))
+    samples = logs.read()
+    assert _values(samples, STEPS.name)["1", "0", "measured"] == 9
+    rate = _values(samples, TOKENS_PER_SECOND.name)["1", "0"]
+    assert rate == pytest.approx(64 / (MADE.step[1, 8] / 1e3), rel=1e-6)
+    assert notices == []
+
+
+def test_the_series_in_progress_is_that_of_the_result(running: Path) -> None:
+    for rank in range(2):
+        _append(running / f"watch_rank{rank}.jsonl", begin_line(rank), steps_line(MADE, rank, 0, 30))
+    live = run_dir.case_file(running).case
+    summary = run_dir.summarise(running, "done", None)
+    assert series_of(live, summary.hardware) == series_of(summary.case, summary.hardware)
+
+
+def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "watch_rank0.jsonl"
+    line = json.dumps(steps_line(MADE, 0, 0, 5))
+    write_lines(path, [begin_line(0)])
+    log = WatchedLog(path, "run", lambda line: None)
+    assert len(log.newest().records) == 1
+    with path.open("a") as file:
+        file.write(line[:100])
+    assert log.newest().steps == []
+    with path.open("a") as file:
+        file.write(line[100:] + "\n")
+    assert [step.step for step in log.newest().steps] == [0, 1, 2, 3, 4]
+    assert log.newest().records == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step_ns": [-1] * 5}, {"own_ns": [1]}, {"end_ns": []}, {"rss_bytes": "much"}, {"tokens": [2**63] * 5}]
+)
+def test_lines_that_cannot_be_are_left_out(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "watch_rank0.jsonl"
+    write_lines(path, [begin_line(0), steps_line(MADE, 0, 0, 5) | changes, "text", steps_line(MADE, 0, 5, 7)])
+    newest = WatchedLog(path, "run", lambda line: None).newest()
+    assert [step.step for step in newest.steps] == [5, 6]
+
+
+def test_a_file_of_a_newer_version_is_given_up_once(tmp_path: Path) -> None:
+    path, notices = tmp_path / "watch_rank0.jsonl", list[str]()
+    write_lines(path, [begin_line(0, version=2), steps_line(MADE, 0, 0, 5)])
+    log = WatchedLog(path, "run", notices.append)
+    assert (log.newest().steps, log.newest().steps, len(notices)) == ([], [], 1)
+    assert "version 2 is not 1" in notices[0]
