@@ -323,7 +323,12 @@ def checkpoint_every(setup: Setup) -> int:
 
 def rerun_ratio(setup: Setup) -> float:
     """Return the share of forward that backward computes again; selective checkpointing repeats no product."""
-    if setup.options.get("checkpoint") != "full":
+    return checkpointed_ratio(setup) if setup.options.get("checkpoint") == "full" else 0.0
+
+
+def checkpointed_ratio(setup: Setup) -> float:
+    """Return the share of blocks that are checkpointed, in full or selectively."""
+    if setup.options.get("checkpoint", "none") == "none":
         return 0.0
     layers = setup.shape.layers
     return recomputed_count(range(layers), every=checkpoint_every(setup)) / layers

@@ -208,8 +208,8 @@ def _with_settings(
 
 def _print_run(summary: Summary, store_url: str | None, format_name: str, *, has_details: bool) -> None:
     """Print one run in full, with the step that the cost model predicts from what the history has of its hardware."""
+    from bench.analysis.prediction.scoring.before_run import predicted_steps
     from bench.report.run.summary import print_run
-    from bench.store.hardware_baselines import predicted_steps
     from bench.store.history import History
     from workloads.cost_models.absent import Absent
 

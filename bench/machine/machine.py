@@ -157,6 +157,15 @@ def _gpu_words(gpus: Sequence[Gpu]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "unnamed GPUs"
 
 
+def gpu_named(hardware: str) -> str | None:
+    """Return the name of the GPU in the words of `Machine.hardware`; None of a CPU, and of unlike GPUs.
+
+    Example: "8 x NVIDIA H100 80GB HBM3, as 2 nodes" is of NVIDIA H100 80GB HBM3.
+    """
+    match = re.fullmatch(r"\d+ x ([^,]+)(, as \d+ nodes)?", hardware)
+    return None if match is None else match[1]
+
+
 def read(
     *,
     nvml: Nvml | None = None,

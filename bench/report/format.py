@@ -52,6 +52,11 @@ def digits(value: float) -> str:
     return f"{value:#.2g}" if size < 0.1 or size >= 1e9 else f"{value:,.{_decimals(value)}f}"
 
 
+def whole_percent(share: float) -> str:
+    """Return a share in whole percent: "79 %"."""
+    return f"{100 * share:.0f} %"
+
+
 def readable(cell: Cell, unit: Unit) -> str:
     """Return the cell in a unit of its size: `84.1 ms`, `1.50 GiB`, `96.5 %`; `-` where unknown."""
     if cell is None:

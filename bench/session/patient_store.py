@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.analysis.prediction.scoring.before_run import not_predicted, predict_run
 from bench.case import Case
 from bench.errors import InfrastructureFailed, plural
 from bench.machine.machine import Machine
@@ -13,7 +14,6 @@ from bench.session.recover import recover_runs
 from bench.store.database import StoreGone
 from bench.store.hardware_baselines import Ceiling, find_ceiling
 from bench.store.history import History
-from bench.store.prediction import not_predicted, predict_run
 from bench.store.suite_record import SuiteRecord
 from bench.store.summary import StoredPrediction
 from workloads.cost_models.absent import Absent

@@ -6,25 +6,23 @@ strategy's expected communication, the predicted step and efficiency, and what e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bench.case import Case
-from bench.errors import InfrastructureFailed
 from bench.results.efficiency import expected_efficiency
 from bench.results.estimate import Estimate, estimate, ratio
 from bench.results.gpu_clocks import clock_and_power
 from bench.results.pipeline import bubble_parts
 from bench.store.history import History
-from bench.store.links import MeasuredLinks, Placed, Runs, find_links, sweep_runs
+from bench.store.links import MeasuredLinks, Runs, find_links, sweep_runs
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_MATMUL_CLOCK_HERTZ, RUN_MATMUL_FLOPS, RUN_MATMUL_POWER_WATTS
 from collectors.metrics.results import RUN_COMMUNICATION_SECONDS, RUN_FLOPS, RUN_MEASURED_MFU
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import traffic_times_s
-from workloads.cost_models.step_time import StepTime
 from workloads.cost_models.terms import Transfer
-from workloads.pipeline_parallel.expected_step import expected_step, missing_link, slowest_message_s
+from workloads.pipeline_parallel.expected_step import missing_link, slowest_message_s
 from workloads.probes.spec import MatmulSpec, ProbeSpec
 
 # The measured ceiling, and model FLOP/s as a share of it
@@ -255,75 +253,10 @@ def expected_communication_s(summary: Summary, transfers: tuple[Transfer, ...], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedStep:
-    """Predicted time of a step. basis: what it adds up, for people.
-
-    parts, ceiling, links: what it adds up; None where a run's file has only the sum, and links also where nothing is
-    sent.
-    """
+    """Predicted time of a step. basis: what it adds up and rests on, for people."""
 
     step_s: float
     basis: str
-    parts: StepTime | None = None
-    ceiling: Ceiling | None = None
-    links: MeasuredLinks | None = None
-
-
-def predicted_steps(summaries: Sequence[Summary], history: History | Absent) -> dict[str, PredictedStep | Absent]:
-    """Return the predicted step of each training run that has a complete trial, by the run's id.
-
-    That is the one that was stored before the run's first trial; where there is none, it is predicted now.
-    history: where ceiling and link are looked for, or why it cannot be read.
-    """
-    steps: dict[str, PredictedStep | Absent] = {}
-    for summary in summaries:
-        if summary.case.model is None or not summary.trials_done:
-            continue
-        stored = summary.prediction
-        if stored is not None and stored.step_s is not None:
-            steps[summary.run] = PredictedStep(step_s=stored.step_s, basis=stored.step_basis)
-            continue
-        try:
-            steps[summary.run] = history if isinstance(history, Absent) else predicted_step(summary, history)
-        except InfrastructureFailed as error:
-            steps[summary.run] = Absent(reason=str(error))
-    return steps
-
-
-def predicted_step(summary: Placed, history: History) -> PredictedStep | Absent:
-    """Predict a step: FLOPs at the measured ceiling, transfers on the measured links, and the bubble of a pipeline.
-
-    The optimizer, the data and kernels slower than the fastest product are left out. Absent where the ceiling or a
-    needed link was not measured on this hardware.
-
-    Raises:
-        InfrastructureFailed: the history cannot be read.
-    """
-    case, spec = summary.case, summary.case.spec()
-    ceiling = find_ceiling(history, case, summary.hardware)
-    if isinstance(ceiling, Absent):
-        return ceiling
-    links = find_links(summary, history) if spec.transfers(case) else Absent(reason="nothing is sent")
-    step = expected_step(
-        case,
-        spec,
-        flops_per_second=ceiling.flops_per_second.median,
-        interconnect=links if isinstance(links, Absent) else links.interconnect,
-    )
-    if isinstance(step, Absent):
-        return step
-    basis = f"{1e3 * step.compute.step_s:.4g} ms of computing at the ceiling of {ceiling.run}"
-    if step.bubble_s > 0:
-        basis += f", {1e3 * step.bubble_s:.4g} ms of bubble"
-    if not isinstance(links, Absent):
-        basis += f", and {1e3 * step.exposed_s:.4g} of {1e3 * step.communication_s:.4g} ms of communication exposed, by"
-        basis += f" {links.basis}"
-    return PredictedStep(
-        step_s=step.step_s,
-        basis=basis,
-        parts=step,
-        ceiling=ceiling,
-        links=None if isinstance(links, Absent) else links,
-    )
 
 
 # All of them at once

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from workloads.cost_models.shape import Shape
+from workloads.cost_models.step_time import ComputeTime
 from workloads.cost_models.terms import States
 
 FULL_BYTES = 4
@@ -38,12 +39,14 @@ class Product:
 class ForwardWork:
     """Forward of one optimizer step over all ranks.
 
+    products: of the blocks. head: the product with the vocabulary, which no checkpointing repeats.
     attention: both products of a causal kernel, which computes half of the scores; its size is that of a square product
     of as many operations, since a fused kernel reads no scores from memory.
     elementwise_bytes: read and written by norms, rotations, residual sums, activation and loss.
     """
 
     products: tuple[Product, ...]
+    head: Product
     attention: Product
     elementwise_bytes: float
 
@@ -85,7 +88,7 @@ def forward_work(
         (shape.mlp_width / tensor_ranks, shape.width, shape.layers),
         (shape.width, shape.vocabulary / tensor_ranks, 1),
     )
-    products = tuple(
+    *products, head = (
         Product(
             size=equal_size(microbatch_tokens, outputs, inputs),
             flops=2.0 * shape.tokens * inputs * outputs * tensor_ranks * count,
@@ -96,7 +99,8 @@ def forward_work(
     attention_flops = 2.0 * shape.tokens * shape.layers * shape.query_width * shape.sequence
     together = microbatch_tokens * shape.query_width / tensor_ranks * shape.sequence / 2
     return ForwardWork(
-        products=products,
+        products=tuple(products),
+        head=head,
         attention=Product(size=together ** (1 / 3), flops=attention_flops),
         elementwise_bytes=shape.tokens
         * elementwise_bytes_per_token(
@@ -129,6 +133,47 @@ def elementwise_bytes_per_token(
         loss = shape.vocabulary * (to_full + 2 * FULL_BYTES)
     ends = 2 * width * stream_bytes + width * (stream_bytes + half) + loss  # The embedding, the last norm, the loss.
     return float(shape.layers * (attention + sums + norms + rotations + activation) + ends)
+
+
+# Time by kind of work.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTimes:
+    """Seconds of a rank's forward in one step, by kind of work."""
+
+    products_s: float
+    head_s: float
+    attention_s: float
+    elementwise_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """Shares of the forward of blocks that backward computes again, by kind of work."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+
+
+def compute_of(forward: ForwardTimes, recomputed: Recomputed) -> ComputeTime:
+    """Return forward and backward of a rank whose forward takes these times."""
+    again_s = (
+        recomputed.products * forward.products_s
+        + recomputed.attention * forward.attention_s
+        + recomputed.elementwise * forward.elementwise_s
+    )
+    backward_s = (
+        BACKWARD_PRODUCTS * (forward.products_s + forward.head_s)
+        + BACKWARD_ATTENTION * forward.attention_s
+        + BACKWARD_ELEMENTWISE * forward.elementwise_s
+    )
+    return ComputeTime(
+        forward_s=forward.products_s + forward.head_s + forward.attention_s + forward.elementwise_s,
+        backward_s=backward_s + again_s,
+        recomputed_s=again_s,
+    )
 
 
 def update_bytes(states: States, *, has_master: bool, gradient_bytes: int, is_clipped: bool) -> float:

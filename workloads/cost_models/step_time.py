@@ -1,7 +1,7 @@
 """Cost model of a step's time: computation, and communication that is hidden behind it or exposed.
 
-Assumes that communication takes nothing from computation: no core, no memory bandwidth, no streaming multiprocessor. A
-step that is slower than predicted pays for one of them, or for a collective that waits needlessly.
+With `hiding` = 1 communication takes nothing from computation: no core, no memory bandwidth, no multiprocessor. A step
+that is slower than predicted pays for one of them, or for a collective that waits needlessly.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from dataclasses import dataclass
 
 from workloads.cost_models.communication import CommunicationBackend
 from workloads.cost_models.interconnect import Interconnect, transfer_time_s
-from workloads.cost_models.shape import Formula, Shape
 from workloads.cost_models.terms import Transfer
 
-# Compute time: a rank's FLOPs at a given rate.
-#
-# The rate is what the device reaches on this work, not its peak; the model takes it as given.
+# Compute time, which `workloads.cost_models.roofline` predicts.
 
 FORWARD_SHARE = 1 / 3
 """Backward has twice the FLOPs of forward: it multiplies by the weights, and by the activations."""
@@ -24,54 +21,20 @@ FORWARD_SHARE = 1 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeTime:
-    """Compute time of a rank in one step, by phase."""
+    """Compute time of a rank in one step, by phase.
+
+    recomputed_s: part of backward that repeats forward; 0 where it is not known apart.
+    """
 
     forward_s: float
     backward_s: float
     optimizer_s: float = 0.0
+    recomputed_s: float = 0.0
 
     @property
     def step_s(self) -> float:
         """Time of the step if communication took none."""
         return self.forward_s + self.backward_s + self.optimizer_s
-
-
-def flops_per_rank(
-    shape: Shape, sharing_ranks: int, formula: Formula = "palm", *, recomputed_ratio: float = 0.0
-) -> float:
-    """Return the floating-point operations of one optimizer step on one rank.
-
-    sharing_ranks: ranks that divide the arithmetic equally among them, by sequences, tensors or layers.
-    recomputed_ratio: part of forward that backward computes again; 1 where whole blocks are checkpointed.
-
-    Raises:
-        ValueError: there is no rank, or the ratio is not between 0 and 1.
-    """
-    if sharing_ranks < 1:
-        raise ValueError(f"sharing_ranks is {sharing_ranks}; it must be 1 or more")
-    if not 0 <= recomputed_ratio <= 1:
-        raise ValueError(f"recomputed_ratio is {recomputed_ratio:g}; it must be between 0 and 1")
-    return shape.flops_per_step(formula) / sharing_ranks * (1 + FORWARD_SHARE * recomputed_ratio)
-
-
-def compute_time(
-    shape: Shape,
-    sharing_ranks: int,
-    flops_per_second: float,
-    formula: Formula = "palm",
-    *,
-    recomputed_ratio: float = 0.0,
-) -> ComputeTime:
-    """Return the time of forward and backward at a sustained rate; the optimizer is left out, as its FLOPs are.
-
-    Raises:
-        ValueError: as `flops_per_rank`, or the rate is not above 0.
-    """
-    if not flops_per_second > 0:
-        raise ValueError(f"flops_per_second is {flops_per_second:g}; it must be above 0")
-    total = flops_per_rank(shape, sharing_ranks, formula, recomputed_ratio=recomputed_ratio)
-    forward = flops_per_rank(shape, sharing_ranks, formula) * FORWARD_SHARE
-    return ComputeTime(forward_s=forward / flops_per_second, backward_s=(total - forward) / flops_per_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,20 +73,22 @@ def step_time(
     axes: Mapping[str, int],
     interconnect: Interconnect,
     backend: CommunicationBackend,
+    hiding: float = 1.0,
 ) -> StepTime:
     """Predict one step: each transfer overlaps the phase that its `behind` names, or is exposed where that is None.
 
-    axes: name and size of each mesh axis, outermost first.
+    axes: name and size of each mesh axis, outermost first. hiding: see `queue_exposed_s`.
 
     Raises:
         ValueError: as `interconnect.transfer_time_s`.
     """
-    return step_of_times(
-        compute, [(transfer, transfer_time_s(transfer, axes, interconnect, backend)) for transfer in transfers]
-    )
+    timed = [(transfer, transfer_time_s(transfer, axes, interconnect, backend)) for transfer in transfers]
+    return step_of_times(compute, timed, hiding=hiding)
 
 
-def step_of_times(compute: ComputeTime, transfers: Sequence[tuple[Transfer, float]]) -> StepTime:
+def step_of_times(
+    compute: ComputeTime, transfers: Sequence[tuple[Transfer, float]], *, hiding: float = 1.0
+) -> StepTime:
     """Predict one step from transfers whose times are known, in seconds; see `step_time`."""
     communication_s = exposed_s = 0.0
     # The transfers of one phase share the link, so they form one queue, in the order in which they are listed.
@@ -135,8 +100,20 @@ def step_of_times(compute: ComputeTime, transfers: Sequence[tuple[Transfer, floa
         else:
             queues[transfer.behind].append((transfer_s / transfer.calls, transfer.calls))
     for phase_s, queue_s in ((compute.forward_s, queues["forward"]), (compute.backward_s, queues["backward"])):
-        exposed_s += _overlapped_runs_s(phase_s, queue_s) - phase_s
+        exposed_s += queue_exposed_s(phase_s, queue_s, hiding)
     return StepTime(compute=compute, communication_s=communication_s, exposed_s=exposed_s)
+
+
+def queue_exposed_s(phase_s: float, runs: Sequence[tuple[float, int]], hiding: float = 1.0) -> float:
+    """Return what the transfers behind one phase add to it.
+
+    runs: the queue, as runs of equal calls: the time of one call, and their number.
+    hiding: share of what `overlapped_s` hides that is hidden in truth. The rest adds to the step: a collective takes
+    memory bandwidth and multiprocessors from the kernels that it hides behind.
+    """
+    added_s = _overlapped_runs_s(phase_s, runs) - phase_s
+    sent_s = sum(call_s * calls for call_s, calls in runs)
+    return added_s + (1 - hiding) * max(0.0, sent_s - added_s)
 
 
 def overlapped_s(compute_s: float, buckets_s: Sequence[float]) -> float:

@@ -1,9 +1,9 @@
-"""Expected time of one step of any strategy: computing at a given rate, transfers by level, and a pipeline's bubble.
+"""Expected time of one step of any strategy: computing of a given time, transfers by level, and a pipeline's bubble.
 
-A rank's computing is its equal share of the model's FLOPs. Without a pipeline, each transfer hides behind the phase
+A rank computes its equal share. Without a pipeline, each transfer hides behind the phase
 that its strategy allows. A pipeline is simulated action by action: stages take as long as their blocks, the head and
 the collectives within them do, and messages between stages delay whoever waits for them.
-Left out: the optimizer, data, and whatever computes more slowly than the given rate.
+Left out: data, and the host.
 Not covered: messages that delay each other; a rank that holds more of a sequence's work than others.
 """
 
@@ -22,7 +22,7 @@ from workloads.cost_models.interconnect import (
 )
 from workloads.cost_models.memory import recomputed_count
 from workloads.cost_models.schedules import HALVED_BACKWARD, ActionKind, Pipeline
-from workloads.cost_models.step_time import ComputeTime, StepTime, compute_time, step_time
+from workloads.cost_models.step_time import ComputeTime, StepTime, step_time
 from workloads.cost_models.terms import Transfer
 from workloads.options import checkpoint_every, rerun_ratio
 from workloads.pipeline_parallel.makespan import KindOfStage, StepTimes, makespan_s
@@ -30,29 +30,23 @@ from workloads.pipeline_parallel.spec import counts
 from workloads.spec import Setup, StrategySpec
 
 
-def expected_step(
-    setup: Setup, spec: StrategySpec, *, flops_per_second: float, interconnect: Interconnect | Absent
+def step_of(
+    setup: Setup,
+    spec: StrategySpec,
+    *,
+    compute: ComputeTime,
+    interconnect: Interconnect | Absent,
+    hiding: float = 1.0,
 ) -> StepTime | Absent:
-    """Return the step of a setup whose ranks compute at this rate, or which input is missing.
+    """Return the step of a setup, of which a rank's equal share takes this time, or which input is missing.
 
-    spec: of the setup's strategy.
+    spec: of the setup's strategy. compute: a mean rank's, with what backward recomputes.
     interconnect: joins the ranks, or why nothing is known of it; only strategies that communicate need it, and of its
     levels those that their axes cross.
+    hiding: see `queue_exposed_s`; without effect on a pipeline, which is simulated.
 
     Raises:
-        ValueError: the rate is not above 0, the spec refuses the setup, or the interconnect has fewer ranks.
-    """
-    ranks = spec.training_ranks(setup)
-    compute = compute_time(setup.shape, ranks, flops_per_second, recomputed_ratio=rerun_ratio(setup))
-    return step_of(setup, spec, compute=compute, interconnect=interconnect)
-
-
-def step_of(
-    setup: Setup, spec: StrategySpec, *, compute: ComputeTime, interconnect: Interconnect | Absent
-) -> StepTime | Absent:
-    """Return the step of a setup, of which a rank's equal share takes this time; see `expected_step`.
-
-    compute: a mean rank's, with what backward recomputes.
+        ValueError: the spec refuses the setup, or the interconnect has fewer ranks.
     """
     transfers, pipeline = spec.transfers(setup), spec.pipeline(setup)
     if isinstance(interconnect, Absent):
@@ -63,7 +57,7 @@ def step_of(
         return missing
     if pipeline is None:
         axes = spec.mesh(setup)
-        return step_time(compute, transfers, axes=axes, interconnect=interconnect, backend=setup.backend)
+        return step_time(compute, transfers, axes=axes, interconnect=interconnect, backend=setup.backend, hiding=hiding)
     return _Stages(setup=setup, spec=spec, pipeline=pipeline, compute=compute, interconnect=interconnect).step()
 
 

@@ -14,6 +14,7 @@ from bench.analysis.choosing.candidates import PLAINEST, Ranking
 from bench.analysis.choosing.pricing import Candidate
 from bench.analysis.race.race import RaceCase
 from bench.case import Case, options_set, written
+from bench.report.format import whole_percent
 from bench.session.case_args import CaseArgs
 
 MOST_PREDICTED = 4
@@ -61,7 +62,7 @@ def entrants(
                 name=_name(case, number, is_plain=candidate is None),
                 args=args,
                 predicted=_predicted(candidate, ranking),
-                limit=None if candidate is None else f"{candidate.limit[0]} {candidate.limit[1]:.0%}",
+                limit=None if candidate is None else f"{candidate.limit[0]} {whole_percent(candidate.limit[1])}",
                 is_plain=candidate is None,
             )
         )

@@ -145,4 +145,4 @@ def _step_words(best: Candidate, other: Candidate, ratio: float) -> str:
     crossing = [
         f"{axis} crosses {level}" for axis, level in other.levels.items() if best.levels.get(axis, level) != level
     ]
-    return f"takes {abs(ratio - 1):.1%} {'longer' if sign > 0 else 'less'} ({', '.join([*crossing, why])})"
+    return f"takes {100 * abs(ratio - 1):.1f} % {'longer' if sign > 0 else 'less'} ({', '.join([*crossing, why])})"

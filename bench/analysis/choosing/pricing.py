@@ -8,20 +8,23 @@ from dataclasses import dataclass, field, replace
 from bench.analysis.choosing.ground import (
     NOT_IN_STATES,
     OWN_ERROR,
-    Corner,
+    RATE_PAIRS,
     Ground,
     MemoryNeed,
+    RatePair,
     memory_need,
     states_bytes,
 )
-from bench.analysis.prediction.forecast import optimizer_bytes
+from bench.analysis.prediction.calibration import CORNERS, Corner
+from bench.analysis.prediction.forecast import compute_at, optimizer_bytes, recomputed_of, work_of
 from bench.case import Case
+from workloads.core.precision_options import is_fp8
 from workloads.cost_models.absent import Absent
-from workloads.cost_models.interconnect import Interconnect, MeshAxis, axis_time_s, transfer_axis
+from workloads.cost_models.interconnect import MeshAxis, axis_time_s, transfer_axis
 from workloads.cost_models.schedules import HALVED_BACKWARD, Pipeline
-from workloads.cost_models.step_time import ComputeTime, StepTime, compute_time, step_of_times
+from workloads.cost_models.step_time import ComputeTime, StepTime, step_of_times
 from workloads.cost_models.terms import Collective, Transfer
-from workloads.options import MICROBATCHES, rerun_ratio
+from workloads.options import MICROBATCHES, microbatch_count
 from workloads.pipeline_parallel.expected_step import missing_link, step_of
 
 COMPUTING, RECOMPUTING, BUBBLE, OPTIMIZER = "computing", "recomputing", "bubble", "optimizer"
@@ -34,7 +37,7 @@ class Candidate:
 
     parts_s: of the step; exposed communication by the outermost level of links that it crosses.
     levels: the outermost level that each axis of the mesh crosses.
-    corners_s: the step where the machine computes and sends at the rates of a corner.
+    corners_s: the step where the machine computes and sends at the ends of its rates.
     """
 
     case: Case
@@ -42,7 +45,7 @@ class Candidate:
     step: StepTime
     parts_s: Mapping[str, float]
     levels: Mapping[str, str]
-    corners_s: Mapping[Corner, float]
+    corners_s: Mapping[RatePair, float]
 
     @property
     def step_s(self) -> float:
@@ -138,16 +141,22 @@ class Pricing:
 
     # A step.
 
-    def compute(self, case: Case) -> ComputeTime:
-        """Return what a mean rank computes."""
-        key = (case.strategy, rerun_ratio(case), case.shape)
+    def compute(self, case: Case, corner: Corner = "value") -> ComputeTime:
+        """Return what a mean rank computes, at the rates of a corner."""
+        axes = case.spec().mesh(case)
+        key = (
+            case.strategy,
+            case.shape,
+            corner,
+            case.data_ranks,
+            axes.get("tensor", 1),
+            axes.get("sequence", 1),
+            microbatch_count(case),
+            recomputed_of(case),
+            *(case.options.get(name) for name in ("compile", "weights")),
+        )
         if key not in self._computes:
-            self._computes[key] = compute_time(
-                case.shape,
-                case.spec().training_ranks(case),
-                self.ground.flops_per_second,
-                recomputed_ratio=rerun_ratio(case),
-            )
+            self._computes[key] = compute_at(case, work_of(case), self.ground.rates(case), corner)
         return self._computes[key]
 
     def bound_s(self, case: Case) -> float:
@@ -157,7 +166,7 @@ class Pricing:
         """
         spec, compute = case.spec(), self.compute(case)
         pipeline = spec.pipeline(case)
-        if isinstance(self.ground.interconnect, Absent):
+        if isinstance(self.ground.rates(case).links, Absent):
             return compute.step_s
         if pipeline is None:
             return self._overlapped(case, compute).step_s
@@ -167,25 +176,26 @@ class Pricing:
         busy_s = compute.step_s + inside_s
         return busy_s * (1 + _bubble_ratio(pipeline))
 
-    def _overlapped(self, case: Case, compute: ComputeTime, links: float = 1.0) -> StepTime:
-        """Return the step of a strategy without stages. links: their bandwidth, as a share of what is taken."""
+    def _overlapped(self, case: Case, compute: ComputeTime, corner: Corner = "value") -> StepTime:
+        """Return the step of a strategy without stages. corner: of the links."""
         spec = case.spec()
         axes = spec.mesh(case)
-        transfers = spec.transfers(case)
-        return step_of_times(compute, [(each, self._transfer_s(each, axes, case, links)) for each in transfers])
+        timed = [(each, self._transfer_s(each, axes, case, corner)) for each in spec.transfers(case)]
+        return step_of_times(compute, timed, hiding=self.ground.rates(case).hiding.at(corner))
 
-    def _transfer_s(self, transfer: Transfer, axes: Mapping[str, int], case: Case, links: float = 1.0) -> float:
+    def _transfer_s(self, transfer: Transfer, axes: Mapping[str, int], case: Case, corner: Corner = "value") -> float:
         """Return the time of a transfer; those of a byte and of a call are worked out once for each kind of group."""
         axis = transfer_axis(transfer, axes)
-        key = (transfer.collective, axis)
+        key = (transfer.collective, axis, corner)
         if key not in self._lines:
-            self._lines[key] = self._line(transfer.collective, axis, case)
+            self._lines[key] = self._line(transfer.collective, axis, case, corner)
         call_s, byte_s = self._lines[key]
-        return transfer.calls * call_s + transfer.payload_bytes * byte_s / links
+        return transfer.calls * call_s + transfer.payload_bytes * byte_s
 
-    def _line(self, collective: Collective, axis: MeshAxis, case: Case) -> tuple[float, float]:
-        interconnect = self.ground.interconnect
-        assert isinstance(interconnect, Interconnect), "without links nothing is sent"
+    def _line(self, collective: Collective, axis: MeshAxis, case: Case, corner: Corner) -> tuple[float, float]:
+        links = self.ground.rates(case).links
+        assert not isinstance(links, Absent), "without links nothing is sent"
+        interconnect = links[corner]
         call_s = axis_time_s(collective, 0, axis, interconnect, case.backend)
         large = 10**9
         return call_s, (axis_time_s(collective, large, axis, interconnect, case.backend) - call_s) / large
@@ -204,11 +214,11 @@ class Pricing:
         if isinstance(step, Absent):
             return step
         optimizer_s = self._optimizer_s(case)
-        step = replace(step, compute=replace(step.compute, optimizer_s=optimizer_s))
+        step = replace(step, compute=replace(step.compute, optimizer_s=optimizer_s["value"]))
         exposed_s, levels = self._by_level(case, step)
-        recomputed_s = compute.backward_s - 2 * compute.forward_s
+        recomputed_s = compute.recomputed_s
         parts_s = {COMPUTING: compute.step_s - recomputed_s, RECOMPUTING: recomputed_s, BUBBLE: step.bubble_s}
-        parts_s[OPTIMIZER] = optimizer_s
+        parts_s[OPTIMIZER] = optimizer_s["value"]
         parts_s |= exposed_s
         return Candidate(
             case=case,
@@ -216,20 +226,29 @@ class Pricing:
             step=step,
             parts_s={name: part_s for name, part_s in parts_s.items() if part_s > 0},
             levels=levels,
-            corners_s={corner: self._at(case, step, *rates) for corner, rates in self.ground.corners.items()},
+            corners_s={
+                pair: self._at(case, step, computing, links) + optimizer_s[computing]
+                for pair, (computing, links) in RATE_PAIRS.items()
+            },
         )
 
-    def _optimizer_s(self, case: Case) -> float:
-        """Return the time of the optimizer of the rank that updates most; 0 where the memory's rate is not known."""
-        if self.ground.memory_bytes_per_second is None or isinstance(moved_bytes := optimizer_bytes(case), Absent):
-            return 0.0
-        return moved_bytes / self.ground.memory_bytes_per_second
+    def _optimizer_s(self, case: Case) -> dict[Corner, float]:
+        """Return the time of the optimizer of the rank that updates most at each corner; 0 where nothing models it."""
+        memory, moved_bytes = self.ground.rates(case).memory, optimizer_bytes(case)
+        assert not isinstance(memory, Absent), "a ground has the memory's rate"
+        return {
+            corner: 0.0 if isinstance(moved_bytes, Absent) else moved_bytes / memory.at(corner) for corner in CORNERS
+        }
 
     def _step(self, case: Case, compute: ComputeTime) -> StepTime | Absent:
-        spec, interconnect = case.spec(), self.ground.interconnect
-        if isinstance(interconnect, Absent) or spec.pipeline(case) is not None:
-            return step_of(case, spec, compute=compute, interconnect=interconnect)
-        if (missing := missing_link(spec.transfers(case), spec.mesh(case), interconnect)) is not None:
+        if is_fp8(case):
+            return Absent(reason="nothing is assumed of the rate of fp8 products")
+        spec, links = case.spec(), self.ground.rates(case).links
+        if isinstance(links, Absent):
+            return step_of(case, spec, compute=compute, interconnect=links)
+        if spec.pipeline(case) is not None:
+            return step_of(case, spec, compute=compute, interconnect=links["value"])
+        if (missing := missing_link(spec.transfers(case), spec.mesh(case), links["value"])) is not None:
             return missing
         return self._overlapped(case, compute)
 
@@ -239,9 +258,10 @@ class Pricing:
         What runs inside the actions of a pipeline's stages is exposed in full, and again in the bubble. The rest is
         shared in proportion to the time on each level.
         """
-        interconnect, spec = self.ground.interconnect, case.spec()
-        if isinstance(interconnect, Absent):
+        links, spec = self.ground.rates(case).links, case.spec()
+        if isinstance(links, Absent):
             return {}, {}
+        interconnect = links["value"]
         axes, pipeline = spec.mesh(case), spec.pipeline(case)
         levels: dict[str, str] = {}
         all_s: dict[str, float] = {}
@@ -263,19 +283,24 @@ class Pricing:
             exposed_s[name] += left_s * level_s / total_s if total_s else left_s / len(all_s)
         return exposed_s, levels
 
-    def _at(self, case: Case, step: StepTime, computing: float, links: float) -> float:
-        """Return the step at other rates, as shares of those that were taken.
+    def _at(self, case: Case, step: StepTime, computing: Corner, links: Corner) -> float:
+        """Return the step without its optimizer where computing and links have the rates of these corners.
 
-        A pipeline's exposed communication is taken to grow as its links slow down; others are predicted again, since
-        slower links may expose what was hidden.
+        A pipeline's bubble is taken to grow as its computing slows down, and its exposed communication as its links do;
+        other strategies are predicted again, since slower links may expose what was hidden.
         """
-        compute, spread = step.compute, self.ground.memory_spread
-        optimizer_s = compute.optimizer_s / (spread.low if computing < 1 else spread.high)
-        if case.spec().pipeline(case) is not None or isinstance(self.ground.interconnect, Absent):
-            computing_s = compute.forward_s + compute.backward_s + step.bubble_s
-            return computing_s / computing + step.exposed_s / links + optimizer_s
-        slower = ComputeTime(forward_s=compute.forward_s / computing, backward_s=compute.backward_s / computing)
-        return self._overlapped(case, slower, links).step_s + optimizer_s
+        compute = self.compute(case, computing)
+        if isinstance(self.ground.rates(case).links, Absent):
+            return compute.step_s
+        if case.spec().pipeline(case) is None:
+            return self._overlapped(case, compute, links).step_s
+        usual_s = step.compute.forward_s + step.compute.backward_s
+        axes, transfers = case.spec().mesh(case), case.spec().transfers(case)
+        sent_s = {
+            corner: sum(self._transfer_s(each, axes, case, corner) for each in transfers) for corner in ("value", links)
+        }
+        slower = sent_s[links] / sent_s["value"] if sent_s["value"] else 1.0
+        return compute.step_s + step.bubble_s * compute.step_s / usual_s + step.exposed_s * slower
 
 
 def _bubble_ratio(pipeline: Pipeline) -> float:

@@ -12,7 +12,7 @@ from bench.analysis.choosing.search import Unfit
 from bench.analysis.prediction.nearest import nearest_fit
 from bench.case import Case, options_set, written
 from bench.errors import plural
-from bench.report.format import readable
+from bench.report.format import readable, whole_percent
 from bench.report.table import Block, Table, indented
 
 BAR = 8
@@ -71,7 +71,7 @@ def _table(ranking: Ranking) -> Iterator[Block]:
                 "#" * max(1, round(BAR * each.tokens_per_second / fastest)),
                 f"{_rate(each.tokens_per_second)} [{_rate(tokens / high_s)}, {_rate(tokens / low_s)}]",
                 f"{about}{readable(each.memory.total_bytes, 'bytes')}",
-                f"{name} {share:.0%}",
+                f"{name} {whole_percent(share)}",
                 options_words(each.case),
             )
         )

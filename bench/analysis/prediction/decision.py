@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.analysis.prediction.exposed import ExposedTransfer
-from bench.analysis.prediction.fit import OFFLOADED, MemoryFit
+from bench.analysis.prediction.memory import OFFLOADED, MemoryFit
 from bench.case import Case
-from bench.report.format import readable
+from bench.report.format import readable, whole_percent
+from workloads.cost_models.step_time import StepTime
 from workloads.options import rerun_ratio
 
 DECIDES_FROM = 0.2
@@ -27,22 +28,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Seconds of a step's parts. optimizer_s: None where it is not known."""
+    """A step with its optimizer, where that is known, and what each transfer adds to it."""
 
-    compute_s: float
+    step: StepTime
     exposed: Sequence[ExposedTransfer]
-    bubble_s: float
-    optimizer_s: float | None
 
     @property
-    def exposed_s(self) -> float:
-        """Exposed communication over all transfers."""
-        return sum(each.exposed_s for each in self.exposed)
-
-    @property
-    def total_s(self) -> float:
-        """The whole step."""
-        return self.compute_s + self.exposed_s + self.bubble_s + (self.optimizer_s or 0.0)
+    def compute_s(self) -> float:
+        """Forward and backward."""
+        return self.step.compute.forward_s + self.step.compute.backward_s
 
 
 def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
@@ -52,26 +46,24 @@ def decide(case: Case, memory: MemoryFit, step: Seconds | None) -> Decision:
     if step is None:
         return Decision(about="nothing", share=None, words="the memory is enough; the step is not known")
     parts: dict[Literal["communication", "bubble", "optimizer"], float] = {
-        "communication": step.exposed_s,
-        "bubble": step.bubble_s,
-        "optimizer": step.optimizer_s or 0.0,
+        "communication": step.step.exposed_s,
+        "bubble": step.step.bubble_s,
+        "optimizer": step.step.compute.optimizer_s,
     }
     about = max(parts, key=lambda name: parts[name])
-    share = parts[about] / step.total_s
+    share = parts[about] / step.step.step_s
     if share < DECIDES_FROM:
-        share = step.compute_s / step.total_s
+        share = step.compute_s / step.step.step_s
         again = ", some of it again for checkpointing" if rerun_ratio(case) else ""
-        return Decision(about="compute", share=share, words=f"computing is {_percent(share)} of the step{again}")
+        return Decision(about="compute", share=share, words=f"computing is {whole_percent(share)} of the step{again}")
     if about == "communication":
         return Decision(about=about, share=share, words=_communication(step, share))
     if about == "bubble":
-        return Decision(about=about, share=share, words=f"{_pipeline(case)} idle in their bubble for {_percent(share)}")
-    words = f"the optimizer, which reads and writes memory only, is {_percent(share)} of the step"
+        return Decision(
+            about=about, share=share, words=f"{_pipeline(case)} idle in their bubble for {whole_percent(share)}"
+        )
+    words = f"the optimizer, which reads and writes memory only, is {whole_percent(share)} of the step"
     return Decision(about="optimizer", share=share, words=words)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _communication(step: Seconds, share: float) -> str:
@@ -79,10 +71,10 @@ def _communication(step: Seconds, share: float) -> str:
     most = max(step.exposed, key=lambda each: each.exposed_s)
     rate = readable(most.rank_bytes_per_second, "bytes/s")
     words = f"the {most.transfer.collective} over {most.transfer.axis} crosses {most.level} at {rate} a rank"
-    own = most.exposed_s / step.total_s
+    own = most.exposed_s / step.step.step_s
     if share - own < 0.01:
-        return f"{words}: {_percent(own)} of the step"
-    return f"{words}: {_percent(own)} of the step, and all exposed communication {_percent(share)}"
+        return f"{words}: {whole_percent(own)} of the step"
+    return f"{words}: {whole_percent(own)} of the step, and all exposed communication {whole_percent(share)}"
 
 
 def _pipeline(case: Case) -> str:

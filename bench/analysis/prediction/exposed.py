@@ -1,6 +1,6 @@
 """Exposed communication of a step, transfer by transfer, and so by the level of links that each crosses.
 
-The sum is that of the cost models (`step_time`, `expected_step`); here it is divided. Transfers that hide behind one
+The sum is that of the cost models (`step_time`, `step_of`); here it is divided. Transfers that hide behind one
 phase queue for the same link: what the queue adds to the phase is divided among them by their times. In a pipeline the
 update's collectives follow the last action, and are exposed in full; what the simulated schedule waits for is divided
 among the others by their times.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from bench.case import Case
 from workloads.cost_models.interconnect import Interconnect, transfer_axis, transfer_time_s
-from workloads.cost_models.step_time import ComputeTime, StepTime, overlapped_s
+from workloads.cost_models.step_time import ComputeTime, StepTime, queue_exposed_s
 from workloads.cost_models.terms import Transfer
 
 NO_LEVEL = "other ranks"
@@ -40,8 +40,8 @@ def exposed_transfers(
 ) -> tuple[ExposedTransfer, ...]:
     """Return the transfers of a step that cross a link, with what each adds.
 
-    whole: the simulated step of a pipeline; None of other strategies. hiding: share of the hidden communication of the
-    cost model that is hidden in truth; a pipeline is simulated, and not changed.
+    whole: the simulated step of a pipeline; None of other strategies. hiding: see
+    `queue_exposed_s`; a pipeline is simulated, and not changed.
     """
     spec = case.spec()
     axes = spec.mesh(case)
@@ -67,10 +67,8 @@ def exposed_transfers(
     exposed = [replace(each, exposed_s=each.elapsed_s) for each in timed if each.transfer.behind is None]
     for phase, phase_s in (("forward", compute.forward_s), ("backward", compute.backward_s)):
         queue = [each for each in timed if each.transfer.behind == phase]
-        calls_s = [each.elapsed_s / each.transfer.calls for each in queue for _ in range(each.transfer.calls)]
-        sent_s = sum(calls_s)
-        added_s = overlapped_s(phase_s, calls_s) - phase_s
-        exposed += _divided(queue, added_s + (1 - hiding) * max(0.0, sent_s - added_s))
+        runs = [(each.elapsed_s / each.transfer.calls, each.transfer.calls) for each in queue]
+        exposed += _divided(queue, queue_exposed_s(phase_s, runs, hiding))
     return tuple(exposed)
 
 

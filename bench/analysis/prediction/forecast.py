@@ -9,28 +9,35 @@ the models leave out, such as a host that is too slow to launch kernels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from bench.analysis.prediction.calibration import CORNERS, Calibration, Corner, Range, sheet_calibration
+from bench.analysis.prediction.calibration import (
+    CORNERS,
+    FULLY_HIDDEN,
+    Calibration,
+    Corner,
+    Range,
+    sheet_calibration,
+)
 from bench.analysis.prediction.decision import Decision, Seconds, decide
 from bench.analysis.prediction.exposed import ExposedTransfer, exposed_transfers
-from bench.analysis.prediction.fit import MemoryFit, memory_fit
+from bench.analysis.prediction.memory import MemoryFit, memory_fit
 from bench.case import Case
 from bench.machine.machines.machine_file import PlannedMachine
 from bench.results.mfu import Peak, mfu
 from workloads.core.precision_options import gradient_bytes, is_master_kept, stream_bytes
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.roofline import (
-    BACKWARD_ATTENTION,
-    BACKWARD_ELEMENTWISE,
-    BACKWARD_PRODUCTS,
+    ForwardTimes,
     ForwardWork,
+    Recomputed,
+    compute_of,
     forward_work,
     update_bytes,
 )
-from workloads.cost_models.step_time import FORWARD_SHARE, ComputeTime, StepTime, flops_per_rank
-from workloads.options import microbatch_count, rerun_ratio
+from workloads.cost_models.step_time import ComputeTime, StepTime
+from workloads.options import checkpointed_ratio, microbatch_count, rerun_ratio
 from workloads.pipeline_parallel.expected_step import missing_link, step_of
 from workloads.spec import ELEMENT_BYTES
 
@@ -68,30 +75,59 @@ class StepPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What a case would hold and take.
+class StepForecast:
+    """What a step of a case would take.
 
-    machine: its name. step_s, tokens_per_second, mfu: of the whole step, or why they are absent.
-    mfu_of: what MFU is a share of, for people.
-    rests_on, missing: as of `Calibration`.
+    parts: of the step; empty where it is absent. step: at the rates' values, with its optimizer. step_s: the same with
+    its range. divided: the step by transfers; None where it is absent.
     """
 
     case: Case
-    machine: str
-    memory: MemoryFit
+    calibration: Calibration
     parts: tuple[StepPart, ...]
+    step: StepTime | Absent
     step_s: Range | Absent
-    tokens_per_second: Range | Absent
-    mfu: Range | Absent
-    mfu_of: str
-    decides: Decision
-    rests_on: tuple[str, ...]
-    missing: tuple[str, ...]
+    divided: Seconds | None
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """What the figures rest on, for people."""
+        return self.calibration.rests_on
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What is not measured, each with the command that does."""
+        return self.calibration.missing
+
+    @property
+    def optimizer_s(self) -> Range | Absent:
+        """Time of the optimizer, or why it is not known."""
+        of_step = self.step if isinstance(self.step, Absent) else Absent(reason="a probe updates nothing")
+        return next((part.seconds for part in self.parts if part.name == "optimizer"), of_step)
 
     def seconds(self, name: PartName) -> float | None:
         """Return the seconds of a part over all its levels; None where they are absent."""
         values = [part.seconds for part in self.parts if part.name == name]
         return None if any(isinstance(each, Absent) for each in values) else sum(_value(each) for each in values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast(StepForecast):
+    """What a case would hold and take.
+
+    tokens_per_second, mfu: of the whole step, or why they are absent. mfu_of: what MFU is a share of, for people.
+    """
+
+    memory: MemoryFit
+    tokens_per_second: Range | Absent
+    mfu: Range | Absent
+    mfu_of: str
+    decides: Decision
+
+    @property
+    def machine(self) -> str:
+        """Name of the machine."""
+        return self.calibration.name
 
     def days(self, tokens: float) -> Range | Absent:
         """Return the days that so many tokens take, without checkpoints, failures and restarts."""
@@ -106,120 +142,136 @@ def _value(seconds: Range | Absent) -> float:
     return 0.0 if isinstance(seconds, Absent) else seconds.value
 
 
-def forecast_on(case: Case, machine: PlannedMachine) -> Forecast:
-    """Predict a case on a machine that is not here, by its data sheets. Asks nothing of this host."""
+def forecast_on(case: Case, machine: PlannedMachine, recomputed: Recomputed | None = None) -> Forecast:
+    """Predict a case on a machine that is not here, by its data sheets. Asks nothing of this host.
+
+    recomputed: what backward computes again, where another program does it otherwise than the case's options.
+    """
     return forecast(
         case,
         sheet_calibration(case, machine),
         memory_fit(case, machine),
         peak=machine.peak(case.precision),
         peak_words="the data sheet's peak",
+        recomputed=recomputed,
     )
 
 
 def forecast(
-    case: Case, calibration: Calibration, memory: MemoryFit, *, peak: Peak | Absent, peak_words: str
+    case: Case,
+    calibration: Calibration,
+    memory: MemoryFit,
+    *,
+    peak: Peak | Absent,
+    peak_words: str,
+    recomputed: Recomputed | None = None,
 ) -> Forecast:
     """Predict a case at these rates. peak: what MFU is a share of. peak_words: the same, for people."""
-    moved_bytes = Absent(reason="a probe updates nothing") if case.model is None else optimizer_bytes(case)
-    steps = _steps(case, calibration, moved_bytes)
-    if isinstance(steps, Absent):
-        return Forecast(
-            case=case,
-            machine=calibration.name,
-            memory=memory,
-            parts=(),
-            step_s=steps,
-            tokens_per_second=steps,
-            mfu=steps,
-            mfu_of=peak_words,
-            decides=decide(case, memory, None),
-            rests_on=calibration.rests_on,
-            missing=calibration.missing,
+    step = step_forecast(case, calibration, recomputed)
+    rate: Range | Absent
+    share: Range | Absent
+    if isinstance(step.step_s, Absent):
+        rate = share = step.step_s
+    else:
+        tokens = case.shape.tokens
+        rate = Range(
+            value=tokens / step.step_s.value,
+            low=tokens / step.step_s.high,
+            high=tokens / step.step_s.low,
+            origin=step.step_s.origin,
         )
-    parts = tuple(_parts(case, calibration, steps, moved_bytes))
-    step_s = _range({corner: step.total_s for corner, step in steps.items()}, _origin(calibration))
-    rate = Range(
-        value=case.shape.tokens / step_s.value,
-        low=case.shape.tokens / step_s.high,
-        high=case.shape.tokens / step_s.low,
-        origin=step_s.origin,
-    )
+        share = _mfu(case, step.step_s, peak)
     return Forecast(
         case=case,
-        machine=calibration.name,
+        calibration=calibration,
+        parts=step.parts,
+        step=step.step,
+        step_s=step.step_s,
+        divided=step.divided,
         memory=memory,
-        parts=parts,
-        step_s=step_s,
         tokens_per_second=rate,
-        mfu=_mfu(case, step_s, peak),
+        mfu=share,
         mfu_of=peak_words,
-        decides=decide(case, memory, steps["value"]),
-        rests_on=calibration.rests_on,
-        missing=calibration.missing,
+        decides=decide(case, memory, step.divided),
+    )
+
+
+def step_forecast(case: Case, calibration: Calibration, recomputed: Recomputed | None = None) -> StepForecast:
+    """Predict the step of a case at these rates, without its memory. recomputed: see `forecast_on`."""
+    moved_bytes = Absent(reason="a probe updates nothing") if case.model is None else optimizer_bytes(case)
+    steps = _steps(case, calibration, moved_bytes, recomputed)
+    if isinstance(steps, Absent):
+        return StepForecast(case=case, calibration=calibration, parts=(), step=steps, step_s=steps, divided=None)
+    return StepForecast(
+        case=case,
+        calibration=calibration,
+        parts=tuple(_parts(case, calibration, steps, moved_bytes)),
+        step=steps["value"].step,
+        step_s=_range({corner: each.step.step_s for corner, each in steps.items()}, _origin(calibration)),
+        divided=steps["value"],
     )
 
 
 def hidden_ratio(case: Case, calibration: Calibration) -> float | None:
     """Return the share of a case's communication that the cost model hides; None where it sends or knows nothing."""
-    steps = _steps(case, calibration, 0.0)
-    if isinstance(steps, Absent):
-        return None
-    sent_s = sum(each.elapsed_s for each in steps["value"].exposed)
-    return None if sent_s == 0 else max(0.0, 1 - steps["value"].exposed_s / sent_s)
+    steps = _steps(case, replace(calibration, hiding=FULLY_HIDDEN), 0.0, None)
+    return None if isinstance(steps, Absent) else steps["value"].step.hidden_ratio
 
 
 # The step at one corner of the rates.
 
 
-def _steps(case: Case, calibration: Calibration, moved_bytes: float | Absent) -> dict[Corner, Seconds] | Absent:
-    """Return the step at each corner, or why there is none. moved_bytes: see `optimizer_bytes`."""
+def why_no_step(case: Case, calibration: Calibration) -> Absent | None:
+    """Return which rate of a step is not known; None where all are."""
     if case.model is None:
         return Absent(reason="a probe trains no model")
     if isinstance(calibration.products, Absent):
         return calibration.products
-    if not calibration.is_whole and isinstance(calibration.memory, Absent):
+    if isinstance(calibration.memory, Absent):
         return calibration.memory
     spec = case.spec()
-    transfers, axes = spec.transfers(case), spec.mesh(case)
-    if transfers:
-        if isinstance(calibration.links, Absent):
-            return calibration.links
-        if (missing := missing_link(transfers, axes, calibration.links["value"])) is not None:
-            return missing
-    work = None if calibration.is_whole else _work(case)
-    return {corner: _step(case, calibration, corner, work, moved_bytes) for corner in CORNERS}
+    if not (transfers := spec.transfers(case)):
+        return None
+    if isinstance(calibration.links, Absent):
+        return calibration.links
+    return missing_link(transfers, spec.mesh(case), calibration.links["value"])
+
+
+def _steps(
+    case: Case, calibration: Calibration, moved_bytes: float | Absent, recomputed: Recomputed | None
+) -> dict[Corner, Seconds] | Absent:
+    """Return the step at each corner, or why there is none. moved_bytes: see `optimizer_bytes`."""
+    if (missing := why_no_step(case, calibration)) is not None:
+        return missing
+    work = work_of(case)
+    return {corner: _step(case, calibration, corner, work, moved_bytes, recomputed) for corner in CORNERS}
 
 
 def _step(
-    case: Case, calibration: Calibration, corner: Corner, work: ForwardWork | None, moved_bytes: float | Absent
+    case: Case,
+    calibration: Calibration,
+    corner: Corner,
+    work: ForwardWork,
+    moved_bytes: float | Absent,
+    recomputed: Recomputed | None,
 ) -> Seconds:
-    compute = _whole_compute(case, calibration, corner) if work is None else _compute(case, calibration, corner, work)
-    links = None if isinstance(calibration.links, Absent) else calibration.links[corner]
-    optimizer_s = None
-    if not isinstance(calibration.memory, Absent) and not isinstance(moved_bytes, Absent):
-        optimizer_s = moved_bytes / calibration.memory.at(corner)
+    compute = compute_at(case, work, calibration, corner, recomputed)
+    links = calibration.links if isinstance(calibration.links, Absent) else calibration.links[corner]
+    hiding = calibration.hiding.at(corner)
+    step = step_of(case, case.spec(), compute=compute, interconnect=links, hiding=hiding)
+    assert isinstance(step, StepTime), "its rates are known"
+    assert not isinstance(calibration.memory, Absent), "checked before"
     exposed: Sequence[ExposedTransfer] = ()
-    bubble_s = 0.0
-    if links is not None:
-        whole: StepTime | None = None
-        if case.spec().pipeline(case) is not None:
-            simulated = step_of(case, case.spec(), compute=compute, interconnect=links)
-            assert isinstance(simulated, StepTime), "its links are known"
-            whole, bubble_s = simulated, simulated.bubble_s
-        exposed = exposed_transfers(case, compute, links, whole=whole, hiding=calibration.hiding.at(corner))
-    return Seconds(compute_s=compute.step_s, exposed=exposed, bubble_s=bubble_s, optimizer_s=optimizer_s)
+    if not isinstance(links, Absent):
+        whole = None if case.spec().pipeline(case) is None else step
+        exposed = exposed_transfers(case, compute, links, whole=whole, hiding=hiding)
+    if not isinstance(moved_bytes, Absent):
+        optimizer_s = moved_bytes / calibration.memory.at(corner)
+        step = replace(step, compute=replace(compute, optimizer_s=optimizer_s))
+    return Seconds(step=step, exposed=exposed)
 
 
-def _whole_compute(case: Case, calibration: Calibration, corner: Corner) -> ComputeTime:
-    """Return forward and backward at the one rate of whole steps."""
-    ranks, rate = case.spec().training_ranks(case), calibration.rate(1.0, corner)
-    forward_s = flops_per_rank(case.shape, ranks) * FORWARD_SHARE / rate
-    total_s = flops_per_rank(case.shape, ranks, recomputed_ratio=rerun_ratio(case)) / rate
-    return ComputeTime(forward_s=forward_s, backward_s=total_s - forward_s)
-
-
-def _work(case: Case) -> ForwardWork:
+def work_of(case: Case) -> ForwardWork:
     """Return the forward of the case's step, in products of the size that a rank computes."""
     spec, shape = case.spec(), case.shape
     axes = spec.mesh(case)
@@ -234,18 +286,29 @@ def _work(case: Case) -> ForwardWork:
     )
 
 
-def _compute(case: Case, calibration: Calibration, corner: Corner, work: ForwardWork) -> ComputeTime:
-    """Return forward and backward of a mean rank: each product at its size's rate, the rest by its bytes."""
-    assert not isinstance(calibration.memory, Absent), "checked before"
+def compute_at(
+    case: Case, work: ForwardWork, calibration: Calibration, corner: Corner, recomputed: Recomputed | None = None
+) -> ComputeTime:
+    """Return forward and backward of a mean rank: each product at its size's rate, the rest by its bytes.
+
+    recomputed: None for what the case's options say.
+    """
+    assert not isinstance(calibration.memory, Absent), "the caller looked"
     ranks = case.spec().training_ranks(case)
-    products_s = sum(each.flops / calibration.rate(each.size, corner) for each in work.products) / ranks
-    attention_s = work.attention.flops / calibration.rate(work.attention.size, corner) / ranks
-    elementwise_s = work.elementwise_bytes / calibration.memory.at(corner) / ranks
-    forward_s = products_s + attention_s + elementwise_s
-    backward_s = (
-        BACKWARD_PRODUCTS * products_s + BACKWARD_ATTENTION * attention_s + BACKWARD_ELEMENTWISE * elementwise_s
+    moved = calibration.elementwise * work.elementwise_bytes
+    forward = ForwardTimes(
+        products_s=sum(each.flops / calibration.rate(each.size, corner) for each in work.products) / ranks,
+        head_s=work.head.flops / calibration.rate(work.head.size, corner) / ranks,
+        attention_s=work.attention.flops / calibration.attention_rate(work.attention.size, corner) / ranks,
+        elementwise_s=moved / calibration.memory.at(corner) / ranks,
     )
-    return ComputeTime(forward_s=forward_s, backward_s=backward_s + rerun_ratio(case) * forward_s)
+    return compute_of(forward, recomputed_of(case) if recomputed is None else recomputed)
+
+
+def recomputed_of(case: Case) -> Recomputed:
+    """Return what backward computes again; selective checkpointing keeps products and attention."""
+    whole = rerun_ratio(case)
+    return Recomputed(products=whole, attention=whole, elementwise=checkpointed_ratio(case))
 
 
 def optimizer_bytes(case: Case) -> float | Absent:
@@ -293,7 +356,7 @@ def _parts(
     def part(name: PartName, seconds: Range | Absent, level: str | None = None) -> StepPart:
         return StepPart(name=name, level=level, seconds=seconds, model=MODELS[name])
 
-    yield part("compute", _range({corner: step.compute_s for corner, step in steps.items()}, origin))
+    yield part("compute", _range({corner: each.compute_s for corner, each in steps.items()}, origin))
     levels = dict.fromkeys(each.level for each in steps["value"].exposed)
     for level in levels:
         at = {
@@ -302,7 +365,7 @@ def _parts(
         }
         yield part("communication", _range(at, calibration.links_origin), level)
     if case.spec().pipeline(case) is not None:
-        yield part("bubble", _range({corner: step.bubble_s for corner, step in steps.items()}, origin))
+        yield part("bubble", _range({corner: each.step.bubble_s for corner, each in steps.items()}, origin))
     yield part("optimizer", _optimizer(calibration, steps, moved_bytes))
     yield part("host", _host(case))
 
@@ -314,7 +377,7 @@ def _optimizer(
         return moved_bytes
     if isinstance(calibration.memory, Absent):
         return calibration.memory
-    return _range({corner: step.optimizer_s or 0.0 for corner, step in steps.items()}, calibration.memory.origin)
+    return _range({corner: each.step.compute.optimizer_s for corner, each in steps.items()}, calibration.memory.origin)
 
 
 def _host(case: Case) -> Absent:

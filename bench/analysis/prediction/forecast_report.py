@@ -16,7 +16,21 @@ from bench.report.run.run_rows import shape_words
 from bench.report.table import Block, Table, write
 from workloads.cost_models.absent import Absent
 
-COLUMNS = ("strategy", "ranks", "machine", "part", "level", "value", "low", "high", "unit", "model", "absent")
+COLUMNS = (
+    "strategy",
+    "ranks",
+    "machine",
+    "fits",
+    "decides",
+    "part",
+    "level",
+    "value",
+    "low",
+    "high",
+    "unit",
+    "model",
+    "absent",
+)
 
 
 def print_forecasts(predicted: Sequence[Predicted], tokens: float | None, format_name: str) -> None:
@@ -157,9 +171,15 @@ def forecast_document(predicted: Predicted, tokens: float | None) -> dict[str, A
 
 
 def _rows(forecast: Forecast, tokens: float | None) -> Iterator[dict[str, object]]:
-    """Yield a row for each part of memory and step, and for each whole figure."""
+    """Yield a row for each part of memory and step, and for each whole figure.
+
+    fits: at_least where no cost model predicts the peak, and what is known fits.
+    """
     base = {"strategy": forecast.case.strategy, "ranks": forecast.case.ranks, "machine": forecast.machine}
-    for name, size in forecast.memory.parts.items():
+    memory = forecast.memory
+    verdict = "at_least" if memory.fits and memory.is_least else "yes" if memory.fits else "no"
+    base |= {"fits": verdict, "decides": forecast.decides.about}
+    for name, size in memory.parts.items():
         yield base | {"part": f"memory {name}", "value": size, "unit": "bytes", "model": MODELS["memory"]}
     for part in forecast.parts:
         yield base | {"part": part.name, "level": part.level, "unit": "s", "model": part.model} | _ends(part.seconds)

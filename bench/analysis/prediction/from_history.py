@@ -2,7 +2,8 @@
 
 Products have the ladder of `matmul`, element-wise kernels and the optimizer the bandwidth of `copies`, transfers the
 links of `collectives`, and what is hidden behind computing is what runs of the same strategy hid. Each range is that of
-all trials, from the lowest to the highest. What no run measured is named with the command that measures it.
+all trials, from the lowest to the highest. What no run measured is named with the command that measures it; on a GPU
+the data sheet's rates stand in for it, term by term (`bench.analysis.prediction.calibration`).
 """
 
 from __future__ import annotations
@@ -12,17 +13,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from bench.analysis.prediction.calibration import FULLY_HIDDEN, Calibration, Corner, Range, can_hide
+from bench.analysis.prediction.calibration import (
+    ELEMENTWISE_SHARE,
+    FULLY_HIDDEN,
+    HIDDEN_ELSEWHERE,
+    HIDING_WORDS,
+    OF_SHEETS,
+    Calibration,
+    Corner,
+    Range,
+    SheetRates,
+    can_hide,
+    sheet_links,
+    sheet_rates,
+)
 from bench.analysis.prediction.forecast import hidden_ratio
 from bench.case import Case, options_set, written
 from bench.errors import plural
-from bench.report.format import digits
+from bench.machine.machine import gpu_named
+from bench.machine.machines.machine_file import PlannedMachine
+from bench.report.format import digits, whole_percent
 from bench.results.estimate import Estimate, of_metric
+from bench.results.mfu import peak_of
 from bench.store.hardware_baselines import no_run_alike, runs_alike
-from bench.store.links import MeasuredLinks, Runs, bandwidth_spread, find_links
+from bench.store.links import Runs, bandwidth_spread, find_links
 from bench.store.summary import Summary
 from collectors.metrics.probes import RUN_COPY_BANDWIDTH, RUN_MATMUL_FLOPS
 from collectors.metrics.results import RUN_OVERLAP_RATIO
+from workloads.core.precision_options import is_fp8
 from workloads.cost_models.absent import Absent
 from workloads.cost_models.interconnect import Interconnect
 from workloads.pipeline_parallel.expected_step import missing_link
@@ -44,60 +62,99 @@ class Place:
     hardware: str
 
 
-def history_calibration(place: Place, history: Runs) -> Calibration:
-    """Return the rates that runs of this hardware reached.
+def history_calibration(place: Place, history: Runs, machine: PlannedMachine | None = None) -> Calibration:
+    """Return the rates that runs of this hardware reached; for a GPU, what none measured is by the data sheet.
+
+    machine: the one of --on, whose links are known by their data sheets; None for this machine.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
     """
-    calibration = _without_hiding(place, history)
+    calibration = _without_hiding(place, history, machine)
     if not can_hide(place.case):
         return calibration
     hiding = _hiding(place, history, calibration)
     if hiding is None:
-        return replace(calibration, missing=(*calibration.missing, _no_like_run(place.case)))
+        rests_on = () if calibration.hiding == FULLY_HIDDEN else (HIDING_WORDS,)
+        return replace(
+            calibration,
+            rests_on=(*calibration.rests_on, *rests_on),
+            missing=(*calibration.missing, _no_like_run(place.case, calibration.hiding)),
+        )
     return replace(
         calibration,
         hiding=hiding,
         rests_on=(
             *calibration.rests_on,
-            f"{hiding.value:.0%} [{hiding.low:.0%}, {hiding.high:.0%}] of the hiding that the cost model allows, by"
-            f" {hiding.origin}",
+            f"{whole_percent(hiding.value)} [{100 * hiding.low:.0f}, {100 * hiding.high:.0f}] of the hiding that the"
+            f" cost model allows, by {hiding.origin}",
         ),
     )
 
 
-def _without_hiding(place: Place, history: Runs) -> Calibration:
+def sheet_rates_of(place: Place, machine: PlannedMachine | None) -> SheetRates:
+    """Return the rates by the data sheet of the GPU; absent on a CPU, and for a GPU without a data sheet."""
+    case = place.case
+    if is_fp8(case):
+        nothing = Absent(reason="nothing is assumed of the rate of fp8 products")
+        return sheet_rates(nothing, nothing)
+    if machine is not None:
+        return sheet_rates(machine.peak(case.precision), machine.memory_bandwidth())
+    if case.device == "cpu":
+        nothing = Absent(reason="a CPU has no data sheet here")
+        return sheet_rates(nothing, nothing)
+    peak = peak_of(gpu_named(place.hardware), case.precision)
+    return sheet_rates(peak, peak if isinstance(peak, Absent) else peak.bandwidth_bytes_per_second)
+
+
+def _without_hiding(place: Place, history: Runs, machine: PlannedMachine | None) -> Calibration:
     case, hardware = place.case, place.hardware
+    sheet = sheet_rates_of(place, machine)
     rests_on: list[str] = []
     missing: list[str] = []
-    ladder = _ladder(runs_alike(history, MatmulSpec(), case, hardware))
-    products: tuple[tuple[float, Range], ...] | Absent = ladder or no_run_alike(MatmulSpec(), case, hardware)
-    if isinstance(products, Absent):
-        missing.append(products.reason)
-    else:
-        ends = dict.fromkeys((products[0], products[-1]))
+    runs: list[str] = []
+    matmuls = runs_alike(history, MatmulSpec(), case, hardware)
+    products: tuple[tuple[float, Range], ...] | Absent
+    if ladder := _ladder(matmuls):
+        products = ladder
+        runs.append(matmuls[0].run)
+        ends = dict.fromkeys((ladder[0], ladder[-1]))
         words = " to ".join(f"{_rate_words(rate.value)} of {rows:,.0f} rows" for rows, rate in ends)
-        rests_on.append(f"products at {words}, {products[-1][1].origin}")
-    memory = memory_bandwidth(case, hardware, history)
-    if memory is None:
-        missing.append(no_run_alike(CopiesSpec(), case, hardware).reason)
+        rests_on.append(f"products at {words}, {ladder[-1][1].origin}")
     else:
+        products = no_run_alike(MatmulSpec(), case, hardware)
+        missing.append(products.reason)
+        if isinstance(sheet.products, Range):
+            products = ((1.0, sheet.products),)
+            rests_on.append(sheet.products_words)
+    copies = runs_alike(history, CopiesSpec(), case, hardware)
+    memory: Range | Absent
+    if (measured := _bandwidth(copies, COPIES[case.device])) is not None:
+        memory = measured
+        runs.append(copies[0].run)
         rests_on.append(
             f"memory at {digits(memory.value / 1e9)} GB/s [{digits(memory.low / 1e9)}, {digits(memory.high / 1e9)}],"
             f" {memory.origin}"
         )
-    links, origin = _links(place, history, rests_on, missing)
+    else:
+        memory = no_run_alike(CopiesSpec(), case, hardware)
+        missing.append(memory.reason)
+        if isinstance(sheet.memory, Range):
+            memory = sheet.memory
+            rests_on.append(sheet.memory_words)
+    links, origin = _links(place, history, machine, rests_on, missing, runs)
     return Calibration(
         name=hardware,
         products=products,
-        is_whole=False,
-        memory=no_run_alike(CopiesSpec(), case, hardware) if memory is None else memory,
+        attention=sheet.attention,
+        memory=memory,
+        elementwise=1.0 if case.device == "cpu" else ELEMENTWISE_SHARE,
         links=links,
         links_origin=origin,
-        hiding=FULLY_HIDDEN,
+        hiding=FULLY_HIDDEN if case.device == "cpu" or not can_hide(case) else HIDDEN_ELSEWHERE,
         rests_on=tuple(rests_on),
         missing=tuple(missing),
+        runs=tuple(dict.fromkeys(runs)),
     )
 
 
@@ -113,15 +170,6 @@ def _ladder(runs: Sequence[Summary]) -> tuple[tuple[float, Range], ...]:
             if len({product.labels[name] for name in ("m", "n", "k")}) == 1:
                 by_rows[float(product.labels["m"])].append(product)
     return tuple((rows, _scatter(products, "matmul")) for rows, products in sorted(by_rows.items()))
-
-
-def memory_bandwidth(case: Case, hardware: str, history: Runs) -> Range | None:
-    """Return the bandwidth that copies reached where the case would run; None where the history has no such run.
-
-    Raises:
-        InfrastructureFailed: the history cannot be read.
-    """
-    return _bandwidth(runs_alike(history, CopiesSpec(), case, hardware), COPIES[case.device])
 
 
 def _bandwidth(runs: Sequence[Summary], kind: str) -> Range | None:
@@ -147,28 +195,39 @@ def _counted(runs: int, trials: int, what: str) -> str:
 
 
 def _links(
-    place: Place, history: Runs, rests_on: list[str], missing: list[str]
-) -> tuple[dict[Corner, Interconnect] | Absent, str]:
+    place: Place,
+    history: Runs,
+    machine: PlannedMachine | None,
+    rests_on: list[str],
+    missing: list[str],
+    runs: list[str],
+) -> tuple[Mapping[Corner, Interconnect] | Absent, str]:
     """Return the interconnect at each corner, and where its range comes from; say what it rests on, or what is missing.
 
-    A strategy that sends nothing needs none.
+    A strategy that sends nothing needs none. Links that were not measured are the machine's by data sheets, all of
+    them: levels of both kinds are not mixed.
     """
     case = place.case
     transfers, axes = case.spec().transfers(case), case.spec().mesh(case)
     if not transfers or case.ranks == 1:
         return Absent(reason="nothing is sent"), ""
     links = find_links(place, history)
-    if isinstance(links, Absent):
-        missing.append(links.reason)
-        return links, ""
-    assert isinstance(links, MeasuredLinks)
-    if (unknown := missing_link(transfers, axes, links.interconnect)) is not None:
+    unknown = links if isinstance(links, Absent) else missing_link(transfers, axes, links.interconnect)
+    if isinstance(links, Absent) or unknown is not None:
+        assert unknown is not None, "it is the links' own reason"
         missing.append(unknown.reason)
-        return unknown, ""
+        if machine is None:
+            return unknown, ""
+        by_sheet, words = sheet_links(case, machine)
+        rests_on += words
+        return by_sheet, OF_SHEETS
+    runs += [sweep.run for sweep in links.sweeps]
     spread = bandwidth_spread(place, history)
     assert spread is not None, "a sweep gave the links"
     origin = _counted(spread.runs, spread.trials, "collectives")
-    rests_on.append(f"links: {links.basis}; {spread.low:.0%} to {spread.high:.0%} of that, {origin}")
+    rests_on.append(
+        f"links: {links.basis}; {whole_percent(spread.low)} to {whole_percent(spread.high)} of that, {origin}"
+    )
     corners: dict[Corner, float] = {"low": min(1.0, spread.low), "value": 1.0, "high": max(1.0, spread.high)}
     return {corner: _scaled(links.interconnect, share) for corner, share in corners.items()}, origin
 
@@ -198,7 +257,7 @@ def _hiding(place: Place, history: Runs, calibration: Calibration) -> Range | No
         runs = [run for run in like if (run.case.ranks, run.case.nodes) == setting]
         own = calibration
         if setting != (case.ranks, case.nodes) or case.device == "cpu":
-            own = _without_hiding(Place(case=runs[0].case, hardware=place.hardware), history)
+            own = _without_hiding(Place(case=runs[0].case, hardware=place.hardware), history, None)
         shares = [share for run in runs for share in _reached(run, own)]
         if shares:
             ranks = plural(setting[0], "rank")
@@ -224,9 +283,10 @@ def _reached(run: Summary, calibration: Calibration) -> list[float]:
     return [min(1.0, measured.median / allowed)]
 
 
-def _no_like_run(case: Case) -> str:
+def _no_like_run(case: Case, hiding: Range) -> str:
     options = "".join(f" --option {name}={written(value)}" for name, value in options_set(case).items())
+    much = "as much as" if hiding == FULLY_HIDDEN else f"{whole_percent(hiding.value)} of what"
     return (
-        f"no run of {case.strategy} shows how much is hidden, so as much as the cost model allows is assumed;"
+        f"no run of {case.strategy} shows how much is hidden, so {much} the cost model allows is assumed;"
         f" `observatory run {case.strategy} --ranks {case.ranks}{options}` measures it"
     )

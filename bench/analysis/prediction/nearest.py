@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from bench.analysis.prediction.fit import MemoryFit, least_parts, memory_fit
+from bench.analysis.prediction.memory import MemoryFit, least_parts, memory_fit
 from bench.case import MOST, Case, check, find_spec, options_set, parse_options, settle, written
 from bench.errors import Misuse
 from bench.machine.machines.machine_file import PlannedMachine

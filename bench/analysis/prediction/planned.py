@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from bench.analysis.prediction.calibration import Calibration
-from bench.analysis.prediction.fit import memory_within
 from bench.analysis.prediction.forecast import Forecast, forecast, forecast_on
 from bench.analysis.prediction.from_history import Place, history_calibration
+from bench.analysis.prediction.memory import memory_within
 from bench.case import Case, find_spec
 from bench.errors import Misuse
 from bench.machine.machine import hardware_here
@@ -72,7 +72,7 @@ def predicted_cases(args: CaseArgs, options: PredictOptions) -> list[Predicted]:
             continue
         place = Place(case=case, hardware=_hardware(case, node, machine))
         with _history(options.store_url) as history:
-            calibration = history_calibration(place, history)
+            calibration = history_calibration(place, history, machine)
         if machine is not None:
             _refuse_no_run(calibration, place)
             calibration = replace(calibration, name=machine.name)
@@ -103,6 +103,7 @@ def _peak(case: Case, node: NodeResources, calibration: Calibration) -> tuple[Pe
             return peak, "the data sheet's peak"
     if isinstance(calibration.products, Absent):
         return calibration.products, "the measured ceiling"
+    # On a CPU all products are measured.
     ceiling = max(rate.value for _, rate in calibration.products)
     peak = Peak(
         device=calibration.name,
@@ -144,8 +145,9 @@ def _history(url: str | None) -> Iterator[Runs]:
 
 
 def _refuse_no_run(calibration: Calibration, place: Place) -> None:
-    if isinstance(calibration.products, Absent):
+    if not calibration.runs:
         raise Misuse(
-            f"--from-history: the history has no matmul run on {place.hardware} at {place.case.precision}; leave it out"
-            " for data sheets, or measure there: `observatory run matmul`, `copies` and `collectives`"
+            f"--from-history: the history has no run of matmul, copies or collectives on {place.hardware} at"
+            f" {place.case.precision}; leave it out for data sheets, or measure there: `observatory run matmul`,"
+            " `copies` and `collectives`"
         )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.analysis.prediction.fit import MemoryFit, least_parts, memory_fit
+from bench.analysis.prediction.memory import MemoryFit, least_parts, memory_fit
 from bench.analysis.prediction.report import machine_line
 from bench.case import Case, check, parse_options, settle
 from bench.errors import Misuse

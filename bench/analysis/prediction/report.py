@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bench.analysis.prediction.fit import OFFLOADED, Fit, MemoryFit, memory_fit
+from bench.analysis.prediction.fit import Fit
+from bench.analysis.prediction.memory import OFFLOADED, MemoryFit, memory_fit
 from bench.analysis.prediction.nearest import MOST_RANKS, nearest_fit
 from bench.case import Case
 from bench.machine.machines.machine_file import PlannedMachine
@@ -112,12 +113,14 @@ def step_lines(predicted: Fit) -> Iterator[str]:
         return
     tokens = predicted.case.shape.tokens / step.step_s
     bubble = f"a bubble of {time_words(step.bubble_s)}, " if step.bubble_s else ""
-    computing, exposed, sent = map(time_words, (step.compute.step_s, step.exposed_s, step.communication_s))
+    optimizer = f"an optimizer of {time_words(step.compute.optimizer_s)}, " if step.compute.optimizer_s else ""
+    compute_s = step.compute.forward_s + step.compute.backward_s
+    computing, exposed, sent = map(time_words, (compute_s, step.exposed_s, step.communication_s))
     # A rank of a pipeline also waits for messages between others.
     what = f"{sent} in all" if step.exposed_s <= step.communication_s else f"a rank's own takes {sent}"
     yield (
-        f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {bubble}and"
-        f" {exposed} of exposed communication ({what})"
+        f"expected step: {time_words(step.step_s)}, {tokens:,.0f} tokens/s: computing {computing}, {optimizer}{bubble}"
+        f"and {exposed} of exposed communication ({what})"
     )
     shown = f"absent: {ratio.reason}" if isinstance(ratio, Absent) else readable(ratio, "ratio")
     yield f"expected MFU: {shown}"

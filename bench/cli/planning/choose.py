@@ -269,9 +269,9 @@ def _ground_here(
 
     try:
         with History(store_url, writable=False, is_glance=True) as history:
-            return ground_here(bases[0], history, cores=cores, gpus=gpus)
+            return ground_here(bases, history, cores=cores, gpus=gpus)
     except NoStoreYet:
         raise Misuse(
-            f"nothing is predicted here: the history has no run yet; `observatory run matmul --ranks {question.ranks}`"
-            f" and `observatory run collectives --ranks {question.ranks}` calibrate, or plan with --on MACHINE"
+            "nothing is predicted here: the history has no run yet; `observatory run matmul`, `copies` and"
+            f" `collectives` with --ranks {question.ranks} calibrate, or plan with --on MACHINE"
         ) from None

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from bench.cli.completion import complete_strategy
 from bench.cli.options import FORMAT, ON, STORE, nodes_options
-from bench.cli.run.case_options import RANKS, GroupedCommand, case_options
+from bench.cli.run.case_options import GroupedCommand, case_options, counts
 from workloads.cost_models.shape import DIMENSIONS
 
 GROUPS = {
@@ -50,7 +50,13 @@ class Tokens(click.ParamType):  # type: ignore[type-arg]  # Generic only in newe
 
 @click.command(name="predict", cls=GroupedCommand, groups=GROUPS)
 @click.argument("strategy", required=False, shell_complete=complete_strategy)
-@RANKS
+@click.option(
+    "--ranks",
+    callback=counts,
+    metavar="N[,N...]",
+    help="Number of ranks; several numbers are predicted one after the other.  [default: all GPUs of --on, or one for"
+    " each GPU here, or 2 on a CPU, as the strategy allows]",
+)
 @case_options(trials=3)
 @nodes_options
 @ON
@@ -99,7 +105,7 @@ def _score(parameters: Mapping[str, Any]) -> None:
     Raises:
         Misuse: a case is named, or there is no history.
     """
-    from bench.analysis.prediction.score_report import print_score
+    from bench.analysis.prediction.scoring.score_report import print_score
     from bench.errors import Misuse
     from bench.store.history import History
 

@@ -60,7 +60,7 @@ def _dimensions(function: Any) -> Any:
     return function
 
 
-def _counts(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+def counts(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
     """Parse --ranks: one number, or several different ones that are measured in turn."""
     if text is None:
         return None
@@ -75,7 +75,7 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
 
 RANKS = click.option(
     "--ranks",
-    callback=_counts,
+    callback=counts,
     metavar="N[,N...]",
     help="Number of ranks; several numbers are measured in turn, as a scaling curve.  [default: one for each GPU, or 2"
     " on a CPU, as the strategy allows]",

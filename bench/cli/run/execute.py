@@ -10,6 +10,7 @@ import click
 
 from bench.analysis.convergence.check import ConvergenceVerdict, conclude
 from bench.analysis.convergence.report import print_verdict
+from bench.analysis.prediction.scoring.before_run import predicted_steps
 from bench.cli.run.planning import Plan, RunOptions
 from bench.engines.cluster import NodeRequest
 from bench.engines.registry import nodes_to_ask
@@ -21,7 +22,7 @@ from bench.serve.server import serving
 from bench.session.measure import alike
 from bench.session.persist import PersistedRuns, check_hardware
 from bench.session.session import exit_code, open_session
-from bench.store.hardware_baselines import PredictedStep, predicted_steps
+from bench.store.hardware_baselines import PredictedStep
 from bench.store.scaling_baseline import curve_of
 from bench.suite.progress import Progress
 from workloads.cost_models.absent import Absent

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bench.report.format import grouped, readable
 from bench.report.table import Block, Table
-from bench.store.prediction import COVERAGE, PartError, errors_of
+from bench.store.prediction import PartError, errors_of
 from bench.store.summary import Summary
 
 
@@ -21,7 +21,7 @@ def prediction_blocks(summary: Summary) -> Iterator[Block]:
         (part.name, _amount(part, part.predicted), _amount(part, part.measured), _error(part), _interval(part))
         for part in parts
     ]
-    columns = (f"{name}, before its first trial", "predicted", "measured", "error", f"{COVERAGE:.0%} interval")
+    columns = (f"{name}, before its first trial", "predicted", "measured", "error", "range")
     yield Table(columns, rows, words=(0, 4), keys=1)
     absent = [(part.why_absent, part.name) for part in parts if part.predicted is None and part.why_absent]
     for reason, names in grouped(absent).items():
@@ -29,7 +29,7 @@ def prediction_blocks(summary: Summary) -> Iterator[Block]:
     stored = summary.prediction
     assert stored is not None, "it has parts"
     if stored.interval_basis:
-        yield f"{name}: the interval rests on {stored.interval_basis}"
+        yield f"{name}: the range rests on {stored.interval_basis}"
 
 
 def _amount(part: PartError, value: float | None) -> str:

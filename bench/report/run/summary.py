@@ -286,7 +286,7 @@ def _page(
             yield from all_notes(summary)
             step, name = predicted.get(summary.run), summary.case.title
             if isinstance(step, PredictedStep):
-                yield f"{name}: the predicted step is {step.basis}; optimizer, data and slower kernels are left out"
+                yield f"{name}: the predicted step is {step.basis}; data and the host are left out"
             elif step is not None:
                 yield f"{name}: the predicted step is absent: {step.reason}"
         yield from interval_notes(summaries)

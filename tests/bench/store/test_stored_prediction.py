@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench.analysis.prediction.scoring.before_run import predict_run, predicted_step, predicted_steps
 from bench.case import Case
 from bench.errors import InfrastructureFailed
 from bench.machine.machine import Machine
 from bench.rank.messages import FailureCause, TrialEnded, TrialOrder
 from bench.session.measure import CaseOrder, TrialSettings, measure
 from bench.session.patient_store import PatientStore
-from bench.store.hardware_baselines import PredictedStep, predicted_step, predicted_steps
+from bench.store.hardware_baselines import PredictedStep
 from bench.store.history import History
-from bench.store.prediction import MEMORY_PARTS, MODEL_VERSION, PlannedRun, predict_run
+from bench.store.prediction import MEMORY_PARTS, MODEL_VERSION, errors_of
 from bench.store.run_dir import case_file, load
 from bench.store.summary import StoredPrediction, Summary, decode, encode
-from tests.bench.made.calibrations import add_matmul, add_sweep
+from tests.bench.made.calibrations import add_copies, add_matmul, add_sweep
 from tests.bench.made.examples import make_case, make_machine, make_probe, make_summary
 from tests.bench.made.fake_engine import FakeEngine
 from tests.bench.made.fake_runs import DDP, DDP_STEPS_S
@@ -30,8 +30,6 @@ from workloads.cost_models.absent import Absent
 from workloads.cost_models.peak_memory import Prediction
 
 HARDWARE = make_machine().hardware("cpu")
-T_2, T_3 = 1.88562, 1.63774
-"""Student's t of 2 and 3 degrees of freedom, below which 90 % lie (tables)."""
 
 
 @pytest.fixture
@@ -54,19 +52,26 @@ def _predict(case: Case, history: History | Absent) -> StoredPrediction:
 def test_the_parts_add_up_to_the_step_that_show_predicts(strategy: str, history: History) -> None:
     case = make_case(strategy)
     add_matmul(history, case, HARDWARE)
+    add_copies(history, case, HARDWARE)
     add_sweep(history, case, HARDWARE)
-    stored, shown = _predict(case, history), predicted_step(PlannedRun(case=case, hardware=HARDWARE), history)
+    stored, shown = _predict(case, history), predicted_step(case, HARDWARE, history)
     assert isinstance(shown, PredictedStep)
     assert (stored.step_s, stored.step_basis) == (shown.step_s, shown.basis)
-    parts = (stored.compute_s, stored.exposed_s, stored.bubble_s)
+    parts = (stored.compute_s, stored.optimizer_s, stored.exposed_s, stored.bubble_s)
+    assert all(part is not None for part in parts)
     assert sum(part for part in parts if part is not None) == pytest.approx(stored.step_s)
     assert (stored.bubble_s or 0) > 0 or strategy == "ddp"
-    assert stored.calibrations == ("matmul-a", "sweep")
-    assert stored.model_version == MODEL_VERSION
-    assert (stored.optimizer_s, stored.absent["optimizer_s"]) == (
-        None,
-        "the cost model of a step leaves the optimizer out",
-    )
+    assert (stored.optimizer_s or 0) > 0
+    assert stored.calibrations == ("matmul-a", "copies-a", "sweep")
+    assert stored.model_version == MODEL_VERSION == 2
+
+
+def test_without_the_bandwidth_of_memory_a_cpu_has_no_step_and_says_what_measures_it(history: History) -> None:
+    case = make_case("single", ranks=1)
+    add_matmul(history, case, HARDWARE)
+    stored = _predict(case, history)
+    assert stored.step_s is None
+    assert "`observatory run copies " in stored.absent["step_s"]
 
 
 def test_memory_is_that_of_the_cost_models_whatever_the_history_has() -> None:
@@ -92,63 +97,39 @@ def test_a_probe_is_not_predicted(history: History) -> None:
     assert predict_run(make_probe("matmul"), HARDWARE, history) is None
 
 
-# The interval
+# The range
 
 
-def test_a_lone_ceiling_gives_the_interval_of_its_trials(history: History) -> None:
+def test_the_range_takes_all_rates_at_their_lowest_and_at_their_highest_trial(history: History) -> None:
     case = make_case("single", ranks=1)
     add_matmul(history, case, HARDWARE, rates=(0.9e11, 1e11, 1.1e11))
-    stored = _predict(case, history)
-    assert stored.step_low_s is not None
-    assert stored.step_high_s is not None
-    (estimate,) = history.find("matmul-a").estimates
-    assert estimate.low is not None
-    assert estimate.high is not None
-    assert stored.step_high_s / stored.step_low_s == pytest.approx(estimate.high / estimate.low)
-    assert stored.interval_basis == "ceilings: trials of one run"
-
-
-def test_three_ceilings_give_the_interval_of_the_next_one(history: History) -> None:
-    case = make_case("single", ranks=1)
-    for name, rate in (("a", 0.8e11), ("b", 1e11), ("c", 1.25e11)):
-        add_matmul(history, case, HARDWARE, run=f"matmul-{name}", rates=(rate,))
+    add_copies(history, case, HARDWARE)
     stored = _predict(case, history)
     assert stored.step_s is not None
     assert stored.step_low_s is not None
     assert stored.step_high_s is not None
-    half = T_2 * math.log(1.25) * math.sqrt(4 / 3)  # The logarithms are -d, 0 and d, so their deviation is d.
-    assert stored.step_high_s == pytest.approx(stored.step_s * math.exp(half), rel=1e-4)
-    assert stored.step_low_s == pytest.approx(stored.step_s / math.exp(half), rel=1e-4)
-    assert stored.interval_basis == "ceilings: scatter of 3 runs"
+    assert stored.compute_s is not None
+    # What is bound by memory has no range, so that the ends differ as the products alone do.
+    products_s = (stored.step_high_s - stored.step_s) / (1 / 0.9 - 1)
+    assert 0 < products_s < stored.compute_s
+    assert stored.step_s - stored.step_low_s == pytest.approx(products_s * (1 - 1 / 1.1))
+    assert stored.interval_basis == "range of 3 trials in 1 run of matmul"
 
 
-def test_links_and_ceilings_widen_the_interval_together(history: History) -> None:
-    case = replace(make_case("ddp"), options={**make_case("ddp").options, "overlap": False})
-    add_matmul(history, case, HARDWARE, rates=(0.9e11, 1e11, 1.1e11))
-    add_sweep(history, case, HARDWARE)
-    narrow = _predict(case, history)
-    for name, bandwidth in (("a", 0.5e9), ("b", 2e9), ("c", 1e9)):
-        add_sweep(history, case, HARDWARE, run=f"sweep-{name}", bandwidths=(bandwidth,))
-    wide = _predict(case, history)
-    assert narrow.interval_basis == "ceilings: trials of one run; links: the only run has no interval"
-    assert wide.interval_basis == "ceilings: trials of one run; links: scatter of 4 runs"
-    assert wide.step_s == narrow.step_s, "the newest sweep has the same link"
-    assert wide.step_low_s is not None
-    assert narrow.step_low_s is not None
-    assert wide.step_s is not None
-    (transfer,) = case.spec().transfers(case)
-    half = T_3 * math.log(2) * math.sqrt(2 / 3) * math.sqrt(5 / 4)
-    fast_s = wide.step_s - transfer.payload_bytes / 1e9 * (1 - math.exp(-half))
-    expected = math.hypot(math.log(wide.step_s / fast_s), math.log(wide.step_s / narrow.step_low_s))
-    assert math.log(wide.step_s / wide.step_low_s) == pytest.approx(expected, rel=1e-3)
-
-
-def test_single_trials_give_no_interval(history: History) -> None:
+def test_single_trials_give_no_range(history: History) -> None:
     case = make_case("single", ranks=1)
     add_matmul(history, case, HARDWARE)
+    add_copies(history, case, HARDWARE)
     stored = _predict(case, history)
     assert (stored.step_low_s, stored.step_high_s) == (None, None)
-    assert stored.absent["step_low_s"] == "no calibration has an interval: ceilings: the only run has no interval"
+    assert stored.absent["step_low_s"] == "no calibration has more than one trial"
+
+
+def test_computing_is_compared_with_its_optimizer_which_a_trace_counts_as_computing() -> None:
+    for optimizer_s, together_s in ((0.1, 0.4), (None, 0.3)):  # Model version 1 had no optimizer.
+        stored = StoredPrediction(model_version=1, predicted_ns=1, step_s=0.5, compute_s=0.3, optimizer_s=optimizer_s)
+        computing = next(part for part in errors_of(make_summary(prediction=stored)) if part.name == "computing")
+        assert computing.predicted == pytest.approx(together_s)
 
 
 # When it is stored
@@ -223,10 +204,11 @@ def test_each_block_of_a_session_is_predicted_from_the_history_of_that_moment(tm
         history = session.store.history
         assert history is not None
         add_matmul(history, DDP, before.hardware)
+        add_copies(history, DDP, before.hardware)
         add_sweep(history, DDP, before.hardware)
         with session.measure([order]) as measured:
             (after,) = session.keep(measured).summaries
-        shown = predicted_step(after, history)
+        shown = predicted_step(after.case, after.hardware, history)
         assert history.find(before.run).prediction == before.prediction
         assert history.find(after.run).prediction == after.prediction
     assert before.prediction is not None
@@ -272,7 +254,8 @@ def test_a_store_that_does_not_answer_is_a_reason_in_the_prediction(tmp_path: Pa
 def test_the_stored_step_is_shown_and_not_one_that_is_predicted_later(history: History) -> None:
     run = make_summary(prediction=StoredPrediction(model_version=1, predicted_ns=1, step_s=0.4, step_basis="stored"))
     add_matmul(history, run.case, run.hardware)
+    add_copies(history, run.case, run.hardware)
     add_sweep(history, run.case, run.hardware)
     assert predicted_steps([run], history) == {run.run: PredictedStep(step_s=0.4, basis="stored")}
     unpredicted = replace(run, prediction=StoredPrediction(model_version=1, predicted_ns=1))
-    assert predicted_steps([unpredicted], history) == {run.run: predicted_step(run, history)}
+    assert predicted_steps([unpredicted], history) == {run.run: predicted_step(run.case, run.hardware, history)}

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bench.analysis.prediction.fit import memory_fit
+from bench.analysis.prediction.memory import memory_fit
 from bench.machine.machines.machine_file import read_machine
 from bench.machine.preflight import check_memory, least_bytes, warn_of_memory
 from bench.session.case_args import NodeResources, node_on

@@ -16,8 +16,9 @@ from workloads.cost_models.communication import Link
 from workloads.cost_models.interconnect import Interconnect, NetworkLevel, one_level, traffic_times_s
 from workloads.cost_models.schedules import Action, Pipeline, actions
 from workloads.cost_models.shape import PRESETS, Shape
-from workloads.cost_models.step_time import StepTime, compute_time
-from workloads.pipeline_parallel.expected_step import expected_step
+from workloads.cost_models.step_time import ComputeTime, StepTime
+from workloads.options import rerun_ratio
+from workloads.pipeline_parallel import expected_step
 from workloads.pipeline_parallel.spec import counts
 from workloads.registry import SPECS
 
@@ -35,8 +36,19 @@ def case_of(strategy: str, ranks: int, shape: Shape, **options: str | int | bool
     return replace(case, model=shape, options={**case.options, **options})
 
 
+def compute_of(case: Case) -> ComputeTime:
+    """The equal share of a rank at RATE: a third is forward, which checkpointing repeats."""
+    whole_s = case.shape.flops_per_step() / case.spec().training_ranks(case) / RATE
+    again_s = rerun_ratio(case) * whole_s / 3
+    return ComputeTime(forward_s=whole_s / 3, backward_s=2 / 3 * whole_s + again_s, recomputed_s=again_s)
+
+
+def step_or_absent(case: Case, interconnect: Interconnect | Absent) -> StepTime | Absent:
+    return expected_step.step_of(case, case.spec(), compute=compute_of(case), interconnect=interconnect)
+
+
 def step_of(case: Case, interconnect: Interconnect | Absent) -> StepTime:
-    step = expected_step(case, case.spec(), flops_per_second=RATE, interconnect=interconnect)
+    step = step_or_absent(case, interconnect)
     assert isinstance(step, StepTime)
     return step
 
@@ -65,7 +77,7 @@ def test_every_strategy_has_a_step_of_its_computing_and_what_it_waits_for(strate
 def test_without_a_link_only_a_strategy_that_sends_nothing_has_a_step(strategy: str) -> None:
     ranks = 1 if strategy == "single" else 4
     case = case_of(strategy, ranks, replace(PRESETS["tiny"], layers=8))
-    step = expected_step(case, case.spec(), flops_per_second=RATE, interconnect=Absent(reason="no sweep"))
+    step = step_or_absent(case, Absent(reason="no sweep"))
     assert step == (step_of(case, one_level(LINK, 1)) if ranks == 1 else Absent(reason="no sweep"))
 
 
@@ -270,7 +282,7 @@ def test_a_mesh_needs_only_the_levels_that_it_crosses() -> None:
     case = case_of("three_d", 8, replace(PRESETS["tiny"], batch=16), pipeline_ranks=2, tensor_ranks=2)
 
     def step(links: Interconnect) -> StepTime | Absent:
-        return expected_step(case, case.spec(), flops_per_second=RATE, interconnect=links)
+        return step_or_absent(case, links)
 
     assert isinstance(step(two_levels(LINK, LINK, node=4, ranks=8)), StepTime)
     assert step(two_levels(LINK, across, node=4, ranks=8)) == across  # The replicas.
@@ -328,7 +340,21 @@ def test_what_stages_and_update_pass_is_what_the_rank_passes(options: dict[str, 
         assert size <= most[key] <= size * 1.02  # Most norms and most products may be of two ranks.
 
 
-def test_a_rate_and_a_setup_give_the_computing_of_one_rank() -> None:
-    case = case_of("ddp", 2, PRESETS["tiny"], checkpoint="full")
-    expected = compute_time(case.shape, 2, RATE, recomputed_ratio=1.0)
-    assert step_of(case, one_level(LINK, 2)).compute == expected
+def test_what_is_not_hidden_in_truth_is_exposed_and_a_pipeline_is_simulated() -> None:
+    links = one_level(LINK, 2)
+    for strategy, is_simulated in (("ddp", False), ("gpipe", True)):
+        options: dict[str, str | int | bool] = {} if is_simulated else {"bucket_mb": 1}
+        case = case_of(strategy, 2, replace(PRESETS["tiny"], layers=8, batch=64), **options)
+        compute = compute_of(case)
+        whole, half, none = (
+            expected_step.step_of(case, case.spec(), compute=compute, interconnect=links, hiding=hiding)
+            for hiding in (1.0, 0.5, 0.0)
+        )
+        assert isinstance(whole, StepTime)
+        assert isinstance(half, StepTime)
+        assert isinstance(none, StepTime)
+        if is_simulated:
+            assert whole == half == none
+        else:
+            assert whole.exposed_s < none.exposed_s == pytest.approx(none.communication_s)
+            assert half.exposed_s == pytest.approx((whole.exposed_s + none.exposed_s) / 2)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.analysis.prediction.calibration import (
-    COMPUTE_SPREAD,
+    ATTENTION_SPREAD,
+    LINK_EFFICIENCY,
     LINK_SPREAD,
     MEMORY_EFFICIENCY,
     MEMORY_SPREAD,
+    PRODUCTS_SPREAD,
     Range,
     sheet_calibration,
 )
-from bench.analysis.prediction.fit import COMPUTE_EFFICIENCY, LINK_EFFICIENCY, fit, memory_fit
-from bench.analysis.prediction.forecast import Forecast, forecast, forecast_on
+from bench.analysis.prediction.forecast import Forecast, forecast, forecast_on, work_of
+from bench.analysis.prediction.memory import memory_fit
 from bench.case import Case
+from bench.machine.machines import machine_file
 from bench.machine.machines.machine_file import read_machine
 from bench.session.case_args import CaseArgs, case_of_args, node_on
 from workloads.cost_models.absent import Absent
@@ -64,16 +68,15 @@ def seconds(predicted: Forecast, name: str) -> Range:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_add_up_to_the_step_of_the_cost_models_and_the_optimizer(name: str) -> None:
-    case = made_of(name)
-    predicted, step = forecast_on(case, MACHINE), fit(case, MACHINE).step
+def test_parts_add_up_to_the_step(name: str) -> None:
+    predicted = forecast_on(made_of(name), MACHINE)
+    step = predicted.step
     assert isinstance(step, StepTime)
     assert isinstance(predicted.step_s, Range)
-    optimizer_s = seconds(predicted, "optimizer").value
-    assert predicted.step_s.value == pytest.approx(step.step_s + optimizer_s)
+    assert predicted.step_s.value == step.step_s
+    names = {part.name for part in predicted.parts} - {"host"}
+    assert sum(predicted.seconds(part) or 0.0 for part in names) == pytest.approx(step.step_s)
     assert predicted.seconds("communication") == pytest.approx(step.exposed_s)
-    assert seconds(predicted, "compute").value == pytest.approx(step.compute.step_s)
-    assert predicted.seconds("bubble") == pytest.approx(step.bubble_s)
     assert all(
         part.seconds.low <= part.seconds.value <= part.seconds.high
         for part in predicted.parts
@@ -87,15 +90,40 @@ def test_exposed_communication_is_divided_by_the_level_that_it_crosses() -> None
     assert sorted(map(str, levels)) == ["InfiniBand", "NVLink"]
 
 
-def test_computing_and_the_optimizer_take_the_spreads_of_data_sheets() -> None:
-    predicted = forecast_on(made_of("single"), MACHINE)
+def test_each_kind_of_work_takes_its_share_of_the_data_sheet_at_either_end() -> None:
+    case = made_of("single")
+    predicted, work = forecast_on(case, MACHINE), work_of(case)
     compute, optimizer = seconds(predicted, "compute"), seconds(predicted, "optimizer")
-    low, high = COMPUTE_SPREAD
-    assert compute.low == pytest.approx(compute.value * COMPUTE_EFFICIENCY / high)
-    assert compute.high == pytest.approx(compute.value * COMPUTE_EFFICIENCY / low)
+    peak, bandwidth = 989.4e12, 3350e9
+    products = 3 * sum(each.flops for each in (*work.products, work.head))
+    for end, place in ((compute.high, 0), (compute.low, 1)):
+        by_hand_s = (
+            products / (PRODUCTS_SPREAD[place] * peak)
+            + 3.5 * work.attention.flops / (ATTENTION_SPREAD[place] * peak)
+            + 3 * 0.77 * work.elementwise_bytes / (MEMORY_SPREAD[place] * bandwidth)
+        )
+        assert end == pytest.approx(by_hand_s)
     low, high = MEMORY_SPREAD
     assert optimizer.low == pytest.approx(optimizer.value * MEMORY_EFFICIENCY / high)
     assert optimizer.high == pytest.approx(optimizer.value * MEMORY_EFFICIENCY / low)
+
+
+def test_a_machine_without_a_memory_bandwidth_has_no_step_and_says_what_to_add(tmp_path: Path) -> None:
+    shipped = Path(machine_file.__file__).parent / "shipped" / "h100x8.toml"
+    text = shipped.read_text().replace("NVIDIA H100 80GB HBM3", "ACME 9")
+    (tmp_path / "acme.toml").write_text(f"{text}\n[peak_flops_per_second]\nsource = 'its sheet'\nbf16 = 400e12\n")
+    predicted = forecast_on(made("fsdp", ranks=8), read_machine(str(tmp_path / "acme.toml")))
+    assert isinstance(predicted.step_s, Absent)
+    assert "add gpu.memory_bandwidth_bytes_per_second" in predicted.step_s.reason
+    assert predicted.memory.total_bytes > 0
+
+
+def test_a_compiled_block_moves_fewer_bytes_and_selective_checkpointing_repeats_them() -> None:
+    plain, compiled, selective = (
+        seconds(forecast_on(made("single", *options, ranks=1), MACHINE), "compute").value
+        for options in ((), ("compile=default",), ("checkpoint=selective",))
+    )
+    assert compiled < plain < selective
 
 
 def test_exposed_communication_takes_the_spread_of_links_where_nothing_is_hidden() -> None:
@@ -125,10 +153,10 @@ def test_what_was_hidden_less_than_the_model_allows_is_exposed() -> None:
         )
         return predicted.seconds("communication") or 0.0
 
-    step = fit(case, MACHINE).step
+    step = forecast_on(case, MACHINE).step
     assert isinstance(step, StepTime)
     assert exposed_s(0.0) == pytest.approx(step.communication_s)
-    assert exposed_s(0.5) == pytest.approx((step.communication_s + step.exposed_s) / 2)
+    assert exposed_s(0.5) == pytest.approx((step.communication_s + exposed_s(1.0)) / 2)
 
 
 # The fact that decides.
@@ -165,7 +193,7 @@ def test_the_optimizer_decides_where_a_step_has_few_tokens() -> None:
 
 
 def test_computing_decides_where_nothing_else_is_a_fifth() -> None:
-    decides = forecast_on(made_of("fsdp"), MACHINE).decides
+    decides = forecast_on(made("fsdp", "checkpoint=full", batch=256), MACHINE).decides
     assert decides.about == "compute"
     assert decides.words.endswith(" % of the step, some of it again for checkpointing")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.analysis.prediction.calibration import Calibration, Range
-from bench.analysis.prediction.fit import memory_within
 from bench.analysis.prediction.forecast import forecast, hidden_ratio
 from bench.analysis.prediction.from_history import Place, history_calibration
+from bench.analysis.prediction.memory import memory_within
 from bench.case import Case
 from bench.results.estimate import Estimate, estimate
 from bench.store.history import History

@@ -37,7 +37,7 @@ def test_products_and_attention_are_the_forward_of_palms_causal_formula(preset: 
     work = forward_work(
         shape, microbatch_tokens=shape.sequence, tensor_ranks=tensor_ranks, element_bytes=2, stream_bytes=4
     )
-    flops = sum(each.flops for each in work.products) + work.attention.flops
+    flops = sum(each.flops for each in (*work.products, work.head)) + work.attention.flops
     assert flops == pytest.approx(shape.flops_per_step("palm_causal") / 3)
 
 
@@ -47,7 +47,7 @@ def test_tensor_ranks_make_products_smaller_and_their_sum_no_other() -> None:
         forward_work(shape, microbatch_tokens=8192, tensor_ranks=ranks, element_bytes=2, stream_bytes=2)
         for ranks in (1, 8)
     )
-    for each, part in zip(whole.products, divided.products, strict=True):
+    for each, part in zip((*whole.products, whole.head), (*divided.products, divided.head), strict=True):
         assert part.size < each.size
         assert part.flops == pytest.approx(each.flops)
     assert divided.attention.size == pytest.approx(whole.attention.size / 2)  # An eighth of the operations.

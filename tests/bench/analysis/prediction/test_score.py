@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import kendalltau
 
-from bench.analysis.prediction.score import (
+from bench.analysis.prediction.scoring.score import (
     Figure,
     Score,
     clusters_of,
@@ -27,7 +27,7 @@ from bench.analysis.prediction.score import (
     share_over_clusters,
     spread_of,
 )
-from bench.analysis.prediction.score_report import print_score, score_json, score_page
+from bench.analysis.prediction.scoring.score_report import print_score, score_json, score_page
 from bench.report.table import print_page
 from bench.results.estimate import Estimate, estimate
 from bench.store.history import History
@@ -316,7 +316,7 @@ def test_the_page_has_errors_bias_coverage_and_order() -> None:
     assert lines[0] == "12 runs on 6 independent calibrations"
     assert "ddp 2 12 6 -20.0 % [-20.0, -20.0] - - -" in lines
     assert "bias: predicted steps are 0.800 [0.800, 0.800] times the measured ones (geometric mean)" in lines
-    assert any(line.startswith("coverage: 0 of 12 intervals hold the measured step: 0% [0, ") for line in lines)
+    assert any(line.startswith("coverage: 0 of 12 ranges hold the measured step: 0 % [0, ") for line in lines)
     assert "12 runs are too few to judge coverage by; 100 are needed" in lines
     assert "2 layers of 16, sequence 8, batch 8 AMD EPYC, 2 cores 1 -" in lines
 

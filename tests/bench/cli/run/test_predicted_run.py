@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.analysis.prediction.score_report import print_score
+from bench.analysis.prediction.scoring.before_run import predicted_step
+from bench.analysis.prediction.scoring.score_report import print_score
 from bench.case import Case
 from bench.cli import main
 from bench.errors import FINE
-from bench.store.hardware_baselines import PredictedStep, predicted_step
+from bench.store.hardware_baselines import PredictedStep
 from bench.store.history import History
-from bench.store.prediction import PlannedRun
 from bench.store.run_dir import case_file
 from bench.store.summary import StoredPrediction, Summary
 from collectors.metrics.results import RUN_STEP_PREDICTED_RATIO, RUN_STEP_SECONDS
@@ -52,7 +52,7 @@ def _predicted_and_shown(*words: str) -> tuple[Summary, StoredPrediction, Predic
     with History() as history:
         hardware = history.runs(1)[0].hardware
         (case,) = plan_cases(*words)
-        shown = predicted_step(PlannedRun(case=case, hardware=hardware), history)
+        shown = predicted_step(case, hardware, history)
         _measure(*words)
         run = history.runs(1)[0]
     assert run.case.key() == case.key()
@@ -75,10 +75,11 @@ def test_a_calibrated_run_is_predicted_before_it_begins_and_scored_after(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _measure("matmul", "--ranks", "1", "--option", "max_size=512")
+    _measure("copies", "--ranks", "1", "--option", "size_bytes=4194304")
     run, stored, shown = _predicted_and_shown("single", "--ranks", "1", *SHAPE)
     assert isinstance(shown, PredictedStep)
     assert stored.step_s == shown.step_s
-    assert [name.split("-")[2] for name in stored.calibrations] == ["matmul"]
+    assert [name.split("-")[2] for name in stored.calibrations] == ["matmul", "copies"]
     measured, ratio = (
         next(each for each in run.estimates if each.metric == metric.name)
         for metric in (RUN_STEP_SECONDS, RUN_STEP_PREDICTED_RATIO)
@@ -98,10 +99,11 @@ def test_a_calibrated_run_is_predicted_before_it_begins_and_scored_after(
 @pytest.mark.slow
 def test_a_run_that_communicates_rests_on_a_sweep_as_well(home: Path) -> None:
     _measure("matmul", "--ranks", "2", "--option", "max_size=512")
+    _measure("copies", "--ranks", "2", "--option", "size_bytes=4194304")
     _measure("collectives", "--ranks", "2", "--option", "collectives=all_reduce")
     _, stored, shown = _predicted_and_shown("ddp", "--ranks", "2", *SHAPE)
     if isinstance(shown, Absent):  # On a machine so busy that the sweep determines no link.
         assert stored.absent["step_s"] == shown.reason
     else:
         assert stored.step_s == shown.step_s
-        assert [name.split("-")[2] for name in stored.calibrations] == ["matmul", "collectives"]
+        assert [name.split("-")[2] for name in stored.calibrations] == ["matmul", "copies", "collectives"]

@@ -1,4 +1,4 @@
-"""Errors of three predictions of published rows: a constant MFU, the product, and the law of `law.py`.
+"""Errors of two predictions of published rows: a constant MFU, and the product.
 
 Also of differences: what one change does (compiled, more GPUs, a longer sequence, a larger model), measured as the
 ratio of two published rows, and predicted.
@@ -11,9 +11,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from tests.bench.analysis.prediction.published.law import Law, fitted, held_out
+from bench.analysis.prediction.calibration import Range
 from tests.bench.analysis.prediction.published.rows import Row
-from workloads.cost_models.step_time import StepTime
 
 CONSTANT_MFU = 0.41
 """The baseline: every row reaches this MFU."""
@@ -26,24 +25,24 @@ class Errors:
 
     constant: float
     product: float
-    law: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A row with what each prediction says of it, in tokens per second and GPU."""
+    """A row with what each prediction says of it, in tokens per second and GPU.
+
+    is_inside: whether the product's range has the measured rate.
+    """
 
     row: Row
     constant: float
     product: float
-    law: float
+    is_inside: bool
 
     @property
     def errors(self) -> Errors:
         measured = self.row.measured
-        return Errors(
-            constant=self.constant / measured - 1, product=self.product / measured - 1, law=self.law / measured - 1
-        )
+        return Errors(constant=self.constant / measured - 1, product=self.product / measured - 1)
 
     def ratio_errors(self, base: Compared) -> Errors:
         """Return the errors of the ratio of this row to another."""
@@ -51,38 +50,20 @@ class Compared:
         return Errors(
             constant=self.constant / base.constant / measured - 1,
             product=self.product / base.product / measured - 1,
-            law=self.law / base.law / measured - 1,
         )
 
 
-def compare(row: Row, law: Law) -> Compared:
+def compare(row: Row) -> Compared:
     """Return a row's predictions."""
-    step = row.fit.step
-    assert isinstance(step, StepTime), step
+    step_s = row.predicted.step_s
+    assert isinstance(step_s, Range), step_s
     flops_per_token = row.shape.flops_per_step() / row.shape.tokens
     return Compared(
         row=row,
         constant=CONSTANT_MFU * row.peak.flops_per_second / flops_per_token,
-        product=row.tokens_per_gpu / step.step_s,
-        law=law.tokens_per_second_per_gpu(row),
+        product=row.tokens_per_gpu / step_s.value,
+        is_inside=step_s.low <= row.step_s <= step_s.high,
     )
-
-
-def compare_within(rows: Sequence[Row]) -> list[Compared]:
-    """Return the rows of a report, each with the law of the report's other models."""
-    return [compare(row, held_out(row, rows)) for row in rows]
-
-
-def compare_across(rows: Sequence[Row], known: Sequence[Row]) -> list[Compared]:
-    """Return the rows of a report with the law of another one."""
-    law = fitted(known)
-    return [compare(row, law) for row in rows]
-
-
-def compare_scale(rows: Sequence[Row], gpus: int) -> list[Compared]:
-    """Return the rows on more GPUs than this, with the law of those on at most this number."""
-    law = fitted([row for row in rows if row.published.gpus <= gpus])
-    return [compare(row, law) for row in rows if row.published.gpus > gpus]
 
 
 # Differences.
@@ -172,7 +153,7 @@ def summary(errors: Sequence[float]) -> Summary:
     )
 
 
-PREDICTIONS = ("constant", "product", "law")
+PREDICTIONS = ("constant", "product")
 
 
 def summaries(errors: Sequence[Errors]) -> dict[str, Summary]:

@@ -1,18 +1,11 @@
-"""A law of compute time by kinds of kernel, fitted on published rows and tried on rows that the fit has not seen.
+"""The fit of the constants of the product's law on published rows (`bench.analysis.prediction.calibration`).
 
-A constant share of the peak says that all FLOPs take equally long. They do not: attention's are slower than those of
-large products, norms and activations are bound by memory, and a collective that overlaps takes memory bandwidth and
-multiprocessors from the kernels that it hides behind. The time of a token is therefore
+A step takes products / (a x peak) + attention / (b x peak) + c x counted bytes / memory + d x communication + the
+optimizer, where memory is MEMORY_EFFICIENCY of the data sheet's bandwidth. All terms are the product's own: work by
+`work_of`, communication by its model of links. d is 1 - HIDDEN_SHARE: the product also exposes what no phase can hide,
+which is little here. No coefficient may be negative.
 
-    a x products / peak + b x attention / peak + c x passes / bandwidth + d x communication
-
-products: FLOPs of matrix products, 6 for each multiplied weight and 2 more for each that backward repeats.
-attention: FLOPs of the causal half, 6 L H Q T, and a third more where whole blocks are repeated.
-passes: bytes of one pass over the residual stream in bf16, of each block, times the share that is left when compiled.
-The last also has what products of a small width lose: both grow with layers x width.
-communication: time of all collectives by the product's own model of links, hidden or not.
-
-a is 1 / (share of the peak that products reach), b likewise, c a number of passes, d a share. None may be negative.
+The constants are fitted on the rows of every second model by size, `FITTED`, and held against the other models.
 """
 
 from __future__ import annotations
@@ -23,74 +16,101 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
+from bench.analysis.prediction.calibration import MEMORY_EFFICIENCY
+from bench.analysis.prediction.forecast import optimizer_bytes, work_of
 from tests.bench.analysis.prediction.published.rows import Row
-from workloads.cost_models.step_time import FORWARD_SHARE, StepTime
+from workloads.cost_models.roofline import ForwardTimes, compute_of
+from workloads.cost_models.step_time import StepTime
 
-COMPILED_SHARE = 1 / 3
-"""Passes that are left when a block is compiled, counted by hand for Llama 8B in reads or writes of its width.
-
-RMSNorm is 14 as separate kernels and 2 as one, rotary 12 and 2.5, SwiGLU 17 and 10; all of forward 66 and 21, backward
-93 and 33.
-"""
-BF16_BYTES = 2
+FITTED = ("760m", "3b", "13b", "70b")
+"""Models of llm-foundry's table that the product's constants are fitted on."""
+LARGE_PART = 0.2
+"""A row says something of a constant if its term is this share of the step or more."""
+MIDDLE = (0.1, 0.9)
+Terms = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """Coefficients. products_share, attention_share: of the peak. passes: over the stream, by block and token."""
+    """Constants as the product has them. products, attention: shares of the peak. hidden: of the communication."""
 
     products: float
     attention: float
-    passes: float
-    communication: float
+    elementwise: float
+    hidden: float
 
     @property
-    def products_share(self) -> float:
-        return 1 / self.products
-
-    @property
-    def attention_share(self) -> float:
-        return 1 / self.attention if self.attention else float("inf")
-
-    def tokens_per_second_per_gpu(self, row: Row) -> float:
-        """Return the predicted rate of a row."""
-        coefficients = np.array([self.products, self.attention, self.passes, self.communication])
-        return 1 / float(terms(row) @ coefficients)
+    def coefficients(self) -> Terms:
+        """The coefficients of `terms`."""
+        return np.array([1 / self.products, 1 / self.attention, self.elementwise, 1 - self.hidden])
 
 
-def terms(row: Row) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the four terms of a token's time with coefficients of 1, in seconds."""
-    shape, published = row.shape, row.published
-    is_full = published.checkpoint == "full"
-    again = published.recomputed_products
-    again = float(is_full) if again is None else again
-    blocks = shape.layers * shape.block_parameters()
-    products = 6 * (blocks * (1 + FORWARD_SHARE * again) + shape.width * shape.vocabulary)
-    attention = 6 * shape.layers * shape.query_width * shape.sequence * (1 + FORWARD_SHARE * is_full)
-    # What `selective` repeats of a block is all that is not a product: every pass of its forward.
-    passes = shape.layers * shape.width * BF16_BYTES * (1 + FORWARD_SHARE * (published.checkpoint != "none"))
-    if published.compile != "none":
-        passes *= COMPILED_SHARE
-    step = row.fit.step
+def terms(row: Row) -> Terms:
+    """Return the four terms of a step with coefficients of 1, in seconds."""
+    work, ranks = work_of(row.case), row.case.spec().training_ranks(row.case)
+    nothing = dict.fromkeys(("products_s", "head_s", "attention_s", "elementwise_s"), 0.0)
+
+    def computed_s(**times: float) -> float:
+        compute = compute_of(ForwardTimes(**{**nothing, **times}), row.recomputed)
+        return compute.forward_s + compute.backward_s
+
+    peak, memory = row.peak.flops_per_second * ranks, row.memory_bytes_per_second * MEMORY_EFFICIENCY * ranks
+    step = row.predicted.step
     assert isinstance(step, StepTime), step
     return np.array(
         [
-            products / row.peak.flops_per_second,
-            attention / row.peak.flops_per_second,
-            passes / row.report.memory_bytes_per_second,
-            step.communication_s / row.tokens_per_gpu,
+            computed_s(products_s=sum(each.flops for each in work.products) / peak, head_s=work.head.flops / peak),
+            computed_s(attention_s=work.attention.flops / peak),
+            computed_s(elementwise_s=work.elementwise_bytes / memory),
+            step.communication_s,
         ]
     )
 
 
+def optimizer_s(row: Row) -> float:
+    """Return the optimizer's time, which has no coefficient."""
+    moved = optimizer_bytes(row.case)
+    assert isinstance(moved, float | int), moved
+    return moved / (row.memory_bytes_per_second * MEMORY_EFFICIENCY)
+
+
 def fitted(rows: Sequence[Row]) -> Law:
     """Return the law whose relative errors of time over these rows have the least squares."""
-    relative = np.array([terms(row) * row.measured for row in rows])
-    coefficients, _ = nnls(relative, np.ones(len(rows)))
-    products, attention, passes, communication = (float(each) for each in coefficients)
-    return Law(products=products, attention=attention, passes=passes, communication=communication)
+    relative = np.array([terms(row) / row.step_s for row in rows])
+    left = np.array([1 - optimizer_s(row) / row.step_s for row in rows])
+    (products, attention, elementwise, exposed), _ = nnls(relative, left)
+    return Law(
+        products=1 / float(products),
+        attention=1 / float(attention),
+        elementwise=float(elementwise),
+        hidden=1 - float(exposed),
+    )
 
 
-def held_out(row: Row, rows: Sequence[Row]) -> Law:
-    """Return the law of the rows of all other models, so that the fit has seen this one in no size, length or batch."""
-    return fitted([each for each in rows if each.published.model != row.published.model])
+def scatter(rows: Sequence[Row], law: Law) -> list[tuple[float, float]]:
+    """Return for each coefficient the middle 80 % of the values that would make a row exact.
+
+    Only rows count in which the coefficient's term is LARGE_PART of the step or more.
+    """
+    ends = []
+    for place, coefficient in enumerate(law.coefficients):
+        exact = []
+        for row in rows:
+            parts = terms(row) * law.coefficients
+            if parts[place] >= LARGE_PART * row.step_s:
+                left_s = row.step_s - optimizer_s(row) - (parts.sum() - parts[place])
+                exact.append(float(coefficient * left_s / parts[place]))
+        low, high = np.quantile(exact, MIDDLE)
+        ends.append((float(low), float(high)))
+    return ends
+
+
+def products_alone(row: Row, law: Law) -> float:
+    """Return the share of the peak at which products would make a row exact."""
+    parts = terms(row) * law.coefficients
+    return float(parts[0] * law.products / (row.step_s - optimizer_s(row) - parts[1:].sum()))
+
+
+def is_fitted(row: Row) -> bool:
+    """Whether the product's constants are fitted on this row."""
+    return row.report.report == "llm-foundry" and row.published.model in FITTED

@@ -7,7 +7,7 @@ listed in the same file, with the reason.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,10 +15,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from bench.analysis.prediction.fit import Fit, fit
+from bench.analysis.prediction.forecast import Forecast, forecast_on, recomputed_of
 from bench.case import Case, check, parse_options, settle
 from bench.machine.machines.machine_file import PlannedMachine, read_machine
 from bench.results.mfu import Peak
+from workloads.cost_models.roofline import Recomputed
 from workloads.cost_models.shape import Shape
 from workloads.registry import spec_of
 
@@ -85,7 +86,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     address: Annotated[str, Meta(pattern="^https://")]
     date: _Text
     machine: _Text
-    memory_bytes_per_second: _Positive
     conditions: Annotated[list[_Text], Meta(min_length=1)]
     models: dict[str, Model]
     table: _Table
@@ -172,10 +172,29 @@ class Row:
         )
         return check(settle(case))
 
+    @property
+    def step_s(self) -> float:
+        """The measured step."""
+        return self.tokens_per_gpu / self.measured
+
+    @property
+    def memory_bytes_per_second(self) -> float:
+        """The data sheet's bandwidth of memory."""
+        bandwidth = self.machine.memory_bandwidth()
+        assert isinstance(bandwidth, float), "each machine of a report has one"
+        return bandwidth
+
+    @property
+    def recomputed(self) -> Recomputed:
+        """What backward computes again, by the report."""
+        ours = recomputed_of(self.case)
+        again = self.published.recomputed_products
+        return ours if again is None else replace(ours, products=again)
+
     @cached_property
-    def fit(self) -> Fit:
+    def predicted(self) -> Forecast:
         """What the product predicts of the row."""
-        return fit(self.case, self.machine)
+        return forecast_on(self.case, self.machine, self.recomputed)
 
 
 def read_report(name: str) -> Report:

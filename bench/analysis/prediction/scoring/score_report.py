@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bench.analysis.prediction.score import LEAST_RUNS_OF_COVERAGE, Figure, Score, Spread, score_history
+from bench.analysis.prediction.scoring.score import LEAST_RUNS_OF_COVERAGE, Figure, Score, Spread, score_history
 from bench.errors import plural
-from bench.report.format import digits
+from bench.report.format import digits, whole_percent
 from bench.report.table import Block, Table, write
 from bench.store.history import History
 from bench.store.prediction import COVERAGE, MODEL_VERSION, PARTS
@@ -34,8 +34,8 @@ def score_page(result: Score) -> Iterator[Block]:
         yield "no run of the history can be scored: none has a stored prediction of its step and ended well"
         yield from _left_out(result)
         yield (
-            "a step is predicted where `observatory run matmul` and `observatory run collectives` were measured before"
-            " it, each on as many ranks"
+            "a step is predicted where `observatory run matmul`, `copies` and `collectives` were measured before it,"
+            " each on as many ranks"
         )
         return
     yield f"{plural(result.runs, 'run')} on {plural(result.clusters, 'independent calibration')}"
@@ -54,7 +54,7 @@ def score_page(result: Score) -> Iterator[Block]:
     yield Table(columns, rows, keys=2, unbroken=range(2, len(columns)))
     yield (
         "error: (predicted - measured) / measured, of exposed communication and bubble / measured step; median"
-        f" [{COVERAGE:.0%} range over runs]"
+        f" [{whole_percent(COVERAGE)} range over runs]"
     )
     yield ""
     yield from _bias_lines(result.bias)
@@ -101,7 +101,7 @@ def _bias_lines(bias: Figure | None) -> Iterator[str]:
 
 def _coverage_lines(coverage: Figure | None) -> Iterator[str]:
     if coverage is None:
-        yield "coverage: no prediction has an interval; calibrate with `--trials 3` or more"
+        yield "coverage: no prediction has a range; calibrate with `--trials 3` or more"
         return
     hits = round(coverage.value * coverage.runs)
     ends = ""
@@ -109,8 +109,8 @@ def _coverage_lines(coverage: Figure | None) -> Iterator[str]:
         ends = f" [{100 * coverage.low:.0f}, {100 * coverage.high:.0f}]"
     why = f"; {coverage.why_no_interval}" if coverage.why_no_interval else ""
     yield (
-        f"coverage: {hits} of {plural(coverage.runs, 'interval')} hold the measured step: {coverage.value:.0%}{ends},"
-        f" {COVERAGE:.0%} intended; worth {digits(coverage.effective_runs)} independent runs{why}"
+        f"coverage: {hits} of {plural(coverage.runs, 'range')} hold the measured step:"
+        f" {whole_percent(coverage.value)}{ends}, {whole_percent(COVERAGE)} or more intended; worth {digits(coverage.effective_runs)} independent runs{why}"
     )
     if coverage.runs < LEAST_RUNS_OF_COVERAGE:
         yield f"{plural(coverage.runs, 'run')} are too few to judge coverage by; {LEAST_RUNS_OF_COVERAGE} are needed"
