@@ -12,7 +12,7 @@ Not covered: more than two levels, such as racks, or a domain of NVLink that spa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -92,15 +92,12 @@ class NoRuns:
         return ()
 
 
-def find_links(
-    summary: Placed, history: Runs, collectives: Iterable[Collective] | None = None
-) -> MeasuredLinks | Absent:
+def find_links(summary: Placed, history: Runs) -> MeasuredLinks | Absent:
     """Return the links between the run's ranks by level and collective, each from the newest sweep; absent without any.
 
     A level that no sweep measured has the reason in place of its link. The sweep inside a node has as many ranks as the
     run has on a node. The sweep across nodes also has as many on each node, and of those one over as many nodes as the
     run is preferred, then one over most.
-    collectives: those of which the basis says by which link they go; by default the run's.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -112,7 +109,7 @@ def find_links(
     ]
     inside = _newest([run for run in alike if (run.case.ranks, run.case.nodes) == (local, 1)])
     across = _across(alike, case) if case.nodes > 1 else {}
-    needed = _needed(case) if collectives is None else dict.fromkeys(_LEVELS, tuple(collectives))
+    needed = _needed(case)
     no_inside = _no_sweep(summary, needed["node"], nodes=1)
     no_across = _no_sweep(summary, needed["cluster"], nodes=2, alike=alike)
     if case.nodes == 1 or local == 1:  # There is nothing across nodes, or nothing inside one.
@@ -139,9 +136,6 @@ def find_links(
         by_collective=tuple((collective, link) for collective, link in of_nodes.items() if collective != CALIBRATION),
     )
     return _measured([(node, inside), (cluster, across)], needed, is_alike=is_alike)
-
-
-_LEVELS = ("node", "cluster")
 
 
 def _needed(case: Case) -> dict[str, list[Collective]]:

@@ -134,8 +134,8 @@ RESIDENT_BYTES = EACH_RANK.gauge(
 
 CHECKPOINT_STALL_SECONDS = EACH_RANK.gauge(
     "observatory_checkpoint_stall_seconds",
-    "Time for which a rank's training paused while a checkpoint was saved: until all ranks' files were on disk, or until"
-    " its states were copied to the host's memory if a thread writes them.",
+    "Time for which a rank's training paused while a checkpoint was saved: until all ranks' files were on disk, or"
+    " until its states were copied to the host's memory if a thread writes them.",
 )
 CHECKPOINT_WRITE_SECONDS = EACH_RANK.gauge(
     "observatory_checkpoint_write_seconds",
