@@ -17,7 +17,7 @@ GPU_DEVICES := $(wildcard /dev/nvidiactl /dev/dxg)
 BIN := $(VENV)/bin
 SHARED := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-.PHONY: demo test test-all test-rest test-slow test-faults test-slurm test-drawn test-examples test-bytes test-alone
+.PHONY: demo test test-all test-rest test-slow test-slow-bench test-slow-other test-faults test-slurm test-drawn test-examples test-bytes test-alone
 .PHONY: test-ray test-torch test-python servers drawing screenshots
 .PHONY: install install-dev check benchmarks clean
 
@@ -69,8 +69,17 @@ BYTES := tests/slow/test_server_bytes.py tests/slow/test_wire_bytes.py tests/col
 SLOW_FILES = $(filter-out $(FAULTS) $(SLURM) $(DRAWN) $(EXAMPLES) $(BYTES), \
 	$(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.slow' tests))
 
-test-slow: servers $(VENV)/.installed-dev
-	$(SHARED) --cpu-budget=1200 -m "slow and not alone" $(SLOW_FILES)
+# CI runs one half of them, by its commit.
+SLOW_BENCH = $(filter tests/bench/%,$(SLOW_FILES))
+SLOW_OTHER = $(filter-out $(SLOW_BENCH),$(SLOW_FILES))
+
+test-slow: test-slow-bench test-slow-other
+
+test-slow-bench: servers $(VENV)/.installed-dev
+	$(SHARED) --cpu-budget=800 -m "slow and not alone" $(SLOW_BENCH)
+
+test-slow-other: servers $(VENV)/.installed-dev
+	$(SHARED) --cpu-budget=800 -m "slow and not alone" $(SLOW_OTHER)
 
 test-faults: servers $(VENV)/.installed-dev
 	$(SHARED) --cpu-budget=400 -m "slow and not alone" $(FAULTS)
