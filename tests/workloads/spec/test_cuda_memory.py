@@ -196,6 +196,8 @@ def test_no_cost_model_speaks_of_what_it_does_not_cover() -> None:
         "single 1 1b bf16 8 compile=default",
         "single 1 1b bf16 8 weights=fp8",
         "single 1 1b bf16 8 attention=math checkpoint=selective",
+        "ddp 8 1b bf16 8 compress=powersgd",
+        "ddp 8 1b bf16 8 compress=topk overlap=false",
         "three_d 8 1b/8 bf16 32 schedule=interleaved_zero_bubble",
         "ulysses 4 1b/2 bf16 8 attention=math",
     ):
