@@ -3,7 +3,7 @@
     make test-torch TORCH=2.12    # makes the environment
     .venv-torch-2.12/bin/python -m tests.torch_versions.fake_cuda.law
 
-A case is written as "strategy ranks shape/layers precision batch option=value ...". Models of 8 and 70 billion weights
+A case is written as "strategy ranks shape/layers precision batch option=value ...", `tied` where the head is tied. Models of 8 and 70 billion weights
 are cut to few layers, which are alike.
 """
 
@@ -32,6 +32,8 @@ CASES = (
     "single 1 1b/4 bf16 4 attention=math",
     "single 1 1b/2 bf16 2 attention=math checkpoint=full",
     "single 1 125m fp32 2 attention=math",
+    "single 1 1b/2 fp32 4 tied",
+    "single 1 1b/2 bf16 4 tied accumulate=2",
     "single 1 8b/4 bf16 1",
     "single 1 8b/4 bf16 1 checkpoint=full loss_chunks=16",
     "ddp 8 1b bf16 64",
@@ -41,6 +43,7 @@ CASES = (
     "ddp 8 1b/2 bf16 32 compress=bf16",
     "ddp 8 1b/4 bf16 8 compress=bf16 overlap=false",
     "ddp 8 1b/2 bf16 32 compress=topk",
+    "ddp 8 1b/2 bf16 32 tied",
     "zero1 8 1b/4 bf16 64",
     "zero2 8 8b/4 bf16 8 checkpoint=full loss_chunks=16",
     "zero2 64 8b/4 bf16 64 checkpoint=full",
@@ -98,6 +101,9 @@ def case_of(words: str) -> Case:
     shape = replace(PRESETS[name], batch=int(batch))
     if layers:
         shape = replace(shape, layers=int(layers))
+    if "tied" in chosen:
+        chosen.remove("tied")
+        shape = replace(shape, is_tied=True)
     spec = spec_of(strategy)
     options = {option.name: option.default for option in spec.options}
     for word in chosen:
