@@ -3,8 +3,8 @@
     make test-torch TORCH=2.12    # makes the environment
     .venv-torch-2.12/bin/python -m tests.torch_versions.fake_cuda.law
 
-A case is written as "strategy ranks shape/layers precision batch option=value ...", `tied` where the head is tied. Models of 8 and 70 billion weights
-are cut to few layers, which are alike.
+A case is written as "strategy ranks shape/layers precision batch option=value ...", with the word tied where the head
+is. Models of 8 and 70 billion weights are cut to few layers, which are alike.
 """
 
 from __future__ import annotations
