@@ -141,6 +141,10 @@ def _payloads(setup: Setup) -> list[tuple[Collective, int]]:
             return [("all_reduce", gradient_bytes(setup) * shape.parameters())]
 
 
+ROUNDED = ("fp16", "bf16")
+"""Values of `compress` that round gradients."""
+
+
 def _remembered_bytes(setup: Setup) -> int:
     """Return what a scheme keeps from step to step: its errors and, of PowerSGD, the last right factors.
 
@@ -155,19 +159,24 @@ def _remembered_bytes(setup: Setup) -> int:
 
 def _cuda_peak(setup: Setup, states: States, *, data_ranks: int) -> Prediction | Absent:
     """Predict the peak of a rank that keeps all weights, on CUDA."""
-    if (reason := cuda_peak_not_covered(setup)) is not None:
+    if (reason := cuda_peak_not_covered(setup, is_whole=True)) is not None:
         return reason
     is_averaged = setup.strategy != "single"
     is_overlapped = is_averaged and bool(setup.options.get("overlap", True))
     # The fp32 copy of bf16 gradients that the master is updated with.
     copy_bytes = 2 * states.gradients_bytes if is_master_kept(setup) and gradient_bytes(setup) == HALF_BYTES else 0
+    after_bytes = states.gradients_bytes if is_averaged and not is_overlapped else copy_bytes
+    compress = setup.options.get("compress", "none")
+    if compress in ROUNDED and not is_overlapped:
+        after_bytes = 5 * states.gradients_bytes // 2  # All gradients at once: their copy, its share, that rounded.
     return replicated_peak(
         cuda_model(setup, data_ranks),
         states=states,
         microbatches=microbatch_count(setup),
         # Gradients in fp32 of weights in bf16 have buckets of our own, which take the place of the gradients.
         is_bucketed=is_overlapped and not (is_master_kept(setup) and gradient_bytes(setup) == FULL_BYTES),
-        after_backward_bytes=states.gradients_bytes if is_averaged and not is_overlapped else copy_bytes,
+        after_backward_bytes=after_bytes,
+        other_bytes=0 if compress == "none" else _remembered_bytes(setup),
     )
 
 
@@ -297,8 +306,11 @@ class DdpSpec(ReplicaSpec):
         return replace(peak, other_bytes=_remembered_bytes(setup))
 
     def _cuda_peak(self, setup: Setup) -> Prediction | Absent:
-        if setup.options["compress"] != "none":
-            return Absent(reason="the cost model of memory on CUDA does not cover compression's temporary tensors")
+        compress = setup.options["compress"]
+        if compress == "powersgd":
+            return Absent(reason="the cost model of memory on CUDA does not cover the workspace of PowerSGD's QR")
+        if compress == "topk" and not setup.options["overlap"]:
+            return Absent(reason="the cost model of memory on CUDA does not cover top-k of all gradients at once")
         return _cuda_peak(setup, self.states(setup, 0), data_ranks=setup.ranks)
 
 

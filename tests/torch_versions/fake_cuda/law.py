@@ -3,8 +3,8 @@
     make test-torch TORCH=2.12    # makes the environment
     .venv-torch-2.12/bin/python -m tests.torch_versions.fake_cuda.law
 
-A case is written as "strategy ranks shape/layers precision batch option=value ...". Models of 8 and 70 billion weights
-are cut to few layers, which are alike.
+A case is written as "strategy ranks shape/layers precision batch option=value ...", with the word tied where the head
+is. Models of 8 and 70 billion weights are cut to few layers, which are alike.
 """
 
 from __future__ import annotations
@@ -32,12 +32,18 @@ CASES = (
     "single 1 1b/4 bf16 4 attention=math",
     "single 1 1b/2 bf16 2 attention=math checkpoint=full",
     "single 1 125m fp32 2 attention=math",
+    "single 1 1b/2 fp32 4 tied",
+    "single 1 1b/2 bf16 4 tied accumulate=2",
     "single 1 8b/4 bf16 1",
     "single 1 8b/4 bf16 1 checkpoint=full loss_chunks=16",
     "ddp 8 1b bf16 64",
     "ddp 8 8b/4 bf16 8 checkpoint=full",
     "ddp 8 1b/4 bf16 64 accumulate=2",
     "ddp 64 1b bf16 512",
+    "ddp 8 1b/2 bf16 32 compress=bf16",
+    "ddp 8 1b/4 bf16 8 compress=bf16 overlap=false",
+    "ddp 8 1b/2 bf16 32 compress=topk",
+    "ddp 8 1b/2 bf16 32 tied",
     "zero1 8 1b/4 bf16 64",
     "zero2 8 8b/4 bf16 8 checkpoint=full loss_chunks=16",
     "zero2 64 8b/4 bf16 64 checkpoint=full",
@@ -95,6 +101,9 @@ def case_of(words: str) -> Case:
     shape = replace(PRESETS[name], batch=int(batch))
     if layers:
         shape = replace(shape, layers=int(layers))
+    if "tied" in chosen:
+        chosen.remove("tied")
+        shape = replace(shape, is_tied=True)
     spec = spec_of(strategy)
     options = {option.name: option.default for option in spec.options}
     for word in chosen:

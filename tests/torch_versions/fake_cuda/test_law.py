@@ -26,6 +26,7 @@ CASES = (
     "single 1 1b/2 bf16 4 checkpoint=full loss_chunks=4",
     "single 1 1b/2 bf16 4 checkpoint=selective weights=bf16_compute",
     "single 1 1b/2 bf16 2 attention=math",
+    "single 1 1b/2 bf16 4 tied accumulate=2",
     "zero1 8 1b/2 bf16 32",
     "fsdp 8 1b/2 bf16 32",
     "fsdp 8 1b/2 bf16 32 checkpoint=full wrap=layer prefetch=2",

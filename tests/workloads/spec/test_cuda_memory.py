@@ -109,6 +109,14 @@ def test_a_step_frees_all_that_it_makes_but_gradients(
     assert later.net == LiveBytes()
 
 
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_tied_table_has_one_gradient_which_waits_for_that_of_the_embedding(chunks: int) -> None:
+    tied, table = replace(MODEL, shape=replace(SHAPE, is_tied=True), loss_chunks=chunks), SHAPE.vocabulary * SHAPE.width
+    first, later = whole_pass(tied, "new"), whole_pass(tied, "added")
+    assert first.net == LiveBytes(gradients=4 * (SHAPE.layers * SHAPE.block_parameters() + table))
+    assert later.net == LiveBytes()
+
+
 # Attention by plain products, which keep all scores.
 
 
@@ -196,6 +204,9 @@ def test_no_cost_model_speaks_of_what_it_does_not_cover() -> None:
         "single 1 1b bf16 8 compile=default",
         "single 1 1b bf16 8 weights=fp8",
         "single 1 1b bf16 8 attention=math checkpoint=selective",
+        "ddp 8 1b bf16 8 compress=powersgd",
+        "fsdp 8 1b bf16 8 tied",
+        "ddp 8 1b bf16 8 compress=topk overlap=false",
         "three_d 8 1b/8 bf16 32 schedule=interleaved_zero_bubble",
         "ulysses 4 1b/2 bf16 8 attention=math",
     ):

@@ -1,7 +1,4 @@
-"""What embedding, head and loss make and free on CUDA, and so all that one microbatch does on a rank.
-
-Not covered: a head that has the embedding's weight.
-"""
+"""What embedding, head and loss make and free on CUDA, and so all that one microbatch does on a rank."""
 
 from __future__ import annotations
 

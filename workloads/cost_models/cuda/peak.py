@@ -43,12 +43,20 @@ def tokens_bytes(model: CudaModel, microbatches: int) -> int:
 
 
 def whole_pass(model: CudaModel, gradients: Gradients) -> Stretch:
-    """Return forward and backward of one microbatch through a whole model."""
-    layers = model.shape.layers
+    """Return forward and backward of one microbatch through a whole model.
+
+    A table that is also the head has one gradient: that of the head waits in autograd for the embedding's, which is
+    added in place, and only then is added to one that lives elsewhere.
+    """
+    layers, is_tied = model.shape.layers, model.shape.is_tied
+    waiting = model.gradient_bytes * model.shape.vocabulary * model.shape.width if is_tied else 0
+    if gradients == "new":
+        waiting = 0  # It is the gradient that stays.
     tape = Tape().play(model.embedding()).play(model.forwards(layers)).play(model.head())
     tape.change(-model.cached_bytes(layers) - model.head_copy_bytes)
-    tape.play(model.head_backward(gradients)).play(model.backwards(layers, gradients))
-    return tape.play(model.embedding_backward(gradients)).stretch()
+    tape.play(model.head_backward(gradients)).change(waiting, "temporary").play(model.backwards(layers, gradients))
+    tape.play(model.embedding_backward("added" if is_tied else gradients))
+    return tape.change(-waiting, "temporary").stretch()
 
 
 def passes(first: Stretch, later: Stretch, microbatches: int) -> Stretch:
