@@ -125,6 +125,8 @@ def test_two_runs_of_a_name_are_compared_by_their_days(place: Place) -> None:
     assert code == 0
     assert re.search(r"median step .* worse", out)
     assert "intervals are of stretches within the run" in out
+    assert "one run a side, of whose stretches the intervals are" in out
+    assert "--trials" not in out
     assert "steps 108" not in out  # How long a program runs is no setting.
 
 
