@@ -245,6 +245,7 @@ def comparison_of(
             a_run=pair.a.run,
             b_run=pair.b.run,
             trials=(pair.a.trials_done, pair.b.trials_done),
+            is_watched=pair.a.watched is not None,
             differences=pair.differences,
             arithmetic=(arithmetic(pair.a.case), arithmetic(pair.b.case)),
             arithmetic_note=arithmetic_note(pair.a.case, pair.b.case),

@@ -65,6 +65,7 @@ class Compared:
     name: of the case. a_run, b_run: their ids. trials: complete ones of each. differences: between their cases.
     is_in_turn: their trials took turns, so that figures are compared in pairs. arithmetic: of each side, see
     `bench.analysis.compare.sides.arithmetic`. arithmetic_note: a line where they differ in it.
+    is_watched: of programs of one's own, whose trials are stretches of one run.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Compared:
     arithmetic_note: str | None
     is_in_turn: bool
     figures: tuple[JudgedChange, ...]
+    is_watched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,10 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
     turns = Counter(runs.is_in_turn for runs in comparison.compared)
     trials = sorted({count for runs in comparison.compared for count in runs.trials})
     of_trials = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
-    if turns[True] and turns[False]:
+    is_watched = bool(comparison.compared) and all(runs.is_watched for runs in comparison.compared)
+    if is_watched:
+        yield "one run a side, of whose stretches the intervals are; changes of the machine also count"
+    elif turns[True] and turns[False]:
         yield f"{of_trials} trials a side; those of {plural(turns[True], 'case')} took turns, and are compared in pairs"
     elif turns[True]:
         yield f"{of_trials} trials a side, in turn: compared in pairs of trials"
@@ -176,16 +181,17 @@ def _words(comparison: Comparison, judged: Sequence[JudgedChange], hidden: int, 
     if "same" in outcomes:
         margin = 100 * comparison.margin
         yield f"same: the interval is within {margin:g} % either way, or all trials of both sides are equal"
-    if "unsure" in outcomes:
+    if "unsure" in outcomes and not is_watched:
         yield "unsure: about so many more trials a side would settle it, with 80 % power"
-    if any(each.outcome == "unsure" and each.change.is_short for each in judged):
+    if any(each.outcome == "unsure" and each.change.is_short for each in judged) and not is_watched:
         yield (
             f"fewer than {LEAST_APART} trials of a side, measured apart, show only a difference beyond {LARGE:g}x,"
             f" unless its series has about {LEAST_KNOWN // 2} other runs of 3 trials: all of them may lie in one of two"
             f" modes; use --trials {LEAST_APART} or `observatory compare --ab`"
         )
     if reasons := dict.fromkeys(each.change.reason for each in judged if each.outcome == "insufficient_data"):
-        yield f"insufficient data: {'; '.join(reason for reason in reasons if reason)}; use --trials 5"
+        next_step = "longer runs have intervals" if is_watched else "use --trials 5"
+        yield f"insufficient data: {'; '.join(reason for reason in reasons if reason)}; {next_step}"
     yield from comparison.missing
     yield from comparison.notes
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 
 from bench.cli.main import run
+from bench.serve.latest_results import NewestResults
 from bench.session.keep_watched import keep_watched
 from bench.store import run_dir
 from bench.store.history import History
+from collectors.metrics.agent import RESULT_INFO
 from tests.bench.made.examples import make_machine
 from tests.bench.results.watched.made_ranks import Fault, MadeSteps, made_steps, write_run
 
@@ -122,6 +125,8 @@ def test_two_runs_of_a_name_are_compared_by_their_days(place: Place) -> None:
     assert code == 0
     assert re.search(r"median step .* worse", out)
     assert "intervals are of stretches within the run" in out
+    assert "one run a side, of whose stretches the intervals are" in out
+    assert "--trials" not in out
     assert "steps 108" not in out  # How long a program runs is no setting.
 
 
@@ -186,3 +191,30 @@ def test_what_runs_by_name_refuses_the_kind(place: Place, capsys: pytest.Capture
     assert "watched" not in capsys.readouterr().out
     code, _, err = place.said("show", "--strategy", "watched")
     assert (code, "no watched run is in the history yet" in err) == (0, True)
+
+
+def test_a_watched_run_is_pruned_as_any_other_and_the_history_keeps_it(place: Place) -> None:
+    today = int((time.time() - FIRST_S) / DAY_S)
+    old, young = place.keep(today - 9, made_steps("ddp")), place.keep(today, made_steps("ddp"))
+    code, _, err = place.said("prune", "--older-than", "5d")
+    assert code == 0, err
+    assert [path.name for path in place.runs.iterdir() if path.is_dir()] == [young]
+    assert "name=llama-sft" in place.said("show")[1]
+    assert f"{old}: done" in place.said("show", old)[1]
+
+
+def test_the_exporter_knows_the_newest_run_by_its_name(place: Place) -> None:
+    place.keep(0, made_steps("ddp", seed=1), watch={"tags": {"data": "c4"}})
+    place.keep(1, made_steps("ddp", fault=Fault(rank=1, phase="data")), watch={"tags": {"data": "c4"}})
+    newest = NewestResults(on_notice=lambda line: pytest.fail(line))
+    with History(place.store, writable=False) as history:
+        newest.read(history)
+    samples = list(newest.samples())
+    (info,) = [sample for sample, _ in samples if sample.metric == RESULT_INFO.name]
+    assert info.labels["name"] == "llama-sft on 2, cpu, torch 2.13.0, data=c4"
+    assert (info.labels["run"], info.labels["precision"]) == ("day01-llama-sft", "unknown")
+    late = [sample.labels for sample, _ in samples if sample.metric == "observatory_run_late_median_ratio"]
+    assert late == [{"rank": "1", "phase": "data"}]
+    phases = [sample for sample, _ in samples if sample.metric == "observatory_run_rank_phase_median_seconds"]
+    assert len(phases) == 8
+    assert any(sample.metric == "observatory_run_step_quantile_p99_median_seconds" for sample, _ in samples)
