@@ -340,8 +340,11 @@ class StrategySpec(ABC):
         return next(share.ranks for share in shares if share is not None)
 
     def training_ranks(self, setup: Setup) -> int:
-        """Return how many ranks share the work of a batch, whether by sequences, tensors, layers or positions."""
-        return sum(self.data_share(setup, rank) is not None for rank in range(setup.ranks))
+        """Return how many ranks share the work of a batch, whether by sequences, tensors, layers or positions.
+
+        It is the number of ranks with a `data_share`; a spec whose ranks do not all have one overrides it as well.
+        """
+        return setup.ranks
 
     def sends_messages(self, setup: Setup) -> bool:
         """Whether ranks exchange tensors by send and receive."""

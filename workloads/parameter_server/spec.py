@@ -63,6 +63,9 @@ class ParameterServerSpec(StrategySpec):
             return None
         return DataShare(rank=rank - _servers(setup), ranks=_workers(setup))
 
+    def training_ranks(self, setup: Setup) -> int:
+        return _workers(setup)
+
     def refusals(self, setup: Setup) -> list[str]:
         servers, workers, tensors = _servers(setup), _workers(setup), setup.shape.parameter_tensors()
         most = min(setup.ranks - 1, tensors)

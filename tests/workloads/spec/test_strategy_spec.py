@@ -84,7 +84,9 @@ def test_strategies_have_names_of_their_own() -> None:
     ("strategy", "ranks", "training_ranks"), [("single", 1, 1), ("ddp", 4, 4), ("parameter_server", 4, 3)]
 )
 def test_ranks_that_train_share_the_work_of_a_batch(strategy: str, ranks: int, training_ranks: int) -> None:
-    assert spec_of(strategy).training_ranks(small_setup(strategy, ranks=ranks)) == training_ranks
+    spec, setup = spec_of(strategy), small_setup(strategy, ranks=ranks)
+    assert spec.training_ranks(setup) == training_ranks
+    assert sum(spec.data_share(setup, rank) is not None for rank in range(ranks)) == training_ranks
 
 
 def test_a_batch_is_split_into_what_the_strategy_calls_its_parts() -> None:

@@ -30,7 +30,15 @@ from workloads.registry import SPECS
 
 MACHINE = read_machine("h100x8x2")
 TRAINING = [spec.name for spec in SPECS if spec.kind == "training" and not spec.missing_packages()]
-RANKS = {"single": 1, "ring_attention": 4, "ulysses": 4, "tensor_parallel": 4, "one_f_one_b": 4, "interleaved": 4, "zero_bubble": 4}
+RANKS = {
+    "single": 1,
+    "ring_attention": 4,
+    "ulysses": 4,
+    "tensor_parallel": 4,
+    "one_f_one_b": 4,
+    "interleaved": 4,
+    "zero_bubble": 4,
+}
 BATCH = {"parameter_server": 30}
 HARDWARE = hardware_here("cpu", cores=2, gpus=())
 

@@ -258,7 +258,10 @@ def test_a_machine_elsewhere_takes_rates_of_the_history_where_its_hardware_was_m
     ("line", "says"),
     [
         ("predict matmul", "matmul is a probe, which trains no model"),
-        ("predict ddp --on h100x8 --from-history", "the history has no run of matmul, copies or collectives on 8 x NVIDIA H100 80GB HBM3"),
+        (
+            "predict ddp --on h100x8 --from-history",
+            "the history has no run of matmul, copies or collectives on 8 x NVIDIA H100 80GB HBM3",
+        ),
         ("predict ddp --on h100x8 --nodes 2", "--nodes and --ranks-per-node cannot be set with it; leave them out"),
         ("predict ddp --on h100x8 --ranks 1000000", "ranks is 1000000; it must be 4096 or less"),
         ("predict ddp --on h100x8 --tokens 15X", "'15X' is not a number of tokens; use for example 15T, 300B or 2e9"),

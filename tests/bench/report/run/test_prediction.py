@@ -49,7 +49,7 @@ def _shown(run: Summary, *, has_details: bool = True) -> list[str]:
 
 def test_each_part_is_shown_with_its_error() -> None:
     lines = _shown(RUN)
-    at = lines.index("ddp on 2, before its first trial predicted measured error 80% interval")
+    at = lines.index("ddp on 2, before its first trial predicted measured error range")
     assert lines[at + 1 : at + 9] == [
         "step 9.00 ms 12.0 ms -25.0 % 8.00 ms to 10.0 ms, outside",
         "computing 6.00 ms - - -",
@@ -63,7 +63,7 @@ def test_each_part_is_shown_with_its_error() -> None:
     assert lines[at + 9 : at + 12] == [
         "ddp on 2: not predicted: optimizer: the cost model leaves it out",
         "ddp on 2: not predicted: memory: activations: it is not covered",
-        "ddp on 2: the interval rests on ceilings: scatter of 3 runs",
+        "ddp on 2: the range rests on ceilings: scatter of 3 runs",
     ]
 
 
