@@ -58,6 +58,7 @@ COMMANDS = {
         "bench.cli.dashboards",
         "Render Grafana's dashboards and Prometheus's rules, or push them to a Grafana.",
     ),
+    "watch": ("bench.cli.watching.watch", "Run a training command of your own, unedited, and keep its step times."),
     "serve": ("bench.cli.watching.serve", "Serve /metrics of this node, its runs and results to Prometheus."),
     "stack": (
         "bench.cli.watching.stack",
@@ -127,13 +128,13 @@ def observatory() -> None:
     """
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
+def run(arguments: Sequence[str], *, umask: int | None = None) -> int:
+    """Run one command line and return its exit code. umask: what a command that a user named runs with; None: ours."""
     is_completion = COMPLETION_VARIABLE in os.environ
     try:
         if is_completion:
             register()
-        code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False)
+        code = observatory.main(args=list(arguments), prog_name="observatory", standalone_mode=False, obj=umask)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         say(error.format_message(), is_page=True)
@@ -193,11 +194,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """The entry point of the installed command."""
-    os.umask(PRIVATE)
+    umask = os.umask(PRIVATE)
     _open_standard_streams()
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # A name of a trace may have any letter.
-    code = run(sys.argv[1:])
+    code = run(sys.argv[1:], umask=umask)
     _drop_unsaid()
     sys.exit(code)
 

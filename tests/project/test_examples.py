@@ -123,7 +123,9 @@ def _examples() -> list[object]:
 def _starts_ranks(example: str) -> bool:
     """Of `doctor`, which starts them, too, that one is left which prints all that it finds."""
     return example in ("observatory doctor", "observatory doctor --nodes 2") or (
-        example.startswith(("observatory run ", "observatory suite run ", "observatory compare --a"))
+        example.startswith(
+            ("observatory run ", "observatory suite run ", "observatory compare --a", "observatory watch ")
+        )
         and "--dry-run" not in example
     )
 
@@ -149,6 +151,11 @@ def test_an_example_ends_as_it_should(
         _up_and_down(command, environment, tmp_path)
         return
     folder = traces if words[0] == "analyse" else None
+    if words[0] == "watch":  # On two ranks, and with torchrun from where this Python is.
+        folder = tmp_path
+        (tmp_path / "train.py").write_text("import torch\n")
+        command = ["2" if word == "8" else word for word in command]
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=folder)
     expected = 3 if "--inject" in words else 0
     assert ended.returncode == expected, ended.stderr

@@ -1,4 +1,4 @@
-"""Hostile command lines of `observatory serve` and `observatory doctor`."""
+"""Hostile command lines of `observatory serve`, `observatory doctor` and `observatory watch`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ LONG = "a" * 300
 _BEAT = "it may be 0.1 to 60 seconds"
 _TARGETS = "serve --host 127.0.0.1 --port 0 --targets"
 _WEB = "serve --port 0 --web-config"
+
+_LONG = "a" * 64
+_NAMES = "use up to 63 letters, digits and `.`, `_` or `-`"
 
 LINES = (
     Line("serve x", 2, "unexpected extra argument (x)"),
@@ -101,4 +104,24 @@ LINES = (
     Line("doctor --record garbage.json/new", 2, "choose a file in a folder that you can write to"),
     Line(f"doctor --record {LONG}", 2, "File name too long; choose a file"),
     Line("doctor --recrd new", 2, "No such option '--recrd'"),
+    Line("watch", 2, "Missing argument 'COMMAND...'"),
+    Line("watch --name job", 2, "Missing argument 'COMMAND...'"),
+    Line("watch --", 2, "Missing argument 'COMMAND...'"),
+    Line("watch --nmae job -- true", 2, "No such option '--nmae'"),
+    Line("watch --name ''  -- true", 2, "it is empty; leave it out, or name one"),
+    Line("watch --name ../up -- true", 2, f"--name '../up' cannot name a run; {_NAMES}"),
+    Line("watch --name .hidden -- true", 2, f"--name '.hidden' cannot name a run; {_NAMES}"),
+    Line(f"watch --name {_LONG} -- true", 2, f"cannot name a run; {_NAMES}"),
+    Line("watch --name 'a\x1b[31m' -- true", 2, f"cannot name a run; {_NAMES}"),
+    Line("watch --tag model -- true", 2, "--tag 'model' is no KEY=VALUE; write for example --tag model=7b"),
+    Line("watch --tag =7b -- true", 2, "--tag '=7b' is no KEY=VALUE"),
+    Line("watch --tag a=1 --tag a=2 -- true", 2, "--tag a is set twice; set it once"),
+    Line("watch -- no-such-program", 2, "command 'no-such-program' cannot be run: there is no such program"),
+    Line("watch -- ''", 2, "command '' cannot be run: it is empty"),
+    Line("watch -- ./folder", 2, "command './folder' cannot be run: it is a folder"),
+    Line("watch -- ./misspelt.toml", 2, "it is not executable; put its interpreter first, for example `python`"),
+    Line("watch --runs '' -- true", 2, "it is empty; name a folder"),
+    Line("watch --runs misspelt.toml -- true", 2, "Directory 'misspelt.toml' is a file"),
+    Line("watch --runs misspelt.toml/runs -- true", 4, "no run can be written in misspelt.toml/runs: Not a directory"),
+    Line("watch --store notaurl -- true", 2, "the store's URL cannot be"),
 )

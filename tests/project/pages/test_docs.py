@@ -142,6 +142,8 @@ def test_each_command_exists_with_its_options() -> None:
         for call in _calls(page.read_text()):
             words = shlex.split(call.replace("...", ""))[1:]
             command, rest = _command(words)
+            if "--" in rest:  # What follows is a user's command under `observatory watch`.
+                rest = rest[: rest.index("--")]
             given = {word.partition("=")[0] for word in rest if word.startswith("--")}
             assert given <= _options(command), f"{page}: {call}"
 
@@ -163,6 +165,7 @@ FOREIGN = {
         "--gres",
         "--hpc-job-mapping-dir",
     ),
+    *("--batch-size", "--nproc-per-node"),  # Of launchers and of a user's script.
     *("--http.config.file", "--junitxml", "--max-depth", "--pid", "--server-side", "--storage.tsdb.retention.time"),
 }
 """Options in the text of programs other than `observatory`."""

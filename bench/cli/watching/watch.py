@@ -1,0 +1,80 @@
+"""`observatory watch`: runs a training command of one's own, unedited, and keeps how fast its steps were."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from bench.cli.options import RUNS, SHARING, STORE, NamedText
+from bench.errors import Misuse
+
+MOST_TAGS = 16
+_TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})")
+
+
+@click.command(name="watch", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--name", type=NamedText(), show_default="the script's", help="Name of the series that the run belongs to."
+)
+@click.option(
+    "--tag",
+    "tag_words",
+    metavar="KEY=VALUE",
+    type=NamedText(),
+    multiple=True,
+    help="What tells runs of the same name apart, for example model=7b. Repeatable.",
+)
+@SHARING
+@RUNS
+@STORE
+@click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    context: click.Context,
+    name: str | None,
+    tag_words: tuple[str, ...],
+    runs_folder: Path,
+    store_url: str | None,
+    words: tuple[str, ...],
+) -> int:
+    """Run a training command, watch its steps, and keep them as a run.
+
+    The command runs as without us: same output, signals and exit code, and an unedited script. Standard error has its
+    progress and, at the end, a table of its ranks. OBSERVATORY_WATCH=off runs it unwatched.
+
+    \b
+    Example:
+      observatory watch --name llama-sft -- torchrun --nproc-per-node 8 train.py
+    """
+    from bench.session.watched.command_line import default_name
+    from bench.session.watched.session import NAME, WatchRequest, watch
+
+    if name is None:
+        name = default_name(words)
+    if not NAME.fullmatch(name):
+        raise Misuse(f"--name {name!r} cannot name a run; use up to 63 letters, digits and `.`, `_` or `-`")
+    request = WatchRequest(
+        command=words,
+        name=name,
+        runs=runs_folder,
+        store_url=store_url,
+        tags=_tags(tag_words),
+        umask=context.obj if isinstance(context.obj, int) else None,
+    )
+    return watch(request)
+
+
+def _tags(words: tuple[str, ...]) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for word in words:
+        match = _TAG.fullmatch(word)
+        if match is None:
+            raise Misuse(f"--tag {word!r} is no KEY=VALUE; write for example --tag model=7b")
+        if match[1] in tags:
+            raise Misuse(f"--tag {match[1]} is set twice; set it once")
+        tags[match[1]] = match[2]
+    if len(tags) > MOST_TAGS:
+        raise Misuse(f"{len(tags)} tags are too many; use {MOST_TAGS} or fewer")
+    return tags

@@ -1,0 +1,246 @@
+"""The progress of a watched job from the files of its ranks: a live line, and a table at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import quantiles
+
+import msgspec
+
+from bench.errors import plural, say
+from bench.report.format import digits, readable
+from bench.report.table import Block, Table
+from collectors.files import open_to_read
+
+RECENT = 200
+"""Steps of a rank that the live line describes."""
+MOST_RANKS = 64
+"""Ranks that the live line reads, and the table shows at most `MOST_ROWS`."""
+MOST_ROWS = 16
+MOST_BYTES = 4 << 20
+"""Read of a rank's file at once."""
+QUIET_S = 60.0
+"""Time between two lines where standard error is no terminal."""
+NO_PROCESS = (
+    "no process reported a step: the command starts no Python with torch, or its Python reads no PYTHONPATH (-I, -E,"
+    " -S), or it ended before its first step"
+)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """One line of a rank's file; see docs/guides/watch.md."""
+
+    kind: str
+    rule: str | None = None
+    step_ns: list[int | None] = []
+    data_ns: list[int | None] | None = None
+    forward_ns: list[int | None] | None = None
+    backward_ns: list[int | None] | None = None
+    optimizer_ns: list[int | None] | None = None
+    tokens: list[float | None] | None = None
+    own_ns: list[int] | None = None
+    first: int = 0
+    text: str = ""
+
+
+class RankProgress:
+    """What one rank has written so far.
+
+    steps: that it has made. step_ns: of those steps that are written. phases_ns: sums over the steps that have a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.rank = int(path.stem.removeprefix("watch_rank"))
+        self.steps = 0
+        self.rules: list[str] = []
+        self.notes: list[str] = []
+        self.step_ns: list[int] = []
+        self.phases_ns: dict[str, int | None] = {}
+        self.recent: deque[tuple[int, int, float]] = deque(maxlen=RECENT)
+        self._path, self._offset = path, 0
+
+    def read(self) -> None:
+        """Read what was appended since the last time; a line that is no line of ours is passed over."""
+        try:
+            with open_to_read(self._path) as file:
+                file.seek(self._offset)
+                data = file.read(MOST_BYTES)
+        except OSError:  # Removed meanwhile.
+            return
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) == MOST_BYTES:
+            whole = len(data)
+        self._offset += whole
+        for text in data[:whole].splitlines():
+            try:
+                self._take(_DECODER.decode(text))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+
+    def _take(self, line: _Line) -> None:
+        if line.kind == "note":
+            self.notes.append(line.text)
+        if line.kind != "steps":
+            return
+        if line.rule is not None and line.rule not in self.rules:
+            self.rules.append(line.rule)
+        self.steps = line.first + len(line.step_ns)
+        timed = [place for place, step_ns in enumerate(line.step_ns) if step_ns is not None]
+        for name in ("data", "forward", "backward", "optimizer", "own"):
+            column: Sequence[int | None] | None = getattr(line, f"{name}_ns")
+            values = [] if column is None else [column[place] for place in timed if place < len(column)]
+            known = [value for value in values if value is not None]
+            if known:
+                self.phases_ns[name] = (self.phases_ns.get(name) or 0) + sum(known)
+        for place in timed:
+            step_ns = line.step_ns[place] or 0
+            data_ns = _at(line.data_ns, place)
+            self.step_ns.append(step_ns)
+            self.recent.append((step_ns, int(data_ns), _at(line.tokens, place)))
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def _at(column: Sequence[float | None] | None, place: int) -> float:
+    return (column[place] if column is not None and place < len(column) else None) or 0
+
+
+class JobProgress:
+    """The ranks of a watched run, read again and again. folder: of the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ranks: dict[str, RankProgress] = {}
+
+    def read(self, *, most_ranks: int | None = MOST_RANKS) -> None:
+        """Read what the ranks have written since the last time."""
+        for path in sorted(self._folder.glob("watch_rank*.jsonl")):
+            if path.name not in self.ranks and path.stem.removeprefix("watch_rank").isdecimal():
+                if most_ranks is not None and len(self.ranks) >= most_ranks:
+                    break
+                self.ranks[path.name] = RankProgress(path)
+        for rank in self.ranks.values():
+            rank.read()
+
+    def line(self) -> str | None:
+        """Return the newest steps in one line; None before there are two.
+
+        Example: step 1,234   p50 52.1 ms   p99 60.4 ms   12,300 tokens/s   waiting for data 3 % (rank 1)
+        """
+        ranks = [rank for rank in self.ranks.values() if rank.recent]
+        if not ranks:
+            return None
+        times_ns = [step_ns for rank in ranks for step_ns, _, _ in rank.recent]
+        words = [f"step {max(rank.steps for rank in ranks):,}", f"p50 {_seconds(_quantile(times_ns, 50))}"]
+        words.append(f"p99 {_seconds(_quantile(times_ns, 99))}")
+        tokens = sum(
+            1e9 * sum(tokens for _, _, tokens in rank.recent) / max(1, sum(step_ns for step_ns, _, _ in rank.recent))
+            for rank in ranks
+        )
+        if tokens:
+            words.append(f"{digits(tokens)} tokens/s")
+        waits = {rank.rank: _share(rank.recent) for rank in ranks}
+        most = max(waits, key=lambda rank: waits[rank])
+        rank_words = f" (rank {most})" if len(ranks) > 1 and waits[most] >= 0.01 else ""
+        words.append(f"waiting for data {waits[most]:.0%}{rank_words}".replace("%", " %"))
+        return "   ".join(words)
+
+    def page(self) -> Iterator[Block]:
+        """Yield the table of the job's ranks, and what the ranks said in words."""
+        ranks = sorted(self.ranks.values(), key=lambda rank: rank.rank)
+        timed = [rank for rank in ranks if rank.step_ns]
+        if timed:
+            columns = ("rank", "steps", "p50", "p99", "data", "forward", "backward", "optimizer", "watch itself")
+            yield Table(columns, [_row(rank) for rank in timed[:MOST_ROWS]], words=(), keys=1)
+            if len(timed) > MOST_ROWS:
+                yield f"{plural(len(timed) - MOST_ROWS, 'more rank')} in the run's folder"
+            rules = dict.fromkeys(RULE_WORDS.get(rule, rule) for rank in timed for rule in rank.rules)
+            yield f"steps are {', '.join(rules)}; phases are shares of the step, by the host's clock"
+        elif not any(rank.steps or rank.notes for rank in ranks):
+            yield NO_PROCESS
+        elif ranks:
+            yield f"{plural(max(rank.steps for rank in ranks), 'step')} seen; a step time needs two"
+        yield from dict.fromkeys(f"rank {rank.rank}: {note}" for rank in ranks[:MOST_RANKS] for note in rank.notes)
+
+
+RULE_WORDS = {
+    "mark": "those that the script marks",
+    "deepspeed": "those of DeepSpeed's engine",
+    "optimizer": "those of the optimizer",
+}
+"""What found the steps, in words."""
+
+
+def _row(rank: RankProgress) -> list[str]:
+    total_ns = sum(rank.step_ns)
+    shares = [rank.phases_ns.get(name) for name in ("data", "forward", "backward", "optimizer", "own")]
+    return [
+        *(str(rank.rank), f"{rank.steps:,}"),
+        *(_seconds(_quantile(rank.step_ns, 50)), _seconds(_quantile(rank.step_ns, 99))),
+        *("-" if share is None else _percent(share / max(1, total_ns)) for share in shares),
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %" if share < 0.01 else f"{100 * share:.1f} %"
+
+
+def _seconds(value_ns: float) -> str:
+    return readable(value_ns, "ns")
+
+
+def _quantile(values: Sequence[int], percent: int) -> float:
+    return float(values[0]) if len(values) == 1 else quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _share(recent: Iterable[tuple[int, int, float]]) -> float:
+    steps = list(recent)
+    return sum(data_ns for _, data_ns, _ in steps) / max(1, sum(step_ns for step_ns, _, _ in steps))
+
+
+class LiveLine:
+    """One line that is written over again on a terminal, and a line a minute elsewhere; on standard error only.
+
+    is_terminal: whether standard error is one. clock_s: monotonic.
+    """
+
+    def __init__(self, *, is_terminal: bool | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
+        is_drawn = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_terminal = is_drawn if is_terminal is None else is_terminal
+        self._clock_s, self._shown_s = clock_s, clock_s()
+        self._is_shown = False
+
+    def is_due(self) -> bool:
+        """Whether a line would be shown now."""
+        return self._is_terminal or self._clock_s() - self._shown_s >= QUIET_S
+
+    def show(self, line: str | None) -> None:
+        """Show the line, where it is due."""
+        if line is None or not self.is_due():
+            return
+        self._shown_s = self._clock_s()
+        if self._is_terminal:  # The cursor goes back to the left: what the command prints next starts there.
+            width = shutil.get_terminal_size().columns - 1
+            _write(f"\r{line[:width]}\x1b[K\r")
+            self._is_shown = True
+        else:
+            say(line)
+
+    def close(self) -> None:
+        """Remove the line."""
+        if self._is_shown:
+            _write("\r\x1b[K")
+
+
+def _write(text: str) -> None:
+    try:
+        os.write(2, text.encode())
+    except OSError:  # The terminal is gone.
+        return

@@ -1,0 +1,217 @@
+"""A command under watch: its run's folder with the hook, the command itself, and what is kept at its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.errors import InfrastructureFailed, Misuse, say
+from bench.report.table import open_console, print_page
+from bench.session.watched.child import exit_code, run_child
+from bench.session.watched.command_line import known_words, read_script
+from bench.session.watched.progress import JobProgress, LiveLine
+from bench.store import run_dir
+from bench.store.active_runs import lock_folder
+from bench.store.files import read_small
+from collectors.files import locked, make_folder, replace_file
+
+VERSION = 1
+HOOK_FILES = ("observatory_watch.py", "observatory_watch_hooks.py", "sitecustomize.py")
+"""Files of `collectors/watch` that the command's interpreters load; the last is what Python starts by itself."""
+HOOK_FOLDER = "hook"
+SETTINGS = "settings.json"
+FAILURES, MOST_FAILURES = "watch_failures.txt", 3
+SWITCH = "OBSERVATORY_WATCH"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOOK = Path(__file__).parents[3] / "collectors" / "watch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchRequest:
+    """A command to watch. name: of the series that the run belongs to. umask: of the command, None: as ours.
+
+    tags: declared by a person; runs with other tags are another series.
+    """
+
+    command: Sequence[str]
+    name: str
+    runs: Path
+    store_url: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    umask: int | None = None
+
+
+def watch(request: WatchRequest) -> int:
+    """Run the command under watch, keep its run, and return the command's own exit code.
+
+    Raises:
+        Misuse: there is no such command, or the name or the folder of runs cannot be used.
+        InfrastructureFailed: the run's folder cannot be written, or the command cannot be started.
+    """
+    find_program(request.command[0])
+    if os.environ.get(SWITCH, "").lower() == "off":
+        say(f"{SWITCH}=off: the command runs unwatched, and no run is kept")
+        return exit_code(run_child(request.command, os.environ, umask=request.umask))
+    run_dir.check_place(request.runs)
+    with ExitStack() as stack:
+        folder = _make_folder(request, stack)
+        document = _describe(request, folder)
+        _write_document(folder, document)
+        live, progress = LiveLine(), JobProgress(folder)
+
+        def beat() -> None:
+            progress.read()
+            if live.is_due():
+                live.show(progress.line())
+
+        try:
+            code = run_child(
+                request.command, environment(os.environ, folder / HOOK_FOLDER), umask=request.umask, on_beat=beat
+            )
+        except InfrastructureFailed:
+            shutil.rmtree(folder)
+            raise
+        finally:
+            live.close()
+        _keep(request, folder, document | _end_of(code), progress)
+    return exit_code(code)
+
+
+def find_program(name: str) -> str:
+    """Return the path of a command's program.
+
+    Raises:
+        Misuse: there is none that could be run.
+    """
+    found = shutil.which(name)
+    if found is None:
+        if not name:
+            why = "it is empty; name a program"
+        elif Path(name).is_dir():
+            why = "it is a folder"
+        elif Path(name).is_file():
+            why = "it is not executable; put its interpreter first, for example `python`"
+        else:
+            why = "there is no such program; check the name, and that its environment is active"
+        raise Misuse(f"command {name!r} cannot be run: {why}")
+    return found
+
+
+def environment(variables: Mapping[str, str], hook: Path) -> dict[str, str]:
+    """Return the command's environment: ours, with the hook's folder first on PYTHONPATH."""
+    former = variables.get("PYTHONPATH")
+    return {**variables, "PYTHONPATH": os.pathsep.join([str(hook), *([former] if former else [])])}
+
+
+def write_hook(folder: Path) -> Path:
+    """Make the hook's folder in a run's folder, for this user alone; return it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    hook = folder / HOOK_FOLDER
+    hook.mkdir(0o700)
+    for name in HOOK_FILES:
+        replace_file(hook / name, read_small(_HOOK / name))
+    run_dir.write_json(hook / SETTINGS, {"version": VERSION, "folder": str(folder)})
+    return hook
+
+
+def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
+    """Make the run's folder, locked until the stack ends, which marks the run as active."""
+    started = datetime.now(tz=UTC)
+    folder = request.runs.absolute() / f"{started:%Y%m%d-%H%M%S}-{request.name}-{secrets.token_hex(3)}"
+    if os.pathsep in str(folder):
+        raise Misuse(f"the folder of runs {request.runs} has a {os.pathsep!r}, which ends an entry of PYTHONPATH")
+    try:
+        make_folder(folder, exist_ok=False)
+        lock = lock_folder(folder)
+        assert lock is not None, "nobody else knows the folder yet"
+        stack.callback(os.close, lock)
+        write_hook(folder)
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
+        ) from None
+    return folder
+
+
+def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
+    """Return the content of watch.json before the command starts."""
+    script = read_script(request.command)
+    with locked(folder.parent):
+        slot = run_dir.free_slot(folder.parent)
+    return {
+        "version": VERSION,
+        "name": request.name,
+        "run_id": folder.name,
+        "command": known_words(request.command),
+        "script": None if script is None else str(script.path),
+        "script_sha256": None if script is None else script.sha256,
+        "git_commit": None if script is None else script.commit,
+        "tags": dict(request.tags),
+        "start_unix_s": time.time(),
+        "end_unix_s": None,
+        "exit_code": None,
+        "signal": None,
+        "store": run_dir.store_name(request.store_url),
+        "slot": slot,
+    }
+
+
+def _end_of(code: int) -> dict[str, object]:
+    return {
+        "end_unix_s": time.time(),
+        "exit_code": code if code >= 0 else None,
+        "signal": -code if code < 0 else None,
+    }
+
+
+def _write_document(folder: Path, document: dict[str, object]) -> None:
+    try:
+        run_dir.write_json(folder / "watch.json", document)
+    except OSError as error:
+        raise InfrastructureFailed(f"{folder}/watch.json cannot be written: {error.strerror}; make room") from None
+
+
+def _keep(request: WatchRequest, folder: Path, document: dict[str, object], progress: JobProgress) -> None:
+    """Write how the command ended, store the run, and show its ranks. What fails here is said; the code stays."""
+    try:
+        _write_document(folder, document)
+        progress.read(most_ranks=None)
+        print_page(progress.page(), open_console(sys.stderr))
+        for line in _failures(folder):
+            say(line)
+        if any(rank.steps for rank in progress.ranks.values()):
+            _store(folder, request.store_url)
+    except (InfrastructureFailed, Misuse, OSError) as error:
+        say(str(error))
+    except KeyboardInterrupt:
+        say("interrupted while the run was stored")
+    say(f"run {folder.name}: {folder}")
+
+
+def _store(folder: Path, store_url: str | None) -> None:
+    """Summarise the run and store it, where this program can; imported here, as a command must not wait for it."""
+    if find_spec("bench.session.keep_watched") is not None:
+        import_module("bench.session.keep_watched").keep_watched(folder, store_url)
+
+
+def _failures(folder: Path) -> list[str]:
+    """Return what failed in processes that have no rank's file, each sentence once."""
+    try:
+        text = read_small(folder / FAILURES, follows_link=False).decode(errors="replace")
+    except (OSError, Misuse):
+        return []
+    return list(dict.fromkeys(text.splitlines()))[:MOST_FAILURES]

@@ -1,0 +1,488 @@
+"""The hook of `observatory watch`: it times the training steps of the process that it is loaded into.
+
+It has the standard library alone, since it runs in an interpreter of the user's. `observatory watch` copies it and the
+files next to it into a folder that goes first on PYTHONPATH: Python runs `sitecustomize.py` by itself, and
+`observatory_watch_hooks.py` calls the watch from within torch.
+
+Nothing is written before a process makes a training step: launchers, compilers and data workers import torch as well.
+From then on one file of the run's folder holds the steps of this rank; docs/guides/watch.md defines its lines.
+Where nobody watches, `step` does nothing. Knows neither bench nor any package but torch, which it never imports itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from _thread import get_ident
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+VERSION = 1
+"""Of the lines that the hook writes."""
+RULES = ("optimizer", "deepspeed", "mark")
+"""What ends a step, the strongest last."""
+FLUSH_NS = 1_000_000_000
+SLOW_FLUSH_NS = 10_000_000_000
+JUDGED_NS = 10_000_000_000
+"""Time between two lines, where steps are quick too; and the steps' time over which our own is judged."""
+MOST_OWN = 0.01
+"""Highest share of a step that our own code may take; above, the hook does less."""
+FREE_BYTES, BYTES_PER_S = 1_000_000, 11
+"""Size that a rank's file may have at once, and by which it may grow afterwards: 2 MB in the first day."""
+FAILURES, MOST_FAILURE_BYTES = "watch_failures.txt", 64_000
+"""Log in the run's folder of what failed before a process had a rank's file, and its size."""
+LONGEST_BATCH = 4096
+"""Steps of one line; one in a file that is too long already."""
+FEW = 8
+COLUMNS = (
+    *("end_ns", "step_ns", "device_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "tokens", "own_ns"),
+    "skipped",
+)
+ALWAYS = ("end_ns", "step_ns", "data_ns", "own_ns", "skipped")
+"""Lists of a line of steps, and those that are never null as a whole."""
+TAKES_OVER = 10
+"""Steps of another optimizer without one of the first, after which the other one counts: the first is gone."""
+
+current: Watch | None = None
+"""The watch of this process; None where nobody watches."""
+
+
+class step:  # noqa: N801  # A context manager, as `torch.no_grad` is.
+    """Mark one training step: `with step(tokens=batch.numel()): ...`. Without a watch it does nothing.
+
+    tokens: that this rank trains on in the step, as a number; a tensor is ignored, as reading it could wait for a GPU.
+    """
+
+    def __init__(self, tokens: float | None = None) -> None:
+        self._tokens = tokens if isinstance(tokens, (int, float)) else None
+
+    def __enter__(self) -> None:
+        self._watch = current if current is not None and not current.is_over else None
+        if self._watch is not None:
+            self._watch.guarded(self._watch.enter_mark)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._watch is not None:
+            self._watch.guarded(self._watch.leave_mark, self._tokens, kind is None)
+
+
+class Watch:
+    """The steps of this process, as a rank's file gets them.
+
+    settings: "folder" is the run's. clock_ns: monotonic. module_of: returns an imported module, None where it is not.
+    too_old: why this torch is not watched. on_training: called before the first backward.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        module_of: Callable[[str], Any] = sys.modules.get,
+    ) -> None:
+        self.settings, self.clock_ns, self.module_of = settings, clock_ns, module_of
+        self.pid, self.thread = os.getpid(), get_ident()
+        self.too_old: str | None = None
+        self.on_training: Callable[[], None] | None = None
+        self.has_trained = self.is_begun = self.is_over = self.has_ended = False
+        self.has_phases = True
+        self._fd = -1
+        self._rule: str | None = None
+        self._steps = self._unwritten = 0
+        # The clock of the current step. _free_ns: since when the host is in no known phase.
+        self._end_ns: int | None = None
+        self._is_whole = False
+        self._free_ns = clock_ns()
+        self._data = self._forward = self._backward = self._optimizer = self._own = 0
+        self._has_backward = False
+        self._data_depth = self._backward_depth = self._mark_depth = 0
+        self._stack: list[tuple[int, int]] = []
+        self._inner: int | None = None
+        self._lead: int | None = None
+        self._others: dict[int, int] = {}
+        # What is not written yet, a tuple a step, and how much is done.
+        self._rows: list[tuple[Any, ...]] = []
+        self._event: Any = None
+        self._flushed_ns = self._begun_ns = clock_ns()
+        self._flush_ns = FLUSH_NS
+        self._written = 0
+        self._sum_own = self._sum_elapsed = 0
+
+    def guarded(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function of ours; after a failure the watch ends with one line, and the script goes on."""
+        try:
+            function(*arguments)
+        except Exception as error:  # noqa: BLE001  # No mistake of ours may stop somebody's training.
+            self.is_over = True
+            self._say_failure(f"the watch of process {os.getpid()} ended: {type(error).__name__}: {error}")
+
+    def _say_failure(self, text: str) -> None:
+        """Leave one line in the rank's file, or where there is none, in the log of failures."""
+        try:
+            if self.is_begun:
+                self.note(text)
+                return
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            log = os.open(os.path.join(self.settings["folder"], FAILURES), flags, 0o600)
+            if os.fstat(log).st_size < MOST_FAILURE_BYTES:
+                os.write(log, " ".join(text.split())[:500].encode() + b"\n")
+            os.close(log)
+        except Exception:  # noqa: BLE001  # Nothing can be written: another user, or a full disk.
+            self.is_begun = False
+
+    # The phases. Each function first reads the clock and last adds its own time.
+
+    def enter_data(self) -> None:
+        now = self.clock_ns()
+        self._data_depth += 1
+        if self._data_depth == 1:
+            self._data_began = now
+
+    def leave_data(self) -> None:
+        now = self.clock_ns()
+        self._data_depth -= 1
+        if self._data_depth == 0:
+            self._data += now - self._data_began
+            self._free_ns = now
+        self._own += self.clock_ns() - now
+
+    def enter_backward(self) -> None:
+        now = self.clock_ns()
+        self._backward_depth += 1
+        if self._backward_depth == 1:
+            if not self.has_trained:
+                self._prepare()
+            self._forward += max(0, now - self._free_ns)
+            self._has_backward = True
+            self._own += self.clock_ns() - now
+            self._backward_began = now
+
+    def leave_backward(self) -> None:
+        now = self.clock_ns()
+        self._backward_depth -= 1
+        if self._backward_depth == 0:
+            self._backward += now - self._backward_began
+            self._free_ns = now
+        self._own += self.clock_ns() - now
+
+    def enter_optimizer(self, key: int) -> None:
+        """An optimizer, or a GradScaler for it, begins. key: the optimizer's id, negative for the GradScaler."""
+        now = self.clock_ns()
+        keys = [other for other, _ in self._stack]
+        if key in keys:  # Its last step raised an error; or its class calls the step of another.
+            del self._stack[keys.index(key) :]
+        self._stack.append((key, now))
+        self._inner = None
+        self._own += self.clock_ns() - now
+
+    def leave_optimizer(self, key: int) -> None:
+        now = self.clock_ns()
+        began_ns = None
+        while self._stack and began_ns is None:
+            other, other_began_ns = self._stack.pop()
+            began_ns = other_began_ns if other == key else None
+        is_skipped, self._inner = key < 0 and self._inner is None, key
+        if self._stack or began_ns is None:  # An optimizer within another, as ZeroRedundancyOptimizer has.
+            return
+        # A closure holds forward and backward; only what follows the last backward is the optimizer's.
+        self._optimizer += now - max(began_ns, self._free_ns)
+        self._free_ns = now
+        if self._is_end_of_step(abs(key)):
+            self._end_step("optimizer", now, is_skipped=is_skipped)
+        self._own += self.clock_ns() - now
+
+    def _is_end_of_step(self, which: int) -> bool:
+        """Of several optimizers the first ends a step, as long as it is used."""
+        if self._lead is None or which == self._lead:
+            self._lead = which
+            self._others.clear()
+            return True
+        self._others[which] = self._others.get(which, 0) + 1
+        if self._others[which] == TAKES_OVER:
+            self._lead, self._is_whole = which, False
+            self._others.clear()
+            return True
+        return False
+
+    def end_engine_step(self) -> None:
+        """DeepSpeed's engine has made a step: it does so at the boundary of gradient accumulation only."""
+        now = self.clock_ns()
+        self._free_ns = now
+        self._end_step("deepspeed", now)
+        self._own += self.clock_ns() - now
+
+    def enter_mark(self) -> None:
+        if self._mark_depth == 0:
+            self._follow("mark")
+        self._mark_depth += 1
+
+    def leave_mark(self, tokens: float | None, is_whole: bool) -> None:
+        now = self.clock_ns()
+        self._mark_depth -= 1
+        if self._mark_depth == 0 and is_whole and self.module_of("torch") is not None:
+            self._free_ns = now
+            self._end_step("mark", now, tokens)
+        self._own += self.clock_ns() - now
+
+    def _follow(self, rule: str) -> bool:
+        """Whether the rule ends steps: the strongest that was seen does."""
+        if self._rule is None or RULES.index(rule) > RULES.index(self._rule):
+            self._flush()
+            self._rule, self._is_whole = rule, False
+        return rule == self._rule
+
+    def _end_step(self, rule: str, now: int, tokens: float | None = None, is_skipped: bool = False) -> None:
+        if not self._follow(rule):
+            return
+        if not self.is_begun:
+            self._begin()
+            if self.is_over:
+                return
+        elapsed = now - self._end_ns if self._end_ns is not None and self._is_whole else None
+        before, self._event = self._event, self._device_event()
+        has_phases, known = self.has_phases, self.has_phases and self._has_backward
+        self._rows.append(
+            (
+                *(now, elapsed, (before, self._event), self._data if has_phases else None),
+                *(self._forward if known else None, self._backward if known else None),
+                *(self._optimizer if has_phases and self._optimizer else None, tokens, self._own, is_skipped),
+            )
+        )
+        self._steps += 1
+        self._end_ns, self._is_whole, self._has_backward = now, True, False
+        self._data = self._forward = self._backward = self._optimizer = self._own = 0
+        if now - self._flushed_ns >= self._flush_ns or len(self._rows) >= LONGEST_BATCH:
+            self._flush()
+
+    # The device: no call before the script's own, none while a graph is captured.
+
+    def _device_event(self) -> Any:
+        cuda = self._cuda()
+        if cuda is None or cuda.is_current_stream_capturing():
+            return None
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _cuda(self) -> Any:
+        torch = self.module_of("torch")
+        return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+    # The file.
+
+    def _begin(self) -> None:
+        """Open the rank's file and write who this rank is."""
+        import atexit
+        import platform
+        import socket
+
+        place = _place(self.module_of)
+        path = os.path.join(self.settings["folder"], f"watch_rank{place['rank']}.jsonl")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600)
+        if not _is_only_writer(self._fd):  # A second process of the same rank: independent scripts under one command.
+            os.close(self._fd)
+            self.is_over = True
+            return
+        self._written = os.fstat(self._fd).st_size
+        self.is_begun = True
+        torch = self.module_of("torch")
+        main = getattr(self.module_of("__main__"), "__file__", None)
+        self._write(
+            {
+                "kind": "begin",
+                "version": VERSION,
+                **place,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "unix_s": time.time(),
+                "monotonic_ns": self.clock_ns(),
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+                **_device(self._cuda()),
+                "script": None if main is None else os.path.abspath(main),
+            }
+        )
+        atexit.register(self.end)
+        self._flushed_ns = self._begun_ns = self.clock_ns()
+        self.thread = get_ident()
+        if self.too_old is not None:
+            self.is_over = True
+            self.note(self.too_old)
+
+    def _prepare(self) -> None:
+        """Before the first backward: a process that trains says at its end that no step was seen, where none was."""
+        import atexit
+
+        self.has_trained = True
+        atexit.register(self.end)
+        if self.on_training is not None:
+            self.on_training()
+
+    def times_phase_here(self) -> bool:
+        """Whether phases are timed in this thread: others may load data or run backward again."""
+        return self.has_phases and self.thread == get_ident()
+
+    def end(self) -> None:
+        """Write what is left when the interpreter ends."""
+        if os.getpid() == self.pid:
+            self.guarded(self._end)
+
+    def _end(self) -> None:
+        if not self.is_begun and not self.is_over:
+            self._begin()
+            self.note(
+                "no steps seen: this process called backward, but no optimizer of torch.optim made a step outside of"
+                " compiled code and CUDA graphs; mark steps with `with step():`"
+            )
+        if self.is_begun and not self.has_ended:
+            self.has_ended = self.is_over = True
+            self._flush(is_last=True)
+            self._write({"kind": "end", "unix_s": time.time(), "steps": self._steps})
+            self.is_begun = False
+            os.close(self._fd)
+
+    def note(self, text: str) -> None:
+        """Write a line in words."""
+        if self.is_begun:
+            self._write({"kind": "note", "text": " ".join(text.split())[:500]})
+
+    def _flush(self, *, is_last: bool = False) -> None:
+        """Write the steps that ended since the last time, or leave them out where the file is too long.
+
+        Steps that the device has not finished wait for the next time. is_last: they do not.
+        """
+        self._flushed_ns = self.clock_ns()
+        ready = len(self._rows)
+        while ready and not is_last and not _is_done(self._rows[ready - 1][2][1]):
+            ready -= 1
+        first = self._steps - len(self._rows)
+        rows, self._rows = self._rows[:ready], self._rows[ready:]
+        allowed = FREE_BYTES + BYTES_PER_S * (self._flushed_ns - self._begun_ns) // 1_000_000_000
+        if rows and self._written < allowed:
+            line = self._line(rows, first)
+            if self._written + len(line) > allowed:
+                left = max(0, len(rows) - FEW)
+                self._unwritten += left
+                rows = rows[left:]
+                line = self._line(rows, first + left)
+            if self._written + len(line) <= allowed:
+                self._append(line)
+                self._unwritten = 0
+                self._thin_out(rows)
+                return
+        self._unwritten += len(rows)
+
+    def _line(self, rows: list[tuple[Any, ...]], first: int) -> bytes:
+        columns = [list(column) for column in zip(*rows)]  # noqa: B905  # strict= is newer than Python 3.9.
+        columns[2] = [_between(*events) for events in columns[2]]
+        line: dict[str, Any] = {"kind": "steps", "rule": self._rule, "first": first}
+        for name, column in zip(COLUMNS, columns):  # noqa: B905
+            line[name] = column if name in ALWAYS or any(value is not None for value in column) else None
+        if not any(line["skipped"]):
+            del line["skipped"]
+        if self._unwritten:
+            line["left_out"] = self._unwritten
+        cuda = self._cuda()
+        line["peak_bytes"] = None if cuda is None else cuda.max_memory_allocated()
+        line["rss_bytes"] = _rss_bytes()
+        return _encoded(line)
+
+    def _thin_out(self, rows: list[tuple[Any, ...]]) -> None:
+        """Do less where our own code takes too much of the steps: first write less often, then leave phases out."""
+        self._sum_own += sum(row[8] for row in rows)
+        self._sum_elapsed += sum(row[1] or 0 for row in rows)
+        if self._sum_elapsed < JUDGED_NS or not self.has_phases:
+            return
+        share = self._sum_own / self._sum_elapsed
+        self._sum_own = self._sum_elapsed = 0
+        if share > MOST_OWN:
+            self.has_phases = self._flush_ns == FLUSH_NS
+            self._flush_ns = SLOW_FLUSH_NS
+            what = "lines are written each 10 s" if self.has_phases else "phases are not timed any more"
+            self.note(f"the watch took {share:.1%} of the steps, more than {MOST_OWN:.0%}: {what}")
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._append(_encoded(line))
+
+    def _append(self, line: bytes) -> None:
+        os.write(self._fd, line)  # One system call, so that a reader never sees half a line for long.
+        self._written += len(line)
+
+
+def _encoded(line: dict[str, Any]) -> bytes:
+    import json
+
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def _is_done(event: Any) -> bool:
+    return event is None or bool(event.query())
+
+
+def _between(first: Any, last: Any) -> int | None:
+    """Device time between two events in nanoseconds; None where one is missing, still to come, or of another GPU."""
+    try:
+        return int(first.elapsed_time(last) * 1e6) if first is not None and last is not None else None
+    except RuntimeError:
+        return None
+
+
+def _is_only_writer(fd: int) -> bool:
+    """Lock the file for this process; a child that is forked does not hold the lock."""
+    import errno
+    import fcntl
+
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # Another error: a file system without locks.
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
+
+
+def _place(module_of: Callable[[str], Any]) -> dict[str, Any]:
+    """This process's rank, world and process groups: by torch.distributed, else by the launcher's variables."""
+
+    def number(*names: str) -> int | None:
+        words = (os.environ.get(name, "") for name in names)
+        return next((int(word) for word in words if word.isdecimal()), None)
+
+    rank, world, backend, groups = number("RANK") or 0, number("WORLD_SIZE") or 1, None, []
+    distributed = module_of("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world, backend = distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()
+        known = getattr(getattr(distributed.distributed_c10d, "_world", None), "pg_group_ranks", {})
+        groups = sorted({tuple(sorted(ranks)) for ranks in known.values()})[:64]
+    local = number("LOCAL_RANK", "SLURM_LOCALID")
+    return {
+        "rank": rank,
+        "local_rank": local,
+        "world_size": world,
+        "local_world_size": number("LOCAL_WORLD_SIZE"),
+        "backend": None if backend is None else str(backend),
+        "groups": [list(group) for group in groups],
+    }
+
+
+def _device(cuda: Any) -> dict[str, Any]:
+    if cuda is None:
+        return {"device": "cpu", "device_name": None, "device_uuid": None}
+    index = cuda.current_device()
+    properties = cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    return {
+        "device": f"cuda:{index}",
+        "device_name": properties.name,
+        "device_uuid": None if uuid is None else str(uuid),
+    }
+
+
+def _rss_bytes() -> int | None:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # No Linux.
+        return None

@@ -1,0 +1,165 @@
+"""Calls the watch from within torch: around backward, a DataLoader's batches, a GradScaler and optimizers.
+
+Three functions are replaced once torch is imported, and optimizers have global hooks. No module gets a hook: models are
+pickled and compiled as without us, and under torch.compile each of ours does nothing. The standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+SWITCH = "OBSERVATORY_WATCH"
+"""The environment variable that switches the hooks off: OBSERVATORY_WATCH=off."""
+OLDEST_TORCH = (2, 11)
+
+_recorder: Any = None
+"""The module `observatory_watch`, which has the current watch."""
+
+
+def install(recorder: Any) -> None:
+    """Watch this process once it imports torch, by the settings next to this file; without them do nothing.
+
+    recorder: the module `observatory_watch`.
+    """
+    global _recorder
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "settings.json")
+    if _recorder is not None or os.environ.get(SWITCH, "").lower() == "off" or not os.path.exists(path):
+        return
+    import json
+
+    with open(path, encoding="utf-8") as file:
+        watch = recorder.Watch(json.load(file))
+    _recorder, recorder.current = recorder, watch
+    watch.on_training = _hook_deepspeed
+    os.register_at_fork(after_in_child=_after_fork)
+    if "torch" in sys.modules:
+        watch.guarded(_hook_torch)
+    else:
+        sys.meta_path.insert(0, _TorchFinder())
+
+
+def _active() -> Any:
+    """The watch of this process while it goes on, else None."""
+    watch = _recorder.current
+    return None if watch is None or watch.is_over else watch
+
+
+def _after_fork() -> None:
+    """A child of a rank is no rank, as data workers; a child of a process that did not train may become one."""
+    former = _recorder.current
+    if former is not None:
+        is_worker = former.has_trained or former.is_begun or former.is_over
+        _recorder.current = None if is_worker else _recorder.Watch(former.settings)
+        if not is_worker:
+            _recorder.current.too_old, _recorder.current.on_training = former.too_old, former.on_training
+
+
+class _TorchFinder:
+    """Finds nothing itself; hooks into torch when its import has ended, and is gone then."""
+
+    _is_looking = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch" or self._is_looking:
+            return None
+        import importlib.util
+
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
+        loader: Any = None if spec is None else spec.loader
+        if loader is None:
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            loader.exec_module = execute
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                if (watch := _active()) is not None:
+                    watch.guarded(_hook_torch)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _hook_torch() -> None:
+    torch: Any = sys.modules["torch"]
+
+    def before(stepped: Any, _arguments: object, _named: object) -> None:
+        if not torch.compiler.is_compiling() and (watch := _active()) is not None:
+            watch.guarded(watch.enter_optimizer, id(stepped))
+
+    def after(stepped: Any, _arguments: object, _named: object) -> None:
+        if not torch.compiler.is_compiling() and (watch := _active()) is not None:
+            watch.guarded(watch.leave_optimizer, id(stepped))
+
+    optimizer: Any = sys.modules["torch.optim.optimizer"]  # The package has no attribute of this name.
+    optimizer.register_optimizer_step_pre_hook(before)
+    optimizer.register_optimizer_step_post_hook(after)
+    version = str(torch.__version__).split("+")[0].split(".")
+    if tuple(map(int, version[:2])) < OLDEST_TORCH:
+        _recorder.current.too_old = (
+            f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}: not watched"
+        )
+        return
+    _wrap(torch.autograd, "backward", lambda watch, _: watch.enter_backward(), lambda watch, _: watch.leave_backward())
+    loader = torch.utils.data.dataloader._BaseDataLoaderIter
+    _wrap(loader, "__next__", lambda watch, _: watch.enter_data(), lambda watch, _: watch.leave_data())
+    _wrap(
+        torch.amp.grad_scaler.GradScaler,
+        "step",
+        lambda watch, words: watch.enter_optimizer(-id(words[1])) if len(words) > 1 else None,
+        lambda watch, words: watch.leave_optimizer(-id(words[1])) if len(words) > 1 else None,
+        is_phase=False,
+    )
+
+
+def _hook_deepspeed() -> None:
+    """Follow DeepSpeed's engine, where it is loaded: it calls this method at the boundary of accumulation only."""
+    engine = sys.modules.get("deepspeed.runtime.engine")
+    if engine is not None:
+        _wrap(
+            getattr(engine, "DeepSpeedEngine"),  # noqa: B009  # A module that is not installed has no such name.
+            "_take_model_step",
+            lambda watch, _: None,
+            lambda watch, _: watch.end_engine_step(),
+            is_phase=False,
+        )
+
+
+def _wrap(
+    owner: Any,
+    name: str,
+    enter: Callable[[Any, tuple[Any, ...]], None],
+    leave: Callable[[Any, tuple[Any, ...]], None],
+    *,
+    is_phase: bool = True,
+) -> None:
+    """Replace the owner's function by one that calls ours around it. is_phase: only in the thread that trains."""
+    import functools
+
+    torch: Any = sys.modules["torch"]
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*arguments: Any, **named: Any) -> Any:
+        watch = None if torch.compiler.is_compiling() else _active()
+        if watch is None or (is_phase and not watch.times_phase_here()):
+            return original(*arguments, **named)
+        watch.guarded(enter, watch, arguments)
+        try:
+            return original(*arguments, **named)
+        finally:
+            watch.guarded(leave, watch, arguments)
+
+    setattr(owner, name, call)

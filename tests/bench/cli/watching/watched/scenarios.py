@@ -1,0 +1,222 @@
+"""Training loops of many kinds in one process with the hooks, each with a watch of its own; prints what was seen.
+
+Run as a script: `python scenarios.py FOLDER`, with the hook's folder first on PYTHONPATH.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import observatory_watch as recorder  # type: ignore[import-not-found]  # On PYTHONPATH under watch alone.
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+FOLDER = Path(sys.argv[1])
+
+
+def model_of(width: int = 8) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def loss_of(model: Callable[[Tensor], Tensor]) -> Tensor:
+    return model(torch.ones(3, 4)).square().mean()
+
+
+def two_optimizers() -> None:
+    first, second = model_of(), model_of()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    for _ in range(4):
+        for model, optimizer in zip((first, second), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+
+
+def accumulation() -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for microbatch in range(8):
+        loss_of(model).backward()
+        if microbatch % 2:
+            optimizer.step()
+
+
+def closure() -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def compute() -> Tensor:
+        loss = loss_of(model)
+        time.sleep(0.02)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(compute)
+
+
+def scaler(is_fused: bool = False) -> None:
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=is_fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number in range(4):
+        optimizer.zero_grad()
+        loss = loss_of(model) * (float("inf") if number == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def fused_scaler() -> None:
+    scaler(is_fused=True)
+
+
+def zero_redundancy() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = model_of()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
+    for _ in range(3):
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def compiled_whole() -> None:
+    """A model compiled as one graph, which a clock in a hook would break."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(3):
+        loss_of(compiled).backward()
+        optimizer.step()
+
+
+def compiled_optimizer() -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    update = torch.compile(lambda: optimizer.step(), backend="eager")
+    for _ in range(3):
+        update()
+
+
+class Slow(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, place: int) -> Tensor:
+        time.sleep(0.01)
+        return torch.ones(4)
+
+
+def data_and_phases() -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(Slow(), batch_size=2):
+        loss = model(batch).mean()
+        time.sleep(0.03)
+        loss.backward()
+        optimizer.step()
+
+
+def workers_of_data() -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (batch,) in DataLoader(TensorDataset(torch.ones(6, 4)), batch_size=2, num_workers=2):
+        model(batch).mean().backward()
+        optimizer.step()
+
+
+def children() -> None:
+    """A forked child of a rank that trains itself is no rank."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    if (pid := os.fork()) == 0:
+        for _ in range(5):
+            optimizer.step()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    optimizer.step()
+
+
+def saved() -> None:
+    """The model and the optimizer are pickled as without a watch: nothing in them is ours."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    optimizer.step()
+    assert b"observatory" not in pickle.dumps(model) + pickle.dumps(optimizer)
+
+
+def no_optimizer() -> None:
+    model = model_of()
+    for _ in range(3):
+        loss_of(model).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad)
+                parameter.grad = None
+
+
+def marked() -> None:
+    for _ in range(3):
+        with recorder.step(tokens=100):
+            loss_of(model_of()).backward()
+
+
+def own_profiler() -> None:
+    """The script's own profiler gets its events."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(2):
+            loss_of(model).backward()
+            optimizer.step()
+    assert any("Optimizer.step" in event.name() for event in profiler.profiler.kineto_results.events())
+
+
+SCENARIOS = (
+    *(two_optimizers, accumulation, closure, scaler, fused_scaler, zero_redundancy, compiled_whole, compiled_optimizer),
+    *(data_and_phases, workers_of_data, children, saved, no_optimizer, marked, own_profiler),
+)
+
+
+def main() -> None:
+    seen: dict[str, Any] = {}
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
+    started = recorder.current
+    for scenario in SCENARIOS:
+        folder = FOLDER / scenario.__name__
+        folder.mkdir()
+        recorder.current = recorder.Watch({"folder": str(folder)})
+        torch.manual_seed(0)
+        scenario()
+        recorder.current.end()
+        seen[scenario.__name__] = {
+            path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in folder.glob("*.jsonl")
+        }
+        failures = folder / "watch_failures.txt"
+        assert not failures.exists(), failures.read_text()
+    recorder.current = None
+    dist.destroy_process_group()
+    seen["process"] = {"has_hook": started is not None, "finders": [type(each).__name__ for each in sys.meta_path]}
+    (FOLDER / "seen.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A watched command keeps its streams, its files, its signals and its exit code."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.errors import InfrastructureFailed
+from bench.session.watched.child import exit_code, run_child
+
+ROOT = Path(__file__).parents[5]
+RUNNER = """
+import os, sys
+from bench.session.watched.child import exit_code, run_child
+sys.exit(exit_code(run_child(sys.argv[1:], os.environ)))
+"""
+TRAPS = "trap 'echo got INT; exit 3' INT; trap 'echo got TERM; exit 4' TERM; trap 'echo got USR1' USR1; echo ready;"
+
+
+def _started(*command: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start the runner with a command, in a session of its own; return when the command says that it is ready."""
+    runner = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, *command],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=pass_fds,
+    )
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"ready\n"
+    return runner
+
+
+def _ended(runner: subprocess.Popen[bytes]) -> tuple[bytes, int]:
+    output, _ = runner.communicate(timeout=60)
+    return output, runner.returncode
+
+
+LOOP = "while :; do sleep 0.05; done"
+
+
+def test_a_signal_to_us_alone_reaches_the_command_which_decides_its_code() -> None:
+    runner = _started("sh", "-c", TRAPS + LOOP)
+    runner.send_signal(signal.SIGTERM)
+    assert _ended(runner) == (b"got TERM\n", 4)
+
+
+def test_each_signal_reaches_the_command_and_none_ends_us_before_it() -> None:
+    runner = _started("sh", "-c", TRAPS + LOOP)
+    runner.send_signal(signal.SIGUSR1)
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"got USR1\n"
+    runner.send_signal(signal.SIGINT)
+    assert _ended(runner) == (b"got INT\n", 3)
+
+
+def test_a_command_that_a_signal_ends_gives_128_and_its_number() -> None:
+    runner = _started("sh", "-c", "echo ready; kill -9 $$")
+    assert _ended(runner) == (b"", 128 + signal.SIGKILL)
+
+
+def test_a_command_that_ignores_an_interrupt_goes_on() -> None:
+    runner = _started("sh", "-c", "trap '' INT; echo ready; read word; echo $word; exit 7")
+    runner.send_signal(signal.SIGINT)
+    assert runner.stdin is not None
+    runner.stdin.write(b"more\n")
+    runner.stdin.flush()
+    assert _ended(runner) == (b"more\n", 7)
+
+
+def test_an_interrupt_from_the_terminal_reaches_the_command_once() -> None:
+    """A terminal sends Ctrl-C to the command as well, so that we must not."""
+    count = "n=0; trap 'n=$((n+1))' INT; trap 'echo $n; exit 0' TERM; echo ready; " + LOOP
+    leader, follower = os.openpty()
+    start = (
+        "import fcntl, os, subprocess, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+        "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], *sys.argv[2:]])"
+    )
+    runner = subprocess.Popen(
+        [sys.executable, "-c", start, RUNNER, "sh", "-c", count],
+        cwd=ROOT,
+        stdin=follower,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(follower)
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"ready\n"
+    os.write(leader, b"\x03")
+    # The shell counts the interrupt between two sleeps; the terminal echoes ^C when it has sent it.
+    assert select.select([leader], [], [], 30)[0]
+    time.sleep(0.5)
+    runner.send_signal(signal.SIGTERM)
+    assert _ended(runner) == (b"1\n", 0)
+    os.close(leader)
+
+
+def test_the_command_has_the_files_that_a_shell_opened(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        code = f"import os; os.write(1, b'ready\\n'); os.write({log.fileno()}, b'written\\n')"
+        runner = _started(sys.executable, "-c", code, pass_fds=(log.fileno(),))
+        assert _ended(runner)[1] == 0
+    assert (tmp_path / "log").read_text() == "written\n"
+
+
+def test_the_command_s_signals_are_not_blocked() -> None:
+    code = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    done = subprocess.run([sys.executable, "-c", RUNNER, sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    assert done.stdout == b"[]\n"
+
+
+def test_our_own_signals_are_unblocked_again() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert run_child(["true"], os.environ) == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_the_command_gets_the_umask_of_whoever_called_us(tmp_path: Path) -> None:
+    assert run_child(["touch", str(tmp_path / "result")], os.environ, umask=0o002) == 0
+    assert (tmp_path / "result").stat().st_mode & 0o777 == 0o664
+
+
+def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    with pytest.raises(InfrastructureFailed, match=r"script cannot be started: No such file"):
+        run_child([str(script)], os.environ)
+
+
+def test_codes_are_those_of_a_shell() -> None:
+    assert [exit_code(code) for code in (0, 1, 255, -2, -15)] == [0, 1, 255, 130, 143]

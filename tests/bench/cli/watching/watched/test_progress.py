@@ -1,0 +1,113 @@
+"""The live line and the table at the end, from ranks' files made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.session.watched.progress import NO_PROCESS, QUIET_S, JobProgress, LiveLine
+
+MS = 1_000_000
+
+
+def _line(first: int, steps: int, *, step_ms: float = 50, data_ms: float = 5, **more: object) -> str:
+    line = {"kind": "steps", "rule": "optimizer", "first": first, "end_ns": list(range(steps))}
+    line |= {"step_ns": [int(step_ms * MS)] * steps, "data_ns": [int(data_ms * MS)] * steps, "own_ns": [MS] * steps}
+    return json.dumps(line | more) + "\n"
+
+
+def _page(progress: JobProgress) -> tuple[list[list[str]], list[str]]:
+    blocks = list(progress.page())
+    tables = [[list(map(str, row)) for row in block.rows] for block in blocks if hasattr(block, "rows")]
+    return (tables[0] if tables else []), [block for block in blocks if isinstance(block, str)]
+
+
+@pytest.fixture
+def progress(tmp_path: Path) -> JobProgress:
+    return JobProgress(tmp_path)
+
+
+def test_the_line_has_the_newest_step_its_quantiles_and_the_rank_that_waits_longest(
+    progress: JobProgress, tmp_path: Path
+) -> None:
+    (tmp_path / "watch_rank0.jsonl").write_text(_line(0, 100, tokens=[100] * 100))
+    (tmp_path / "watch_rank1.jsonl").write_text(_line(0, 90, data_ms=20, tokens=[100] * 90))
+    progress.read()
+    assert progress.line() == "step 100   p50 50.0 ms   p99 50.0 ms   4,000 tokens/s   waiting for data 40 % (rank 1)"
+
+
+def test_files_are_read_on_from_where_they_ended(progress: JobProgress, tmp_path: Path) -> None:
+    path = tmp_path / "watch_rank0.jsonl"
+    whole = _line(0, 10) + _line(10, 5)
+    path.write_text(whole[:-20])
+    progress.read()
+    assert progress.ranks[path.name].steps == 10
+    path.write_text(whole)
+    progress.read()
+    progress.read()
+    assert progress.ranks[path.name].steps == 15
+    assert len(progress.ranks[path.name].step_ns) == 15
+
+
+def test_the_table_has_shares_of_the_step(progress: JobProgress, tmp_path: Path) -> None:
+    null = _line(0, 1, step_ms=0).replace("[0]", "[null]", 2)
+    rest = _line(1, 9, backward_ns=[25 * MS] * 9, forward_ns=None)
+    (tmp_path / "watch_rank0.jsonl").write_text(null + rest)
+    progress.read()
+    rows, words = _page(progress)
+    assert rows == [["0", "10", "50.0 ms", "50.0 ms", "10.0 %", "-", "50.0 %", "-", "2.0 %"]]
+    assert words == ["steps are those of the optimizer; phases are shares of the step, by the host's clock"]
+
+
+def test_notes_of_ranks_are_shown(progress: JobProgress, tmp_path: Path) -> None:
+    (tmp_path / "watch_rank0.jsonl").write_text('{"kind": "note", "text": "no steps seen: it called backward"}\n')
+    progress.read()
+    assert _page(progress)[1] == ["0 steps seen; a step time needs two", "rank 0: no steps seen: it called backward"]
+
+
+def test_a_job_without_files_says_what_may_be_why(progress: JobProgress) -> None:
+    progress.read()
+    assert progress.line() is None
+    assert _page(progress) == ([], [NO_PROCESS])
+
+
+@pytest.mark.parametrize(
+    "junk", ["\x00\n", "{}\n", '{"kind": "steps", "step_ns": "many"}\n', "[1, 2]\n", "{" * 500 + "\n"]
+)
+def test_lines_that_are_none_of_ours_are_passed_over(junk: str, progress: JobProgress, tmp_path: Path) -> None:
+    (tmp_path / "watch_rank0.jsonl").write_text(junk + _line(0, 3))
+    (tmp_path / "watch_rankx.jsonl").write_text(_line(0, 3))
+    progress.read()
+    assert [rank.steps for rank in progress.ranks.values()] == [3]
+
+
+def test_a_link_is_not_followed(progress: JobProgress, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text(_line(0, 3))
+    (tmp_path / "watch_rank0.jsonl").symlink_to(tmp_path / "other")
+    progress.read()
+    assert progress.ranks["watch_rank0.jsonl"].steps == 0
+
+
+def test_without_a_terminal_there_is_a_line_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = [0.0]
+    live = LiveLine(is_terminal=False, clock_s=lambda: now_s[0])
+    for second in range(int(3 * QUIET_S)):
+        now_s[0] = second
+        live.show(f"step {second}")
+    live.close()
+    captured = capsys.readouterr()
+    assert captured.err == "step 60\nstep 120\n"
+    assert captured.out == ""
+
+
+def test_on_a_terminal_the_line_is_written_over_and_removed(capfd: pytest.CaptureFixture[str]) -> None:
+    live = LiveLine(is_terminal=True)
+    live.show("step 1")
+    live.show(None)
+    live.show("step 2")
+    live.close()
+    captured = capfd.readouterr()
+    assert captured.err == "\rstep 1\x1b[K\r\rstep 2\x1b[K\r\r\x1b[K"
+    assert captured.out == ""

@@ -1,0 +1,155 @@
+"""`observatory watch`: the command's own output and code, what is kept of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+
+ROOT = Path(__file__).parents[5]
+MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command under watch printed, ours included, and its code."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def watch(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    def watch(*words: str, runs: Path, **variables: str) -> Done:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        code = main.run(["watch", "--runs", str(runs), "--store", f"sqlite:///{runs}.sqlite", *words])
+        captured = capfd.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return watch
+
+
+def _folder(runs: Path) -> Path:
+    (folder,) = runs.iterdir()
+    return folder
+
+
+def test_the_command_s_output_and_code_are_its_own_and_ours_is_on_standard_error(
+    watch: Callable[..., Done], tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    done = watch("--name", "job", "--", "sh", "-c", "echo out; echo err >&2; exit 7", runs=runs)
+    assert (done.stdout, done.returncode) == ("out\n", 7)
+    assert done.stderr.startswith("err\nno process reported a step: ")
+    assert done.stderr.splitlines()[-1] == f"run {_folder(runs).name}: {_folder(runs)}"
+
+
+def test_the_run_s_folder_says_what_ran_and_how_it_ended(watch: Callable[..., Done], tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
+    words = ("--tag", "model=7b", "--", sys.executable, str(script), "--token", "hidden")
+    done = watch(*words, runs=runs)
+    assert done.returncode == 137
+    folder = _folder(runs)
+    said = json.loads((folder / "watch.json").read_text())
+    assert (said["name"], said["run_id"], said["tags"]) == ("train", folder.name, {"model": "7b"})
+    assert said["command"] == [Path(sys.executable).name, "train.py", "(2 more)"]
+    assert (said["exit_code"], said["signal"]) == (None, 9)
+    assert said["start_unix_s"] < said["end_unix_s"]
+    everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"hidden" not in everything
+
+
+def test_the_hook_is_this_user_s_alone_and_comes_first_on_the_path(watch: Callable[..., Done], tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    show = "import os, sys; print(os.environ['PYTHONPATH']); print('torch' in sys.modules, 'pathlib' in sys.modules)"
+    done = watch("--shared", "--", sys.executable, "-c", show, runs=runs, PYTHONPATH="/first:/second")
+    hook = _folder(runs) / "hook"
+    assert done.stdout == f"{hook}:/first:/second\nFalse False\n"
+    assert hook.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_sitecustomize_that_was_there_runs_first_and_keeps_its_name(
+    watch: Callable[..., Done], tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text(
+        "import sys\nprint('theirs', 'observatory_watch' in sys.modules)\nmine = 1\n"
+    )
+    show = "import sys, sitecustomize; print(sitecustomize.mine, 'observatory_watch' in sys.modules)"
+    done = watch("--", sys.executable, "-c", show, runs=tmp_path / "runs", PYTHONPATH=str(theirs))
+    assert done.stdout == "theirs False\n1 True\n"
+
+
+def test_a_sitecustomize_that_fails_fails_as_without_us(watch: Callable[..., Done], tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    show = "import sys; print('observatory_watch' in sys.modules)"
+    done = watch("--", sys.executable, "-c", show, runs=tmp_path / "runs", PYTHONPATH=str(theirs))
+    assert done.stdout == "True\n"
+    assert "Error in sitecustomize" in done.stderr
+    assert "ValueError: theirs" in done.stderr
+
+
+def test_the_command_has_the_umask_of_whoever_calls(tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "bench", "watch", "--runs", str(tmp_path / "runs"), "--", "sh", "-c", "umask")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, umask=0o022, check=True)
+    assert done.stdout == "0022\n"
+
+
+def test_the_switch_runs_the_command_unwatched(watch: Callable[..., Done], tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    done = watch("--", "sh", "-c", "echo $PYTHONPATH; exit 3", runs=runs, OBSERVATORY_WATCH="off", PYTHONPATH="/mine")
+    assert (done.stdout, done.returncode) == ("/mine\n", 3)
+    assert done.stderr == "OBSERVATORY_WATCH=off: the command runs unwatched, and no run is kept\n"
+    assert not runs.exists()
+
+
+def test_a_script_that_no_interpreter_of_ours_sees_is_not_reported(watch: Callable[..., Done], tmp_path: Path) -> None:
+    done = watch("--", sys.executable, "-I", "-c", "print('isolated')", runs=tmp_path / "runs")
+    assert (done.stdout, done.returncode) == ("isolated\n", 0)
+    assert "no process reported a step" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--", "no-such-program"], "command 'no-such-program' cannot be run: there is no such program; check"),
+        (["--", "/tmp"], "command '/tmp' cannot be run: it is a folder"),
+        (["--", str(ROOT / "README.md")], "it is not executable; put its interpreter first, for example `python`"),
+        (["--name", "a/b", "--", "true"], "--name 'a/b' cannot name a run; use up to 63 letters"),
+        (["--name", "", "--", "true"], "it is empty"),
+        (["--tag", "model", "--", "true"], "--tag 'model' is no KEY=VALUE; write for example --tag model=7b"),
+        (["--tag", "a=1", "--tag", "a=2", "--", "true"], "--tag a is set twice; set it once"),
+        (["--name", "job"], "Missing argument 'COMMAND...'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused_and_leaves_nothing(
+    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["watch", "--runs", str(tmp_path / "runs"), *words]) == 2
+    assert line in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_hold_runs_is_refused_before_the_command_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    started = tmp_path / "started"
+    code = main.run(["watch", "--runs", str(tmp_path / "file" / "runs"), "--", "touch", str(started)])
+    assert code == 4
+    assert "no run can be written" in capsys.readouterr().err
+    assert not started.exists()
