@@ -34,8 +34,9 @@ class StoredPrediction:
     """What the cost models predicted of a run before its first trial, from the history as it was then.
 
     model_version: see `bench.store.prediction.MODEL_VERSION`. predicted_ns: Unix time.
-    calibrations: the runs of probes whose ceiling and links it rests on.
-    step_low_s, step_high_s: its 80 % interval. step_basis, interval_basis: what both rest on, for people.
+    calibrations: the runs of probes whose rates and links it rests on.
+    step_low_s, step_high_s: its range; of model version 1, its 80 % interval.
+    step_basis, interval_basis: what both rest on, for people.
     compute_s, communication_s, exposed_s, bubble_s: as in `workloads.cost_models.step_time.StepTime`.
     memory_bytes: of the rank that holds most, by part as in RUN_MEMORY_ACCOUNT_BYTES; `total` is the peak of a step.
     absent: the reason for each field that is None, and for the parts of memory that are missing, by name.

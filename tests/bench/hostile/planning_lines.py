@@ -29,7 +29,11 @@ LINES = (
     Line("predict fsdp --on h100x8 --nodes 2", 2, "--nodes and --ranks-per-node cannot be set with it"),
     Line("predict fsdp --on h100x8 --device cpu", 2, "device is cpu, and --on h100x8 plans for its GPUs"),
     Line("predict fsdp --on h100x8 --batch 7", 2, "batch 7 cannot be shared equally by 8 data ranks"),
-    Line("predict fsdp --on h100x8 --from-history", 2, "the history has no matmul run on 8 x NVIDIA H100 80GB HBM3"),
+    Line(
+        "predict fsdp --on h100x8 --from-history",
+        2,
+        "the history has no run of matmul, copies or collectives on 8 x NVIDIA H100 80GB HBM3",
+    ),
     Line("predict ddp --store notaurl", 2, "the store's URL cannot be read"),
     Line("predict ddp --store sqlite:///nowhere.sqlite", 4, "does not exist yet"),
     Line("choose", 2, "Missing option '--shape'"),

@@ -110,7 +110,8 @@ def _coverage_lines(coverage: Figure | None) -> Iterator[str]:
     why = f"; {coverage.why_no_interval}" if coverage.why_no_interval else ""
     yield (
         f"coverage: {hits} of {plural(coverage.runs, 'range')} hold the measured step:"
-        f" {whole_percent(coverage.value)}{ends}, {whole_percent(COVERAGE)} or more intended; worth {digits(coverage.effective_runs)} independent runs{why}"
+        f" {whole_percent(coverage.value)}{ends},"
+        f" {whole_percent(COVERAGE)} or more intended; worth {digits(coverage.effective_runs)} independent runs{why}"
     )
     if coverage.runs < LEAST_RUNS_OF_COVERAGE:
         yield f"{plural(coverage.runs, 'run')} are too few to judge coverage by; {LEAST_RUNS_OF_COVERAGE} are needed"
