@@ -207,8 +207,11 @@ class Watch:
             return True
         return False
 
-    def end_engine_step(self) -> None:
-        """DeepSpeed's engine has made a step: it does so at the boundary of gradient accumulation only."""
+    def enter_engine_step(self) -> None:
+        """DeepSpeed's engine begins a step, at the boundary of gradient accumulation; its optimizers end none."""
+        self._follow("deepspeed")
+
+    def leave_engine_step(self) -> None:
         now = self.clock_ns()
         self._free_ns = now
         self._end_step("deepspeed", now)

@@ -131,8 +131,8 @@ def _hook_deepspeed() -> None:
         _wrap(
             getattr(engine, "DeepSpeedEngine"),  # noqa: B009  # A module that is not installed has no such name.
             "_take_model_step",
-            lambda watch, _: None,
-            lambda watch, _: watch.end_engine_step(),
+            lambda watch, _: watch.enter_engine_step(),
+            lambda watch, _: watch.leave_engine_step(),
             is_phase=False,
         )
 

@@ -201,12 +201,14 @@ def test_a_mark_does_nothing_where_nobody_watches() -> None:
 
 def test_deepspeed_s_engine_counts_before_its_optimizers(job: Job) -> None:
     for _ in range(3):
+        job.watch.enter_engine_step()
         for which in (1, 2, 3):  # ZeRO-3 steps once for each sub-group.
             job.optimizer(2, which)
-        job.watch.end_engine_step()
+        job.watch.leave_engine_step()
     steps = job.steps()
-    assert steps["rule"][1:] == ["deepspeed"] * 3
-    assert steps["step_ns"][-2:] == [6 * MS, 6 * MS]
+    assert steps["rule"] == ["deepspeed"] * 3
+    assert steps["step_ns"] == [None, 6 * MS, 6 * MS]
+    assert steps["optimizer_ns"] == [6 * MS] * 3
 
 
 def test_backward_within_backward_counts_once(job: Job) -> None:
