@@ -58,7 +58,7 @@ COMMANDS = {
         "bench.cli.dashboards",
         "Render Grafana's dashboards and Prometheus's rules, or push them to a Grafana.",
     ),
-    "watch": ("bench.cli.watching.watch", "Run a training command of your own, unedited, and keep its step times."),
+    "watch": ("bench.cli.watching.watch", "Run a training command, watch its steps, and keep them as a run."),
     "serve": ("bench.cli.watching.serve", "Serve /metrics of this node, its runs and results to Prometheus."),
     "stack": (
         "bench.cli.watching.stack",
