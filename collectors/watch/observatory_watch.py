@@ -40,7 +40,7 @@ LONGEST_BATCH = 4096
 FEW = 8
 COLUMNS = (
     *("end_ns", "step_ns", "device_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "tokens", "own_ns"),
-    "skipped",
+    *("skipped", "backward_calls"),
 )
 ALWAYS = ("end_ns", "step_ns", "data_ns", "own_ns", "skipped")
 """Lists of a line of steps, and those that are never null as a whole."""
@@ -97,7 +97,7 @@ class Watch:
         self._is_whole = False
         self._free_ns = clock_ns()
         self._data = self._forward = self._backward = self._optimizer = self._own = 0
-        self._has_backward = False
+        self._backward_calls = 0
         self._data_depth = self._backward_depth = self._mark_depth = 0
         self._stack: list[tuple[int, int]] = []
         self._inner: int | None = None
@@ -156,7 +156,7 @@ class Watch:
             if not self.has_trained:
                 self._prepare()
             self._forward += max(0, now - self._free_ns)
-            self._has_backward = True
+            self._backward_calls += 1
             self._own += self.clock_ns() - now
             self._backward_began = now
 
@@ -246,16 +246,17 @@ class Watch:
                 return
         elapsed = now - self._end_ns if self._end_ns is not None and self._is_whole else None
         before, self._event = self._event, self._device_event()
-        has_phases, known = self.has_phases, self.has_phases and self._has_backward
+        has_phases, known = self.has_phases, self.has_phases and self._backward_calls > 0
         self._rows.append(
             (
                 *(now, elapsed, (before, self._event), self._data if has_phases else None),
                 *(self._forward if known else None, self._backward if known else None),
                 *(self._optimizer if has_phases and self._optimizer else None, tokens, self._own, is_skipped),
+                self._backward_calls if has_phases else None,
             )
         )
         self._steps += 1
-        self._end_ns, self._is_whole, self._has_backward = now, True, False
+        self._end_ns, self._is_whole, self._backward_calls = now, True, 0
         self._data = self._forward = self._backward = self._optimizer = self._own = 0
         if now - self._flushed_ns >= self._flush_ns or len(self._rows) >= LONGEST_BATCH:
             self._flush()

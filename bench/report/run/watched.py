@@ -155,4 +155,4 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
     for note in (_NOT_PREDICTED, *summary.notes):
         yield f"  {note}"
     yield ""
-    yield f"next: observatory watch --attach {watched.name} --steps 5"
+    yield "next: trace some steps of each rank with torch.profiler, then `observatory analyse stragglers TRACE...`"

@@ -158,7 +158,7 @@ def _phases(job: Job, blocks: Sequence[slice], notes: list[str]) -> Iterator[Est
         are = "is" if len(unknown) == 1 else "are"
         notes.append(f"{', '.join(unknown)} {are} absent: not every rank knows its time in each step")
     if is_gpu:
-        notes.append("phases of the device are absent: hosts enqueue them; a traced window divides a step")
+        notes.append("phases of the device are absent: hosts enqueue them; a trace of torch.profiler divides a step")
     for name in PHASES:
         if name in unknown or (is_gpu and name != "data"):
             continue

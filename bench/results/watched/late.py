@@ -31,8 +31,8 @@ OVERLAP_RATIO = -0.02
 _MAY_WAIT_BEFORE = ("forward", "backward")
 """Phases that an accumulated gradient repeats: waiting of one microbatch may come before the work of the next."""
 _INSIDE = (
-    "a rank that is late where ranks wait for each other, as inside backward, does not show in these times; a traced"
-    " window shows it"
+    "a rank that is late where ranks wait for each other, as inside backward, does not show in these times; a trace of"
+    " torch.profiler shows it"
 )
 
 
@@ -61,8 +61,8 @@ def find_late(job: Job) -> Late:
     if not groups:
         return Late(
             verdict="unsure",
-            reason="each rank has a host of its own, and hosts' clocks differ by more than ranks do; a traced window"
-            " brings them together",
+            reason="each rank has a host of its own, and hosts' clocks differ by more than ranks do; traces of"
+            " torch.profiler, which `observatory analyse` brings to one clock, show who is late",
         )
     candidates = sorted(
         (candidate for group in groups for candidate in _candidates(job, group, step_s)), key=lambda each: -each.late_s
@@ -103,7 +103,10 @@ def _why_not(job: Job) -> str | None:
     if len(job.step_s) < LEAST_STEPS:
         return f"{len(job.step_s)} measured steps are too few; it takes {LEAST_STEPS}"
     if missing := [name for name in ("step", *PHASES) if not job.known(name)]:
-        return f"not every rank knows its times of {', '.join(missing)} in each step; a traced window shows who is late"
+        return (
+            f"not every rank knows its times of {', '.join(missing)} in each step; a trace of torch.profiler shows who"
+            " is late"
+        )
     rest = job.rank_s["step"] - sum(job.rank_s[name] for name in PHASES)
     if float(np.median(rest / job.rank_s["step"])) < OVERLAP_RATIO:
         return "phases overlap, as where the optimizer's step calls forward and backward by itself"

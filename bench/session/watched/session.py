@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from bench.errors import InfrastructureFailed, Misuse, say
+from bench.machine.machine import read as read_machine
 from bench.report.table import open_console, print_page
 from bench.session.watched.child import exit_code, run_child
 from bench.session.watched.command_line import known_words, read_script
@@ -140,6 +139,7 @@ def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
         assert lock is not None, "nobody else knows the folder yet"
         stack.callback(os.close, lock)
         write_hook(folder)
+        run_dir.write_json(folder / "machine.json", read_machine())
     except OSError as error:
         raise InfrastructureFailed(
             f"run folder {folder} cannot be written: {error.strerror}; choose another place with --runs"
@@ -203,9 +203,10 @@ def _keep(request: WatchRequest, folder: Path, document: dict[str, object], prog
 
 
 def _store(folder: Path, store_url: str | None) -> None:
-    """Summarise the run and store it, where this program can; imported here, as a command must not wait for it."""
-    if find_spec("bench.session.keep_watched") is not None:
-        import_module("bench.session.keep_watched").keep_watched(folder, store_url)
+    """Summarise the run and store it; imported here, as a command must not wait for it."""
+    from bench.session.keep_watched import keep_watched
+
+    keep_watched(folder, store_url)
 
 
 def _failures(folder: Path) -> list[str]:

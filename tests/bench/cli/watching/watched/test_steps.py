@@ -162,6 +162,16 @@ def test_a_step_that_the_gradscaler_skips_is_a_step(job: Job) -> None:
     assert steps["skipped"] == [False, True, False]
 
 
+def test_each_step_has_its_calls_of_backward(job: Job) -> None:
+    for calls in (1, 4, 0):
+        for _ in range(calls):
+            job.backward(5)
+        job.optimizer(1)
+    steps = job.steps()
+    assert steps["backward_calls"] == [1, 4, 0]
+    assert steps["backward_ns"] == [5 * MS, 20 * MS, None]
+
+
 def test_an_optimizer_whose_step_raised_ends_the_next_one(job: Job) -> None:
     job.watch.enter_optimizer(1)  # Raises: no end follows.
     for _ in range(2):
