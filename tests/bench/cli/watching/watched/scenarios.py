@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import observatory_watch as recorder  # type: ignore[import-not-found]  # On PYTHONPATH under watch alone.
+import observatory_watch as recorder  # On PYTHONPATH under watch.
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
