@@ -43,14 +43,12 @@ LOOKED_THROUGH = 200
 class MeasuredLinks:
     """The interconnect of a run's ranks. basis: the runs that measured it and what they measured, for people.
 
-    sweeps: the run that gave each level its link, the one inside a node first; of several, that of all_reduce.
-    collectives: whose sweep it was, in the same order.
+    sweeps: the runs that gave the links that the run's transfers take, those inside a node first, each once.
     """
 
     interconnect: Interconnect
     basis: str
     sweeps: tuple[Summary, ...] = ()
-    collectives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +169,20 @@ def _measured(
     first = [(level, fits, next(iter(fits.values()))) for level, fits in levels if fits]
     words = [_words(level, fits, fit, needed) for level, fits, fit in first]
     alike = ": alike within their intervals, so one link for both levels" if is_alike else ""
+    used = {
+        fit.run.run: fit.run
+        for _, fits, first_fit in first
+        for fit in [fits.get(each, first_fit) for each in needed[_level_of(first_fit)]] or [first_fit]
+    }
     return MeasuredLinks(
         interconnect=Interconnect(levels=tuple(level for level, _ in levels)),
         basis=", and ".join(words) + alike,
-        sweeps=tuple(fit.run for _, _, fit in first),
-        collectives=tuple(fit.collective for _, _, fit in first),
+        sweeps=tuple(used.values()),
     )
+
+
+def _level_of(fit: _Fit) -> str:
+    return "cluster" if fit.run.case.nodes > 1 else "node"
 
 
 def _words(level: NetworkLevel, fits: _Fits, first: _Fit, needed: Mapping[str, Sequence[Collective]]) -> str:
@@ -185,7 +191,7 @@ def _words(level: NetworkLevel, fits: _Fits, first: _Fit, needed: Mapping[str, S
     Example: "4.1 GB/s (all_gather 2.5 GB/s; send as all_reduce, not fitted) inside a node, all 8 ranks at once (r7)".
     """
     own, unmeasured = [], []
-    for collective in needed["cluster" if first.run.case.nodes > 1 else "node"]:
+    for collective in needed[_level_of(first)]:
         if (fit := fits.get(collective)) is None:
             unmeasured.append(collective)
         elif collective != first.collective:
@@ -219,10 +225,10 @@ class BandwidthSpread:
 
 
 def bandwidth_spread(place: Placed, history: Runs) -> BandwidthSpread | None:
-    """Return how all_reduce's bandwidths scatter over the sweeps of the same hardware and backend; None without any.
+    """Return how the bandwidths scatter of what the run sends, over sweeps of its hardware and backend; None without.
 
-    Where no all_reduce was swept, they are those of another collective. Sweeps are compared with others on as many
-    ranks and nodes only.
+    For a collective that was not swept all_reduce stands in, or where that was not swept either, another one.
+    Sweeps are compared with others of the same collective on as many ranks and nodes only.
 
     Raises:
         InfrastructureFailed: the history cannot be read.
@@ -230,24 +236,28 @@ def bandwidth_spread(place: Placed, history: Runs) -> BandwidthSpread | None:
     alike = [
         run for run in done_sweeps(history) if (run.case.backend, run.hardware) == (place.case.backend, place.hardware)
     ]
-    swept = dict.fromkeys((CALIBRATION, *COLLECTIVES))
-    return next((spread for each in swept if (spread := _spread_of(each, alike)) is not None), None)
+    shares = {collective: _shares(collective, alike) for collective in dict.fromkeys((CALIBRATION, *COLLECTIVES))}
+    swept = [collective for collective, of_runs in shares.items() if of_runs]
+    if not swept:
+        return None
+    sent = {transfer.collective for transfer in place.case.spec().transfers(place.case)}
+    used = {collective if collective in swept else swept[0] for collective in sent or {CALIBRATION}}
+    values = [value for collective in used for of_run in shares[collective].values() for value in of_run]
+    runs = {run for collective in used for run in shares[collective]}
+    trials = sum(len(of_run) - 1 for collective in used for of_run in shares[collective].values())
+    return BandwidthSpread(low=min(values), high=max(values), runs=len(runs), trials=trials)
 
 
-def _spread_of(collective: Collective, sweeps: Sequence[Summary]) -> BandwidthSpread | None:
+def _shares(collective: Collective, sweeps: Sequence[Summary]) -> dict[str, list[float]]:
+    """Return by run the bandwidth of each trial and their median, as shares of the newest run's in its setting."""
     newest: dict[tuple[int, int], float] = {}
-    shares: list[float] = []
-    runs = 0
+    shares = {}
     for run in sweeps:
         measured = _figures(run, RUN_LINK_BANDWIDTH.name, collective)
-        if measured is None:
-            continue
-        reference = newest.setdefault((run.case.ranks, run.case.nodes), measured.median)
-        shares += [value / reference for value in (*measured.trials, measured.median)]
-        runs += 1
-    if not shares:
-        return None
-    return BandwidthSpread(low=min(shares), high=max(shares), runs=runs, trials=len(shares) - runs)
+        if measured is not None:
+            reference = newest.setdefault((run.case.ranks, run.case.nodes), measured.median)
+            shares[run.run] = [value / reference for value in (*measured.trials, measured.median)]
+    return shares
 
 
 def placement_words(case: Case) -> str:

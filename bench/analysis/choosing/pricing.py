@@ -209,11 +209,13 @@ class Pricing:
 
     def _candidate(self, case: Case) -> Candidate | Absent:
         self.predicted_count += 1
+        optimizer_s = self._optimizer_s(case)
+        if isinstance(optimizer_s, Absent):
+            return optimizer_s
         compute = self.compute(case)
         step = self._step(case, compute)
         if isinstance(step, Absent):
             return step
-        optimizer_s = self._optimizer_s(case)
         step = replace(step, compute=replace(step.compute, optimizer_s=optimizer_s["value"]))
         exposed_s, levels = self._by_level(case, step)
         recomputed_s = compute.recomputed_s
@@ -232,13 +234,13 @@ class Pricing:
             },
         )
 
-    def _optimizer_s(self, case: Case) -> dict[Corner, float]:
-        """Return the time of the optimizer of the rank that updates most at each corner; 0 where nothing models it."""
+    def _optimizer_s(self, case: Case) -> dict[Corner, float] | Absent:
+        """Return the time of the optimizer of the rank that updates most at each corner."""
         memory, moved_bytes = self.ground.rates(case).memory, optimizer_bytes(case)
         assert not isinstance(memory, Absent), "a ground has the memory's rate"
-        return {
-            corner: 0.0 if isinstance(moved_bytes, Absent) else moved_bytes / memory.at(corner) for corner in CORNERS
-        }
+        if isinstance(moved_bytes, Absent):
+            return moved_bytes
+        return {corner: moved_bytes / memory.at(corner) for corner in CORNERS}
 
     def _step(self, case: Case, compute: ComputeTime) -> StepTime | Absent:
         if is_fp8(case):

@@ -158,7 +158,12 @@ def closing(ranking: Ranking) -> str:
             line += f"; all beat {slower[0].case.strategy}" if speed_ratio(equals[-1], slower[0]).low > 1 else ""
         return "; ".join(part for part in (line, _plainest(ranking)) if part)
     if not others:
-        line = f"{best.case.strategy} pays: no other strategy fits"
+        is_alone = len(ranking.searches) == 1
+        line = (
+            f"only {best.case.strategy} was compared"
+            if is_alone
+            else f"{best.case.strategy} pays: no other strategy fits"
+        )
     else:
         line = f"{best.case.strategy} pays: {_over(best, others[0])}"
     if equals:

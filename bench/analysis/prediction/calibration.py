@@ -229,7 +229,7 @@ HIDDEN_ELSEWHERE = Range(value=HIDDEN_SHARE, low=HIDDEN_SPREAD[0], high=HIDDEN_S
 
 
 def _shares(share: float, spread: tuple[float, float]) -> str:
-    """Return a share with its range: "79 % [57, 85]"."""
+    """Return a share with its range: "78 % [57, 83]"."""
     return f"{whole_percent(share)} [{100 * spread[0]:.0f}, {100 * spread[1]:.0f}]"
 
 

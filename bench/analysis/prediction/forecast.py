@@ -225,6 +225,8 @@ def why_no_step(case: Case, calibration: Calibration) -> Absent | None:
     """Return which rate of a step is not known; None where all are."""
     if case.model is None:
         return Absent(reason="a probe trains no model")
+    if isinstance(moved_bytes := optimizer_bytes(case), Absent):
+        return moved_bytes
     if isinstance(calibration.products, Absent):
         return calibration.products
     if isinstance(calibration.memory, Absent):

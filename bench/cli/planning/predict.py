@@ -63,7 +63,7 @@ class Tokens(click.ParamType):  # type: ignore[type-arg]  # Generic only in newe
 @click.option(
     "--from-history",
     is_flag=True,
-    help="Rates that runs of the same hardware reached; the default without --on, whose default is data sheets.",
+    help="Rates that runs of the same hardware reached. Without --on this is the default; with --on data sheets are.",
 )
 @click.option("--tokens", type=Tokens(), metavar="TOKENS", help="Tokens to train on, for example 15T: prints the days.")
 @click.option(

@@ -169,7 +169,7 @@ def test_each_collective_that_was_swept_has_a_link_of_its_own(history: History) 
         "4.1 GB/s (all_gather 2.5 GB/s in gathered; reduce_scatter as all_reduce, not fitted) inside a node, all 4"
         " ranks at once (in), and 1 GB/s across 2 nodes, all 4 ranks of each at once (out)"
     )
-    assert [run.run for run in found.sweeps] == ["in", "out"]
+    assert [run.run for run in found.sweeps] == ["gathered", "in", "out"]
 
 
 def test_the_newest_sweep_of_a_collective_gives_its_link(history: History) -> None:
@@ -204,6 +204,15 @@ def test_commands_that_measure_name_the_collectives_of_the_run(history: History)
     found = find_links(trained_by("fsdp", ranks=4, nodes=1), history)
     assert isinstance(found, Absent)
     assert "--option collectives=all_reduce,all_gather,reduce_scatter`" in found.reason
+
+
+def test_links_scatter_as_those_of_what_is_sent(history: History) -> None:
+    sweep(history, "gathered", [0.5e9, 1e9, 2e9], ranks=4, collective="all_gather")
+    sweep(history, "reduced", [1e9, 1e9], ranks=4, started_ns=2)
+    spread = bandwidth_spread(trained_by("fsdp", ranks=4, nodes=1), history)
+    assert spread is not None
+    assert [spread.low, spread.high] == pytest.approx([0.5, 2.0])
+    assert (spread.runs, spread.trials) == (2, 5)
 
 
 def test_links_scatter_as_those_of_all_reduce_or_else_of_what_was_swept(history: History) -> None:

@@ -15,6 +15,7 @@ from bench.analysis.prediction.calibration import (
     MEMORY_EFFICIENCY,
     PRODUCTS_SHARE,
 )
+from bench.errors import plural
 from tests.bench.analysis.prediction.published import comparison
 from tests.bench.analysis.prediction.published.comparison import (
     CHANGES,
@@ -65,7 +66,7 @@ GPU. The rows were measured by others, with other programs; every error is here.
 - **constant**: every row has an MFU of {constant}. This is the baseline, chosen in knowledge of all rows.
 - **product**: `predict --on`, which is also `run --dry-run --on` and `choose --on`. [Its law](../cost_models/step.md):
   products at {products} of the peak, attention at {attention}, element-wise kernels with {elementwise} of their counted
-  bytes at {memory} of the memory's bandwidth, and {hidden} of the communication that may hide hidden in truth.
+  bytes at {memory} of the memory's bandwidth, and {hidden} of the communication that could be hidden is.
 
 The law's constants are fitted on llm-foundry's rows of {models}; its other rows are **held**, and
 torchtitan's are of another program on another GPU. The form of the law was chosen with all rows of llm-foundry in view.
@@ -87,7 +88,7 @@ def _opening() -> str:
 def _answers(of_titan: Sequence[Compared], of_foundry: Sequence[Compared]) -> Iterator[str]:
     """Yield whether the product beats the constant, by medians of errors."""
     held = [each for each in of_foundry if not is_fitted(each.row)]
-    pairs = [*differences(of_titan), *differences(of_foundry)]
+    unseen = [*differences(of_titan), *differences(held)]
     first, *others = of_titan
     yield "## Does the product beat the constant?\n"
     yield "By the median error, where the constants have not seen the rows:\n"
@@ -95,12 +96,14 @@ def _answers(of_titan: Sequence[Compared], of_foundry: Sequence[Compared]) -> It
     yield _answer("torchtitan's rates", [each.errors for each in of_titan])
     yield _answer("torchtitan's rates relative to its first row", [each.ratio_errors(first) for each in others])
     for kind in CHANGES:
-        unseen = [pair for pair in pairs if pair.kind == kind and not is_fitted(pair.changed.row)]
-        yield _answer(f"differences, {kind}", [pair.errors for pair in unseen])
+        errors = [pair.errors for pair in unseen if pair.kind == kind]
+        yield _answer(f"differences between such rows, {kind} ({plural(len(errors), 'pair')})", errors)
     inside = sum(each.is_inside for each in held), sum(each.is_inside for each in of_titan)
     yield (
-        f"\nThe product's ranges hold {inside[0]} of the {len(held)} held rates, and {inside[1]} of torchtitan's"
-        f" {len(of_titan)}, for\nwhich their low end was widened.\n"
+        f"\nThe product's ranges hold {inside[0]} of the {len(held)} held rates and {inside[1]} of torchtitan's"
+        f" {len(of_titan)}. This is no test of them:\nthe low ends of the products and of the hidden share were widened"
+        " by these rows. By the fitted rows alone (73 % and\n9 %) they hold 31 of the held rates and none of"
+        " torchtitan's.\n"
     )
 
 
