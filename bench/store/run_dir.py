@@ -288,7 +288,10 @@ def _watched(folder: Path, outcome: TrialOutcome, cause: FailureCause | None) ->
 def _end_of(run: WatchedRun) -> tuple[TrialOutcome, FailureCause | None]:
     """Return how a watched run's command ended, and which rank left its steps without a word, where only one did."""
     if run.file.exit_code == 0 and run.file.signal is None:
-        return "done", None
+        if run.is_measured:
+            return "done", None
+        text = "no step was measured; `observatory show RUN` has the reason"
+        return "failed", FailureCause(kind="error", rank=None, step=None, text=text)
     rank = run.died[0] if len(run.died) == 1 else None
     if (number := run.file.signal) is not None:
         kind: Literal["interrupted", "killed"] = "interrupted" if number in (SIGINT, SIGTERM) else "killed"

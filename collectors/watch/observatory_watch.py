@@ -31,13 +31,18 @@ JUDGED_NS = 10_000_000_000
 """Time between two lines, where steps are quick too; and the steps' time over which our own is judged."""
 MOST_OWN = 0.01
 """Highest share of a step that our own code may take; above, the hook does less."""
-FREE_BYTES, BYTES_PER_S = 1_000_000, 11
+FREE_BYTES, BYTES_PER_S = 1_900_000, 1
 """Size that a rank's file may have at once, and by which it may grow afterwards: 2 MB in the first day."""
 FAILURES, MOST_FAILURE_BYTES = "watch_failures.txt", 64_000
 """Log in the run's folder of what failed before a process had a rank's file, and its size."""
+PROCESS = "observatory_watch_process"
+"""The module next to this one that says who a process is."""
+MOST_TOKENS = 1e15
+"""More, or a NaN, is no count."""
 LONGEST_BATCH = 4096
 """Steps of one line; one in a file that is too long already."""
-FEW = 8
+ALL_UP_TO, RUN = 4096, 8
+"""Every step is written up to this number; later runs of so many steps are, ever fewer: see `stride`."""
 COLUMNS = (
     *("end_ns", "step_ns", "device_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "tokens", "own_ns"),
     *("skipped", "backward_calls"),
@@ -58,7 +63,7 @@ class step:  # noqa: N801  # A context manager, as `torch.no_grad` is.
     """
 
     def __init__(self, tokens: float | None = None) -> None:
-        self._tokens = tokens if isinstance(tokens, (int, float)) else None
+        self._tokens = tokens if isinstance(tokens, (int, float)) and 0 <= tokens < MOST_TOKENS else None
 
     def __enter__(self) -> None:
         self._watch = current if current is not None and not current.is_over else None
@@ -115,8 +120,10 @@ class Watch:
         """Call a function of ours; after a failure the watch ends with one line, and the script goes on."""
         try:
             function(*arguments)
-        except Exception as error:  # noqa: BLE001  # No mistake of ours may stop somebody's training.
+        except Exception as error:  # No mistake of ours may stop somebody's training.
             self.is_over = True
+            if _is_of_script(error):  # For example a signal handler that raises while our code runs.
+                raise
             self._say_failure(f"the watch of process {os.getpid()} ended: {type(error).__name__}: {error}")
 
     def _say_failure(self, text: str) -> None:
@@ -238,7 +245,7 @@ class Watch:
         return rule == self._rule
 
     def _end_step(self, rule: str, now: int, tokens: float | None = None, is_skipped: bool = False) -> None:
-        if not self._follow(rule):
+        if self._is_capturing() or not self._follow(rule):
             return
         if not self.is_begun:
             self._begin()
@@ -265,11 +272,16 @@ class Watch:
 
     def _device_event(self) -> Any:
         cuda = self._cuda()
-        if cuda is None or cuda.is_current_stream_capturing():
+        if cuda is None:
             return None
         event = cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def _is_capturing(self) -> bool:
+        """Whether a CUDA graph is captured: to ask for an event would spoil it."""
+        cuda = self._cuda()
+        return cuda is not None and bool(cuda.is_current_stream_capturing())
 
     def _cuda(self) -> Any:
         torch = self.module_of("torch")
@@ -279,15 +291,17 @@ class Watch:
 
     def _begin(self) -> None:
         """Open the rank's file and write who this rank is."""
-        import atexit
         import platform
         import socket
+        from importlib import import_module
 
-        place = _place(self.module_of)
+        process = import_module(f"{__package__}.{PROCESS}" if __package__ else PROCESS)
+        place = process.place(self.module_of)
         path = os.path.join(self.settings["folder"], f"watch_rank{place['rank']}.jsonl")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
-        if not _is_only_writer(self._fd):  # A second process of the same rank: independent scripts under one command.
+        # A second process of this rank writes nothing: independent scripts under one command.
+        if not process.is_only_writer(self._fd):
             os.close(self._fd)
             self.is_over = True
             return
@@ -306,11 +320,11 @@ class Watch:
                 "monotonic_ns": self.clock_ns(),
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
-                **_device(self._cuda()),
+                **process.device(self._cuda()),
                 "script": None if main is None else os.path.abspath(main),
             }
         )
-        atexit.register(self.end)
+        self._call_end()
         self._flushed_ns = self._begun_ns = self.clock_ns()
         self.thread = get_ident()
         if self.too_old is not None:
@@ -319,12 +333,19 @@ class Watch:
 
     def _prepare(self) -> None:
         """Before the first backward: a process that trains says at its end that no step was seen, where none was."""
-        import atexit
-
         self.has_trained = True
-        atexit.register(self.end)
+        self._call_end()
         if self.on_training is not None:
             self.on_training()
+
+    def _call_end(self) -> None:
+        """Have `end` called when this process ends; one that multiprocessing forked calls no function of atexit."""
+        import atexit
+
+        atexit.register(self.end)
+        forking = self.module_of("multiprocessing.util")
+        if forking is not None:
+            forking.Finalize(None, self.end, exitpriority=-100)
 
     def times_phase_here(self) -> bool:
         """Whether phases are timed in this thread: others may load data or run backward again."""
@@ -355,10 +376,12 @@ class Watch:
             self._write({"kind": "note", "text": " ".join(text.split())[:500]})
 
     def _flush(self, *, is_last: bool = False) -> None:
-        """Write the steps that ended since the last time, or leave them out where the file is too long.
+        """Write the steps that ended since the last time, but those that `is_kept` leaves out.
 
         Steps that the device has not finished wait for the next time. is_last: they do not.
         """
+        if self._is_capturing():
+            return
         self._flushed_ns = self.clock_ns()
         ready = len(self._rows)
         while ready and not is_last and not _is_done(self._rows[ready - 1][2][1]):
@@ -366,19 +389,19 @@ class Watch:
         first = self._steps - len(self._rows)
         rows, self._rows = self._rows[:ready], self._rows[ready:]
         allowed = FREE_BYTES + BYTES_PER_S * (self._flushed_ns - self._begun_ns) // 1_000_000_000
-        if rows and self._written < allowed:
-            line = self._line(rows, first)
-            if self._written + len(line) > allowed:
-                left = max(0, len(rows) - FEW)
-                self._unwritten += left
-                rows = rows[left:]
-                line = self._line(rows, first + left)
-            if self._written + len(line) <= allowed:
-                self._append(line)
+        at = 0
+        while at < len(rows):
+            until = at
+            while until < len(rows) and is_kept(first + until):
+                until += 1
+            if until > at and self._written < allowed:
+                self._append(self._line(rows[at:until], first + at))
                 self._unwritten = 0
-                self._thin_out(rows)
-                return
-        self._unwritten += len(rows)
+            else:
+                until = max(until, at + 1)
+                self._unwritten += until - at
+            at = until
+        self._thin_out(rows)
 
     def _line(self, rows: list[tuple[Any, ...]], first: int) -> bytes:
         columns = [list(column) for column in zip(*rows)]  # noqa: B905  # strict= is newer than Python 3.9.
@@ -417,6 +440,35 @@ class Watch:
         self._written += len(line)
 
 
+def _is_of_script(error: Exception) -> bool:
+    """Whether an error came from code that is neither ours nor torch's nor the standard library's."""
+    torch = sys.modules.get("torch")
+    ours = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(str(getattr(torch, "__file__", __file__)))]
+    library = os.path.dirname(os.__file__)
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        is_library = file.startswith("<frozen") or (file.startswith(library) and "-packages" not in file)
+        if not is_library and not any(file.startswith(folder + os.sep) for folder in ours):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def stride(number: int) -> int:
+    """Return of how many runs of `RUN` steps one is written, at this number of a step: 1, then 2, 4, 8, ...
+
+    It is the same on all ranks, and each stride is a multiple of those before, so that a job has steps that all ranks
+    wrote, evenly spread over all of its time.
+    """
+    return 1 << (number // ALL_UP_TO).bit_length()
+
+
+def is_kept(number: int) -> bool:
+    """Whether the step of this number is written."""
+    return number // RUN % stride(number) == 0
+
+
 def _encoded(line: dict[str, Any]) -> bytes:
     import json
 
@@ -433,55 +485,6 @@ def _between(first: Any, last: Any) -> int | None:
         return int(first.elapsed_time(last) * 1e6) if first is not None and last is not None else None
     except RuntimeError:
         return None
-
-
-def _is_only_writer(fd: int) -> bool:
-    """Lock the file for this process; a child that is forked does not hold the lock."""
-    import errno
-    import fcntl
-
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # Another error: a file system without locks.
-        return error.errno not in (errno.EACCES, errno.EAGAIN)
-    return True
-
-
-def _place(module_of: Callable[[str], Any]) -> dict[str, Any]:
-    """This process's rank, world and process groups: by torch.distributed, else by the launcher's variables."""
-
-    def number(*names: str) -> int | None:
-        words = (os.environ.get(name, "") for name in names)
-        return next((int(word) for word in words if word.isdecimal()), None)
-
-    rank, world, backend, groups = number("RANK") or 0, number("WORLD_SIZE") or 1, None, []
-    distributed = module_of("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        rank, world, backend = distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()
-        known = getattr(getattr(distributed.distributed_c10d, "_world", None), "pg_group_ranks", {})
-        groups = sorted({tuple(sorted(ranks)) for ranks in known.values()})[:64]
-    local = number("LOCAL_RANK", "SLURM_LOCALID")
-    return {
-        "rank": rank,
-        "local_rank": local,
-        "world_size": world,
-        "local_world_size": number("LOCAL_WORLD_SIZE"),
-        "backend": None if backend is None else str(backend),
-        "groups": [list(group) for group in groups],
-    }
-
-
-def _device(cuda: Any) -> dict[str, Any]:
-    if cuda is None:
-        return {"device": "cpu", "device_name": None, "device_uuid": None}
-    index = cuda.current_device()
-    properties = cuda.get_device_properties(index)
-    uuid = getattr(properties, "uuid", None)
-    return {
-        "device": f"cuda:{index}",
-        "device_name": properties.name,
-        "device_uuid": None if uuid is None else str(uuid),
-    }
 
 
 def _rss_bytes() -> int | None:

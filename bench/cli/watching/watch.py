@@ -26,6 +26,7 @@ _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})"
     multiple=True,
     help="What tells runs of the same name apart, for example model=7b. Repeatable.",
 )
+@click.option("-q", "--quiet", is_flag=True, help="Print no progress, only the table at the end.")
 @SHARING
 @RUNS
 @STORE
@@ -35,6 +36,7 @@ def command(
     context: click.Context,
     name: str | None,
     tag_words: tuple[str, ...],
+    quiet: bool,
     runs_folder: Path,
     store_url: str | None,
     words: tuple[str, ...],
@@ -61,6 +63,7 @@ def command(
         runs=runs_folder,
         store_url=store_url,
         tags=_tags(tag_words),
+        is_quiet=quiet,
         umask=context.obj if isinstance(context.obj, int) else None,
     )
     return watch(request)

@@ -68,8 +68,8 @@ class WatchedDetails:
     rules: what found the steps: mark, deepspeed or optimizer.
     attempts: how often the ranks began; more than one is a restart. attempt: which of them the figures are of, from 1.
     missing_ranks: numbers without a usable file, at most some of them; missing: how many there are.
-    steps: that all ranks reported. warm_up: the first of these, which are in no figure. each: figures are of one step
-    of so many, where there are more than fit. device_clock: whether steps are timed by the devices.
+    steps: that all ranks reported. warm_up: the first of these, which are in no figure. each: figures are of one
+    run of eight steps in so many, where there are more. device_clock: whether steps are timed by the devices.
     work_reason: why `work` is what it is.
     """
 

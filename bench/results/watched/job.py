@@ -24,12 +24,13 @@ from bench.results.watched.rank_files import (
     read_columns,
     scan,
 )
+from collectors.watch.observatory_watch import stride
 from workloads.cost_models.absent import Absent
 
 WARM_UP = 10
 """The first steps compile, fill caches and allocate; of a job of fewer than ten times as many, a tenth is left out."""
 MOST_CELLS = 1_000_000
-"""Steps of all ranks together that are held at once, 80 bytes each; of longer jobs one step of so many is taken."""
+"""Steps of all ranks together that are held at once, 80 bytes each; of longer jobs one run of so many is taken."""
 LEAST_STEPS = 20
 """With fewer measured steps nothing is said of how even they are, nor of who is late."""
 UNEVEN_RATIO = 0.1
@@ -46,7 +47,8 @@ class Job:
     steps, in order. restarts: how often ranks began again. number: which attempt it is, from 0.
     step_s (steps,): of the slowest rank. rank_s: by column of `OF_A_STEP`, (ranks, steps), NaN where not known.
     end_ns (ranks, steps): each on its own rank's clock. calls (ranks, steps): of backward.
-    common: steps that all ranks reported. warm_up: how many of these are left out. each: see `MOST_CELLS`.
+    common: steps that all ranks made. warm_up: how many of these are left out. each: of so many runs of eight steps one
+    is taken, as ranks write no more of a long job (`collectors.watch.observatory_watch.stride`), or for `MOST_CELLS`.
     is_device_clock: whether `step` is by the devices' clocks.
     """
 
@@ -109,7 +111,9 @@ def read_job(folder: Path) -> Job:
     warm_up = min(WARM_UP, length // 10)
     if length and not first + warm_up:  # The very first step has no step before it to be timed from.
         warm_up = 1
-    each = max(1, -(-length * max(1, len(ranks)) // MOST_CELLS))
+    each = stride(first + length - 1) if length else 1
+    while length * len(ranks) > each * MOST_CELLS:
+        each *= 2
     columns = [read_columns(file, number, first=first + warm_up, each=each) for file in having]
     numbers = columns[0].numbers if columns else np.zeros(0, np.int64)
     for column in columns[1:]:

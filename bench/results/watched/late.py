@@ -96,6 +96,8 @@ def find_late(job: Job) -> Late:
 
 def _why_not(job: Job) -> str | None:
     """Return why nothing can be said of the job's ranks; None where it can."""
+    if not job.ranks:
+        return "no rank reported steps"
     if job.world_size == 1:
         return "one rank waits for no other"
     if len(job.ranks) < 2:

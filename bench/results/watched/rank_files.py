@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectors.files import open_to_read
+from collectors.watch.observatory_watch import RUN
 
 VERSION = 1
 LONGEST_LINE = 8 << 20
@@ -74,7 +75,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="st
     backward_ns: Numbers = None
     optimizer_ns: Numbers = None
     backward_calls: Numbers = None
-    tokens: Numbers = None
+    tokens: list[float | None] | None = None
     own_ns: Numbers = None
     peak_bytes: int | None = None
     rss_bytes: int | None = None
@@ -215,7 +216,7 @@ def _take(attempt: Attempt, line: Steps | Quantiles | Note | Window | End, probl
 
 
 def read_columns(file: RankFile, attempt: int, *, first: int, each: int) -> Columns:
-    """Return the steps of one of the file's attempts from number `first` on, one of each so many.
+    """Return the steps of one of the file's attempts from number `first` on, one run of `RUN` in each so many.
 
     Memory grows with the steps that are chosen, not with those in the file.
     """
@@ -227,17 +228,15 @@ def read_columns(file: RankFile, attempt: int, *, first: int, each: int) -> Colu
             number_of_attempt, last = number_of_attempt + 1, None
         elif isinstance(line, Steps) and number_of_attempt == attempt and _unusable(line, last) is None:
             last = line.first + len(line.end_ns) - 1
-            start = max(0, first - line.first)
-            start += -(line.first + start - first) % each
-            if start >= len(line.end_ns):
-                continue
-            chosen = slice(start, None, each)
-            numbers.extend(range(line.first + start, last + 1, each))
-            ends.extend(line.end_ns[chosen])
+            chosen = [
+                number - line.first for number in range(max(first, line.first), last + 1) if number // RUN % each == 0
+            ]
+            numbers.extend(line.first + place for place in chosen)
+            ends.extend(line.end_ns[place] for place in chosen)
             for name in OF_A_STEP:
                 scale = 1.0 if name == "tokens" else 1e-9
-                values[name].extend(_floats(_list_of(line, name), chosen, len(line.end_ns), scale))
-            values["calls"].extend(_floats(line.backward_calls, chosen, len(line.end_ns), 1.0))
+                values[name].extend(_floats(_list_of(line, name), chosen, scale))
+            values["calls"].extend(_floats(line.backward_calls, chosen, 1.0))
     return Columns(
         numbers=np.array(numbers, dtype=np.int64),
         end_ns=np.array(ends, dtype=np.int64),
@@ -246,14 +245,14 @@ def read_columns(file: RankFile, attempt: int, *, first: int, each: int) -> Colu
     )
 
 
-def _floats(column: Numbers, chosen: slice, length: int, scale: float) -> list[float]:
-    if column is None:
-        return [float("nan")] * len(range(length)[chosen])
-    return [float("nan") if value is None else scale * value for value in column[chosen]]
+def _floats(column: Sequence[float | None] | None, chosen: Sequence[int], scale: float) -> Iterator[float]:
+    for place in chosen:
+        value = None if column is None else column[place]
+        yield float("nan") if value is None else scale * value
 
 
-def _list_of(line: Steps, name: str) -> Numbers:
-    column: Numbers = line.tokens if name == "tokens" else getattr(line, f"{name}_ns")
+def _list_of(line: Steps, name: str) -> Sequence[float | None] | None:
+    column: Sequence[float | None] | None = line.tokens if name == "tokens" else getattr(line, f"{name}_ns")
     return column
 
 

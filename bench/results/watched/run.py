@@ -25,6 +25,7 @@ from bench.results.watched.late import find_late
 from bench.results.watched.rank_files import Begin, device_words, hosts_of, rank_paths, scan
 from collectors.files import open_to_read
 from collectors.metrics.results import RUN_LATE_RATIO
+from collectors.watch.observatory_watch import RUN
 from workloads.spec import WATCHED, Backend, Device
 
 WATCH_FILE = "watch.json"
@@ -268,16 +269,20 @@ def _notes(job: Job, details: WatchedDetails, absent: Sequence[str], died: Seque
     yield from absent
     if details.missing:
         named = ", ".join(map(str, details.missing_ranks)) + (", ..." if details.missing > NAMED else "")
-        yield f"no steps of {plural(details.missing, 'rank')}: {named}; figures are of the others"
+        others = "; figures are of the others" if job.ranks else ""
+        yield f"no steps of {plural(details.missing, 'rank')}: {named}{others}"
     if died:
         named = ", ".join(map(str, died[:NAMED])) + (", ..." if len(died) > NAMED else "")
-        yield f"{plural(len(died), 'rank')} ended without a word, so that its last steps may be missing: {named}"
+        yield f"{plural(len(died), 'rank')} ended without an end line, so the last steps may be missing: {named}"
     if job.restarts:
         yield (f"ranks began {job.restarts + 1} times; figures are of attempt {job.number + 1}, which has most steps")
     if job.each > 1:
-        yield f"figures are of one step of {job.each}, since all would not fit into memory"
+        yield (
+            f"figures rest on {len(job.step_s):,} of {job.common:,} steps, evenly spread over the job: {RUN} of each"
+            f" {RUN * job.each:,}, as ranks write no more of a long job"
+        )
     if job.warm_up:
-        yield f"{plural(job.warm_up, 'step')} of warm-up are left out of all figures"
+        yield f"the first {plural(job.warm_up, 'step')} are warm-up, and in no figure"
     if details.work == "uneven":
         yield f"the gate does not judge the step: {details.work_reason}"
     said = dict.fromkeys(

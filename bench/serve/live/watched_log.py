@@ -6,12 +6,12 @@ A step of a watched program counts as measured; a summary leaves the first ones 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from bench.results.watched.rank_files import LONGEST_LINE, MOST_NS, PHASES, VERSION, Begin, Line, Numbers, Steps
+from bench.results.watched.rank_files import LONGEST_LINE, MOST_NS, PHASES, VERSION, Begin, Line, Steps
 from collectors.files import open_to_read
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
@@ -152,7 +152,7 @@ def _is_whole(line: Steps) -> bool:
     )
 
 
-def _last(column: Numbers, scale: float) -> float | None:
+def _last(column: Sequence[float | None] | None, scale: float) -> float | None:
     return None if column is None or column[-1] is None else scale * column[-1]
 
 

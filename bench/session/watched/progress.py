@@ -163,10 +163,10 @@ class JobProgress:
                 yield f"{plural(len(timed) - MOST_ROWS, 'more rank')} in the run's folder"
             rules = dict.fromkeys(RULE_WORDS.get(rule, rule) for rank in timed for rule in rank.rules)
             yield f"steps are {', '.join(rules)}; phases are shares of the step, by the host's clock"
-        elif not any(rank.steps or rank.notes for rank in ranks):
+        elif not ranks:
             yield NO_PROCESS
-        elif ranks:
-            yield f"{plural(max(rank.steps for rank in ranks), 'step')} seen; a step time needs two"
+        elif (steps := max(rank.steps for rank in ranks)) or not any(rank.notes for rank in ranks):
+            yield f"{plural(steps, 'step')} reported; a step time needs two"
         yield from dict.fromkeys(f"rank {rank.rank}: {note}" for rank in ranks[:MOST_RANKS] for note in rank.notes)
 
 

@@ -26,7 +26,7 @@ from bench.store.files import read_small
 from collectors.files import locked, make_folder, replace_file
 
 VERSION = 1
-HOOK_FILES = ("observatory_watch.py", "observatory_watch_hooks.py", "sitecustomize.py")
+HOOK_FILES = ("observatory_watch.py", "observatory_watch_process.py", "observatory_watch_hooks.py", "sitecustomize.py")
 """Files of `collectors/watch` that the command's interpreters load; the last is what Python starts by itself."""
 HOOK_FOLDER = "hook"
 SETTINGS = "settings.json"
@@ -40,7 +40,7 @@ _HOOK = Path(__file__).parents[3] / "collectors" / "watch"
 class WatchRequest:
     """A command to watch. name: of the series that the run belongs to. umask: of the command, None: as ours.
 
-    tags: declared by a person; runs with other tags are another series.
+    tags: declared by a person; runs with other tags are another series. is_quiet: print no progress.
     """
 
     command: Sequence[str]
@@ -48,6 +48,7 @@ class WatchRequest:
     runs: Path
     store_url: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    is_quiet: bool = False
     umask: int | None = None
 
 
@@ -71,7 +72,7 @@ def watch(request: WatchRequest) -> int:
 
         def beat() -> None:
             progress.read()
-            if live.is_due():
+            if not request.is_quiet and live.is_due():
                 live.show(progress.line())
 
         try:

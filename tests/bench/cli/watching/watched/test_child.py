@@ -53,6 +53,14 @@ def test_a_signal_to_us_alone_reaches_the_command_which_decides_its_code() -> No
     assert _ended(runner) == (b"got TERM\n", 4)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_whole_group_reaches_the_command_once(number: signal.Signals) -> None:
+    count = 'n=0; trap "n=\\$((n + 1))" INT TERM USR1; echo ready; while [ $n = 0 ]; do sleep 0.05; done;'
+    runner = _started("sh", "-c", count + "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.1; done; echo $n")
+    os.killpg(runner.pid, number)
+    assert _ended(runner) == (b"1\n", 0)
+
+
 def test_each_signal_reaches_the_command_and_none_ends_us_before_it() -> None:
     runner = _started("sh", "-c", TRAPS + LOOP)
     runner.send_signal(signal.SIGUSR1)

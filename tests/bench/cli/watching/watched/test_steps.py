@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,16 @@ from typing import Any
 import pytest
 
 from collectors.watch import observatory_watch
-from collectors.watch.observatory_watch import BYTES_PER_S, FREE_BYTES, Watch, step
+from collectors.watch.observatory_watch import (
+    ALL_UP_TO,
+    BYTES_PER_S,
+    FREE_BYTES,
+    RUN,
+    Watch,
+    is_kept,
+    step,
+    stride,
+)
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -267,6 +277,76 @@ def test_a_day_of_quick_steps_leaves_two_megabytes(job: Job) -> None:
     assert job.lines("end")[0]["steps"] == day_s
 
 
+def test_ranks_keep_the_same_steps_spread_over_all_of_a_job(tmp_path: Path) -> None:
+    """A rank that writes at other moments, and more a step, keeps the same numbers."""
+    kept = []
+    for rank, step_ms in enumerate((40, 43)):
+        (tmp_path / str(rank)).mkdir()
+        job = Job(tmp_path / str(rank))
+        for number in range(100_000):
+            job.clock.pass_ms(step_ms)
+            if number % 3 == rank:
+                job.backward(1)
+            job.optimizer(1)
+        kept.append([line["first"] + place for line in job.lines() for place in range(len(line["step_ns"]))])
+    assert kept[0] == kept[1]
+    assert kept[0] == [number for number in range(100_000) if is_kept(number)]
+    even = [number for number in kept[0] if number // RUN % stride(99_999) == 0]
+    assert len(even) >= ALL_UP_TO // 2
+    assert {later - earlier for earlier, later in pairwise(even)} == {1, RUN * stride(99_999) - RUN + 1}
+
+
+def test_tokens_are_numbers_of_a_possible_size(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observatory_watch, "current", job.watch)
+    monkeypatch.setattr(job.watch, "module_of", {"torch": FAKE_TORCH}.get)
+    for tokens in (1, 1.5, float("nan"), float("inf"), -1, "many"):
+        with step(tokens=tokens):  # type: ignore[arg-type]
+            job.clock.pass_ms(5)
+    assert job.steps()["tokens"] == [1, 1.5, None, None, None, None]
+
+
+def test_while_a_graph_is_captured_nothing_is_asked_of_the_device(tmp_path: Path) -> None:
+    asked: list[str] = []
+    is_capturing = [False]
+
+    def query() -> bool:
+        asked.append("query")
+        return True
+
+    event = SimpleNamespace(record=lambda: None, query=query, elapsed_time=lambda _: 1.0)
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        is_current_stream_capturing=lambda: is_capturing[0],
+        Event=lambda enable_timing: event,
+        current_device=lambda: 0,
+        get_device_properties=lambda _: SimpleNamespace(name="made", uuid=None),
+        max_memory_allocated=lambda: 1,
+    )
+    job = Job(tmp_path, SimpleNamespace(__version__="2.13.0", cuda=cuda))
+    for _ in range(3):
+        _plain_step(job)
+    asked.clear()
+    is_capturing[0] = True
+    job.clock.pass_ms(2_000)
+    _plain_step(job)
+    assert asked == []
+    is_capturing[0] = False
+    _plain_step(job)
+    assert asked
+    assert job.lines("end")[0]["steps"] == 4
+
+
+def test_an_error_of_the_script_s_own_is_raised_and_one_of_ours_is_not(job: Job, tmp_path: Path) -> None:
+    scope: dict[str, Any] = {}
+    code = compile("def preempted():\n    raise TimeoutError('preempted')", str(tmp_path / "train.py"), "exec")
+    exec(code, scope)  # As a signal handler of the script's, called while our code runs.
+    with pytest.raises(TimeoutError, match="preempted"):
+        job.watch.guarded(scope["preempted"])
+    other = Watch({"folder": str(tmp_path)})
+    other.guarded(other.leave_data, "too many arguments")
+    assert other.is_over
+
+
 def test_numbers_of_steps_jump_where_steps_are_left_out(job: Job) -> None:
     for _ in range(40_000):
         job.clock.pass_ms(5)
@@ -305,21 +385,14 @@ def test_a_watch_that_is_quick_enough_does_not_thin_out(job: Job) -> None:
 
 def test_a_failure_of_ours_ends_the_watch_with_one_line(job: Job) -> None:
     _plain_step(job)
-
-    def fail() -> None:
-        raise KeyError("something of ours")
-
-    job.watch.guarded(fail)
+    job.watch.guarded({}.__getitem__, "something of ours")
     assert job.watch.is_over
     assert ["something of ours" in line["text"] for line in job.lines("note")] == [True]
     assert job.lines("end")[0]["steps"] == 1
 
 
 def test_a_failure_before_the_first_step_leaves_a_line_in_the_run_s_folder(job: Job, tmp_path: Path) -> None:
-    def fail() -> None:
-        raise KeyError("something of ours")
-
-    job.watch.guarded(fail)
+    job.watch.guarded({}.__getitem__, "something of ours")
     assert "something of ours" in (tmp_path / "watch_failures.txt").read_text()
     assert not job.file.exists()
 

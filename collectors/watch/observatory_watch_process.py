@@ -1,0 +1,63 @@
+"""Who the process of a rank is: its rank, world, groups and device, and whether it alone writes a file.
+
+Loaded at a process's first step, next to `observatory_watch`. The standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def place(module_of: Callable[[str], Any]) -> dict[str, Any]:
+    """This process's rank, world and process groups: by torch.distributed, else by the launcher's variables."""
+
+    def number(*names: str) -> int | None:
+        words = (os.environ.get(name, "") for name in names)
+        return next((int(word) for word in words if word.isdecimal()), None)
+
+    rank, world, backend, groups = number("RANK") or 0, number("WORLD_SIZE") or 1, None, []
+    distributed = module_of("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world, backend = distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()
+        known = getattr(getattr(distributed.distributed_c10d, "_world", None), "pg_group_ranks", {})
+        groups = sorted({tuple(sorted(ranks)) for ranks in known.values()})[:64]
+    local = number("LOCAL_RANK", "SLURM_LOCALID")
+    return {
+        "rank": rank,
+        "local_rank": local,
+        "world_size": world,
+        "local_world_size": number("LOCAL_WORLD_SIZE"),
+        "backend": None if backend is None else str(backend),
+        "groups": [list(group) for group in groups],
+    }
+
+
+def device(cuda: Any) -> dict[str, Any]:
+    """The device of this process, by `torch.cuda` where the script uses it; None: it does not."""
+    if cuda is None:
+        return {"device": "cpu", "device_name": None, "device_uuid": None}
+    index = cuda.current_device()
+    properties = cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    return {
+        "device": f"cuda:{index}",
+        "device_name": properties.name,
+        "device_uuid": None if uuid is None else str(uuid),
+    }
+
+
+def is_only_writer(fd: int) -> bool:
+    """Lock the file for this process; a child that is forked does not hold the lock."""
+    import errno
+    import fcntl
+
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # Another error: a file system without locks.
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
