@@ -211,11 +211,10 @@ def test_days_follow_from_the_rate_and_so_does_their_range() -> None:
     assert days.high == pytest.approx(1e12 / rate.low / 86400)
 
 
-def test_offloaded_states_have_no_optimizer_time_and_say_why() -> None:
+def test_offloaded_states_have_no_step_as_nothing_is_known_of_the_host_s_optimizer() -> None:
     predicted = forecast_on(made("fsdp", "offload=true", ranks=8), MACHINE)
-    (optimizer,) = [part for part in predicted.parts if part.name == "optimizer"]
-    assert optimizer.seconds == Absent(reason="the host updates offloaded states, and nothing measures at which rate")
-    assert isinstance(predicted.step_s, Range)
+    assert predicted.step_s == Absent(reason="the host updates offloaded states, and nothing measures at which rate")
+    assert predicted.memory.total_bytes > 0
 
 
 def test_a_rate_that_no_sheet_gives_leaves_the_memory_and_says_why() -> None:
