@@ -15,6 +15,8 @@ from bench.machine.machine import Machine, read
 from hatch_build import MODULE, compile_into
 from tests.support.servers import absent_server
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -22,7 +22,7 @@ from tests.bench.made.examples import small_case
 from tests.support.nvml.library import FakeNode, build, fake_node
 from tests.support.nvml.scenes import A100, FORBIDDEN, H100, mig_uuid, node_of, split_by_mig
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 CPUS = sorted(os.sched_getaffinity(0))
 NOWHERE = "4000-4095"

@@ -13,10 +13,11 @@ from bench.rank.distributed import as_full_disk
 from tests.bench.made.fake_suites import TINY_SHAPE
 from tests.bench.made.small_disk import on_a_small_disk, within_a_quota
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--layers=1", "--width=16", "--heads=2", "--kv-heads=1", "--mlp-width=32", "--vocabulary=32", "--sequence=8"]
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_up_is_said_in_a_line_and_complete_runs_stay(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     run = [sys.executable, "-P", "-m", "bench", "run", "ddp", "--device=cpu", "--batch=4", *SMALL, "--trials=1"]
@@ -78,7 +79,6 @@ def test_a_full_quota_is_seen_behind_the_error_of_any_file_of_a_rank(tmp_path: P
     assert "Disk quota exceeded" in wrote.stdout.splitlines()[0], wrote.stderr
 
 
-@pytest.mark.slow
 def test_a_quota_that_fills_up_ends_the_run_in_a_line(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     run = [sys.executable, "-P", "-m", "bench", "run", "ddp", "--device=cpu", "--batch=4", *SMALL, "--trials=1"]
@@ -120,7 +120,6 @@ strategy = "single"
 """
 
 
-@pytest.mark.slow
 def test_a_case_whose_trace_fills_the_disk_goes_on_when_there_is_room(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     (tmp_path / "night.toml").write_text(SUITE)

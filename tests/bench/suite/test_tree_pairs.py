@@ -24,6 +24,8 @@ from tests.bench.made.fake_nights import DAY_NS, FakeNights
 from tests.bench.made.fake_suites import Breaks, FakeNight, plan_of, planned
 from tests.bench.made.planted_trees import PlantedTrees, plant
 
+pytestmark = pytest.mark.slow
+
 STEP_S, SLOW_S = 0.1, 0.106
 NIGHTS = 30
 PAIRS = 8

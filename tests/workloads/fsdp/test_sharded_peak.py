@@ -16,6 +16,8 @@ from workloads.cost_models.shape import Shape
 from workloads.registry import spec_of
 from workloads.spec import OptionValue, Precision
 
+pytestmark = pytest.mark.slow
+
 DEEP = Shape(layers=6, width=32, heads=4, kv_heads=1, mlp_width=96, vocabulary=40, sequence=48, batch=8)
 """Most of it is activations."""
 WORDY = Shape(layers=2, width=48, heads=4, kv_heads=2, mlp_width=128, vocabulary=900, sequence=16, batch=8)
@@ -68,7 +70,6 @@ def test_the_peak_is_as_predicted_in_each_way_of_checkpointing(strategy: str, on
     assert_predicted(setups, on_ranks)
 
 
-@pytest.mark.slow
 def test_the_peak_of_units_that_are_halves_of_blocks_is_as_predicted(on_ranks: OnRanks) -> None:
     setups = [
         sharded("fsdp", wrap="layer"),
@@ -78,7 +79,6 @@ def test_the_peak_of_units_that_are_halves_of_blocks_is_as_predicted(on_ranks: O
     assert_predicted(setups, on_ranks)
 
 
-@pytest.mark.slow
 def test_the_peak_where_weights_are_most_is_as_predicted(on_ranks: OnRanks) -> None:
     setups = [
         sharded("zero2", shape=HEAVY, precision="bf16", checkpoint="full"),
@@ -91,7 +91,6 @@ def test_the_peak_where_weights_are_most_is_as_predicted(on_ranks: OnRanks) -> N
     assert_predicted(setups, on_ranks)
 
 
-@pytest.mark.slow
 def test_the_peak_of_four_ranks_is_as_predicted(on_ranks: OnRanks) -> None:
     setups = [
         sharded("hsdp", shape=WORDY, precision="bf16"),

@@ -52,6 +52,7 @@ PEAKS: tuple[tuple[str, int, Precision, Options], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks", "precision", "options"), PEAKS, ids=str)
 def test_the_peak_of_a_step_is_as_predicted(
     name: str, ranks: int, precision: Precision, options: Options, on_ranks: OnRanks

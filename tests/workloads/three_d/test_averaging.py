@@ -13,6 +13,8 @@ from tests.support.ranks import OnRanks
 from workloads.core.mesh import make_mesh
 from workloads.three_d.strategy import average_gradients
 
+pytestmark = pytest.mark.slow
+
 SIZES = (3, 5, 4)
 
 

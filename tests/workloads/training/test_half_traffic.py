@@ -17,6 +17,8 @@ from workloads.protocols import CountsPayload
 from workloads.registry import spec_of
 from workloads.spec import OptionValue
 
+pytestmark = pytest.mark.slow
+
 Options = Mapping[str, OptionValue]
 
 CASES: tuple[tuple[str, int, Options], ...] = (
