@@ -451,6 +451,7 @@ def _training_ranks(suite_case: SuiteCase, place: str) -> int:
         options=parse_options(spec, args.options),
     )
     try:
+        spec.data_share(case, 0)
         return spec.training_ranks(case)
     except ZeroDivisionError:  # A mesh with an axis of no rank, which only a checked case cannot have.
         raise Misuse(

@@ -77,8 +77,15 @@ NOT_IN_THESE_RUNS = {
     "who-waits-for-whom: Communication per step, traced and predicted: traced (low end)",
     "who-waits-for-whom: Communication per step, traced and predicted: traced (high end)",
     "who-waits-for-whom: Communication per step, traced and predicted: predicted",
+    "who-waits-for-whom: Late rank of a watched run: rank {{rank}}: {{phase}}",
+    *(f"who-waits-for-whom: Long steps of a watched run: {quantile}" for quantile in ("p90", "p99")),
+    *(
+        f"who-waits-for-whom: Phases of each rank of a watched run: {phase}"
+        for phase in ("Data", "Forward", "Backward", "Optimizer")
+    ),
 }
-"""Queries that need our rules, a measured link, several collectives or trials, or a schedule that splits backward."""
+"""Queries that need our rules, a measured link, several collectives or trials, a schedule that splits backward, or a
+watched run, which `tests/stack/test_run_dashboards.py` has as made results."""
 DASHBOARDS = (board("what-needs-me-now"), board("where-does-the-pipeline-wait"), board("who-waits-for-whom"))
 NOTHING_IS_WRONG = {"Firing alerts", "Figures that changed, by the gate's verdict"}
 """Tables of what is wrong, which nothing is here; tests/stack/test_joins.py asks them where something is."""

@@ -310,7 +310,7 @@ def test_ranks_that_share_a_gpu_hold_their_steps_at_the_same_time() -> None:
     [
         make_case("ddp", model=PRESETS["8b"]),
         make_probe("matmul", 1, device="cuda", backend="nccl"),
-        _on_gpus("zero_bubble", ranks=2, model=PRESETS["8b"]),
+        _on_gpus("deepspeed", ranks=2, model=PRESETS["8b"]),
         _on_gpus("single", model=replace(PRESETS["8b"], batch=2 * PARTS_JUDGED)),
     ],
     ids=["on a CPU", "a probe", "no cost model", "too many microbatches to look at"],

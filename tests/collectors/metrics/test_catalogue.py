@@ -102,6 +102,7 @@ def test_names_are_spelt_in_the_catalogue_only() -> None:
         for path in (ROOT / folder).rglob("*.py")
         if path.parent != ROOT / "collectors/metrics"
         for found in spelt.finditer(path.read_text())
+        if not found.group().startswith("observatory_watch")  # Modules of the hook, whose names scripts import.
     ]
     assert elsewhere == []
 
