@@ -134,7 +134,7 @@ def test_a_plan_tells_what_a_night_shows_and_which_case_needs_more_trials() -> N
     (row,) = [line for line in lines if line.startswith("ddp ")]
     assert row.endswith("6.4 %")
     assert any(line.startswith("a night shows: smallest change of the step time") for line in lines)
-    assert "to detect 3 % in one night, use more trials: ddp 15" in lines
+    assert "to detect 3 % in one night, use more trials: ddp 14" in lines
 
 
 def test_a_plan_tells_where_no_number_of_trials_would_do() -> None:
