@@ -18,6 +18,12 @@ NAMES = list(BOARDS)
 MOST_SAMPLES = 5_000_000
 """What a query may read: a Prometheus reads some ten million a second."""
 NODES = 50
+OF_A_WATCHED_RUN = {
+    "Late rank of a watched run",
+    "Long steps of a watched run",
+    "Phases of each rank of a watched run",
+}
+"""Panels that only the series of a watched run fills, which no page chooses by itself."""
 
 
 @pytest.fixture(scope="module", params=[15, 60], ids=lambda scrape_s: f"scraped each {scrape_s} s")
@@ -49,12 +55,12 @@ def _page(
 
 @pytest.mark.parametrize(("name", "part"), list(product(NAMES, PARTS)))
 def test_no_panel_is_empty_whose_metrics_are_there(name: str, part: Part, past: Past) -> None:
-    assert _page(past, name, part).empty() == set()
+    assert _page(past, name, part).empty() - OF_A_WATCHED_RUN == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_panel_is_empty_where_grafana_was_told_a_shorter_interval(name: str, past: Past) -> None:
-    assert _page(past, name, "two runs", told_s=15).empty() == set()
+    assert _page(past, name, "two runs", told_s=15).empty() - OF_A_WATCHED_RUN == set()
 
 
 @pytest.mark.parametrize(
