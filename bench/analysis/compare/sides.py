@@ -163,7 +163,7 @@ def _watched_notes(summary: Summary) -> tuple[str, ...]:
     script = f"script {(watched.script_sha256 or 'unknown')[:12]}, commit {(watched.git_commit or 'unknown')[:12]}"
     uneven = [f"{summary.run}: {watched.work_reason}"] if watched.work == "uneven" else []
     return (
-        f"{summary.run}: {watched.name}, {script}; intervals are of stretches within the run, and runs of one program"
+        f"{summary.run}: {watched.name}, {script}; its intervals show the noise within the run; runs of one program"
         " may differ by more",
         *uneven,
     )

@@ -269,13 +269,13 @@ def _notes(job: Job, details: WatchedDetails, absent: Sequence[str], died: Seque
     yield from absent
     if details.missing:
         named = ", ".join(map(str, details.missing_ranks)) + (", ..." if details.missing > NAMED else "")
-        others = "; figures are of the others" if job.ranks else ""
+        others = "; figures leave them out" if job.ranks else ""
         yield f"no steps of {plural(details.missing, 'rank')}: {named}{others}"
     if died:
         named = ", ".join(map(str, died[:NAMED])) + (", ..." if len(died) > NAMED else "")
         yield f"{plural(len(died), 'rank')} ended without an end line, so the last steps may be missing: {named}"
     if job.restarts:
-        yield (f"ranks began {job.restarts + 1} times; figures are of attempt {job.number + 1}, which has most steps")
+        yield (f"ranks began {job.restarts + 1} times; figures show attempt {job.number + 1}, which has most steps")
     if job.each > 1:
         yield (
             f"figures rest on {len(job.step_s):,} of {job.common:,} steps, evenly spread over the job: {RUN} of each"

@@ -124,7 +124,7 @@ def test_two_runs_of_a_name_are_compared_by_their_days(place: Place) -> None:
     code, out, _ = place.said("compare", "llama-sft@2026-11-18", "llama-sft")
     assert code == 0
     assert re.search(r"median step .* worse", out)
-    assert "intervals are of stretches within the run" in out
+    assert "its intervals show the noise within the run" in out
     assert "one run a side, of whose stretches the intervals are" in out
     assert "--trials" not in out
     assert "steps 108" not in out  # How long a program runs is no setting.
