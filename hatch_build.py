@@ -1,4 +1,4 @@
-"""What is made as a package is built: the scanner of traces in C, and the commit that the package is built from.
+"""What is made as a package is built: the scanner of traces in C, the package's commit, and the copy of a module.
 
 Without a C compiler, Python alone reads traces. Without git, runs of the installed program have no commit.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +24,9 @@ MODULE = Path("collectors", "traces", "reading", "_scanner.abi3.so")
 BUILT_FROM = Path("bench", "machine", "built_from.json")
 """Commit and dirtiness of the git tree that a package was built from; `bench.machine.machine` reads it."""
 
+WATCH = Path("collectors", "watch", "observatory_watch.py")
+"""Copied to the top level, for `from observatory_watch import step` in a training script, watched or not."""
+
 OPTIONS = ("-std=c11", "-O2", "-fPIC", "-Wall", "-Wextra")
 
 
@@ -30,7 +34,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """What hatchling calls as it builds a wheel or a source distribution."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Put the commit into both, and the module into the wheel.
+        """Put the commit into both, and the scanner and the copied module into the wheel.
 
         An editable installation asks git; its module stands in the tree, where git is told to ignore it.
         """
@@ -45,6 +49,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 self.app.display_warning(f"runs of this package will have no commit: git does not tell it ({error})")
         if self.target_name == "sdist":
             return
+        # Hatchling would move a file of the tree that it is told to include under another name.
+        build_data["force_include"][shutil.copy(root / WATCH, self.folder.name)] = WATCH.name
         module = root / MODULE if version == "editable" else Path(self.folder.name, MODULE.name)
         why_not = compile_into(module, root)
         if why_not is not None:

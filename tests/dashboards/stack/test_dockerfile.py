@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from bench.engines.kubernetes.settings import KubernetesSettings
@@ -94,7 +93,6 @@ def test_all_manifests_use_the_image_by_the_name_that_it_is_built_as() -> None:
         assert _images(document) == {tag}
 
 
-@pytest.mark.slow
 def test_the_copied_files_alone_give_a_whole_wheel(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -117,3 +115,4 @@ def test_the_copied_files_alone_give_a_whole_wheel(tmp_path: Path) -> None:
         name for name in tracked if name not in names and not name.startswith("collectors/traces/reading/scanner/")
     ]
     assert missing == []
+    assert "observatory_watch.py" in names  # Which training scripts import.
