@@ -30,6 +30,13 @@ def gpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
     assert not left, f"processes that cannot be ended: {', '.join(str(process.pid) for process in left)}"
 
 
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, gpu: Session) -> int:
+    """The ranks of a check; a rehearsal takes four at most, as they share the CPU's cores."""
+    wanted: int = request.param
+    return min(wanted, 4) if gpu.is_rehearsal else wanted
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Fail a check that found something off."""

@@ -15,7 +15,7 @@ from tests.gpu.test_first import drill
 
 pytestmark = pytest.mark.timeout(60)
 on_2_and_8 = pytest.mark.parametrize(
-    "ranks", [pytest.param(2, marks=pytest.mark.gpu2), pytest.param(8, marks=pytest.mark.gpu8)]
+    "ranks", [pytest.param(2, marks=pytest.mark.gpu2), pytest.param(8, marks=pytest.mark.gpu8)], indirect=True
 )
 
 
@@ -76,7 +76,6 @@ GROUPS = {
     "data": ("ddp", "zero1", "zero2", "fsdp"),
     "pipelines": ("one_f_one_b", "interleaved", "zero_bubble"),
     "others": ("tensor_parallel", "ring_attention", "ulysses", "parameter_server"),
-    "meshes": ("hsdp", "three_d"),
 }
 """Strategies that run at the same time."""
 
@@ -84,17 +83,32 @@ GROUPS = {
 @on_2_and_8
 @pytest.mark.parametrize("group", GROUPS)
 def test_strategies(gpu: Session, ranks: int, group: str) -> None:
-    """Every strategy once on NCCL, tiny: it ends well, and counts what its law expects."""
-    if group == "meshes" and ranks < 8:
-        pytest.skip("a mesh of several axes needs 8 ranks")
-    common = ("--ranks", str(ranks), "--layers", str(max(4, 2 * ranks)), "--heads", "8", "--kv-heads", "8")
+    """Every strategy of one axis once on NCCL, tiny: it ends well, and counts what its law expects."""
+    stages = ranks if group == "pipelines" else 2  # Interleaved stages hold two layers each.
     programs = {}
     for name in GROUPS[group]:
-        batch = 4 * (ranks - 1) if name == "parameter_server" else 4 * ranks  # One rank is the server.
-        pipelined = ("--option", f"microbatches={2 * ranks}") if group == "pipelines" or name == "three_d" else ()
-        size = ("--batch", str(batch), "--steps", gpu.count(5), "--trace-steps", "2")
-        programs[name] = gpu.observed(name, *common, *size, *pipelined)
+        # One rank of the parameter server is the server.
+        batch = 4 * (ranks - 1) if name == "parameter_server" else 4 * ranks
+        microbatches = 2 * ranks if group == "pipelines" else None
+        programs[name] = _tiny(gpu, name, ranks, batch=batch, layers=2 * stages, microbatches=microbatches)
     run_together(gpu, programs)
+
+
+@pytest.mark.gpu8
+def test_meshes(gpu: Session) -> None:
+    """Every strategy of several axes once on NCCL, tiny, as above."""
+    microbatches = {"hsdp": None, "three_d": 4}
+    programs = {
+        name: _tiny(gpu, name, 8, batch=32, layers=4, microbatches=count) for name, count in microbatches.items()
+    }
+    run_together(gpu, programs)
+
+
+def _tiny(gpu: Session, name: str, ranks: int, *, batch: int, layers: int, microbatches: int | None) -> tuple[str, ...]:
+    shape = ("--layers", str(layers), "--heads", "8", "--kv-heads", "8", "--batch", str(batch))
+    pipelined = () if microbatches is None else ("--option", f"microbatches={microbatches}")
+    steps = ("--steps", gpu.count(5), "--trace-steps", "2")
+    return gpu.observed(name, "--ranks", str(ranks), *shape, *steps, *pipelined)
 
 
 @on_2_and_8
