@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, count
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from workloads.cost_models.shape import Shape
 
@@ -146,8 +146,7 @@ MessageEnd = Literal["sent", "asked"]
 _KindOfStage = tuple[ActionKind, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class Action(NamedTuple):  # A plan of a large cluster makes a million.
     """What a stage computes for a microbatch; both are counted from 0, stages in the order of the model."""
 
     kind: ActionKind
@@ -243,21 +242,17 @@ def _alternating(pipeline: Pipeline, rank: int, *, warm_up: int, put_off: int | 
     forwards = list(_in_rounds(pipeline, stages))
     backwards = list(_in_rounds(pipeline, stages[::-1]))
 
-    def act(kind: ActionKind, stage_and_microbatch: tuple[int, int]) -> Action:
-        stage, microbatch = stage_and_microbatch
-        return Action(kind=kind, stage=stage, microbatch=microbatch)
-
     for forward in forwards[:warm_up]:
-        yield act("forward", forward)
+        yield Action("forward", *forward)
     for turn, backward in enumerate(backwards):
         if warm_up + turn < len(forwards):
-            yield act("forward", forwards[warm_up + turn])
-        yield act("backward" if put_off is None else "input_backward", backward)
+            yield Action("forward", *forwards[warm_up + turn])
+        yield Action("backward" if put_off is None else "input_backward", *backward)
         if put_off is not None and turn >= put_off:
-            yield act("weight_backward", backwards[turn - put_off])
+            yield Action("weight_backward", *backwards[turn - put_off])
     if put_off is not None:
         for backward in backwards[max(0, len(backwards) - put_off) :]:
-            yield act("weight_backward", backward)
+            yield Action("weight_backward", *backward)
 
 
 def _in_rounds(pipeline: Pipeline, stages: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -101,11 +101,13 @@ def stage_on_cuda(model: CudaModel, counts: Sequence[int], stage: int) -> StageO
     """Return a stage. model: the whole one. counts: blocks of each stage."""
     # Of the blocks before it, only their share of a group of `checkpoint_every` matters; so most stages are equal.
     first_block = sum(counts[:stage]) % model.checkpoint_every
-    return StageOnCuda(
-        model=replace(model, shape=replace(model.shape, layers=counts[stage]), first_block=first_block),
-        is_first=stage == 0,
-        is_last=stage == len(counts) - 1,
-    )
+    return _stage(model, counts[stage], first_block, stage == 0, stage == len(counts) - 1)
+
+
+@lru_cache(maxsize=256)
+def _stage(model: CudaModel, layers: int, first_block: int, is_first: bool, is_last: bool) -> StageOnCuda:
+    cut = replace(model, shape=replace(model.shape, layers=layers), first_block=first_block)
+    return StageOnCuda(model=cut, is_first=is_first, is_last=is_last)
 
 
 @lru_cache(maxsize=256)
@@ -141,6 +143,27 @@ def in_runs(names: Sequence[Name]) -> Iterator[tuple[Sequence[Name], int]]:
         at += times * len(unit)
 
 
+_NamedAction = tuple[int, ActionKind, bool]
+"""Stage and kind of an action, and whether the stage's weights have gradients to which it adds."""
+
+
+@lru_cache(maxsize=4096)
+def _runs_of_rank(pipeline: Pipeline, rank: int) -> tuple[tuple[tuple[_NamedAction, ...], int], ...]:
+    """Return a rank's actions in order, in runs; a plan asks for many models on the same schedule.
+
+    Raises:
+        ValueError: the schedule cannot run this pipeline.
+    """
+    names: list[_NamedAction] = []
+    begun = set[int]()
+    for action in actions_of_rank(pipeline, rank):
+        makes_gradients = action.kind in ("backward", "weight_backward")
+        names.append((action.stage, action.kind, makes_gradients and action.stage in begun))
+        if makes_gradients:
+            begun.add(action.stage)
+    return tuple((tuple(unit), times) for unit, times in in_runs(names))
+
+
 def pipeline_cuda_peak(
     pipeline: Pipeline,
     model: CudaModel,
@@ -162,16 +185,8 @@ def pipeline_cuda_peak(
     own = pipeline.stages_of(rank)
     stages = {stage: stage_on_cuda(model, counts, stage) for stage in own}
     frees_sent = pipeline.schedule == "one_f_one_b"
-    # Of each action: its stage, its kind, and whether the stage's weights have gradients to which it adds.
-    names: list[tuple[int, ActionKind, bool]] = []
-    begun = set[int]()
-    for action in actions_of_rank(pipeline, rank):
-        makes_gradients = action.kind in ("backward", "weight_backward")
-        names.append((action.stage, action.kind, makes_gradients and action.stage in begun))
-        if makes_gradients:
-            begun.add(action.stage)
     step = Stretch()
-    for unit, times in in_runs(names):
+    for unit, times in _runs_of_rank(replace(pipeline, boundary_bytes=0), rank):
         part = in_turn(
             _played(stages[stage], kind, "added" if is_again else "new", not (frees_sent and is_again))
             for stage, kind, is_again in unit

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
-from workloads.cost_models.schedules import Action, ActionKind, Pipeline, ScheduleName, actions_of_rank
+from workloads.cost_models.schedules import ActionKind, Pipeline, ScheduleName, actions_of_rank
 
 KindOfStage = tuple[int, ActionKind]
+NOT_YET = -1
+"""Place of an action that has none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,34 +85,33 @@ def _order(schedule: ScheduleName, ranks: int, stages_per_rank: int, microbatche
     waiting = [actions_of_rank(pipeline, rank) for rank in range(ranks)]
     done = [0] * ranks
     count = sum(map(len, waiting))
+    places = [pipeline.rank_of(stage) for stage in range(pipeline.stages)]
+    # Whether a stage's neighbour, before it and after it, is of another rank.
+    from_before = [stage > 0 and places[stage - 1] != rank for stage, rank in enumerate(places)]
+    from_after = [stage < pipeline.stages - 1 and places[stage + 1] != rank for stage, rank in enumerate(places)]
     kind_numbers: dict[tuple[KindOfStage, bool], int] = {}
-    place_of: dict[tuple[bool, int, int], int] = {}  # Of forwards, and of what hands gradients on.
+    forwards: dict[tuple[int, int], int] = {}  # Places in turns, by stage and microbatch.
+    handing_on: dict[tuple[int, int], int] = {}  # Of what hands gradients on.
     turns: list[tuple[int, int, int]] = []
     while len(turns) < count:
         before = len(turns)
         for rank, of_rank in enumerate(waiting):
-            for action in of_rank[done[rank] :]:
-                needed = _needed_elsewhere(pipeline, action, rank)
-                if needed is not None and needed not in place_of:
-                    break
-                is_forward = action.kind == "forward"
-                if action.kind != "weight_backward":
-                    place_of[is_forward, action.stage, action.microbatch] = len(turns)
-                is_special = action.microbatch == 0 if is_forward else action.microbatch == microbatches - 1
-                kind = (action.stage, action.kind), is_special and action.kind != "input_backward"
-                number = kind_numbers.setdefault(kind, len(kind_numbers))
-                turns.append((rank, number, count if needed is None else place_of[needed]))
+            for kind, stage, microbatch in islice(of_rank, done[rank], None):
+                needed = count
+                if kind == "forward":
+                    if from_before[stage] and (needed := forwards.get((stage - 1, microbatch), NOT_YET)) == NOT_YET:
+                        break
+                    forwards[stage, microbatch] = len(turns)
+                    is_special = microbatch == 0
+                elif kind == "weight_backward":
+                    is_special = microbatch == microbatches - 1
+                else:
+                    if from_after[stage] and (needed := handing_on.get((stage + 1, microbatch), NOT_YET)) == NOT_YET:
+                        break
+                    handing_on[stage, microbatch] = len(turns)
+                    is_special = kind == "backward" and microbatch == microbatches - 1
+                number = kind_numbers.setdefault(((stage, kind), is_special), len(kind_numbers))
+                turns.append((rank, number, needed))
                 done[rank] += 1
         assert len(turns) > before, f"{schedule} has an action that can never begin"
     return _Order(kinds=tuple(kind_numbers), turns=tuple(turns))
-
-
-def _needed_elsewhere(pipeline: Pipeline, action: Action, rank: int) -> tuple[bool, int, int] | None:
-    """Return the action of another rank that an action needs: whether it is a forward, its stage and microbatch."""
-    if action.kind == "weight_backward":
-        return None
-    is_forward = action.kind == "forward"
-    stage = action.stage - 1 if is_forward else action.stage + 1
-    if not 0 <= stage < pipeline.stages or pipeline.rank_of(stage) == rank:
-        return None
-    return is_forward, stage, action.microbatch

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
@@ -130,17 +130,17 @@ def needs_of(planned: Collection[Action]) -> ActionNeeds:
 
 def _needed(action: Action, planned: Container[Action], last_stage: int) -> Iterator[Action]:
     if action.kind == "weight_backward":
-        yield replace(action, kind="input_backward")
+        yield action._replace(kind="input_backward")
     elif action.kind == "forward":
         if action.stage > 0:
-            yield replace(action, stage=action.stage - 1)
+            yield action._replace(stage=action.stage - 1)
     else:
-        yield replace(action, kind="forward")
+        yield action._replace(kind="forward")
         if action.stage < last_stage:
             # The gradient comes from the next stage's backward, or from its input_backward where backward is
             # split.
-            unsplit = replace(action, kind="backward", stage=action.stage + 1)
-            yield unsplit if unsplit in planned else replace(unsplit, kind="input_backward")
+            unsplit = action._replace(kind="backward", stage=action.stage + 1)
+            yield unsplit if unsplit in planned else unsplit._replace(kind="input_backward")
 
 
 def in_possible_order(order: Sequence[Sequence[Action]], needs: ActionNeeds) -> Iterator[tuple[int, Action]]:

@@ -160,7 +160,7 @@ def needed_by(action: Action, pipeline: Pipeline, planned: dict[Action, int]) ->
         "weight_backward": [("input_backward", 0)],
     }[action.kind]
     for kind, step in candidates:
-        needed = replace(action, kind=kind, stage=action.stage + step)  # type: ignore[arg-type]
+        needed = action._replace(kind=kind, stage=action.stage + step)  # type: ignore[arg-type]
         if needed in planned:
             yield needed
 

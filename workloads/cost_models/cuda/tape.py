@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 Kind = Literal["parameters", "gradients", "activations", "temporary"]
 """What a tensor counts as; see `workloads.cost_models.peak_memory.Prediction`. parameters: weights that are gathered
 or copied, besides those that a rank keeps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveBytes:
+class LiveBytes(NamedTuple):  # A plan of a large cluster makes some 100,000.
     """Live bytes by kind, or their change."""
 
     parameters: int = 0
@@ -32,11 +31,14 @@ class LiveBytes:
     def plus(self, other: LiveBytes, times: int = 1) -> LiveBytes:
         """Return the sum with so many times the other."""
         return LiveBytes(
-            parameters=self.parameters + times * other.parameters,
-            gradients=self.gradients + times * other.gradients,
-            activations=self.activations + times * other.activations,
-            temporary=self.temporary + times * other.temporary,
+            self.parameters + times * other.parameters,
+            self.gradients + times * other.gradients,
+            self.activations + times * other.activations,
+            self.temporary + times * other.temporary,
         )
+
+
+NO_BYTES = LiveBytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,8 @@ class Stretch:
     Both are relative to the beginning, so that no peak is below 0 in total.
     """
 
-    net: LiveBytes = LiveBytes()
-    peak: LiveBytes = LiveBytes()
+    net: LiveBytes = NO_BYTES
+    peak: LiveBytes = NO_BYTES
 
     def then(self, *others: Stretch) -> Stretch:
         """Return this stretch and, after it, the others.
@@ -65,9 +67,9 @@ class Stretch:
         """Return the stretch repeated. Its highest peak is that of the first or of the last repetition."""
         if count == 0:
             return Stretch()
-        last = LiveBytes().plus(self.net, count - 1).plus(self.peak)
+        last = NO_BYTES.plus(self.net, count - 1).plus(self.peak)
         peak = last if last.total > self.peak.total else self.peak
-        return Stretch(net=LiveBytes().plus(self.net, count), peak=peak)
+        return Stretch(net=NO_BYTES.plus(self.net, count), peak=peak)
 
 
 STILL = Stretch()
@@ -84,8 +86,10 @@ class Tape:
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[Kind, int]] = {}
-        self._net = LiveBytes()
-        self._peak = LiveBytes()
+        self._net = NO_BYTES._asdict()
+        self._net_total = 0
+        self._peak = NO_BYTES
+        self._peak_total = 0
 
     def make(self, name: str, size_bytes: int, kind: Kind = "activations") -> Self:
         """Make a tensor.
@@ -112,9 +116,10 @@ class Tape:
 
     def change(self, size_bytes: int, kind: Kind = "activations") -> Self:
         """Make or free bytes that have no name here, for example a tensor that another stretch made."""
-        self._net = self._net.plus(LiveBytes(**{kind: size_bytes}))
-        if self._net.total > self._peak.total:
-            self._peak = self._net
+        self._net[kind] += size_bytes
+        self._net_total += size_bytes
+        if self._net_total > self._peak_total:
+            self._peak, self._peak_total = LiveBytes(**self._net), self._net_total
         return self
 
     def brief(self, size_bytes: int, kind: Kind = "temporary") -> Self:
@@ -123,12 +128,14 @@ class Tape:
 
     def play(self, stretch: Stretch) -> Self:
         """Let another stretch happen."""
-        later = self._net.plus(stretch.peak)
-        if later.total > self._peak.total:
-            self._peak = later
-        self._net = self._net.plus(stretch.net)
+        later_total = self._net_total + stretch.peak.total
+        if later_total > self._peak_total:
+            self._peak, self._peak_total = LiveBytes(**self._net).plus(stretch.peak), later_total
+        for kind, size_bytes in stretch.net._asdict().items():
+            self._net[kind] += size_bytes
+        self._net_total += stretch.net.total
         return self
 
     def stretch(self) -> Stretch:
         """Return what was recorded."""
-        return Stretch(net=self._net, peak=self._peak)
+        return Stretch(net=LiveBytes(**self._net), peak=self._peak)
