@@ -1,9 +1,10 @@
-"""A race in at most ten lines, fastest first, and a sentence: what pays, or about how long it would take to tell."""
+"""A race for people and for programs, fastest first: what pays, or about how long it would take to tell."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from bench.analysis.race.looks import MOST_ROUNDS
 from bench.analysis.race.race import RaceCase, RaceEnd
@@ -166,3 +167,62 @@ def _left_out(end: RaceEnd, beyond: Sequence[CaseResult]) -> str | None:
     if beyond:
         words.append(f"{plural(len(beyond), 'more case')}: {', '.join(case.name for case in beyond)}")
     return "; ".join(words) or None
+
+
+# For programs
+
+COLUMNS = (
+    *("case", "strategy", "options", "outcome", "reason", "rounds"),
+    *("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "memory_bytes"),
+    *("predicted", "limit", "dropped_by", "cost_ratio", "cost_ratio_low", "cost_ratio_high", "run"),
+)
+
+
+def race_rows(end: RaceEnd) -> Iterator[dict[str, Any]]:
+    """Yield one row for each case, in the order of the table, then those that measured nothing.
+
+    predicted: tokens per second, or bytes of a race for memory. cost_ratio: of a case that was dropped, its seconds per
+    token (or bytes) over those of `dropped_by`, with an interval that holds over all looks and pairs.
+    """
+    by_name = {case.name: case for case in end.cases}
+    measured = _in_order(end)
+    others = [case for case in end.result.cases if all(case.name != each.name for each in measured)]
+    for case in (*measured, *others):
+        raced, drop = by_name[case.name], end.referee.standing.dropped.get(case.name)
+        rates = [] if case.summary is None else of_metric(case.summary.estimates, RUN_TOKENS_PER_SECOND)
+        rate, memory = rates[0] if rates else None, _memory(case.summary)
+        yield {
+            "case": case.name,
+            "strategy": raced.args.strategy,
+            "options": " ".join(raced.args.options),
+            "outcome": case.outcome,
+            "reason": case.reason,
+            "rounds": 0 if case.summary is None else case.summary.trials_done,
+            "tokens_per_second": None if rate is None else rate.median,
+            "tokens_per_second_low": None if rate is None else rate.low,
+            "tokens_per_second_high": None if rate is None else rate.high,
+            "memory_bytes": None if memory is None else memory.median,
+            "predicted": raced.predicted,
+            "limit": raced.limit,
+            "dropped_by": None if drop is None else drop.by,
+            "cost_ratio": None if drop is None else drop.ratio,
+            "cost_ratio_low": None if drop is None else drop.low,
+            "cost_ratio_high": None if drop is None else drop.high,
+            "run": case.run,
+        }
+
+
+def race_document(end: RaceEnd) -> dict[str, Any]:
+    """Return the whole race, for JSON. undecided: the cases among which the winner is, where there is none yet."""
+    standing = end.referee.standing
+    return {
+        "suite_run": end.result.id,
+        "objective": end.objective,
+        "rounds": standing.rounds,
+        "winner": standing.winner,
+        "undecided": [] if standing.winner is not None else list(standing.ahead),
+        "are_equal": standing.is_same,
+        "seconds_to_tell": None if standing.winner is not None or standing.is_same else end.referee.more_s,
+        "conclusion": sentence(end),
+        "cases": list(race_rows(end)),
+    }

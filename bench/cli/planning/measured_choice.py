@@ -43,9 +43,9 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
         InfrastructureFailed: the store refuses, or the suite run's folder cannot be written.
     """
     from bench.analysis.race.race import check_race, race, race_suite
-    from bench.analysis.race.report import race_page
+    from bench.analysis.race.report import COLUMNS, race_document, race_page, race_rows
     from bench.cli.suite.run import exit_code
-    from bench.report.table import print_page
+    from bench.report.table import write
     from bench.serve.server import serving
     from bench.session.case_args import read_node
     from bench.session.session import open_session
@@ -54,7 +54,6 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
     from bench.suite.folder import find_to_resume
     from bench.suite.plan import plan_suite
     from bench.suite.progress import SuiteProgress
-    from bench.suite.report import print_suite
 
     check_place(options.runs_folder)
     check_store(options.store_url)
@@ -91,10 +90,7 @@ def measure(cases: Sequence[RaceCase], options: RaceOptions) -> int:
                 resumed=options.resumed,
                 display=progress,
             )
-        if options.format_name == "table":
-            print_page(race_page(raced))
-        else:
-            print_suite(raced.result, options.format_name)
+        write(options.format_name, race_page(raced), lambda: race_document(raced), race_rows(raced), COLUMNS)
     progress.tell(f"`observatory suite show {raced.result.id}` shows all of it")
     for failure in (raced.end.failure, session.store.failure):
         if failure is not None:

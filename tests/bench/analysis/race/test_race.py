@@ -12,7 +12,7 @@ import pytest
 
 from bench.analysis.race.looks import LOOKS, MOST_ROUNDS
 from bench.analysis.race.race import RaceCase, RaceEnd, race, race_suite
-from bench.analysis.race.report import MOST_LINES, race_page, sentence
+from bench.analysis.race.report import COLUMNS, MOST_LINES, race_document, race_page, sentence
 from bench.errors import Misuse
 from bench.rank.messages import FailureCause
 from bench.report.table import Table
@@ -314,6 +314,27 @@ def test_the_page_has_ten_lines_at_most_the_fastest_first(night: RaceNight) -> N
     assert [row[0] for row in table.rows][-1] == "fsdp"
     assert line == "single skipped: it needs 8 GPUs"
     assert str(last) == sentence(end)
+
+
+def test_a_program_reads_the_winner_and_each_case(night: RaceNight) -> None:
+    night.ranks = Ranks(1, factors={"fsdp": 1.5})
+    end = night.race("fsdp", "ddp", "single", refusals={"single": "it needs 8 GPUs"})
+    document = race_document(end)
+    assert (document["winner"], document["undecided"], document["conclusion"]) == ("ddp", [], sentence(end))
+    first, dropped, skipped = document["cases"]
+    assert (first["case"], first["outcome"], first["cost_ratio"]) == ("ddp", "done", None)
+    assert first["tokens_per_second_low"] <= first["tokens_per_second"] <= first["tokens_per_second_high"]
+    assert (dropped["case"], dropped["outcome"], dropped["dropped_by"]) == ("fsdp", "dropped", "ddp")
+    assert dropped["cost_ratio_low"] <= dropped["cost_ratio"] <= dropped["cost_ratio_high"]
+    assert (skipped["case"], skipped["reason"], skipped["rounds"]) == ("single", "it needs 8 GPUs", 0)
+    assert set(first) == set(COLUMNS)
+
+
+def test_a_program_reads_which_cases_are_equal(night: RaceNight) -> None:
+    night.ranks = Ranks(1, noise=0.001)
+    document = race_document(night.race("ddp", "zero1"))
+    assert (document["winner"], document["are_equal"], document["seconds_to_tell"]) == (None, True, None)
+    assert sorted(document["undecided"]) == ["ddp", "zero1"]
 
 
 def test_a_race_for_memory_names_the_smallest(night: RaceNight) -> None:
