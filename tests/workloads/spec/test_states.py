@@ -21,8 +21,8 @@ from workloads.spec import OptionValue, StrategySpec
 DEEP = replace(SMALL, layers=16, vocabulary=128)
 UNIT_BYTES = 4 * max(elements(block_weights(DEEP)), elements(outer_weights(DEEP)))
 """The largest unit of sharding: a block, or what lies outside of the blocks."""
-CHUNK = 256
-BESIDE_BYTES = 24 * CHUNK + 50_000
+CHUNK = 1024
+BESIDE_BYTES = 24 * CHUNK + 31_000
 """A chunk of elements that are being made, rotary tables, and buffers that torch makes beside the weights."""
 
 

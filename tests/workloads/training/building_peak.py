@@ -35,16 +35,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gi
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
+        self._live_bytes = 0
         self._held: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
+        for leaf in (out,) if isinstance(out, Tensor) else tree_leaves(out):  # Nearly all operators give one tensor.
             if isinstance(leaf, Tensor):
                 self._hold(leaf)
-        self.peak_bytes = max(self.peak_bytes, sum(size_bytes for size_bytes, _ in self._held.values()))
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
         return out
 
     def _hold(self, tensor: Tensor) -> None:
@@ -56,6 +57,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gi
         if key not in self._held:
             gone = weakref.ref(storage, partial(self._let_go, key))
             self._held[key] = storage.nbytes(), gone
+            self._live_bytes += storage.nbytes()
 
     def _let_go(self, key: int, gone: object) -> None:
-        self._held.pop(key, None)
+        size_bytes, _ = self._held.pop(key)
+        self._live_bytes -= size_bytes

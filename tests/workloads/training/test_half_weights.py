@@ -20,15 +20,20 @@ from tests.workloads.training.half_steps import (
 from tests.workloads.training.setups import SMALL, SmallSetup, small_setup
 from tests.workloads.training.training_runs import StepRecord, train
 from workloads.core.precision import sharding_policy
+from workloads.cost_models.shape import Shape
 from workloads.registry import spec_of
 from workloads.spec import HALF_WEIGHTS_LIMIT, LIMITS, OptionValue, Precision
 
 Options = Mapping[str, OptionValue]
+Alone = Callable[[str, Shape], list[Gradients]]
+"""By weights and shape, the gradients of each step of `single`."""
 STEPS = 2
 STILL: Options = {"learning_rate": 0.0, "clip": 0.0}
 """Each step begins with the same weights: AdamW's first update is as large where a gradient has another sign."""
 COMPUTE: Options = {"weights": "bf16_compute"}
 MASTER: Options = {"weights": "bf16"}
+TWO_BLOCKS = replace(SMALL, layers=2)
+"""Enough where no stages share the blocks."""
 
 CASES: tuple[tuple[str, int, Options], ...] = (
     ("single", 1, {**COMPUTE, "accumulate": 2}),
@@ -65,34 +70,37 @@ CASES: tuple[tuple[str, int, Options], ...] = (
 
 
 @pytest.fixture(scope="module")
-def alone(on_ranks: OnRanks) -> Callable[[str], list[Gradients]]:
-    known: dict[str, list[Gradients]] = {}
+def alone(on_ranks: OnRanks) -> Alone:
+    known: dict[tuple[str, Shape], list[Gradients]] = {}
 
-    def run(weights: str) -> list[Gradients]:
-        if weights not in known:
-            setup = small_setup(precision="bf16", options={**STILL, "weights": weights})
+    def run(weights: str, shape: Shape) -> list[Gradients]:
+        if (weights, shape) not in known:
+            setup = small_setup(shape=shape, precision="bf16", options={**STILL, "weights": weights})
             (records,) = on_ranks(1, train, setup, STEPS)
-            known[weights] = [record.gradients for record in records]
-        return known[weights]
+            known[weights, shape] = [record.gradients for record in records]
+        return known[weights, shape]
 
     return run
 
 
 @pytest.mark.parametrize(("name", "ranks", "options"), CASES, ids=str)
 def test_gradients_are_those_of_single_with_the_same_weights(
-    name: str, ranks: int, options: Options, on_ranks: OnRanks, alone: Callable[[str], list[Gradients]]
+    name: str, ranks: int, options: Options, on_ranks: OnRanks, alone: Alone
 ) -> None:
     setup = small_setup(name, ranks=ranks, precision="bf16", options={**STILL, **options})
     spec = spec_of(name)
+    if "stage" not in spec.mesh(setup):
+        setup = replace(setup, shape=TWO_BLOCKS)
     assert not spec.all_refusals(setup)
-    truth = alone(str(setup.options["weights"]))
+    truth = alone(str(setup.options["weights"]), setup.shape)
     for records in on_ranks(ranks, train, setup, STEPS):
         for record, expected in zip(records, truth, strict=True):
             assert largest_difference(record.gradients, expected) <= spec.parity.half_weights_limit
 
 
-def test_autocast_is_another_arithmetic_than_weights_in_bf16(alone: Callable[[str], list[Gradients]]) -> None:
-    difference = largest_difference(alone("autocast")[0], alone("bf16_compute")[0])
+@pytest.mark.parametrize("shape", [SMALL, TWO_BLOCKS], ids=lambda shape: f"{shape.layers} blocks")
+def test_autocast_is_another_arithmetic_than_weights_in_bf16(shape: Shape, alone: Alone) -> None:
+    difference = largest_difference(alone("autocast", shape)[0], alone("bf16_compute", shape)[0])
     assert HALF_WEIGHTS_LIMIT < difference < LIMITS["bf16"]
 
 
@@ -160,11 +168,11 @@ COMPILED: tuple[tuple[str, int, Options], ...] = (
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks", "options"), COMPILED, ids=str)
 def test_compiled_blocks_round_less_often_but_compute_the_same(
-    name: str, ranks: int, options: Options, on_ranks: OnRanks, alone: Callable[[str], list[Gradients]]
+    name: str, ranks: int, options: Options, on_ranks: OnRanks, alone: Alone
 ) -> None:
     setup = small_setup(name, ranks=ranks, precision="bf16", options={**STILL, **options, "compile": "default"})
     assert not spec_of(name).all_refusals(setup)
-    truth = alone(str(setup.options["weights"]))[0]
+    truth = alone(str(setup.options["weights"]), setup.shape)[0]
     for (record,) in on_ranks(ranks, train_compiled, setup):
         assert largest_difference(record.gradients, truth) <= LIMITS["bf16"]
 

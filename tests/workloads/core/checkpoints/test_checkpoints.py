@@ -14,7 +14,7 @@ import torch
 from tests.support.ranks import OnRanks
 from tests.workloads.core.checkpoints.saving_runs import Resumed, load_and_train, train_and_save
 from tests.workloads.training.setups import SMALL, ranks_of, small_setup
-from workloads.registry import SPECS
+from workloads.registry import SPECS, spec_of
 from workloads.spec import OptionValue
 
 ONCE_IN_A_PROCESS = ("deepspeed", "parameter_server")
@@ -44,7 +44,7 @@ def test_training_goes_on_bit_by_bit(
     on_fresh_ranks: OnRanks,
     tmp_path: Path,
 ) -> None:
-    spec = next(spec for spec in SPECS if spec.name == strategy)
+    spec = spec_of(strategy)
     setup = small_setup(strategy, ranks=ranks_of(spec), options=options)
     if "stage" not in spec.mesh(setup):
         setup = replace(setup, shape=TWO_BLOCKS)
@@ -131,9 +131,17 @@ def test_another_number_of_ranks_goes_on(
     strategy: str, options: Mapping[str, OptionValue], before: int, after: int, on_ranks: OnRanks, tmp_path: Path
 ) -> None:
     """All states are equal bit by bit; losses as far as sums in another order allow."""
-    folder, shape = tmp_path / "checkpoint", replace(SMALL, kv_heads=4)
-    saved = on_ranks(before, train_and_save, small_setup(strategy, ranks=before, options=options, shape=shape), folder)
-    loaded = on_ranks(after, load_and_train, small_setup(strategy, ranks=after, options=options, shape=shape), folder)
+    folder = tmp_path / "checkpoint"
+    old_setup, new_setup = (
+        small_setup(strategy, ranks=ranks, options=options, shape=replace(SMALL, kv_heads=4))
+        for ranks in (before, after)
+    )
+    if "stage" not in spec_of(strategy).mesh(old_setup):
+        old_setup, new_setup = (
+            replace(setup, shape=replace(TWO_BLOCKS, kv_heads=4)) for setup in (old_setup, new_setup)
+        )
+    saved = on_ranks(before, train_and_save, old_setup, folder)
+    loaded = on_ranks(after, load_and_train, new_setup, folder)
     old, new = all_states(saved), all_states(loaded)
     assert old.keys() == new.keys()
     for name, tensor in old.items():
