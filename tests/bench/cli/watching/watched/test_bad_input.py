@@ -122,7 +122,9 @@ def test_a_script_may_listen_on_any_port_of_ours(watch: Callable[..., Done]) -> 
     assert done.steps() == 3
 
 
-def test_a_script_that_closes_all_files_keeps_its_own_file_to_itself(watch: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_script_that_closes_all_files_keeps_its_own_file_to_itself(
+    watch: Callable[..., Done], tmp_path: Path
+) -> None:
     """Its next file has the number that the rank's file had."""
     done = watch(
         f"{LOOP}\nimport os\ntrain(3)\nos.closerange(3, 64)\n"
