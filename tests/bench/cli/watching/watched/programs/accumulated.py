@@ -33,7 +33,7 @@ def main() -> None:
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        print(loss.item().hex())
+        print(float(loss.detach()).hex())
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def main() -> None:
         def training_step(self, batch: list[Tensor], _number: int) -> Tensor:
             loss: Tensor = self.layers(batch[0]).square().mean()
             time.sleep(SLEEP_S)
-            print(loss.item().hex())
+            print(float(loss.detach()).hex())
             return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -16,7 +16,8 @@ STEPS = 4
 def main() -> None:
     torch.manual_seed(0)
     pool: Any = import_module("torch._inductor.async_compile").AsyncCompile
-    import_module("torch._inductor.config").compile_threads = 2
+    config: Any = import_module("torch._inductor.config")
+    config.compile_threads = 2
     print(pool.process_pool().submit(torch.zeros, 1).result())  # A worker of Inductor's own pool.
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -26,7 +27,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(loss.item().hex())
+        print(float(loss.detach()).hex())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    print(f"rank {rank} of {world}: {loss.item().hex()}", flush=True)
+    print(f"rank {rank} of {world}: {float(loss.detach()).hex()}", flush=True)
     dist.destroy_process_group()
     sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
 
