@@ -305,6 +305,7 @@ class Watch:
             os.close(self._fd)
             self.is_over = True
             return
+        self._is_open = process.still_open(self._fd)
         self._written = os.fstat(self._fd).st_size
         self.is_begun = True
         torch = self.module_of("torch")
@@ -436,6 +437,9 @@ class Watch:
         self._append(_encoded(line))
 
     def _append(self, line: bytes) -> None:
+        self.is_begun = self._is_open()
+        if not self.is_begun:
+            raise OSError("the script closed the rank's file")
         os.write(self._fd, line)  # One system call, so that a reader never sees half a line for long.
         self._written += len(line)
 

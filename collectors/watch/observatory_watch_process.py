@@ -61,3 +61,16 @@ def is_only_writer(fd: int) -> bool:
     except OSError as error:  # Another error: a file system without locks.
         return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True
+
+
+def still_open(fd: int) -> Callable[[], bool]:
+    """Return what says whether the number still means the same file: a script may close all files that it can."""
+    opened = os.fstat(fd)
+
+    def is_open() -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), opened)
+        except OSError:  # Nothing is open by this number.
+            return False
+
+    return is_open

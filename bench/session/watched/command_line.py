@@ -51,6 +51,19 @@ class Script:
     commit: str | None
 
 
+def check_waits(command: Sequence[str]) -> None:
+    """Check that a command ends with its job, as all do but `sbatch`.
+
+    Raises:
+        Misuse: it returns before the job begins, so that there is nothing to watch.
+    """
+    if Path(command[0]).name == "sbatch" and not {"-W", "--wait"} & set(command):
+        raise Misuse(
+            "command 'sbatch' cannot be watched: sbatch returns before its job begins; put `observatory watch -- srun"
+            " ...` into the batch script, or add --wait"
+        )
+
+
 def known_words(command: Sequence[str]) -> list[str]:
     """Return the program's name, the script's, and the arguments of known names; the last word counts the others.
 

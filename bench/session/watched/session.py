@@ -18,7 +18,7 @@ from bench.errors import InfrastructureFailed, Misuse, say
 from bench.machine.machine import read as read_machine
 from bench.report.table import open_console, print_page
 from bench.session.watched.child import exit_code, run_child
-from bench.session.watched.command_line import known_words, read_script
+from bench.session.watched.command_line import check_waits, known_words, read_script
 from bench.session.watched.progress import JobProgress, LiveLine
 from bench.store import run_dir
 from bench.store.active_runs import lock_folder
@@ -63,6 +63,7 @@ def watch(request: WatchRequest) -> int:
     if os.environ.get(SWITCH, "").lower() == "off":
         say(f"{SWITCH}=off: the command runs unwatched, and no run is kept")
         return exit_code(run_child(request.command, os.environ, umask=request.umask))
+    check_waits(request.command)
     run_dir.check_place(request.runs)
     with ExitStack() as stack:
         folder = _make_folder(request, stack)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.session.watched.command_line import default_name, known_words, read_script, script_word
+from bench.errors import Misuse
+from bench.session.watched.command_line import check_waits, default_name, known_words, read_script, script_word
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,10 @@ def test_a_script_has_its_hash_and_the_commit_of_its_tree(tmp_path: Path) -> Non
 def test_a_command_without_a_script_has_none(tmp_path: Path) -> None:
     assert read_script(["sleep", "1"]) is None
     assert read_script(["python", str(tmp_path / "gone.py")]) is None
+
+
+def test_sbatch_is_refused_unless_it_waits_for_its_job() -> None:
+    with pytest.raises(Misuse, match="sbatch returns before its job begins; put `observatory watch -- srun"):
+        check_waits(["/usr/bin/sbatch", "--nodes=2", "job.sh"])
+    for command in (["sbatch", "--wait", "job.sh"], ["sbatch", "-W", "job.sh"], ["srun", "python", "train.py"]):
+        check_waits(command)

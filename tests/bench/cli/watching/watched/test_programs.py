@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers import absent_server
+
 ROOT = Path(__file__).parents[5]
 PROGRAMS = Path(__file__).with_name("programs")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SLEEP_NS = 200_000_000
+CLOSURE_SLEEPS_NS = 2 * 30_000_000
+"""Of the two microbatches of a step in closure.py."""
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +50,11 @@ class Watched:
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def _needs(package: str) -> None:
+    if find_spec(package) is None:
+        absent_server(f"{package} is not installed (pip install 'parallel-observatory[dev]')")
 
 
 def test_losses_random_numbers_and_the_code_are_bit_equal_with_dropout_and_data_workers(tmp_path: Path) -> None:
@@ -84,16 +93,49 @@ def test_ranks_that_a_script_spawns_have_steps_and_their_parent_none(tmp_path: P
     assert {rank: len(watched.column(rank, "step_ns")) for rank in watched.ranks} == {0: 3, 1: 3}
 
 
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 def test_deepspeed_s_engine_makes_a_step_at_its_boundary(tmp_path: Path) -> None:
+    _needs("deepspeed")
     watched = Watched(tmp_path, sys.executable, str(PROGRAMS / "engine.py"), str(tmp_path / "store"))
     assert watched.done.returncode == 0, watched.done.stderr
     assert watched.rules(0) == {"deepspeed"}
     assert len(watched.column(0, "step_ns")) == 3
 
 
-@pytest.mark.skipif(find_spec("accelerate") is None, reason="transformers' Trainer needs accelerate")
-def test_hugging_face_s_trainer_has_its_steps(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, sys.executable, str(PROGRAMS / "trainer.py"), str(tmp_path / "output"))
-    assert watched.done.returncode == 0, watched.done.stderr
-    assert len(watched.column(0, "step_ns")) == 4
+def _as_alone(folder: Path, program: str) -> Watched:
+    """Run a program with and without the watch; check its output, its code and that its steps are its optimizer's."""
+    command = (sys.executable, str(PROGRAMS / program), str(folder / "output"))
+    alone, watched = _run(*command), Watched(folder, *command)
+    assert alone.returncode == watched.done.returncode == 0, alone.stderr + watched.done.stderr
+    printed, printed_watched = alone.stdout.splitlines(), watched.done.stdout.splitlines()
+    assert len(printed) == len(printed_watched)
+    assert printed[-1] == printed_watched[-1]  # Lines before may have times; the last one is an exact loss.
+    assert list(watched.ranks) == [0]
+    assert watched.rules(0) == {"optimizer"}
+    assert not [line for line in watched.ranks[0] if line["kind"] == "note"]
+    return watched
+
+
+@pytest.mark.parametrize(
+    ("program", "package", "backward_calls"),
+    [
+        ("trainer.py", "accelerate", [2, 2, 2, 2]),
+        ("accumulated.py", "accelerate", [2, 2, 2, 1]),
+        ("compiled.py", "torch", [1, 1, 1, 1]),
+    ],
+)
+def test_a_program_has_its_steps_and_prints_the_same_losses(
+    program: str, package: str, backward_calls: list[int], tmp_path: Path
+) -> None:
+    _needs(package)
+    assert _as_alone(tmp_path, program).column(0, "backward_calls") == backward_calls
+
+
+def test_lightning_s_closure_is_divided_into_its_phases(tmp_path: Path) -> None:
+    _needs("pytorch_lightning")
+    watched = _as_alone(tmp_path, "closure.py")
+    assert watched.column(0, "backward_calls") == [2, 2, 2]
+    forward_ns, step_ns = watched.column(0, "forward_ns"), watched.column(0, "step_ns")
+    assert min(forward_ns) >= CLOSURE_SLEEPS_NS
+    for step in (1, 2):  # The sleep is forward alone, and the step holds it once.
+        others_ns = sum(watched.column(0, f"{phase}_ns")[step] for phase in ("data", "backward", "optimizer"))
+        assert others_ns + CLOSURE_SLEEPS_NS <= step_ns[step]
