@@ -28,6 +28,8 @@ FOLDER = "windows"
 TRACER = "observatory_watch_tracer"
 POLL_NS = 1_000_000_000
 """Time between two looks for a proposal."""
+LOOK_SHARE, LONGEST_POLL_NS = 400, 10_000_000_000
+"""A look takes at most a 400th of the time: where the store answers slowly, looks are rarer, each 10 s at least."""
 ANSWER_NS = 60_000_000_000
 """Time that rank 0 gives the others to acknowledge."""
 SLOW_NS = 10_000_000_000
@@ -56,7 +58,7 @@ class Windows:
         self._watch, self._recorder = watch, recorder
         self._hook = hook or os.path.dirname(os.path.abspath(__file__))
         self._place = place or self._place_by_torch
-        self._number = 0
+        self._number = self._rank = 0
         self._end_ns: int | None = None
         self._step_ns = POLL_NS
         self._next_ns = watch.clock_ns() + POLL_NS
@@ -127,8 +129,14 @@ class Windows:
         key = f"proposal {self._number}"
         if request is not None:
             store.set(key, json.dumps(request))
-        if request is None and not store.check([key]):
+        elif rank == 0:  # It alone proposes.
             return
+        else:
+            is_there = store.check([key])
+            took_ns = self._watch.clock_ns() - now
+            self._next_ns = now + max(POLL_NS, min(LONGEST_POLL_NS, LOOK_SHARE * took_ns))
+            if not is_there:
+                return
         self._proposal = request or json.loads(store.get(key))
         self._opened_ns, self._is_mine = now, request is not None
         store.set(f"steps {self._number} {rank}", str(self._watch._steps))
@@ -169,7 +177,7 @@ class Windows:
         if "dropped" in window:
             self._forget()
             return
-        self._window = window
+        self._window, self._rank = window, rank
         if self._watch._steps >= window["first"]:
             self._miss(f"rank {rank} was at step {self._watch._steps} already")
         else:
@@ -180,11 +188,9 @@ class Windows:
 
     def _miss(self, why: str) -> None:
         """This rank does not trace the window: say so to the ranks that have not begun yet, and to the parent."""
-        rank, _, store = self._place()
-        window = self._window
-        if window is not None:
-            self._write(window, f"rank{rank}.missed", {"why": why})
-        if store is not None:
+        if self._window is not None:
+            self._write(self._window, f"rank{self._rank}.missed", {"why": why})
+        if (store := self._place()[2]) is not None:
             store.set(f"missed {self._number}", why)
         self._forget()
 
@@ -253,8 +259,7 @@ class Windows:
             self._finalizer = forking.Finalize(None, self.close, exitpriority=-99)
 
     def _finish(self, window: dict[str, Any], began_ns: int) -> None:
-        rank = self._place()[0]
-        name = f"rank{rank}.json"
+        name = f"rank{self._rank}.json"
         path = self._path(window, name)
         tracer, self._tracer = self._tracer, None
         phases = tracer.stop(f"{path}.part")
@@ -265,7 +270,7 @@ class Windows:
         # The phases first: a trace under its name is whole, and so is what belongs to it.
         cost_ns = self._spent_ns + self._watch.clock_ns() - began_ns
         about = {"steps": tracer.steps_ns, "phases": phases, "cost_ns": cost_ns}
-        self._write(window, f"rank{rank}.phases.json", about)
+        self._write(window, f"rank{self._rank}.phases.json", about)
         os.replace(f"{path}.part", path)
         line = {"kind": "window", "first": window["first"], "last": window["last"]}
         self._watch._write({**line, "trace": f"{FOLDER}/{window['id']}/{name}"})
@@ -288,7 +293,7 @@ class Windows:
             if tracer is not None and self._stopped is None:
                 tracer.abort()
             if self._window is not None:
-                self._write(self._window, f"rank{self._place()[0]}.missed", {"why": why})
+                self._write(self._window, f"rank{self._rank}.missed", {"why": why})
         except Exception:  # noqa: BLE001  # The profiler or the disk fails; the script goes on.
             self._window = None
 

@@ -20,7 +20,7 @@ from torch.autograd import profiler as engine
 from torch.profiler import ProfilerActivity, profile, schedule
 
 HOOK = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
-STARTS = (engine._prepare_profiler, engine._enable_profiler)
+STARTS = {name: getattr(engine, name) for name in ("_prepare_profiler", "_enable_profiler")}
 
 
 def ask(number: int) -> None:
@@ -53,7 +53,7 @@ def whole() -> None:
         if number == 5:  # Before the window, which begins a second after the first step.
             environment = dict(os.environ)
     has_left = [
-        *(name for name in ("_prepare_profiler", "_enable_profiler") if getattr(engine, name) not in STARTS),
+        *(name for name, original in STARTS.items() if getattr(engine, name) is not original),
         *(["environment"] if dict(os.environ) != environment else []),
         *(["profiler"] if engine._is_profiler_enabled else []),
     ]
