@@ -25,9 +25,10 @@ from collectors.traces.analyzers.critical_path import critical_path
 from collectors.traces.analyzers.lateness import Activities, LateArrival, late_arrivals, traced_lateness
 from collectors.traces.analyzers.stragglers import NoStraggler, Straggler, verdict
 from collectors.traces.breakdown import breakdowns
+from collectors.traces.cross_rank.collective_times import steps_of
 from collectors.traces.cross_rank.matching import ROOTED
 from collectors.traces.intervals import clip, length_ns, union
-from collectors.traces.steps import launches
+from collectors.traces.steps import launches, steps
 from collectors.traces.timeline import Timeline
 
 LATE_RATIO = 0.05
@@ -163,17 +164,20 @@ def find_late_rank(analysis: Collectives, phases: Mapping[int, PhaseTimes]) -> t
     if isinstance(judged, NoStraggler):
         more = "" if judged.more is None else f"; trace at least {judged.more} more steps"
         return Late(verdict="unsure", reason=f"{judged.why}{more}"), None
-    if judged.cost_ratio < LATE_RATIO:
+    arrivals = _arrivals(analysis, judged.rank)
+    delays_ns = _longest_of_steps(analysis, arrivals)
+    cost_ratio = min(1.0, sum(delays_ns) / max(1, lateness.traced_ns))
+    if cost_ratio < LATE_RATIO:
         reason = (
-            f"rank {judged.rank}, the costliest, holds the others up for {100 * judged.cost_ratio:.1f} % of the traced"
+            f"rank {judged.rank}, the costliest, holds the others up for {100 * cost_ratio:.1f} % of the traced"
             f" time, and {100 * LATE_RATIO:.0f} % is needed"
         )
         return Late(verdict="unsure", reason=reason), None
-    return _named(analysis, judged, phases, max(1, lateness.delays_ns.shape[0])), judged.cause
+    spent_ns = _phases_of_delay(analysis, judged, arrivals, phases)
+    return _named(judged, spent_ns, cost_ratio, sum(delays_ns) / max(1, lateness.delays_ns.shape[0])), judged.cause
 
 
-def _named(analysis: Collectives, judged: Straggler, phases: Mapping[int, PhaseTimes], steps: int) -> Late:
-    spent_ns = _phases_of_delay(analysis, judged, phases)
+def _named(judged: Straggler, spent_ns: Mapping[str, int], cost_ratio: float, late_ns: float) -> Late:
     phase = max(spent_ns, key=lambda name: spent_ns[name], default=None)
     share = 0.0 if phase is None else spent_ns[phase] / judged.delay_ns
     if share < PHASE_RATIO:
@@ -182,27 +186,47 @@ def _named(analysis: Collectives, judged: Straggler, phases: Mapping[int, PhaseT
     return Late(
         verdict="late",
         reason=(
-            f"the others wait for rank {judged.rank} in {100 * judged.cost_ratio:.0f} % of the traced time; {where}, by"
+            f"the others wait for rank {judged.rank} in {100 * cost_ratio:.0f} % of the traced time; {where}, by"
             f" {judged.cause}"
         ),
         rank=judged.rank,
         phase=phase,
-        late_s=judged.delay_ns / steps / 1e9,
-        step_ratio=judged.cost_ratio,
+        late_s=late_ns / 1e9,
+        step_ratio=cost_ratio,
     )
 
 
-def _phases_of_delay(analysis: Collectives, judged: Straggler, phases: Mapping[int, PhaseTimes]) -> Counter[str]:
+def _arrivals(analysis: Collectives, rank: int) -> list[LateArrival]:
+    """Return the collectives to which this rank came last."""
+    alignment = analysis.alignment
+    activities = {timeline.rank: Activities(timeline) for timeline in alignment.timelines}
+    times = [time for time in analysis.times if time.matched.collective not in ROOTED]
+    late = late_arrivals(times, activities, alignment.offset_ns, alignment.residual_ns or 0)
+    return [arrival for arrival in late if arrival.rank == rank]
+
+
+def _longest_of_steps(analysis: Collectives, arrivals: Sequence[LateArrival]) -> list[int]:
+    """Return the longest delay of each step in which the rank is late, in nanoseconds.
+
+    Collectives of one backward run at once, and a rank that is late by 6 ms comes 6 ms late to each of them: the step
+    is 6 ms longer, however many they are.
+    """
+    alignment = analysis.alignment
+    marked = {timeline.rank: steps(timeline) for timeline in alignment.timelines}
+    step_of = steps_of(analysis.times, alignment.timelines, marked, alignment.offset_ns)
+    longest_ns: dict[int, int] = {}
+    for number, arrival in enumerate(arrivals):
+        step = step_of.get(arrival.matched, number)
+        longest_ns[step] = max(longest_ns.get(step, 0), arrival.delay_ns)
+    return list(longest_ns.values())
+
+
+def _phases_of_delay(
+    analysis: Collectives, judged: Straggler, arrivals: Sequence[LateArrival], phases: Mapping[int, PhaseTimes]
+) -> Counter[str]:
     """Return how much longer the late rank was in each phase than the rank that came before it, in nanoseconds."""
     alignment = analysis.alignment
     by_rank = {timeline.rank: timeline for timeline in alignment.timelines}
-    activities = {rank: Activities(timeline) for rank, timeline in by_rank.items()}
-    times = [time for time in analysis.times if time.matched.collective not in ROOTED]
-    arrivals = [
-        arrival
-        for arrival in late_arrivals(times, activities, alignment.offset_ns, alignment.residual_ns or 0)
-        if arrival.rank == judged.rank
-    ]
     # Where the device's own work made the rank late, its host's phases were over long before; launches tell them.
     is_device = by_rank[judged.rank].is_device and judged.cause not in ("host", "data loading")
     spent_ns: Counter[str] = Counter()

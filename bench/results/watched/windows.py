@@ -12,13 +12,14 @@ from typing import TypeVar
 
 import msgspec
 
-from bench.errors import Misuse
 from bench.results.watched.details import TracedWindow
-from bench.store.files import read_small
+from collectors.files import open_to_read
 from collectors.watch.observatory_watch_window import FOLDER, REQUEST
 
 T = TypeVar("T")
 RESULT = "result.json"
+MOST_BYTES = 8 << 20
+"""Of a file that is read."""
 MOST_WINDOWS = 20
 """Windows that a run's summary has; the newest of more."""
 
@@ -105,6 +106,7 @@ def phases_of(window: WindowFolder, rank: int) -> RankPhases:
 
 def _read(path: Path, type_: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(read_small(path, follows_link=False), type=type_)
-    except (OSError, Misuse, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with open_to_read(path) as file:
+            return msgspec.json.decode(file.read(MOST_BYTES), type=type_)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

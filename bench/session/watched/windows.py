@@ -22,7 +22,7 @@ from bench.results.watched.details import TracedWindow
 from bench.results.watched.windows import WindowFolder, missed, window_folder, window_numbers
 from bench.store.active_runs import is_running
 from bench.store.files import read_small
-from collectors.files import is_ours, make_subfolder, user_name
+from collectors.files import is_ours, make_subfolder, replace_file, user_name
 from collectors.watch.observatory_watch_window import FOLDER, MOST_STEPS, REQUEST
 
 STEPS = 12
@@ -51,8 +51,7 @@ def request_window(run: Path, steps: int, why: str) -> int:
         make_subfolder(run / FOLDER)
         number = _new_folder(run / FOLDER)
         request = {"id": number, "steps": min(MOST_STEPS, steps), "why": why}
-        with draft.open("xb") as file:
-            file.write(msgspec.json.encode(request))
+        replace_file(draft, msgspec.json.encode(request))
         try:
             path.hardlink_to(draft)  # In one piece, and only where no other request is.
         except FileExistsError:
