@@ -79,7 +79,7 @@ class Watch:
     """The steps of this process, as a rank's file gets them.
 
     settings: "folder" is the run's. clock_ns: monotonic. module_of: returns an imported module, None where it is not.
-    too_old: why this torch is not watched. on_training: called before the first backward.
+    too_old: why this torch is not watched. on_training, on_step: called before the first backward, and after each step.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Watch:
         self.pid, self.thread = os.getpid(), get_ident()
         self.too_old: str | None = None
         self.on_training: Callable[[], None] | None = None
+        self.on_step: Callable[[], None] | None = None
         self.has_trained = self.is_begun = self.is_over = self.has_ended = False
         self.has_phases = True
         self._fd = -1
@@ -267,6 +268,8 @@ class Watch:
         self._data = self._forward = self._backward = self._optimizer = self._own = 0
         if now - self._flushed_ns >= self._flush_ns or len(self._rows) >= LONGEST_BATCH:
             self._flush()
+        if self.on_step is not None:
+            self.on_step()
 
     # The device: no call before the script's own, none while a graph is captured.
 

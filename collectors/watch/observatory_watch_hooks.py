@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SWITCH = "OBSERVATORY_WATCH"
 """The environment variable that switches the hooks off: OBSERVATORY_WATCH=off."""
 OLDEST_TORCH = (2, 11)
+WINDOW = "observatory_watch_window"
 
 _recorder: Any = None
 """The module `observatory_watch`, which has the current watch."""
@@ -34,14 +35,27 @@ def install(recorder: Any) -> None:
     import json
 
     with open(path, encoding="utf-8") as file:
-        watch = recorder.Watch(json.load(file))
+        watch = _watch_of(recorder, json.load(file))
     _recorder, recorder.current = recorder, watch
-    watch.on_training = _hook_deepspeed
     os.register_at_fork(after_in_child=_after_fork)
     if "torch" in sys.modules:
         watch.guarded(_hook_torch)
     else:
         sys.meta_path.insert(0, _TorchFinder())
+
+
+def _watch_of(recorder: Any, settings: dict[str, Any]) -> Any:
+    """A watch that follows requests for windows from its first step on."""
+    watch = recorder.Watch(settings)
+
+    def first_step() -> None:
+        from importlib import import_module
+
+        window = import_module(f"{__package__}.{WINDOW}" if __package__ else WINDOW)
+        watch.on_step = window.Windows(watch, recorder).at_step_end
+
+    watch.on_training, watch.on_step = _hook_deepspeed, first_step
+    return watch
 
 
 def _active() -> Any:
@@ -55,9 +69,9 @@ def _after_fork() -> None:
     former = _recorder.current
     if former is not None:
         is_worker = former.has_trained or former.is_begun or former.is_over
-        _recorder.current = None if is_worker else _recorder.Watch(former.settings)
+        _recorder.current = None if is_worker else _watch_of(_recorder, former.settings)
         if not is_worker:
-            _recorder.current.too_old, _recorder.current.on_training = former.too_old, former.on_training
+            _recorder.current.too_old = former.too_old
 
 
 class _TorchFinder:

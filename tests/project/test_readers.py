@@ -30,6 +30,7 @@ MAY_READ_OTHERWISE = {
     },
     "settings next to the hook, in a user's interpreter, which has none of our packages": {
         "collectors/watch/observatory_watch_hooks.py",
+        "collectors/watch/observatory_watch_window.py",
     },
     "files that come with this program": {
         "bench/engines/node/known_messages.py",

@@ -17,6 +17,9 @@ REASONS = {
     ("bench/store/database.py", "open"): "opened and closed: whether a store may be written, for a dry run",
     ("workloads/core/checkpointing.py", "write_text"): "in a checkpoint's new folder, inside the run's own",
     ("collectors/watch/observatory_watch_process.py", "fcntl.lockf"): "in an interpreter without our packages",
+    ("collectors/watch/observatory_watch_window.py", "open"): "in an interpreter without our packages",
+    ("collectors/watch/observatory_watch_window.py", "os.replace"): "in an interpreter without our packages",
+    ("bench/session/watched/windows.py", "hardlink_to"): "a request in the hook's folder, where only the first may be",
     ("bench/store/prune.py", "rename"): "what was renamed is compared with the folder that was opened",
 }
 METHODS = {"write_bytes", "write_text", "touch", "rename", "hardlink_to", "symlink_to"}

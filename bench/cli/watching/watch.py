@@ -8,9 +8,11 @@ from pathlib import Path
 import click
 
 from bench.cli.options import RUNS, SHARING, STORE, NamedText
-from bench.errors import Misuse
+from bench.errors import CASE_FAILED, FINE, Misuse
 
 MOST_TAGS = 16
+MOST_STEPS = 50
+"""As `collectors.watch.observatory_watch_window.MOST_STEPS`."""
 _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})")
 
 
@@ -26,16 +28,36 @@ _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})"
     multiple=True,
     help="What tells runs of the same name apart, for example model=7b. Repeatable.",
 )
+@click.option(
+    "--attach", "attached", metavar="NAME", type=NamedText(), help="Trace steps of the watched job of this name, now."
+)
+@click.option(
+    "--window-every",
+    "window_minutes",
+    metavar="MINUTES",
+    type=click.IntRange(1, 7 * 24 * 60),
+    help="Trace steps each so many minutes.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, MOST_STEPS),
+    default=12,
+    show_default=True,
+    help="Number of steps to trace at a time.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress, only the table at the end.")
 @SHARING
 @RUNS
 @STORE
-@click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("words", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
     context: click.Context,
     name: str | None,
     tag_words: tuple[str, ...],
+    attached: str | None,
+    window_minutes: int | None,
+    steps: int,
     quiet: bool,
     runs_folder: Path,
     store_url: str | None,
@@ -46,10 +68,21 @@ def command(
     The command runs as without us: same output, signals and exit code, and an unedited script. Standard error has its
     progress and, at the end, a table of its ranks. OBSERVATORY_WATCH=off runs it unwatched.
 
+    With --attach it runs no command: it has the ranks of a job that is watched already trace the same steps, and prints
+    what their traces say.
+
     \b
     Example:
       observatory watch --name llama-sft -- torchrun --nproc-per-node 8 train.py
     """
+    if attached is not None:
+        if words or name is not None or tag_words or window_minutes is not None:
+            raise Misuse(
+                "--attach NAME takes --steps alone: it traces a job that is watched already, and runs no command"
+            )
+        return _attach(attached, runs_folder, steps)
+    if not words:
+        raise click.MissingParameter(param_hint="'COMMAND...'", param_type="argument")
     from bench.session.watched.command_line import default_name
     from bench.session.watched.session import NAME, WatchRequest, watch
 
@@ -65,8 +98,22 @@ def command(
         tags=_tags(tag_words),
         is_quiet=quiet,
         umask=context.obj if isinstance(context.obj, int) else None,
+        window_every_s=None if window_minutes is None else 60.0 * window_minutes,
+        window_steps=steps,
     )
     return watch(request)
+
+
+def _attach(name: str, runs: Path, steps: int) -> int:
+    from bench.report.run.watched import window_lines
+    from bench.report.table import open_console, print_page
+    from bench.session.watched.windows import attach
+
+    window = attach(name, runs, steps)
+    if window is None:
+        return CASE_FAILED
+    print_page(window_lines(window), open_console())
+    return CASE_FAILED if window.dropped is not None else FINE
 
 
 def _tags(words: tuple[str, ...]) -> dict[str, str]:

@@ -8,14 +8,16 @@ from dataclasses import asdict
 from rich.console import Console
 
 from bench.errors import plural
-from bench.report.format import figure
+from bench.report.format import figure, readable
 from bench.report.table import Block, Table, whole, write
 from bench.results.estimate import Estimate, of_metric
-from bench.results.watched.details import Late, WatchedDetails, WatchedRank
+from bench.results.watched.details import Late, TracedWindow, WatchedDetails, WatchedRank
 from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
 
+MOST_WINDOWS = 2
+"""Traced windows in the short table, the newest."""
 MOST_RANKS = 8
 """Ranks in the short table: those with the longest steps; the details have all."""
 _FIGURES: tuple[tuple[str, Metric, dict[str, str]], ...] = (
@@ -83,6 +85,9 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
             yield f"{plural(len(ranks) - len(shown), 'more rank')}: `observatory show {summary.run} --details`"
     yield ""
     yield from late_lines(watched.late)
+    for window in watched.windows if has_details else watched.windows[-MOST_WINDOWS:]:
+        yield ""
+        yield from window_lines(window)
 
 
 def late_lines(late: Late) -> Iterator[str]:
@@ -92,6 +97,35 @@ def late_lines(late: Late) -> Iterator[str]:
         return
     yield f"who is late: rank {late.rank} in {late.phase}, by {100 * late.step_ratio:.0f} % of the step"
     yield late.reason
+
+
+def window_lines(window: TracedWindow) -> Iterator[str]:
+    """Yield what the traces of a window say, in words."""
+    steps = "" if window.first is None else f"steps {window.first:,} to {window.last:,}"
+    yield f"window {window.number}: {', '.join(filter(None, (steps, window.why))) or 'no step'}"
+    if window.dropped is not None:
+        yield f"  dropped: {window.dropped}"
+        return
+    figures = (
+        ("exposed communication {:.0f} % of the steps", window.exposed_ratio),
+        ("{:.0f} % of the communication overlaps computation", window.overlap_ratio),
+        ("{:.0f} % of the time in collectives is waiting", window.waiting_ratio),
+    )
+    known = [text.format(100 * ratio) for text, ratio in figures if ratio is not None]
+    step = [] if window.step_s is None else [f"traced step {readable(1e9 * window.step_s, 'ns')}"]
+    yield f"  {'; '.join([*step, *(known or ['no communication in the traces'])])}"
+    if window.late is not None and window.late.rank is not None:
+        where = f" in {window.late.phase}" if window.late.phase else ""
+        yield f"  late by the traces: rank {window.late.rank}{where}: {window.late.reason}"
+    elif window.late is not None:
+        yield f"  late by the traces: unsure: {window.late.reason}"
+    if window.path:
+        parts = (f"rank {rank} {kind} {100 * share:.0f} %" for rank, kind, share in window.path)
+        yield f"  critical path: {', '.join(parts)}"
+    if window.cost_s is not None:
+        yield f"  cost: {window.cost_s:.2f} s of the profiler in the steps around the window, and slower steps within"
+    for note in window.notes:
+        yield f"  left out: {note}"
 
 
 def _one(summary: Summary, metric: Metric, labels: dict[str, str]) -> Estimate | None:
@@ -125,6 +159,7 @@ def print_watched_diagnosis(summary: Summary, format_name: str, console: Console
             "name": watched.name,
             "outcome": summary.outcome,
             "late": asdict(late),
+            "windows": [asdict(window) for window in watched.windows],
             "missing": [_NOT_PREDICTED, *summary.notes],
         },
         [{"run": summary.run, "name": watched.name, **asdict(late)}],
@@ -138,8 +173,12 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
     if summary.cause is not None:
         yield f"failed: {summary.cause.text}"
     yield from late_lines(watched.late)
+    traced = next((window for window in reversed(watched.windows) if window.dropped is None), None)
+    if traced is not None:
+        yield from window_lines(traced)
+    named = {watched.late.rank, None if traced is None or traced.late is None else traced.late.rank}
     for rank in watched.ranks:
-        if rank.rank == watched.late.rank:
+        if rank.rank in named:
             yield f"rank {rank.rank} runs on {rank.host or 'a host without a name'}, device {rank.device}"
     step = _one(summary, results.RUN_STEP_SECONDS, {})
     if step is not None:
@@ -155,4 +194,7 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
     for note in (_NOT_PREDICTED, *summary.notes):
         yield f"  {note}"
     yield ""
-    yield "next: trace some steps of each rank with torch.profiler, then `observatory analyse stragglers TRACE...`"
+    if traced is None:
+        yield f"next: `observatory watch --attach {watched.name}` while it runs traces the same steps on all ranks"
+    else:
+        yield f"next: `observatory analyse stragglers {summary.run}` has the newest window's traces in full"

@@ -60,6 +60,37 @@ class WatchedRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedWindow:
+    """Steps that all ranks traced, joined; what is not known is None.
+
+    number: of the window in its run. why: who asked for it. first, last: numbers of its steps. unix_s: when the ranks
+    agreed on them. dropped: why there is no trace; then no figure is there.
+    step_s: median of the traced steps. overlap_ratio: share of the communication that computation hides.
+    exposed_ratio: share of the steps in which communication runs and no computation. waiting_ratio: share of the time
+    in collectives that is waiting for the last rank; the rest is transfer. late: who is late, by the traces; its phase
+    is None where no single one explains it. doing: what the late rank does meanwhile. path: parts of the critical
+    path, the longest first: rank, kind and share. cost_s: time that agreeing and the profiler took a rank outside of
+    the traced steps, on the rank where it took most.
+    """
+
+    number: int
+    why: str = ""
+    first: int | None = None
+    last: int | None = None
+    unix_s: float | None = None
+    dropped: str | None = None
+    step_s: float | None = None
+    overlap_ratio: float | None = None
+    exposed_ratio: float | None = None
+    waiting_ratio: float | None = None
+    late: Late | None = None
+    doing: str | None = None
+    path: tuple[tuple[int, str, float], ...] = ()
+    cost_s: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedDetails:
     """What is known of a watched run besides its figures.
 
@@ -70,7 +101,7 @@ class WatchedDetails:
     missing_ranks: numbers without a usable file, at most some of them; missing: how many there are.
     steps: that all ranks reported. warm_up: the first of these, which are in no figure. each: figures are of one
     run of eight steps in so many, where there are more. device_clock: whether steps are timed by the devices.
-    work_reason: why `work` is what it is.
+    work_reason: why `work` is what it is. windows: traced steps, the newest of them.
     """
 
     name: str
@@ -94,3 +125,4 @@ class WatchedDetails:
     device_clock: bool = False
     work: Work = "unknown"
     work_reason: str = "no step was reported"
+    windows: tuple[TracedWindow, ...] = ()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bench.results.watched.details import Work
 from bench.results.watched.rank_files import (
+    MOST_NS,
     OF_A_STEP,
     PHASES,
     Attempt,
@@ -25,6 +26,7 @@ from bench.results.watched.rank_files import (
     scan,
 )
 from collectors.watch.observatory_watch import stride
+from collectors.watch.observatory_watch_window import MOST_STEPS
 from workloads.cost_models.absent import Absent
 
 WARM_UP = 10
@@ -118,6 +120,7 @@ def read_job(folder: Path) -> Job:
     numbers = columns[0].numbers if columns else np.zeros(0, np.int64)
     for column in columns[1:]:
         numbers = np.intersect1d(numbers, column.numbers, assume_unique=True)
+    numbers = numbers[~_is_traced(numbers, chosen)]
     places = [np.searchsorted(column.numbers, numbers) for column in columns]
     rank_s = {
         name: np.array([column.seconds[name][at] for column, at in zip(columns, places, strict=True)]).reshape(
@@ -145,6 +148,16 @@ def read_job(folder: Path) -> Job:
         each=each,
         is_device_clock=is_device_clock,
     )
+
+
+def _is_traced(numbers: NDArray[np.int64], attempts: Sequence[Attempt]) -> NDArray[np.bool_]:
+    """Return for each step whether a profiler made it slower: those of a window, the one before, and the one after."""
+    is_traced = np.zeros(numbers.size, dtype=np.bool_)
+    for first, last in dict.fromkeys(window for attempt in attempts for window in attempt.windows):
+        if not 0 <= first <= last < min(first + MOST_STEPS, MOST_NS):  # No window of ours.
+            continue
+        is_traced |= (numbers >= first - 1) & (numbers <= last + 1)
+    return is_traced
 
 
 def _common_length(files: Sequence[RankFile], number: int) -> int:

@@ -23,6 +23,7 @@ from bench.results.watched.figures import estimates_of, rank_estimates
 from bench.results.watched.job import Job, middle, phase_means, read_job, work_of
 from bench.results.watched.late import find_late
 from bench.results.watched.rank_files import Begin, device_words, hosts_of, rank_paths, scan
+from bench.results.watched.windows import MOST_WINDOWS, traced_windows
 from collectors.files import open_to_read
 from collectors.metrics.results import RUN_LATE_RATIO
 from collectors.watch.observatory_watch import RUN
@@ -160,6 +161,7 @@ def read_run(folder: Path) -> WatchedRun:
         device_clock=job.is_device_clock,
         work=work,
         work_reason=why,
+        windows=traced_windows(folder)[-MOST_WINDOWS:],
     )
     return WatchedRun(
         file=file,

@@ -20,13 +20,17 @@ from bench.report.table import open_console, print_page
 from bench.session.watched.child import exit_code, run_child
 from bench.session.watched.command_line import check_waits, known_words, read_script
 from bench.session.watched.progress import JobProgress, LiveLine
+from bench.session.watched.windows import STEPS, JobWindows
 from bench.store import run_dir
 from bench.store.active_runs import lock_folder
 from bench.store.files import read_small
 from collectors.files import locked, make_folder, replace_file
 
 VERSION = 1
-HOOK_FILES = ("observatory_watch.py", "observatory_watch_process.py", "observatory_watch_hooks.py", "sitecustomize.py")
+HOOK_FILES = (
+    *("observatory_watch.py", "observatory_watch_process.py", "observatory_watch_hooks.py"),
+    *("observatory_watch_window.py", "observatory_watch_tracer.py", "sitecustomize.py"),
+)
 """Files of `collectors/watch` that the command's interpreters load; the last is what Python starts by itself."""
 HOOK_FOLDER = "hook"
 SETTINGS = "settings.json"
@@ -41,6 +45,7 @@ class WatchRequest:
     """A command to watch. name: of the series that the run belongs to. umask: of the command, None: as ours.
 
     tags: declared by a person; runs with other tags are another series. is_quiet: print no progress.
+    window_every_s: time between windows of `window_steps` traced steps; None for windows on request only.
     """
 
     command: Sequence[str]
@@ -50,6 +55,8 @@ class WatchRequest:
     tags: Mapping[str, str] = field(default_factory=dict)
     is_quiet: bool = False
     umask: int | None = None
+    window_every_s: float | None = None
+    window_steps: int = STEPS
 
 
 def watch(request: WatchRequest) -> int:
@@ -70,11 +77,13 @@ def watch(request: WatchRequest) -> int:
         document = _describe(request, folder)
         _write_document(folder, document)
         live, progress = LiveLine(), JobProgress(folder)
+        windows = JobWindows(folder, every_s=request.window_every_s, steps=request.window_steps)
 
         def beat() -> None:
             progress.read()
-            if not request.is_quiet and live.is_due():
-                live.show(progress.line())
+            windows.beat()
+            if not request.is_quiet and live.is_due() and (line := progress.line()) is not None:
+                live.show("   ".join(filter(None, (line, windows.line()))))
 
         try:
             code = run_child(
@@ -85,7 +94,7 @@ def watch(request: WatchRequest) -> int:
             raise
         finally:
             live.close()
-        _keep(request, folder, document | _end_of(code), progress)
+        _keep(request, folder, document | _end_of(code), progress, windows)
     return exit_code(code)
 
 
@@ -187,10 +196,13 @@ def _write_document(folder: Path, document: dict[str, object]) -> None:
         raise InfrastructureFailed(f"{folder}/watch.json cannot be written: {error.strerror}; make room") from None
 
 
-def _keep(request: WatchRequest, folder: Path, document: dict[str, object], progress: JobProgress) -> None:
+def _keep(
+    request: WatchRequest, folder: Path, document: dict[str, object], progress: JobProgress, windows: JobWindows
+) -> None:
     """Write how the command ended, store the run, and show its ranks. What fails here is said; the code stays."""
     try:
         _write_document(folder, document)
+        windows.finish()
         progress.read(most_ranks=None)
         print_page(progress.page(), open_console(sys.stderr))
         for line in _failures(folder):

@@ -1,0 +1,263 @@
+"""Windows of a watched job: requests for them, their traces joined at once, and `observatory watch --attach`.
+
+`collectors/watch/observatory_watch_window.py` is the ranks' side. Traces are joined in a process of their own, since
+the process that watches passes signals on meanwhile: `python -m bench.session.watched.windows RUN NUMBER`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bench.errors import InfrastructureFailed, Misuse, say
+from bench.results.watched.details import TracedWindow
+from bench.results.watched.windows import WindowFolder, missed, window_folder, window_numbers
+from bench.store.active_runs import is_running
+from bench.store.files import read_small
+from collectors.files import is_ours, make_subfolder, replace_file, user_name
+from collectors.watch.observatory_watch_window import FOLDER, MOST_STEPS, REQUEST
+
+STEPS = 12
+"""Traced steps where nobody chose their number: on two ranks fewer seldom tell a late rank from chance."""
+MOST_FOLDERS = 1000
+"""Windows of one run; it answers no further request."""
+HOOK_FOLDER = "hook"
+MISSING_S = 60.0
+"""Time that ranks have for their traces after the first one has come."""
+JOIN_S = 120.0
+"""Time for the last traces to be joined after the command's end."""
+LOOK_S = 0.5
+_RUN = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{6}")
+
+
+def request_window(run: Path, steps: int, why: str) -> int:
+    """Ask the ranks of a job to trace so many steps; return the window's number. run: the job's folder.
+
+    Raises:
+        Misuse: a request is there already, or the run has as many windows as it may.
+        InfrastructureFailed: the folder cannot be written.
+    """
+    path = run / HOOK_FOLDER / REQUEST
+    draft = path.with_name(f"{REQUEST}.{secrets.token_hex(4)}")
+    try:
+        make_subfolder(run / FOLDER)
+        number = _new_folder(run / FOLDER)
+        request = {"id": number, "steps": min(MOST_STEPS, steps), "why": why}
+        replace_file(draft, msgspec.json.encode(request))
+        try:
+            path.hardlink_to(draft)  # In one piece, and only where no other request is.
+        except FileExistsError:
+            (run / FOLDER / str(number)).rmdir()
+            raise Misuse(
+                f"{run.name} has an open request for a window, which its ranks take at the end of a step; wait for it"
+            ) from None
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise InfrastructureFailed(f"{run} cannot be written: {error.strerror}; make room") from None
+    return number
+
+
+def _new_folder(windows: Path) -> int:
+    number = 1 + max((int(path.name) for path in windows.iterdir() if path.name.isdecimal()), default=0)
+    for candidate in range(number, MOST_FOLDERS + 1):
+        try:
+            (windows / str(candidate)).mkdir(0o700)
+        except FileExistsError:  # Another process asks at the same time.
+            continue
+        return candidate
+    raise Misuse(f"{windows.parent.name} has {MOST_FOLDERS} windows, and answers no further request; start a new run")
+
+
+class JobWindows:
+    """The windows of a job while it runs: asks for one each `every_s`, and joins what the ranks have traced.
+
+    every_s: None for no windows but those that others ask for. clock_s: monotonic.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        every_s: float | None = None,
+        steps: int = STEPS,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._every_s, self._steps, self._clock_s = run, every_s, steps, clock_s
+        self._due_s = None if every_s is None else clock_s() + every_s
+        self._done: set[int] = set()
+        self._since_s: dict[int, float] = {}
+        self._join: tuple[int, subprocess.Popen[bytes]] | None = None
+        self._newest: TracedWindow | None = None
+
+    def beat(self) -> None:
+        """Do what is due; called about once a second."""
+        self._poll_join()
+        waiting = [number for number in window_numbers(self._run) if number not in self._done]
+        for window in (window_folder(self._run, number) for number in waiting):
+            if window.result is not None:
+                self._take(window.result)
+            elif self._join is None and self._is_ready(window):
+                self._start_join(window.number)
+        if self._due_s is not None and self._clock_s() >= self._due_s and not waiting:
+            self._due_s = self._clock_s() + (self._every_s or 0.0)
+            try:
+                request_window(self._run, self._steps, f"--window-every {(self._every_s or 0.0) / 60:g}")
+            except (Misuse, InfrastructureFailed):  # The one before still waits; the next comes in its time.
+                return
+
+    def finish(self) -> None:
+        """The command has ended: join what is there, and drop what never came."""
+        end_s = self._clock_s() + JOIN_S
+        while self._join is not None and self._clock_s() < end_s:
+            time.sleep(LOOK_S / 5)
+            self._poll_join()
+        if self._join is not None:
+            self._join[1].kill()
+            self._join[1].wait()
+        folders = (window_folder(self._run, number) for number in window_numbers(self._run))
+        left = [window for window in folders if window.result is None]
+        if not left:
+            return
+        from bench.analysis.traces.watched_window import drop_window, join_window  # Loads numpy.
+
+        for window in left:
+            if window.agreed is None or (self._join is not None and self._join[0] == window.number):
+                ended = "the command ended before the window was traced"
+                why = ended if window.agreed is None else "joining took too long"
+                drop_window(self._run, window.number, why)
+            else:
+                join_window(self._run, window.number)
+
+    def line(self) -> str | None:
+        """Return the newest window in a few words, for the live line.
+
+        Example: traced: exposed 14 %, waiting 80 %, rank 1 late in backward
+        """
+        window = self._newest
+        if window is None or window.dropped is not None:
+            return None
+        ratios = (("exposed", window.exposed_ratio), ("waiting", window.waiting_ratio))
+        words = [f"{name} {100 * ratio:.0f} %" for name, ratio in ratios if ratio is not None]
+        if window.late is not None and window.late.rank is not None:
+            words.append(f"rank {window.late.rank} late" + (f" in {window.late.phase}" if window.late.phase else ""))
+        return f"traced: {', '.join(words)}" if words else None
+
+    def _take(self, result: TracedWindow) -> None:
+        self._done.add(result.number)
+        self._newest = result
+
+    def _is_ready(self, window: WindowFolder) -> bool:
+        """Whether each rank has a trace, or one has none and never will."""
+        if window.agreed is None:
+            return False
+        if window.agreed.dropped is not None or missed(window):
+            return True
+        traces = len([path for path in window.path.glob("rank*.json") if path.stem.removeprefix("rank").isdecimal()])
+        if traces >= (window.agreed.world_size or 1):
+            return True
+        return traces > 0 and self._clock_s() - self._since_s.setdefault(window.number, self._clock_s()) > MISSING_S
+
+    def _start_join(self, number: int) -> None:
+        words = [sys.executable, "-P", "-m", __name__, str(self._run), str(number)]
+        nothing = subprocess.DEVNULL
+        try:
+            # A session of its own: a Ctrl-C at the terminal is the command's.
+            child = subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+        except OSError:  # No memory for a process: `finish` joins it.
+            self._done.add(number)
+            return
+        self._join = number, child
+
+    def _poll_join(self) -> None:
+        if self._join is not None and self._join[1].poll() is not None:
+            number, _ = self._join
+            self._join = None
+            result = window_folder(self._run, number).result
+            if result is None:  # The process died; `finish` tries again.
+                self._done.add(number)
+
+
+# Attaching to a job that is watched by another process.
+
+
+def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
+    """Ask the watched job of this name for a window, and return it once its traces are joined.
+
+    None if the job ended before.
+
+    Raises:
+        Misuse: no such job of this user runs, or a request is there already.
+        InfrastructureFailed: its folder cannot be written.
+    """
+    run = running_job(name, runs)
+    number = request_window(run, steps, "--attach")
+    say(f"{run.name}: asked for {steps} steps; the ranks take the request at the end of a step")
+    has_agreed = False
+    while (window := window_folder(run, number)).result is None:
+        if not has_agreed and window.agreed is not None and window.agreed.first is not None:
+            has_agreed = True
+            say(f"window {number}: steps {window.agreed.first} to {window.agreed.last} are traced on all ranks")
+        if not is_running(run) and window_folder(run, number).result is None:
+            say(f"{run.name} ended before window {number} was joined; `observatory show {name}` shows how it ended")
+            return None
+        time.sleep(LOOK_S)
+    return window.result
+
+
+def running_job(name: str, runs: Path) -> Path:
+    """Return the folder of the newest run of this name that is watched now.
+
+    Raises:
+        Misuse: none is, or it belongs to another user.
+    """
+    try:
+        folders = sorted(path for path in runs.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        folders = []
+    named = [path for path in folders if (match := _RUN.fullmatch(path.name)) and match[1] == name]
+    for run in reversed(named):
+        if is_ours(run) and _is_watched(run) and is_running(run):
+            return run
+    foreign = [run for run in named if not is_ours(run)]
+    if foreign:
+        owner = user_name(foreign[-1].lstat().st_uid)
+        raise Misuse(f"watched job {name} belongs to {owner}; only its owner may trace it")
+    if any(map(_is_watched, named)):
+        raise Misuse(
+            f"watched job {name} has ended; `observatory show {name}` shows it, and a window needs a running job"
+        )
+    active = [match[1] for path in folders if (match := _RUN.fullmatch(path.name)) and _is_active(path)]
+    those = f"watched now: {', '.join(dict.fromkeys(active))}" if active else "no job is watched now"
+    raise Misuse(f"--attach {name}: there is no such job in {runs}; {those}")
+
+
+def _is_active(run: Path) -> bool:
+    return is_ours(run) and _is_watched(run) and is_running(run)
+
+
+def _is_watched(run: Path) -> bool:
+    try:
+        return bool(read_small(run / "watch.json", follows_link=False))
+    except (OSError, Misuse):
+        return False
+
+
+def main() -> None:
+    """Join one window: the process that `JobWindows` starts."""
+    from bench.analysis.traces.watched_window import join_window
+
+    os.nice(10)
+    join_window(Path(sys.argv[1]), int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Training in one process without torch.distributed, which asks for windows itself: `python alone.py CASE`.
+
+Prints the losses, and what is left in the process once the windows are over.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.autograd import profiler as engine
+from torch.profiler import ProfilerActivity, profile, schedule
+
+HOOK = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+STARTS = {name: getattr(engine, name) for name in ("_prepare_profiler", "_enable_profiler")}
+
+
+def ask(number: int) -> None:
+    if not (HOOK / "settings.json").exists():  # Not watched.
+        return
+    (HOOK.parent / "windows" / str(number)).mkdir(parents=True, exist_ok=True)
+    draft = HOOK / "window.part"
+    draft.write_text(json.dumps({"id": number, "steps": 4, "why": sys.argv[1]}))
+    draft.rename(HOOK / "window.json")
+
+
+def steps(count: int) -> Iterator[int]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(count):
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        print(f"{loss.item():.9g}")
+        time.sleep(0.02)
+        yield number
+
+
+def whole() -> None:
+    ask(1)
+    environment = dict(os.environ)
+    for number in steps(90):
+        if number == 5:  # Before the window, which begins a second after the first step.
+            environment = dict(os.environ)
+    has_left = [
+        *(name for name, original in STARTS.items() if getattr(engine, name) is not original),
+        *(["environment"] if dict(os.environ) != environment else []),
+        *(["profiler"] if engine._is_profiler_enabled else []),
+    ]
+    print("left:", *has_left)
+
+
+def theirs_first() -> None:
+    """The script's own profiler is on when ours is due."""
+    ask(1)
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        for _ in steps(90):
+            pass
+    report(own)
+
+
+def theirs_scheduled() -> None:
+    """The script's own profiler waits for its turn, warming up, when ours is due."""
+    ask(1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=80, active=2, repeat=1)) as own:
+        for _ in steps(90):
+            own.step()
+    report(own)
+
+
+def theirs_later() -> None:
+    """The script's own profiler starts within our window."""
+    ask(1)
+    own = profile(activities=[ProfilerActivity.CPU])
+    has_begun, after = False, 0
+    for _ in steps(90):
+        if not has_begun and engine._is_profiler_enabled:
+            own.start()
+            has_begun = True
+        elif has_begun and (after := after + 1) == 5:
+            own.stop()
+    report(own)
+
+
+def report(own: profile) -> None:
+    assert own.profiler is not None
+    events = own.profiler.kineto_results.events() if own.profiler.kineto_results is not None else []
+    print("own events:", any("Optimizer.step" in event.name() for event in events))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,89 @@
+"""`observatory watch --attach`: which jobs it refuses, and what a window's request looks like."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.errors import Misuse
+from bench.results.watched.windows import traced_windows
+from bench.session.watched.windows import JobWindows, request_window
+from bench.store.active_runs import lock_folder
+
+
+def _job(runs: Path, name: str) -> Path:
+    run = runs / f"20261127-120000-{name}-abc123"
+    (run / "hook").mkdir(parents=True)
+    (run / "watch.json").write_text("{}")
+    return run
+
+
+def _attach(runs: Path, *words: str) -> int:
+    return main.run(["watch", "--runs", str(runs), "--attach", *words])
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _attach(tmp_path, "job") == 2
+    assert "--attach job: there is no such job" in capsys.readouterr().err
+    lock = lock_folder(_job(tmp_path, "other-job"))
+    assert lock is not None
+    assert _attach(tmp_path, "job") == 2
+    assert "watched now: other-job" in capsys.readouterr().err
+    os.close(lock)
+
+
+def test_a_job_that_has_ended_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _job(tmp_path, "job")
+    assert _attach(tmp_path, "job") == 2
+    assert "watched job job has ended" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_another_user_s_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = _job(tmp_path, "job")
+    lock = lock_folder(run)
+    assert lock is not None
+    os.chown(run, 54321, -1)
+    assert _attach(tmp_path, "job") == 2
+    assert "belongs to the user with uid 54321; only its owner may trace it" in capsys.readouterr().err
+    assert not (run / "windows").exists()
+    os.close(lock)
+
+
+@pytest.mark.parametrize("words", [("job", "--", "python"), ("job", "--name", "other"), ("job", "--window-every", "5")])
+def test_attaching_runs_no_command(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _attach(tmp_path, *words) == 2
+    assert "--attach NAME takes --steps alone" in capsys.readouterr().err
+
+
+def test_a_second_request_is_refused_while_the_ranks_have_not_taken_the_first(tmp_path: Path) -> None:
+    run = _job(tmp_path, "job")
+    assert request_window(run, 3, "test") == 1
+    assert json.loads((run / "hook" / "window.json").read_text()) == {"id": 1, "steps": 3, "why": "test"}
+    with pytest.raises(Misuse, match="open request for a window"):
+        request_window(run, 3, "test")
+    assert [path.name for path in (run / "windows").iterdir()] == ["1"]
+    assert [path.name for path in (run / "hook").iterdir()] == ["window.json"]
+
+
+def test_windows_are_asked_for_in_their_time_and_never_while_one_is_open(tmp_path: Path) -> None:
+    run, clock_s = _job(tmp_path, "job"), iter((0.0, 1.0, 61.0, 61.0, 122.0, 183.0))
+    windows = JobWindows(run, every_s=60.0, steps=5, clock_s=lambda: next(clock_s))
+    windows.beat()
+    assert not (run / "windows").exists()
+    for _ in range(3):
+        windows.beat()
+    assert [path.name for path in (run / "windows").iterdir()] == ["1"]
+    assert json.loads((run / "hook" / "window.json").read_text())["steps"] == 5
+
+
+def test_a_window_that_no_rank_took_is_dropped_at_the_command_s_end(tmp_path: Path) -> None:
+    run = _job(tmp_path, "job")
+    request_window(run, 3, "test")
+    JobWindows(run).finish()
+    (window,) = traced_windows(run)
+    assert window.dropped == "the command ended before the window was traced"

@@ -1,0 +1,233 @@
+"""Windows of a watched job: ranks agree on the same steps, trace them, and leave the script as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.results.watched.details import TracedWindow
+from bench.results.watched.run import read_run
+from bench.results.watched.windows import traced_windows
+from collectors.watch import observatory_watch
+from collectors.watch.observatory_watch_window import ANSWER_NS, POLL_NS, Windows
+
+ROOT = Path(__file__).parents[5]
+PROGRAMS = Path(__file__).with_name("programs")
+STEP_NS = 100_000_000
+
+
+# Agreeing on the steps, with a clock and a store of the test's own.
+
+
+@dataclass
+class FakeStore:
+    """As torch.distributed.Store: what is read is bytes, and a key that is not there may not be read."""
+
+    values: dict[str, bytes] = field(default_factory=dict)
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+
+class FakeRank:
+    """A rank whose steps end when the test says so."""
+
+    def __init__(self, folder: Path, rank: int, world: int, store: FakeStore | None) -> None:
+        self.now_ns = 0
+        self.watch = observatory_watch.Watch({"folder": str(folder)}, clock_ns=lambda: self.now_ns)
+        self.windows = Windows(self.watch, observatory_watch, str(folder / "hook"), lambda: (rank, world, store))
+
+    def step(self, times: int = 1, step_ns: int = STEP_NS) -> None:
+        for _ in range(times):
+            self.now_ns += step_ns
+            self.watch._steps += 1
+            self.watch._end_ns = self.now_ns
+            self.windows.at_step_end()
+
+
+def _ask(folder: Path, steps: int = 3) -> None:
+    (folder / "windows" / "1").mkdir(parents=True)
+    (folder / "hook").mkdir(exist_ok=True)
+    (folder / "hook" / "window.json").write_text(json.dumps({"id": 1, "steps": steps, "why": "test"}))
+
+
+def _written(folder: Path, name: str) -> Any:
+    return json.loads((folder / "windows" / "1" / name).read_text())
+
+
+def test_ranks_at_different_steps_agree_on_steps_that_none_has_reached(tmp_path: Path) -> None:
+    store = FakeStore()
+    ranks = [FakeRank(tmp_path, rank, 3, store) for rank in range(3)]
+    for rank, behind in zip(ranks, (0, 4, 9), strict=True):
+        rank.watch._steps = 100 - behind
+    _ask(tmp_path)
+    ranks[0].step(11)  # A second later it looks, and proposes.
+    for rank in ranks[1:]:
+        rank.step(11)
+    assert not (tmp_path / "windows" / "1" / "window.json").exists()
+    ranks[0].step()
+    agreed = _written(tmp_path, "window.json")
+    assert (agreed["first"], agreed["last"], agreed["world_size"]) == (115, 117, 3)
+    assert agreed["first"] > max(rank.watch._steps for rank in ranks)
+    assert not (tmp_path / "hook" / "window.json").exists()
+
+
+def test_a_rank_that_comes_too_late_drops_the_window_for_all(tmp_path: Path) -> None:
+    store = FakeStore()
+    first, late = FakeRank(tmp_path, 0, 2, store), FakeRank(tmp_path, 1, 2, store)
+    _ask(tmp_path)
+    first.step(11)
+    late.step(11)
+    first.step()
+    agreed = _written(tmp_path, "window.json")
+    late.watch._steps = agreed["first"]  # Its steps ended before it looked again.
+    late.step()
+    assert "was at step" in _written(tmp_path, "rank1.missed")["why"]
+    first.step(agreed["first"] - first.watch._steps + 1)
+    assert "rank 1 was at step" in _written(tmp_path, "rank0.missed")["why"]
+
+
+def test_a_rank_that_never_answers_drops_the_window_with_its_number(tmp_path: Path) -> None:
+    store = FakeStore()
+    rank = FakeRank(tmp_path, 0, 3, store)
+    _ask(tmp_path)
+    store.set("steps 0 1", "7")
+    rank.step(2 + ANSWER_NS // POLL_NS, step_ns=POLL_NS)
+    assert _written(tmp_path, "window.json")["dropped"] == "rank 2 did not answer within 60 s"
+
+
+def test_ranks_without_torch_distributed_cannot_agree_and_say_so(tmp_path: Path) -> None:
+    rank = FakeRank(tmp_path, 0, 2, None)
+    _ask(tmp_path)
+    rank.step(11)
+    assert "torch.distributed is not initialised" in _written(tmp_path, "window.json")["dropped"]
+
+
+def test_the_store_is_read_once_a_second_while_nothing_is_proposed(tmp_path: Path) -> None:
+    reads: list[str] = []
+
+    class Counting(FakeStore):
+        def check(self, keys: list[str]) -> bool:
+            reads.extend(keys)
+            return super().check(keys)
+
+    FakeRank(tmp_path, 1, 2, Counting()).step(1000, step_ns=POLL_NS // 100)
+    assert 8 <= len(reads) <= 10
+
+
+# Real processes.
+
+
+def _environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+
+
+def _watch(folder: Path, *command: str, words: tuple[str, ...] = ()) -> tuple[subprocess.CompletedProcess[str], Path]:
+    options = ("--name", "job", "--runs", str(folder / "runs"), "--store", f"sqlite:///{folder}/h.sqlite", *words)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "watch", *options, "--", *command],
+        cwd=ROOT,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (run,) = (folder / "runs").iterdir()
+    return done, run
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, TracedWindow, Path]]:
+    def alone(case: str) -> tuple[str, TracedWindow, Path]:
+        done, run = _watch(tmp_path_factory.mktemp(case), sys.executable, str(PROGRAMS / "alone.py"), case)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        assert case != "whole" or "USDT:" not in done.stderr  # What kineto prints of the script's own profiler stays.
+        (window,) = traced_windows(run)
+        return done.stdout, window, run
+
+    return alone
+
+
+@pytest.mark.slow
+def test_a_window_changes_no_loss_and_leaves_nothing_in_the_process(
+    alone: Callable[[str], tuple[str, TracedWindow, Path]],
+) -> None:
+    said, window, run = alone("whole")
+    words = [sys.executable, str(PROGRAMS / "alone.py"), "whole"]
+    environment = _environment(PYTHONPATH="/nowhere")
+    unwatched = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert said.splitlines()[:-1] == unwatched.stdout.splitlines()[:-1]
+    assert said.splitlines()[-1] == "left:"
+    assert window.dropped is None
+    assert window.first is not None
+    assert window.last == window.first + 3
+    assert window.step_s is not None
+    assert window.late is not None
+    assert window.late.rank is None
+    assert sorted(path.name for path in (run / "windows" / "1").iterdir()) == ["result.json", "window.json"]
+    assert (run / "trial1" / "rank0.timeline.npz").exists()
+    figures = read_run(run)
+    # A window's steps, the one before and the one after are in no figure; nor is the warm-up.
+    assert figures.case.steps == 90 - 9 - 6
+    assert figures.details.windows == (window,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["theirs_first", "theirs_scheduled", "theirs_later"])
+def test_the_script_s_own_profiler_keeps_its_trace_and_the_window_is_dropped(
+    case: str, alone: Callable[[str], tuple[str, TracedWindow, Path]]
+) -> None:
+    said, window, _ = alone(case)
+    assert said.splitlines()[-1] == "own events: True"
+    assert window.dropped is not None
+    assert "the script's own profiler" in window.dropped
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+PHASES = ("none", "data", "forward", "backward", "optimizer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_window_names_the_late_rank_and_its_phase_or_says_unsure(strategy: str, tmp_path: Path) -> None:
+    done, run = _watch(tmp_path, *TORCHRUN, str(PROGRAMS / "windows.py"), strategy, *PHASES)
+    assert done.returncode == 0, done.stderr
+    windows = traced_windows(run)
+    assert [window.why for window in windows] == list(PHASES)
+    named = []
+    for window in windows:
+        assert window.dropped is None, window
+        assert window.late is not None
+        assert window.late.rank in ((None,) if window.why == "none" else (None, 1)), window
+        assert window.late.phase in (None, window.why), window
+        assert window.waiting_ratio is not None
+        assert window.exposed_ratio is not None
+        named += [window.why] if window.late.rank == 1 else []
+    assert named, windows
+    assert {rank.windows for rank in read_run(run).details.ranks} == {
+        tuple((window.first, window.last) for window in windows)
+    }
+
+
+@pytest.mark.slow
+def test_ranks_of_different_pace_trace_the_same_steps(tmp_path: Path) -> None:
+    done, run = _watch(tmp_path, *TORCHRUN, str(PROGRAMS / "windows.py"), "apart", "none")
+    assert done.returncode == 0, done.stderr
+    (window,) = traced_windows(run)
+    assert window.dropped is None
+    assert {rank.windows for rank in read_run(run).details.ranks} == {((window.first, window.last),)}
