@@ -51,6 +51,14 @@ def device(cuda: Any) -> dict[str, Any]:
     }
 
 
+def script(main: Any, *, is_redacted: bool) -> str | None:
+    """The path of the script that runs; its file's name alone where folders are not kept. main: the module."""
+    path: str | None = getattr(main, "__file__", None)
+    if path is None:
+        return None
+    return os.path.basename(path) if is_redacted else os.path.abspath(path)
+
+
 def is_only_writer(fd: int) -> bool:
     """Lock the file for this process; a child that is forked does not hold the lock."""
     import errno

@@ -12,6 +12,7 @@ from bench.report.format import figure
 from bench.report.table import Block, Table, whole, write
 from bench.results.estimate import Estimate, of_metric
 from bench.results.watched.details import Late, WatchedDetails, WatchedRank
+from bench.results.watched.still import duration_words, still_words
 from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
@@ -83,6 +84,20 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
             yield f"{plural(len(ranks) - len(shown), 'more rank')}: `observatory show {summary.run} --details`"
     yield ""
     yield from late_lines(watched.late)
+    yield from still_lines(summary.run, watched)
+
+
+def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
+    """Yield where the ranks stood when no step came any more; nothing of a run in which steps always came."""
+    ranks = {rank.rank: rank.still for rank in watched.ranks if rank.still is not None}
+    if not ranks:
+        return
+    longest = max(ranks.values(), key=lambda rank: rank.still_s)
+    world_size = len(watched.ranks) + watched.missing
+    end = "then steps came again" if longest.has_gone_on else "and none came after it"
+    yield f"no step for {duration_words(longest.still_s)} after step {longest.steps:,}, {end}"
+    yield f"  {still_words(ranks, world_size=world_size)}"
+    yield f"  stacks: watch_rank*.stacks.txt in the run's folder; records: `observatory analyse flight-recorder {run}`"
 
 
 def late_lines(late: Late) -> Iterator[str]:
@@ -138,6 +153,7 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
     if summary.cause is not None:
         yield f"failed: {summary.cause.text}"
     yield from late_lines(watched.late)
+    yield from still_lines(summary.run, watched)
     for rank in watched.ranks:
         if rank.rank == watched.late.rank:
             yield f"rank {rank.rank} runs on {rank.host or 'a host without a name'}, device {rank.device}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bench.results.watched.still import StillRank
+
 Work = Literal["even", "by tokens", "uneven", "unknown"]
 """Whether steps do equal work. by tokens: the program declares tokens, and they differ, so figures are taken per token.
 uneven: steps differ by more than `bench.results.watched.job.UNEVEN_RATIO`, and no tokens are declared. unknown: too few
@@ -41,6 +43,7 @@ class WatchedRank:
     own_ratio: time of the watching code within the steps, divided by the steps' time.
     peak_bytes: of the allocator. rss_bytes: of the process, at the most.
     has_ended: whether its process said that it ended. windows: first and last number of traced steps.
+    still: where it stood when no step came any more, the last time that this was so.
     """
 
     rank: int
@@ -57,6 +60,7 @@ class WatchedRank:
     rss_bytes: int | None = None
     has_ended: bool = False
     windows: tuple[tuple[int, int], ...] = ()
+    still: StillRank | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

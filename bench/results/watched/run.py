@@ -22,7 +22,8 @@ from bench.results.watched.details import WatchedDetails, WatchedRank
 from bench.results.watched.figures import estimates_of, rank_estimates
 from bench.results.watched.job import Job, middle, phase_means, read_job, work_of
 from bench.results.watched.late import find_late
-from bench.results.watched.rank_files import Begin, device_words, hosts_of, rank_paths, scan
+from bench.results.watched.rank_files import Attempt, Begin, device_words, hosts_of, rank_paths, scan
+from bench.results.watched.still import StillRank
 from collectors.files import open_to_read
 from collectors.metrics.results import RUN_LATE_RATIO
 from collectors.watch.observatory_watch import RUN
@@ -196,7 +197,16 @@ def _rank(job: Job, place: int, means: dict[str, float | None]) -> WatchedRank:
         rss_bytes=attempt.rss_bytes,
         has_ended=attempt.has_ended,
         windows=tuple(attempt.windows),
+        still=_still(job.ranks[place], attempt),
     )
+
+
+def _still(rank: int, attempt: Attempt) -> StillRank | None:
+    """Return where a rank stood the last time that no step came; None where steps came again before its limit."""
+    if attempt.still is None:
+        return None
+    still = StillRank.of(rank, attempt.still, has_gone_on=attempt.has_gone_on)
+    return still if still.is_stalled or not still.has_gone_on else None
 
 
 def _case(file: WatchFile, begins: Sequence[Begin], *, steps: int, warm_up: int) -> Case:

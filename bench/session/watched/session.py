@@ -26,7 +26,10 @@ from bench.store.files import read_small
 from collectors.files import locked, make_folder, replace_file
 
 VERSION = 1
-HOOK_FILES = ("observatory_watch.py", "observatory_watch_process.py", "observatory_watch_hooks.py", "sitecustomize.py")
+HOOK_FILES = (
+    *("observatory_watch.py", "observatory_watch_process.py", "observatory_watch_still.py"),
+    *("observatory_watch_hooks.py", "sitecustomize.py"),
+)
 """Files of `collectors/watch` that the command's interpreters load; the last is what Python starts by itself."""
 HOOK_FOLDER = "hook"
 SETTINGS = "settings.json"
@@ -41,6 +44,8 @@ class WatchRequest:
     """A command to watch. name: of the series that the run belongs to. umask: of the command, None: as ours.
 
     tags: declared by a person; runs with other tags are another series. is_quiet: print no progress.
+    is_drawn: draw the progress over one line of a terminal. is_redacted: keep no folders of files, in stacks and of
+    the script.
     """
 
     command: Sequence[str]
@@ -49,6 +54,8 @@ class WatchRequest:
     store_url: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     is_quiet: bool = False
+    is_drawn: bool = False
+    is_redacted: bool = False
     umask: int | None = None
 
 
@@ -68,7 +75,7 @@ def watch(request: WatchRequest) -> int:
         folder = _make_folder(request, stack)
         document = _describe(request, folder)
         _write_document(folder, document)
-        live, progress = LiveLine(), JobProgress(folder)
+        live, progress = LiveLine(is_drawn=request.is_drawn), JobProgress(folder)
 
         def beat() -> None:
             progress.read()
@@ -114,8 +121,8 @@ def environment(variables: Mapping[str, str], hook: Path) -> dict[str, str]:
     return {**variables, "PYTHONPATH": os.pathsep.join([str(hook), *([former] if former else [])])}
 
 
-def write_hook(folder: Path) -> Path:
-    """Make the hook's folder in a run's folder, for this user alone; return it.
+def write_hook(folder: Path, **settings: object) -> Path:
+    """Make the hook's folder in a run's folder, for this user alone; return it. settings: more of the hook's.
 
     Raises:
         OSError: it cannot be written.
@@ -124,7 +131,7 @@ def write_hook(folder: Path) -> Path:
     hook.mkdir(0o700)
     for name in HOOK_FILES:
         replace_file(hook / name, read_small(_HOOK / name))
-    run_dir.write_json(hook / SETTINGS, {"version": VERSION, "folder": str(folder)})
+    run_dir.write_json(hook / SETTINGS, {"version": VERSION, "folder": str(folder)} | settings)
     return hook
 
 
@@ -139,7 +146,7 @@ def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
         lock = lock_folder(folder)
         assert lock is not None, "nobody else knows the folder yet"
         stack.callback(os.close, lock)
-        write_hook(folder)
+        write_hook(folder, redact=request.is_redacted)
         run_dir.write_json(folder / "machine.json", read_machine())
     except OSError as error:
         raise InfrastructureFailed(
@@ -158,7 +165,7 @@ def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
         "name": request.name,
         "run_id": folder.name,
         "command": known_words(request.command),
-        "script": None if script is None else str(script.path),
+        "script": None if script is None else script.path.name if request.is_redacted else str(script.path),
         "script_sha256": None if script is None else script.sha256,
         "git_commit": None if script is None else script.commit,
         "tags": dict(request.tags),

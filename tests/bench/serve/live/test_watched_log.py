@@ -19,6 +19,7 @@ from collectors.metrics import agent
 from collectors.metrics.rank import PHASE_SECONDS, RESIDENT_BYTES, STEP_SECONDS, TOKENS_PER_SECOND
 from collectors.metrics.run_counts import STEPS
 from collectors.prometheus.exposition import Owned
+from collectors.watch.observatory_watch_still import STALL_S
 from tests.bench.made.examples import make_machine
 from tests.bench.results.watched.made_ranks import begin_line, made_steps, steps_line, write_lines, write_run
 
@@ -68,6 +69,34 @@ def test_a_run_in_progress_has_its_name_and_its_newest_steps(running: Path) -> N
     rate = _values(samples, TOKENS_PER_SECOND.name)["1", "0"]
     assert rate == pytest.approx(64 / (MADE.step[1, 8] / 1e3), rel=1e-6)
     assert notices == []
+
+
+def test_a_run_has_a_limit_of_its_own_and_an_evaluation_is_progress(running: Path) -> None:
+    logs = RunLogs(running.parent, on_notice=pytest.fail, shown=Shown())
+    path = running / "watch_rank0.jsonl"
+    _append(path, begin_line(0), steps_line(MADE, 0, 0, 40))
+    samples = logs.read()
+    (limit,) = _values(samples, agent.RUN_STALL_LIMIT.name).values()
+    (moved,) = _values(samples, agent.RUN_LAST_PROGRESS.name).values()
+    assert limit == STALL_S
+    begin = begin_line(0)
+    _append(path, {"kind": "active", "monotonic_ns": begin["monotonic_ns"] + 900 * 10**9})
+    (later,) = _values(logs.read(), agent.RUN_LAST_PROGRESS.name).values()
+    assert later - moved > 800
+    assert later == pytest.approx(begin["unix_s"] + 900, rel=0, abs=0.01)
+    _append(path, steps_line(MADE, 0, 40, 40) | {"first": 40, "end_ns": [1], "step_ns": [400 * 10**9]} | _NO_PHASES)
+    (limit,) = _values(logs.read(), agent.RUN_STALL_LIMIT.name).values()
+    assert limit == pytest.approx(800)
+
+
+_NO_PHASES = {f"{name}_ns": None for name in ("data", "forward", "backward", "optimizer", "own")}
+
+
+def test_a_job_that_hangs_before_its_first_line_of_steps_has_made_progress(running: Path) -> None:
+    still = {"kind": "still", "unix_s": 5000.0, "still_ns": 60 * 10**9, "limit_ns": 300 * 10**9, "steps": 3}
+    _append(running / "watch_rank0.jsonl", begin_line(0), still)
+    samples = RunLogs(running.parent, on_notice=pytest.fail, shown=Shown()).read()
+    assert list(_values(samples, agent.RUN_LAST_PROGRESS.name).values()) == [4940]
 
 
 def test_the_series_in_progress_is_that_of_the_result(running: Path) -> None:
