@@ -17,6 +17,8 @@ REASONS = {
     ("bench/store/database.py", "open"): "opened and closed: whether a store may be written, for a dry run",
     ("workloads/core/checkpointing.py", "write_text"): "in a checkpoint's new folder, inside the run's own",
     ("collectors/watch/observatory_watch_process.py", "fcntl.lockf"): "in an interpreter without our packages",
+    ("collectors/watch/observatory_watch_still.py", "open"): "in an interpreter without our packages: the run's folder",
+    ("collectors/watch/observatory_watch_still.py", "os.replace"): "in an interpreter without our packages",
     ("bench/store/prune.py", "rename"): "what was renamed is compared with the folder that was opened",
 }
 METHODS = {"write_bytes", "write_text", "touch", "rename", "hardlink_to", "symlink_to"}

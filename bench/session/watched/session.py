@@ -32,6 +32,8 @@ HOOK_FILES = (
 )
 """Files of `collectors/watch` that the command's interpreters load; the last is what Python starts by itself."""
 HOOK_FOLDER = "hook"
+OWN = frozenset({HOOK_FOLDER, "watch.json", "machine.json"})
+"""What is in a run's folder before the command begins."""
 SETTINGS = "settings.json"
 FAILURES, MOST_FAILURES = "watch_failures.txt", 3
 SWITCH = "OBSERVATORY_WATCH"
@@ -207,7 +209,21 @@ def _keep(request: WatchRequest, folder: Path, document: dict[str, object], prog
         say(str(error))
     except KeyboardInterrupt:
         say("interrupted while the run was stored")
-    say(f"run {folder.name}: {folder}")
+    if _remove_empty(folder):
+        say("nothing was reported, so no run is kept")
+    else:
+        say(f"run {folder.name}: {folder}")
+
+
+def _remove_empty(folder: Path) -> bool:
+    """Remove a run's folder that has only what we wrote before the command began; return whether it had no more."""
+    try:
+        if {path.name for path in folder.iterdir()} - OWN:
+            return False
+        shutil.rmtree(folder)
+    except OSError:  # `observatory prune` sees what is left.
+        return False
+    return True
 
 
 def _store(folder: Path, store_url: str | None) -> None:
