@@ -96,6 +96,7 @@ class Watch:
         self.has_phases = True
         self._fd = -1
         self._witness: Any = None
+        self._memory: Callable[[Any], dict[str, int | None]] = lambda cuda: {}
         self._rule: str | None = None
         self._steps = self._unwritten = 0
         # The clock of the current step. _free_ns: since when the host is in no known phase.
@@ -297,7 +298,7 @@ class Watch:
         from importlib import import_module
 
         process, still = (import_module(f"{__package__}.{name}" if __package__ else name) for name in (PROCESS, STILL))
-        place = process.place(self.module_of)
+        place, self._memory = process.place(self.module_of), process.memory
         path = os.path.join(self.settings["folder"], f"watch_rank{place['rank']}.jsonl")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
@@ -416,9 +417,7 @@ class Watch:
             del line["skipped"]
         if self._unwritten:
             line["left_out"] = self._unwritten
-        cuda = self._cuda()
-        line["peak_bytes"] = None if cuda is None else cuda.max_memory_allocated()
-        line["rss_bytes"] = _rss_bytes()
+        line.update(self._memory(self._cuda()))
         return _encoded(line)
 
     def _thin_out(self, rows: list[tuple[Any, ...]]) -> None:
@@ -487,12 +486,4 @@ def _between(first: Any, last: Any) -> int | None:
     try:
         return int(first.elapsed_time(last) * 1e6) if first is not None and last is not None else None
     except RuntimeError:
-        return None
-
-
-def _rss_bytes() -> int | None:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # No Linux.
         return None

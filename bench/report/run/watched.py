@@ -73,11 +73,12 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
     yield Table(("", watched.name), rows, unbroken=(0,))
     ranks = sorted(watched.ranks, key=lambda rank: -(rank.step_s or 0.0))
     shown = sorted(ranks if has_details else ranks[:MOST_RANKS], key=lambda rank: rank.rank)
+    reserved = ("reserved",) if any(rank.peak_reserved_bytes is not None for rank in shown) else ()
     if shown:
         yield ""
         yield Table(
-            ("rank", "host", "step", *("data", "forward", "backward", "optimizer"), "memory"),
-            [_rank_cells(rank) for rank in shown],
+            ("rank", "host", "step", *("data", "forward", "backward", "optimizer"), "memory", *reserved),
+            [_rank_cells(rank)[: 8 + len(reserved)] for rank in shown],
             keys=2,
         )
         if len(shown) < len(ranks):
@@ -120,7 +121,7 @@ def _rank_cells(rank: WatchedRank) -> tuple[str, ...]:
         str(rank.rank),
         rank.host or "-",
         *("-" if time_s is None else f"{1e3 * time_s:.4g} ms" for time_s in times),
-        "-" if size is None else f"{size / 2**20:.4g} MiB",
+        *("-" if each is None else f"{each / 2**20:.4g} MiB" for each in (size, rank.peak_reserved_bytes)),
     )
 
 

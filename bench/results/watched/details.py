@@ -41,7 +41,8 @@ class WatchedRank:
 
     steps: how many it reported. step_s: its median step. data_s to optimizer_s: mean time of a phase in a step.
     own_ratio: time of the watching code within the steps, divided by the steps' time.
-    peak_bytes: of the allocator. rss_bytes: of the process, at the most.
+    peak_bytes: of tensors, by the allocator. peak_reserved_bytes: that the allocator held, used or not.
+    rss_bytes: of the process, at the most.
     has_ended: whether its process said that it ended. windows: first and last number of traced steps.
     still: where it stood when no step came any more, the last time that this was so.
     """
@@ -57,6 +58,7 @@ class WatchedRank:
     optimizer_s: float | None = None
     own_ratio: float | None = None
     peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     rss_bytes: int | None = None
     has_ended: bool = False
     windows: tuple[tuple[int, int], ...] = ()

@@ -63,6 +63,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="st
     """A batch of steps that followed each other; every list has an entry for each, or is null.
 
     backward_calls: calls of `torch.autograd.backward` in the step; more than one is an accumulated gradient.
+    peak_bytes, reserved_bytes, peak_reserved_bytes: of torch's caching allocator. rss_bytes: of the process.
     """
 
     rule: str
@@ -78,6 +79,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="st
     tokens: list[float | None] | None = None
     own_ns: Numbers = None
     peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     rss_bytes: int | None = None
 
 
@@ -125,6 +128,7 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     quantiles: tuple[float, ...]
     figures: dict[str, Any]
     peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     rss_bytes: int | None = None
 
 
@@ -144,7 +148,8 @@ class Attempt:
     """What one process of a rank reported, without its steps.
 
     steps: how many usable ones. first, last: the numbers of the first and last. rules: what found its steps.
-    peak_bytes, rss_bytes: the most of any batch. notes: the hook's. windows: numbers of traced steps, first and last.
+    peak_bytes, peak_reserved_bytes, rss_bytes: the most of any batch. notes: the hook's.
+    windows: numbers of traced steps, first and last.
     still: the last time that it stood still. has_gone_on: whether a step came after that, or the process ended.
     has_ended: whether it said so; else its process died, or still runs.
     """
@@ -155,6 +160,7 @@ class Attempt:
     last: int | None = None
     rules: list[str] = field(default_factory=list)
     peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     rss_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
     windows: list[tuple[int, int]] = field(default_factory=list)
@@ -230,6 +236,7 @@ def _take(
         if line.rule not in attempt.rules:
             attempt.rules.append(line.rule)
         attempt.peak_bytes = _most(attempt.peak_bytes, line.peak_bytes)
+        attempt.peak_reserved_bytes = _most(attempt.peak_reserved_bytes, line.peak_reserved_bytes)
         attempt.rss_bytes = _most(attempt.rss_bytes, line.rss_bytes)
     elif isinstance(line, Quantiles):
         problems.add("its steps are kept as quantiles only, and the run's own summary.json has its figures")

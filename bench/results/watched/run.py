@@ -194,6 +194,7 @@ def _rank(job: Job, place: int, means: dict[str, float | None]) -> WatchedRank:
         optimizer_s=means["optimizer"],
         own_ratio=float(own.sum() / step.sum()) if has_own else None,
         peak_bytes=attempt.peak_bytes,
+        peak_reserved_bytes=attempt.peak_reserved_bytes,
         rss_bytes=attempt.rss_bytes,
         has_ended=attempt.has_ended,
         windows=tuple(attempt.windows),

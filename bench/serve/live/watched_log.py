@@ -128,6 +128,8 @@ class WatchedLog:
             samples.append(rank_metrics.RESIDENT_BYTES.at(line.rss_bytes))
         if line.peak_bytes is not None:
             samples.append(rank_metrics.PEAK_BYTES.at(line.peak_bytes))
+        if line.reserved_bytes is not None:
+            samples.append(rank_metrics.RESERVED_BYTES.at(line.reserved_bytes))
         return Reading(
             trial=self._attempt - 1,
             time_ns=_unix_ns(line.end_ns[last], begin),
