@@ -90,11 +90,11 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
 
 def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
     """Yield where the ranks stood when no step came any more; nothing of a run in which steps always came."""
-    ranks = {rank.rank: rank.still for rank in watched.ranks if rank.still is not None}
+    ranks = {rank.rank: rank for rank in watched.still}
     if not ranks:
         return
     longest = max(ranks.values(), key=lambda rank: rank.still_s)
-    world_size = len(watched.ranks) + watched.missing
+    world_size = max(len(ranks), len(watched.ranks) + watched.missing)
     end = "then steps came again" if longest.has_gone_on else "and none came after it"
     yield f"no step for {duration_words(longest.still_s)} after step {longest.steps:,}, {end}"
     yield f"  {still_words(ranks, world_size=world_size)}"

@@ -44,7 +44,6 @@ class WatchedRank:
     peak_bytes: of tensors, by the allocator. peak_reserved_bytes: that the allocator held, used or not.
     rss_bytes: of the process, at the most.
     has_ended: whether its process said that it ended. windows: first and last number of traced steps.
-    still: where it stood when no step came any more, the last time that this was so.
     """
 
     rank: int
@@ -62,7 +61,6 @@ class WatchedRank:
     rss_bytes: int | None = None
     has_ended: bool = False
     windows: tuple[tuple[int, int], ...] = ()
-    still: StillRank | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +75,7 @@ class WatchedDetails:
     steps: that all ranks reported. warm_up: the first of these, which are in no figure. each: figures are of one
     run of eight steps in so many, where there are more. device_clock: whether steps are timed by the devices.
     work_reason: why `work` is what it is.
+    still: where ranks stood when no step came any more, the last time that this was so.
     """
 
     name: str
@@ -100,3 +99,4 @@ class WatchedDetails:
     device_clock: bool = False
     work: Work = "unknown"
     work_reason: str = "no step was reported"
+    still: tuple[StillRank, ...] = ()

@@ -47,7 +47,7 @@ def _value(column: Sequence[float | None] | None, place: int) -> float:
 def newest_job(ranks: Sequence[NewestSteps]) -> Job:
     """Return the newest steps that all ranks have, as a job; without any where a rank has not begun."""
     known = [(rank, rank.begin) for rank in ranks if rank.begin is not None]
-    by_number = [{number: rest for number, *rest in rank.of_number} for rank, _ in known]
+    by_number = [{step[0]: step[1:] for step in rank.of_number} for rank, _ in known]
     common = sorted(set.intersection(*map(set, by_number))) if by_number else []
     cells = [[steps[number] for number in common] for steps in by_number]
     shape = (len(known), len(common))

@@ -161,6 +161,7 @@ def read_run(folder: Path) -> WatchedRun:
         device_clock=job.is_device_clock,
         work=work,
         work_reason=why,
+        still=tuple(_stills(job)),
     )
     return WatchedRun(
         file=file,
@@ -198,8 +199,14 @@ def _rank(job: Job, place: int, means: dict[str, float | None]) -> WatchedRank:
         rss_bytes=attempt.rss_bytes,
         has_ended=attempt.has_ended,
         windows=tuple(attempt.windows),
-        still=_still(job.ranks[place], attempt),
     )
+
+
+def _stills(job: Job) -> Iterator[StillRank]:
+    """Yield where each rank stood, also of those that wrote no step before."""
+    for file in job.files:
+        if file.attempts and (still := _still(file.rank, file.attempts[-1])) is not None:
+            yield still
 
 
 def _still(rank: int, attempt: Attempt) -> StillRank | None:

@@ -158,10 +158,10 @@ class JobProgress:
         if still := {rank.rank: rank.still for rank in self.ranks.values() if rank.still is not None}:
             begins = [rank.newest.begin for rank in self.ranks.values() if rank.newest.begin is not None]
             world_size = max((begin.world_size for begin in begins), default=len(self.ranks))
-            words = still_words(still, world_size=world_size)
+            places = still_words(still, world_size=world_size)
             quiet = duration_words(self._clock_s() - self._stepped_s)
-            steps = max(each.steps for each in (*still.values(), *self.ranks.values()))
-            return f"step {steps:,}   no step for {quiet}: {words}"
+            counts = [each.steps for each in still.values()] + [rank.steps for rank in self.ranks.values()]
+            return f"step {max(counts):,}   no step for {quiet}: {places}"
         if not ranks:
             return None
         times_ns = [step_ns for rank in ranks for step_ns, _, _ in rank.recent]
@@ -197,6 +197,8 @@ class JobProgress:
             yield NO_PROCESS
         elif (steps := max(rank.steps for rank in ranks)) or not any(rank.notes for rank in ranks):
             yield f"{plural(steps, 'step')} reported; a step time needs two"
+        if any(rank.still is not None for rank in ranks) and (line := self.line()) is not None:
+            yield line
         yield from dict.fromkeys(f"rank {rank.rank}: {note}" for rank in ranks[:MOST_RANKS] for note in rank.notes)
 
 

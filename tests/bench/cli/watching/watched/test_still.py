@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.analysis.flight_records.report import verdict
+from bench.report.run.watched import still_lines
 from bench.results.watched.run import read_run
 from bench.results.watched.still import StillRank, behind, still_words
 from bench.session.watched.progress import JobProgress
@@ -73,7 +74,9 @@ def _hang(phase: str, folder: Path, *, is_redacted: bool = False) -> dict[str, A
     }
 
 
-@pytest.mark.parametrize(("phase", "words"), [("data", "in data"), ("forward", "before backward")])
+@pytest.mark.parametrize(
+    ("phase", "words"), [("data", "in data"), pytest.param("forward", "before backward", marks=pytest.mark.slow)]
+)
 def test_a_rank_that_hangs_is_named_with_its_line_and_the_job_goes_on(phase: str, words: str, tmp_path: Path) -> None:
     hung = _hang(phase, tmp_path)
     assert [out.startswith(b"loss ") for out in hung["out"]] == [True, False]
@@ -84,13 +87,17 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_job_goes_on(phase: str
     assert f'File "{HANG}", line' in text
     assert "(trains), most recent call first:" in text
     records = [read_dump((tmp_path / f"watch_rank{rank}.flight.pickle").read_bytes(), rank) for rank in range(RANKS)]
-    assert verdict(blame(compare(records), records)).startswith("rank 1 has not entered call ")
+    blamed = blame(compare(records), records)
+    assert verdict(blamed).startswith("rank 1 has not entered call ")
+    assert blamed.first is not None
+    assert str(blamed.first.entered[0].where).startswith(f"{HANG}:")  # Not a wrapper of ours.
     for lines in hung["lines"]:
         still = [line for line in lines if line["kind"] == "still"]
         assert {line["steps"] for line in still} == {STEP}
         assert lines[-1] == {"kind": "end", "unix_s": lines[-1]["unix_s"], "steps": 30}
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_inside_backward_looks_as_those_that_wait_but_its_line_and_its_record_do_not(
     tmp_path: Path,
 ) -> None:
@@ -102,6 +109,7 @@ def test_a_rank_that_hangs_inside_backward_looks_as_those_that_wait_but_its_line
     assert blame(compare(records), records).ranks == (1,)
 
 
+@pytest.mark.slow
 def test_redacted_stacks_and_records_have_no_folders(tmp_path: Path) -> None:
     hung = _hang("data", tmp_path, is_redacted=True)
     assert hung["lines"][1][0]["script"] == "hang.py"
@@ -262,13 +270,21 @@ def test_a_run_that_was_ended_while_it_stood_still_says_where(tmp_path: Path) ->
             [begin_line(rank), _steps(0), still | {"phase": phase, "backward_calls": int(phase == "backward")}],
         )
     run_dir.write_json(tmp_path / "watch.json", {"version": 1, "name": "job", "run_id": "r", "start_unix_s": 1.0})
-    ranks = read_run(tmp_path).details.ranks
-    assert [rank.still is not None and not rank.still.has_gone_on for rank in ranks] == [True, True]
+    assert [rank.has_gone_on for rank in read_run(tmp_path).details.still] == [False, False]
+    said = list(still_lines("r", read_run(tmp_path).details))
+    assert said[:2] == [
+        "no step for 90 s after step 0, and none came after it",
+        "  rank 1 in data at a.py:3 in f; 1 other rank further on",
+    ]
     write_lines(
         tmp_path / "watch_rank0.jsonl",
         [begin_line(0), _steps(0), still, {"kind": "active", "monotonic_ns": 1}, _steps(1)],
     )
-    assert read_run(tmp_path).details.ranks[0].still is None  # A pause below the limit, after which steps came.
+    write_lines(tmp_path / "watch_rank1.jsonl", [begin_line(1), still])  # It hung before it had written a step.
+    # Rank 0 paused for less than its limit, and steps came.
+    assert [rank.rank for rank in read_run(tmp_path).details.still] == [1]
+    write_lines(tmp_path / "watch_rank1.jsonl", [begin_line(1), still | {"still_ns": 301 * S}, _steps(0)])
+    assert [(rank.rank, rank.has_gone_on) for rank in read_run(tmp_path).details.still] == [(1, True)]
 
 
 def _steps(first: int) -> dict[str, Any]:
