@@ -171,6 +171,16 @@ def run_folders(runs: Path, *, of_all_users: bool = False) -> Iterator[Path]:
                 yield folder
 
 
+def unreported_folders(runs: Path) -> Iterator[Path]:
+    """Return the folders of this user's watched commands of which no process has reported; a link is none."""
+    if not runs.is_dir():
+        return
+    for folder in sorted(runs.iterdir()):
+        is_one = not folder.is_symlink() and not folder.name.startswith(PRUNED) and is_ours(folder)
+        if is_one and (folder / "watch.json").is_file() and not has_case(folder):
+            yield folder
+
+
 def has_case(folder: Path) -> bool:
     """Whether the folder holds a run: its case, or of a watched one, whose ranks make the case, a rank's report."""
     if (folder / "case.json").is_file():

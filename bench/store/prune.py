@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.errors import InfrastructureFailed, Misuse
-from bench.store.active_runs import PRUNED, is_running, lock_folder, run_folders
+from bench.store.active_runs import PRUNED, is_running, lock_folder, run_folders, unreported_folders
 from bench.store.hardware_baselines import reference_runs
 from bench.store.history import History
 from bench.store.run_dir import case_file
@@ -178,6 +178,7 @@ def plan(runs: Path, history: History | None, limits: Limits, *, now_ns: int) ->
     unfinished = _unfinished(records)
     try:
         candidates = {path.name: _run(path, by_run) for path in run_folders(runs)}
+        candidates |= {path.name: _unreported(path) for path in unreported_folders(runs)}
         suites = {
             path.name: _suite(path, unfinished, {record.id: record for record in records}) for path in _suite_runs(runs)
         }
@@ -248,6 +249,16 @@ def _run(path: Path, summaries: Mapping[str, Summary]) -> Folder:
         candidate.stays = "its results are not in this history; `observatory show --rebuild` adds them"
     else:
         candidate.ended_ns = summaries[path.name].ended_ns
+    return candidate
+
+
+def _unreported(path: Path) -> Folder:
+    """Return the folder of a watched command of which no process reported: no history has it, and nobody needs it."""
+    candidate = Folder(kind="run", path=path, size_bytes=_size(path))
+    if is_running(path):
+        candidate.stays = "it is active"
+    else:
+        candidate.ended_ns = path.stat().st_mtime_ns
     return candidate
 
 

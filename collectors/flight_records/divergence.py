@@ -250,7 +250,12 @@ def _elements(entry: Entry) -> tuple[object, ...]:
     return given, filled, *sorted(set(entry.input_dtypes))
 
 
+def _is_passed_over(file: PurePath) -> bool:
+    """Whether a file is torch's, or the watch's own, which wraps some of torch's functions."""
+    return "torch" in file.parts or file.name == "observatory_watch_hooks.py"
+
+
 def _where(entry: Entry) -> str | None:
     frames = entry.frames if isinstance(entry, CalledEntry) else ()
-    own = next((frame for frame in frames if "torch" not in PurePath(frame.filename).parts), None)
+    own = next((frame for frame in frames if not _is_passed_over(PurePath(frame.filename))), None)
     return None if own is None else f"{own.filename}:{own.line} in {own.name}"

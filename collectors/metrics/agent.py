@@ -72,6 +72,11 @@ RUN_LAST_PROGRESS = NODE.gauge(
     "Unix time at which a rank of an active run last ended a step of any kind, or began a later trial; absent"
     " before the first step, and for runs without steps.",
 )
+RUN_STALL_LIMIT = NODE.gauge(
+    "observatory_run_stall_limit_seconds{run, slot}",
+    "Time without a step and without a batch after which an active watched run counts as stalled, learned from its"
+    " steps so far; absent for other runs.",
+)
 RANK_INFO = RANK.info(
     "observatory_rank_info{run, host}",
     "A rank of an active run: its run, and where it runs; the value is always 1.",

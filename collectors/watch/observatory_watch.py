@@ -35,8 +35,8 @@ FREE_BYTES, BYTES_PER_S = 1_900_000, 1
 """Size that a rank's file may have at once, and by which it may grow afterwards: 2 MB in the first day."""
 FAILURES, MOST_FAILURE_BYTES = "watch_failures.txt", 64_000
 """Log in the run's folder of what failed before a process had a rank's file, and its size."""
-PROCESS = "observatory_watch_process"
-"""The module next to this one that says who a process is."""
+PROCESS, STILL = "observatory_watch_process", "observatory_watch_still"
+"""The modules next to this one: who a process is, and whether its steps have stopped."""
 MOST_TOKENS = 1e15
 """More, or a NaN, is no count."""
 LONGEST_BATCH = 4096
@@ -96,6 +96,8 @@ class Watch:
         self.has_trained = self.is_begun = self.is_over = self.has_ended = False
         self.has_phases = True
         self._fd = -1
+        self._witness: Any = None
+        self._memory: Callable[[Any], dict[str, int | None]] = lambda cuda: {}
         self._rule: str | None = None
         self._steps = self._unwritten = 0
         # The clock of the current step. _free_ns: since when the host is in no known phase.
@@ -298,8 +300,8 @@ class Watch:
         import socket
         from importlib import import_module
 
-        process = import_module(f"{__package__}.{PROCESS}" if __package__ else PROCESS)
-        place = process.place(self.module_of)
+        process, still = (import_module(f"{__package__}.{name}" if __package__ else name) for name in (PROCESS, STILL))
+        place, self._memory = process.place(self.module_of), process.memory
         path = os.path.join(self.settings["folder"], f"watch_rank{place['rank']}.jsonl")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
@@ -312,7 +314,6 @@ class Watch:
         self._written = os.fstat(self._fd).st_size
         self.is_begun = True
         torch = self.module_of("torch")
-        main = getattr(self.module_of("__main__"), "__file__", None)
         self._write(
             {
                 "kind": "begin",
@@ -325,12 +326,13 @@ class Watch:
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
                 **process.device(self._cuda()),
-                "script": None if main is None else os.path.abspath(main),
+                "script": process.script(self.module_of("__main__"), is_redacted=self.settings.get("redact", False)),
             }
         )
         self._call_end()
         self._flushed_ns = self._begun_ns = self.clock_ns()
         self.thread = get_ident()
+        self._witness = still.start(self, place["rank"], path)
         if self.too_old is not None:
             self.is_over = True
             self.note(self.too_old)
@@ -392,6 +394,8 @@ class Watch:
             ready -= 1
         first = self._steps - len(self._rows)
         rows, self._rows = self._rows[:ready], self._rows[ready:]
+        if self._witness is not None:
+            self._witness.take(rows)
         allowed = FREE_BYTES + BYTES_PER_S * (self._flushed_ns - self._begun_ns) // 1_000_000_000
         at = 0
         while at < len(rows):
@@ -417,9 +421,7 @@ class Watch:
             del line["skipped"]
         if self._unwritten:
             line["left_out"] = self._unwritten
-        cuda = self._cuda()
-        line["peak_bytes"] = None if cuda is None else cuda.max_memory_allocated()
-        line["rss_bytes"] = _rss_bytes()
+        line.update(self._memory(self._cuda()))
         return _encoded(line)
 
     def _thin_out(self, rows: list[tuple[Any, ...]]) -> None:
@@ -491,12 +493,4 @@ def _between(first: Any, last: Any) -> int | None:
     try:
         return int(first.elapsed_time(last) * 1e6) if first is not None and last is not None else None
     except RuntimeError:
-        return None
-
-
-def _rss_bytes() -> int | None:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # No Linux.
         return None

@@ -51,6 +51,36 @@ def device(cuda: Any) -> dict[str, Any]:
     }
 
 
+def memory(cuda: Any) -> dict[str, int | None]:
+    """What the caching allocator and the process hold, in bytes; no peak of the allocator's is reset.
+
+    cuda: `torch.cuda` where the script uses it, else None.
+    """
+    stats = {} if cuda is None else cuda.memory_stats()
+    return {
+        "peak_bytes": stats.get("allocated_bytes.all.peak"),
+        "reserved_bytes": stats.get("reserved_bytes.all.current"),
+        "peak_reserved_bytes": stats.get("reserved_bytes.all.peak"),
+        "rss_bytes": _rss_bytes(),
+    }
+
+
+def _rss_bytes() -> int | None:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # No Linux.
+        return None
+
+
+def script(main: Any, *, is_redacted: bool) -> str | None:
+    """The path of the script that runs; its file's name alone where folders are not kept. main: the module."""
+    path: str | None = getattr(main, "__file__", None)
+    if path is None:
+        return None
+    return os.path.basename(path) if is_redacted else os.path.abspath(path)
+
+
 def is_only_writer(fd: int) -> bool:
     """Lock the file for this process; a child that is forked does not hold the lock."""
     import errno

@@ -11,6 +11,7 @@ from collectors.metrics.metric import Metric
 _OF_CALLS = "A value for each rank and size of a probe's call: panels show the run's own figure, which joins the ranks."
 NOT_SHOWN: dict[Metric, str] = {
     agent.RANK_INFO: "It joins a rank's series to its run's host; the run and its ranks are shown by others.",
+    agent.RUN_STALL_LIMIT: "The alert on stalled runs compares it with the time since the last step, which is shown.",
     gpu_health.GPU_RETIRED_PAGES: (
         "GPUs before Ampere alone have it, and what needs a reset because of it is shown as a repair of memory."
     ),

@@ -26,7 +26,7 @@ MAY_READ_OTHERWISE = {
         "collectors/rank/action_clock.py",
         "collectors/rank/memory.py",
         "collectors/sockets.py",
-        "collectors/watch/observatory_watch.py",
+        "collectors/watch/observatory_watch_process.py",
     },
     "settings next to the hook, in a user's interpreter, which has none of our packages": {
         "collectors/watch/observatory_watch_hooks.py",

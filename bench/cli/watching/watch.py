@@ -46,6 +46,8 @@ _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})"
     help="Number of steps to trace at a time.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress, only the table at the end.")
+@click.option("--live", is_flag=True, help="Draw progress over one line of the terminal, not a line a minute.")
+@click.option("--redact", is_flag=True, help="Keep no folders: neither the script's nor those of files in stacks.")
 @SHARING
 @RUNS
 @STORE
@@ -59,6 +61,8 @@ def command(
     window_minutes: int | None,
     steps: int,
     quiet: bool,
+    live: bool,
+    redact: bool,
     runs_folder: Path,
     store_url: str | None,
     words: tuple[str, ...],
@@ -90,6 +94,8 @@ def command(
         name = default_name(words)
     if not NAME.fullmatch(name):
         raise Misuse(f"--name {name!r} cannot name a run; use up to 63 letters, digits and `.`, `_` or `-`")
+    if live and quiet:
+        raise Misuse("--live draws the progress that --quiet leaves out; use one of them")
     request = WatchRequest(
         command=words,
         name=name,
@@ -97,6 +103,8 @@ def command(
         store_url=store_url,
         tags=_tags(tag_words),
         is_quiet=quiet,
+        is_drawn=live,
+        is_redacted=redact,
         umask=context.obj if isinstance(context.obj, int) else None,
         window_every_s=None if window_minutes is None else 60.0 * window_minutes,
         window_steps=steps,

@@ -12,6 +12,7 @@ from bench.report.format import figure, readable
 from bench.report.table import Block, Table, whole, write
 from bench.results.estimate import Estimate, of_metric
 from bench.results.watched.details import Late, TracedWindow, WatchedDetails, WatchedRank
+from bench.results.watched.still import duration_words, still_words
 from bench.store.summary import Summary
 from collectors.metrics import results
 from collectors.metrics.metric import Metric
@@ -74,11 +75,12 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
     yield Table(("", watched.name), rows, unbroken=(0,))
     ranks = sorted(watched.ranks, key=lambda rank: -(rank.step_s or 0.0))
     shown = sorted(ranks if has_details else ranks[:MOST_RANKS], key=lambda rank: rank.rank)
+    reserved = ("reserved",) if any(rank.peak_reserved_bytes is not None for rank in shown) else ()
     if shown:
         yield ""
         yield Table(
-            ("rank", "host", "step", *("data", "forward", "backward", "optimizer"), "memory"),
-            [_rank_cells(rank) for rank in shown],
+            ("rank", "host", "step", *("data", "forward", "backward", "optimizer"), "memory", *reserved),
+            [_rank_cells(rank)[: 8 + len(reserved)] for rank in shown],
             keys=2,
         )
         if len(shown) < len(ranks):
@@ -88,6 +90,20 @@ def watched_blocks(summary: Summary, *, has_details: bool) -> Iterator[Block]:
     for window in watched.windows if has_details else watched.windows[-MOST_WINDOWS:]:
         yield ""
         yield from window_lines(window)
+    yield from still_lines(summary.run, watched)
+
+
+def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
+    """Yield where the ranks stood when no step came any more; nothing of a run in which steps always came."""
+    ranks = {rank.rank: rank for rank in watched.still}
+    if not ranks:
+        return
+    longest = max(ranks.values(), key=lambda rank: rank.still_s)
+    world_size = max(len(ranks), len(watched.ranks) + watched.missing)
+    end = "then steps came again" if longest.has_gone_on else "and none came after it"
+    yield f"no step for {duration_words(longest.still_s)} after step {longest.steps:,}, {end}"
+    yield f"  {still_words(ranks, world_size=world_size)}"
+    yield f"  stacks: watch_rank*.stacks.txt in the run's folder; records: `observatory analyse flight-recorder {run}`"
 
 
 def late_lines(late: Late) -> Iterator[str]:
@@ -139,7 +155,7 @@ def _rank_cells(rank: WatchedRank) -> tuple[str, ...]:
         str(rank.rank),
         rank.host or "-",
         *("-" if time_s is None else f"{1e3 * time_s:.4g} ms" for time_s in times),
-        "-" if size is None else f"{size / 2**20:.4g} MiB",
+        *("-" if each is None else f"{each / 2**20:.4g} MiB" for each in (size, rank.peak_reserved_bytes)),
     )
 
 
@@ -177,6 +193,7 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
     if traced is not None:
         yield from window_lines(traced)
     named = {watched.late.rank, None if traced is None or traced.late is None else traced.late.rank}
+    yield from still_lines(summary.run, watched)
     for rank in watched.ranks:
         if rank.rank in named:
             yield f"rank {rank.rank} runs on {rank.host or 'a host without a name'}, device {rank.device}"

@@ -98,5 +98,8 @@ def _quantiles(held: list[Steps]) -> Quantiles:
         quantiles=QUANTILES,
         figures=figures,
         peak_bytes=max((line.peak_bytes for line in held if line.peak_bytes is not None), default=None),
+        peak_reserved_bytes=max(
+            (line.peak_reserved_bytes for line in held if line.peak_reserved_bytes is not None), default=None
+        ),
         rss_bytes=max((line.rss_bytes for line in held if line.rss_bytes is not None), default=None),
     )

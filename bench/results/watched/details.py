@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bench.results.watched.still import StillRank
+
 Work = Literal["even", "by tokens", "uneven", "unknown"]
 """Whether steps do equal work. by tokens: the program declares tokens, and they differ, so figures are taken per token.
 uneven: steps differ by more than `bench.results.watched.job.UNEVEN_RATIO`, and no tokens are declared. unknown: too few
@@ -39,7 +41,8 @@ class WatchedRank:
 
     steps: how many it reported. step_s: its median step. data_s to optimizer_s: mean time of a phase in a step.
     own_ratio: time of the watching code within the steps, divided by the steps' time.
-    peak_bytes: of the allocator. rss_bytes: of the process, at the most.
+    peak_bytes: of tensors, by the allocator. peak_reserved_bytes: that the allocator held, used or not.
+    rss_bytes: of the process, at the most.
     has_ended: whether its process said that it ended. windows: first and last number of traced steps.
     """
 
@@ -54,6 +57,7 @@ class WatchedRank:
     optimizer_s: float | None = None
     own_ratio: float | None = None
     peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     rss_bytes: int | None = None
     has_ended: bool = False
     windows: tuple[tuple[int, int], ...] = ()
@@ -102,6 +106,7 @@ class WatchedDetails:
     steps: that all ranks reported. warm_up: the first of these, which are in no figure. each: figures are of one
     run of eight steps in so many, where there are more. device_clock: whether steps are timed by the devices.
     work_reason: why `work` is what it is. windows: traced steps, the newest of them.
+    still: where ranks stood when no step came any more, the last time that this was so.
     """
 
     name: str
@@ -126,3 +131,4 @@ class WatchedDetails:
     work: Work = "unknown"
     work_reason: str = "no step was reported"
     windows: tuple[TracedWindow, ...] = ()
+    still: tuple[StillRank, ...] = ()

@@ -63,6 +63,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="st
     """A batch of steps that followed each other; every list has an entry for each, or is null.
 
     backward_calls: calls of `torch.autograd.backward` in the step; more than one is an accumulated gradient.
+    peak_bytes, reserved_bytes, peak_reserved_bytes: of torch's caching allocator. rss_bytes: of the process.
     """
 
     rule: str
@@ -78,6 +79,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="st
     tokens: list[float | None] | None = None
     own_ns: Numbers = None
     peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     rss_bytes: int | None = None
 
 
@@ -95,6 +98,25 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="w
     trace: str
 
 
+class Still(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="still"):
+    """The rank stands still: no step and no batch for so long. See `bench.results.watched.still.StillRank`."""
+
+    unix_s: float
+    still_ns: int
+    limit_ns: int
+    steps: int
+    phase: str = "before backward"
+    backward_calls: int = 0
+    where: str | None = None
+
+
+class Active(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="active"):
+    """The rank ends no step, and loads batches, as in an evaluation. monotonic_ns: when it last did."""
+
+    monotonic_ns: int
+    steps: int = 0
+
+
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="quantiles"):
     """Steps of a minute, of which only quantiles are kept; see `bench.results.watched.compact`."""
 
@@ -106,6 +128,7 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     quantiles: tuple[float, ...]
     figures: dict[str, Any]
     peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     rss_bytes: int | None = None
 
 
@@ -116,7 +139,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end"
     steps: int = 0
 
 
-Line = Begin | Steps | Quantiles | Note | Window | End
+Line = Begin | Steps | Quantiles | Note | Window | Still | Active | End
 _LINE: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
@@ -125,7 +148,9 @@ class Attempt:
     """What one process of a rank reported, without its steps.
 
     steps: how many usable ones. first, last: the numbers of the first and last. rules: what found its steps.
-    peak_bytes, rss_bytes: the most of any batch. notes: the hook's. windows: numbers of traced steps, first and last.
+    peak_bytes, peak_reserved_bytes, rss_bytes: the most of any batch. notes: the hook's.
+    windows: numbers of traced steps, first and last.
+    still: the last time that it stood still. has_gone_on: whether a step came after that, or the process ended.
     has_ended: whether it said so; else its process died, or still runs.
     """
 
@@ -135,9 +160,12 @@ class Attempt:
     last: int | None = None
     rules: list[str] = field(default_factory=list)
     peak_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     rss_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
     windows: list[tuple[int, int]] = field(default_factory=list)
+    still: Still | None = None
+    has_gone_on: bool = False
     has_ended: bool = False
 
 
@@ -193,7 +221,11 @@ def scan(rank: int, path: Path) -> RankFile:
     return RankFile(rank=rank, path=path, attempts=tuple(attempts), problems=problems.lines())
 
 
-def _take(attempt: Attempt, line: Steps | Quantiles | Note | Window | End, problems: _Problems) -> None:
+def _take(
+    attempt: Attempt, line: Steps | Quantiles | Note | Window | Still | Active | End, problems: _Problems
+) -> None:
+    if isinstance(line, Steps | Quantiles | End):
+        attempt.has_gone_on = True
     if isinstance(line, Steps):
         if (why := _unusable(line, attempt.last)) is not None:
             problems.add(f"steps from {line.first} on are left out: {why}")
@@ -204,6 +236,7 @@ def _take(attempt: Attempt, line: Steps | Quantiles | Note | Window | End, probl
         if line.rule not in attempt.rules:
             attempt.rules.append(line.rule)
         attempt.peak_bytes = _most(attempt.peak_bytes, line.peak_bytes)
+        attempt.peak_reserved_bytes = _most(attempt.peak_reserved_bytes, line.peak_reserved_bytes)
         attempt.rss_bytes = _most(attempt.rss_bytes, line.rss_bytes)
     elif isinstance(line, Quantiles):
         problems.add("its steps are kept as quantiles only, and the run's own summary.json has its figures")
@@ -211,7 +244,9 @@ def _take(attempt: Attempt, line: Steps | Quantiles | Note | Window | End, probl
         attempt.notes.append(line.text)
     elif isinstance(line, Window):
         attempt.windows.append((line.first, line.last))
-    else:
+    elif isinstance(line, Still):
+        attempt.still, attempt.has_gone_on = line, False
+    elif isinstance(line, End):
         attempt.has_ended = True
 
 

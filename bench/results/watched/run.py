@@ -22,7 +22,8 @@ from bench.results.watched.details import WatchedDetails, WatchedRank
 from bench.results.watched.figures import estimates_of, rank_estimates
 from bench.results.watched.job import Job, middle, phase_means, read_job, work_of
 from bench.results.watched.late import find_late
-from bench.results.watched.rank_files import Begin, device_words, hosts_of, rank_paths, scan
+from bench.results.watched.rank_files import Attempt, Begin, device_words, hosts_of, rank_paths, scan
+from bench.results.watched.still import StillRank
 from bench.results.watched.windows import MOST_WINDOWS, traced_windows
 from collectors.files import open_to_read
 from collectors.metrics.results import RUN_LATE_RATIO
@@ -162,6 +163,7 @@ def read_run(folder: Path) -> WatchedRun:
         work=work,
         work_reason=why,
         windows=traced_windows(folder)[-MOST_WINDOWS:],
+        still=tuple(_stills(job)),
     )
     return WatchedRun(
         file=file,
@@ -195,10 +197,26 @@ def _rank(job: Job, place: int, means: dict[str, float | None]) -> WatchedRank:
         optimizer_s=means["optimizer"],
         own_ratio=float(own.sum() / step.sum()) if has_own else None,
         peak_bytes=attempt.peak_bytes,
+        peak_reserved_bytes=attempt.peak_reserved_bytes,
         rss_bytes=attempt.rss_bytes,
         has_ended=attempt.has_ended,
         windows=tuple(attempt.windows),
     )
+
+
+def _stills(job: Job) -> Iterator[StillRank]:
+    """Yield where each rank stood, also of those that wrote no step before."""
+    for file in job.files:
+        if file.attempts and (still := _still(file.rank, file.attempts[-1])) is not None:
+            yield still
+
+
+def _still(rank: int, attempt: Attempt) -> StillRank | None:
+    """Return where a rank stood the last time that no step came; None where steps came again before its limit."""
+    if attempt.still is None:
+        return None
+    still = StillRank.of(rank, attempt.still, has_gone_on=attempt.has_gone_on)
+    return still if still.is_stalled or not still.has_gone_on else None
 
 
 def _case(file: WatchFile, begins: Sequence[Begin], *, steps: int, warm_up: int) -> Case:

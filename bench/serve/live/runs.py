@@ -22,7 +22,7 @@ from bench.serve.live.watched_log import WatchedLog, watched_host_of
 from bench.store.active_runs import FollowedFolders
 from bench.store.run_dir import case_file, machine_of
 from bench.store.summary import series_of
-from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS
+from collectors.metrics.agent import RANK_INFO, RUN_INFO, RUN_LAST_PROGRESS, RUN_STALL_LIMIT
 from collectors.metrics.gpu import RANK_GPU, RANK_GPU_MEMORY
 from collectors.metrics.rank import COMPUTE_SECONDS, PEAK_BYTES, PHASE_SECONDS, RESIDENT_BYTES
 from collectors.metrics.run_counts import STEPS
@@ -87,6 +87,7 @@ class _ActiveRun:
             self._steps = StepCounts(run=self._file.run, slot=self.slot, on_notice=on_notice)
         self._on_notice = on_notice
         self._is_watched = self._file.case.watched_name is not None
+        self._stall_limit_s = 0.0
         self._what = shown
         self._elsewhere: set[str] = set()  # Ranks on other hosts that are not shown.
         self._spread: Spread | None = None  # Of a run with many ranks; with the rest below.
@@ -165,10 +166,19 @@ class _ActiveRun:
         appended = self._log(self._name(rank)).newest()
         for record in appended.records:
             self._ranks[rank].take(record)
+        if isinstance(log := self._logs.get(self._name(rank)), WatchedLog):
+            self._take_watched(rank, log)
         if self._steps is not None and (appended.records or appended.is_anew):
             self._steps.take(rank, appended.steps, is_anew=appended.is_anew)
         self._measure(rank)
         self._unplaced.add(rank)
+
+    def _take_watched(self, rank: str, log: WatchedLog) -> None:
+        """An evaluation is progress, and the rank's steps say how long the run may go without any."""
+        newest = self._ranks[rank]
+        if log.active_ns is not None:
+            newest.progress_ns = max(newest.progress_ns or 0, log.active_ns)
+        self._stall_limit_s = max(self._stall_limit_s, log.stall_limit_s)
 
     def _read_node(self, name: str, number: int) -> None:
         read, state = self.nodes.get(name, (0, NodeState()))
@@ -231,6 +241,8 @@ class _ActiveRun:
         yield RUN_INFO.at(1, run=file.run, slot=slot, series=self._series, **self._labels), {}
         if moved_ns := [newest.progress_ns for newest in self._ranks.values() if newest.progress_ns is not None]:
             yield RUN_LAST_PROGRESS.at(max(moved_ns) / 1e9, run=file.run, slot=slot), {}
+            if self._is_watched:
+                yield RUN_STALL_LIMIT.at(self._stall_limit_s, run=file.run, slot=slot), {}
         for rank in self._ranks if self._spread is None else sorted(self._chosen, key=int):
             newest, owner = self._ranks[rank], {"rank": rank, "slot": slot}
             if newest.opened is not None:

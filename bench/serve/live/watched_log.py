@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from bench.results.watched.rank_files import LONGEST_LINE, MOST_NS, PHASES, VERSION, Begin, Line, Steps
+from bench.results.watched.rank_files import LONGEST_LINE, MOST_NS, PHASES, VERSION, Active, Begin, Line, Steps, Still
 from collectors.files import open_to_read
 from collectors.metrics import rank as rank_metrics
 from collectors.metrics.metric import Sample
 from collectors.sample_log import LoggedStep, Newest, Opened, Reading, Record
+from collectors.watch.observatory_watch_still import Past
 
 _MOST_AT_ONCE = 4 * LONGEST_LINE
 """Bytes that a look reads at most; the next look goes on from there."""
@@ -23,14 +24,24 @@ _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class WatchedLog:
-    """A rank's file of a watched run. run: its id. on_notice: gets one line on a file that cannot be shown."""
+    """A rank's file of a watched run. run: its id. on_notice: gets one line on a file that cannot be shown.
+
+    active_ns: Unix time of its last step or batch by a line that has no steps; None where there is no such line.
+    """
 
     def __init__(self, path: Path, run: str, on_notice: Callable[[str], None]) -> None:
         self._path, self._run, self._on_notice = path, run, on_notice
         self._position, self._rest = 0, b""
         self._begin: Begin | None = None
         self._attempt = 0
+        self._past = Past()
+        self.active_ns: int | None = None
         self._is_given_up = False
+
+    @property
+    def stall_limit_s(self) -> float:
+        """How long the rank may go without a step, by its steps so far."""
+        return 1e-9 * self._past.limit_ns()
 
     def newest(self) -> Newest:
         """Return what was appended since the last look: a begin, the newest step, and the times of all steps."""
@@ -45,8 +56,13 @@ class WatchedLog:
                 records = [self._opened(line)]
             elif isinstance(line, Steps) and self._begin is not None and _is_whole(line):
                 steps += self._logged(line, self._begin)
+                self._past.take(line.step_ns)
                 opened = [record for record in records if isinstance(record, Opened)]
                 records = [*opened, self._reading(line, self._begin)]
+            elif isinstance(line, Active) and self._begin is not None and 0 <= line.monotonic_ns < MOST_NS:
+                self.active_ns = _unix_ns(line.monotonic_ns, self._begin)
+            elif isinstance(line, Still) and 0 <= line.still_ns < MOST_NS and 0 <= line.unix_s < MOST_NS / 1e9:
+                self.active_ns = round(1e9 * line.unix_s) - line.still_ns
         return Newest(records=records, steps=steps, is_anew=False)
 
     def _lines(self) -> Iterator[Line]:
@@ -112,6 +128,8 @@ class WatchedLog:
             samples.append(rank_metrics.RESIDENT_BYTES.at(line.rss_bytes))
         if line.peak_bytes is not None:
             samples.append(rank_metrics.PEAK_BYTES.at(line.peak_bytes))
+        if line.reserved_bytes is not None:
+            samples.append(rank_metrics.RESERVED_BYTES.at(line.reserved_bytes))
         return Reading(
             trial=self._attempt - 1,
             time_ns=_unix_ns(line.end_ns[last], begin),

@@ -16,6 +16,10 @@ import msgspec
 from bench.errors import plural, say
 from bench.report.format import digits, readable
 from bench.report.table import Block, Table
+from bench.results.watched.late import find_late
+from bench.results.watched.newest import NewestSteps, newest_job
+from bench.results.watched.rank_files import Begin, Still
+from bench.results.watched.still import StillRank, duration_words, still_words
 from collectors.files import open_to_read
 
 RECENT = 200
@@ -26,7 +30,7 @@ MOST_ROWS = 16
 MOST_BYTES = 4 << 20
 """Read of a rank's file at once."""
 QUIET_S = 60.0
-"""Time between two lines where standard error is no terminal."""
+"""Time between two lines that are not drawn over each other."""
 NO_PROCESS = (
     "no process reported a step: the command starts no Python with torch, or its Python reads no PYTHONPATH (-I, -E,"
     " -S), or it ended or became another user before its first step"
@@ -53,6 +57,7 @@ class RankProgress:
     """What one rank has written so far.
 
     steps: that it has made. step_ns: of those steps that are written. phases_ns: sums over the steps that have a time.
+    still: where it stands, if no step came since it said so. newest: its newest steps, for who is late.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,6 +68,8 @@ class RankProgress:
         self.step_ns: list[int] = []
         self.phases_ns: dict[str, int | None] = {}
         self.recent: deque[tuple[int, int, float]] = deque(maxlen=RECENT)
+        self.still: StillRank | None = None
+        self.newest = NewestSteps(RECENT)
         self._path, self._offset = path, 0
 
     def read(self) -> None:
@@ -79,15 +86,23 @@ class RankProgress:
         self._offset += whole
         for text in data[:whole].splitlines():
             try:
-                self._take(_DECODER.decode(text))
+                self._take(_DECODER.decode(text), text)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
 
-    def _take(self, line: _Line) -> None:
+    def _take(self, line: _Line, text: bytes) -> None:
         if line.kind == "note":
             self.notes.append(line.text)
+        elif line.kind == "still":
+            self.still = StillRank.of(self.rank, msgspec.json.decode(text, type=Still))
+        elif line.kind == "begin":
+            self.newest.begin = msgspec.json.decode(text, type=Begin)
+        elif line.kind == "end":
+            self.still = None
         if line.kind != "steps":
             return
+        self.still = None
+        self.newest.take(text)
         if line.rule is not None and line.rule not in self.rules:
             self.rules.append(line.rule)
         self.steps = line.first + len(line.step_ns)
@@ -113,10 +128,11 @@ def _at(column: Sequence[float | None] | None, place: int) -> float:
 
 
 class JobProgress:
-    """The ranks of a watched run, read again and again. folder: of the run."""
+    """The ranks of a watched run, read again and again. folder: of the run. clock_s: monotonic."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock_s = folder, clock_s
+        self._steps, self._stepped_s = 0, clock_s()
         self.ranks: dict[str, RankProgress] = {}
 
     def read(self, *, most_ranks: int | None = MOST_RANKS) -> None:
@@ -128,13 +144,24 @@ class JobProgress:
                 self.ranks[path.name] = RankProgress(path)
         for rank in self.ranks.values():
             rank.read()
+        if (steps := sum(rank.steps for rank in self.ranks.values())) != self._steps:
+            self._steps, self._stepped_s = steps, self._clock_s()
 
     def line(self) -> str | None:
         """Return the newest steps in one line; None before there are two.
 
         Example: step 1,234   p50 52.1 ms   p99 60.4 ms   12,300 tokens/s   waiting for data 3 % (rank 1)
+        With a late rank it ends in: rank 1 late in data, 12 % of the step
+        Without steps: step 1,234   no step for 4 min: rank 1 in backward at train.py:31 in main
         """
         ranks = [rank for rank in self.ranks.values() if rank.recent]
+        if still := {rank.rank: rank.still for rank in self.ranks.values() if rank.still is not None}:
+            begins = [rank.newest.begin for rank in self.ranks.values() if rank.newest.begin is not None]
+            world_size = max((begin.world_size for begin in begins), default=len(self.ranks))
+            places = still_words(still, world_size=world_size)
+            quiet = duration_words(self._clock_s() - self._stepped_s)
+            counts = [each.steps for each in still.values()] + [rank.steps for rank in self.ranks.values()]
+            return f"step {max(counts):,}   no step for {quiet}: {places}"
         if not ranks:
             return None
         times_ns = [step_ns for rank in ranks for step_ns, _, _ in rank.recent]
@@ -150,6 +177,9 @@ class JobProgress:
         most = max(waits, key=lambda rank: waits[rank])
         rank_words = f" (rank {most})" if len(ranks) > 1 and waits[most] >= 0.01 else ""
         words.append(f"waiting for data {waits[most]:.0%}{rank_words}".replace("%", " %"))
+        late = find_late(newest_job([rank.newest for rank in ranks]))
+        if late.rank is not None and late.step_ratio is not None:
+            words.append(f"rank {late.rank} late in {late.phase}, {100 * late.step_ratio:.0f} % of the step")
         return "   ".join(words)
 
     def page(self) -> Iterator[Block]:
@@ -167,6 +197,8 @@ class JobProgress:
             yield NO_PROCESS
         elif (steps := max(rank.steps for rank in ranks)) or not any(rank.notes for rank in ranks):
             yield f"{plural(steps, 'step')} reported; a step time needs two"
+        if any(rank.still is not None for rank in ranks) and (line := self.line()) is not None:
+            yield line
         yield from dict.fromkeys(f"rank {rank.rank}: {note}" for rank in ranks[:MOST_RANKS] for note in rank.notes)
 
 
@@ -206,32 +238,44 @@ def _share(recent: Iterable[tuple[int, int, float]]) -> float:
 
 
 class LiveLine:
-    """One line that is written over again on a terminal, and a line a minute elsewhere; on standard error only.
+    """A line a minute on standard error, or one that is written over again on a terminal.
 
-    is_terminal: whether standard error is one. clock_s: monotonic.
+    The command writes to the same terminal, and nothing shows whether it draws a progress bar there, which ours would
+    overwrite: so it is a line a minute unless a person asks for the other.
+    is_drawn: write over the same line; only on a terminal. is_terminal: whether standard error is one.
+    clock_s: monotonic.
     """
 
-    def __init__(self, *, is_terminal: bool | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
-        is_drawn = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._is_terminal = is_drawn if is_terminal is None else is_terminal
+    def __init__(
+        self,
+        *,
+        is_drawn: bool = False,
+        is_terminal: bool | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        is_one = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_terminal = is_one if is_terminal is None else is_terminal
+        self._is_drawn = is_drawn and self._is_terminal
         self._clock_s, self._shown_s = clock_s, clock_s()
         self._is_shown = False
 
     def is_due(self) -> bool:
         """Whether a line would be shown now."""
-        return self._is_terminal or self._clock_s() - self._shown_s >= QUIET_S
+        return self._is_drawn or self._clock_s() - self._shown_s >= QUIET_S
 
     def show(self, line: str | None) -> None:
         """Show the line, where it is due."""
         if line is None or not self.is_due():
             return
         self._shown_s = self._clock_s()
-        if self._is_terminal:  # The cursor goes back to the left: what the command prints next starts there.
+        if self._is_drawn:  # The cursor goes back to the left: what the command prints next starts there.
             width = shutil.get_terminal_size().columns - 1
             _write(f"\r{line[:width]}\x1b[K\r")
             self._is_shown = True
-        else:
-            say(line)
+            return
+        if self._is_terminal:  # A bar of the command's may stand in this line.
+            _write("\n")
+        say(line)
 
     def close(self) -> None:
         """Remove the line."""

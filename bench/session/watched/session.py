@@ -28,11 +28,14 @@ from collectors.files import locked, make_folder, replace_file
 
 VERSION = 1
 HOOK_FILES = (
-    *("observatory_watch.py", "observatory_watch_process.py", "observatory_watch_hooks.py"),
-    *("observatory_watch_window.py", "observatory_watch_tracer.py", "sitecustomize.py"),
+    *("observatory_watch.py", "observatory_watch_process.py", "observatory_watch_still.py"),
+    *("observatory_watch_window.py", "observatory_watch_tracer.py"),
+    *("observatory_watch_hooks.py", "sitecustomize.py"),
 )
 """Files of `collectors/watch` that the command's interpreters load; the last is what Python starts by itself."""
 HOOK_FOLDER = "hook"
+OWN = frozenset({HOOK_FOLDER, "watch.json", "machine.json"})
+"""What is in a run's folder before the command begins."""
 SETTINGS = "settings.json"
 FAILURES, MOST_FAILURES = "watch_failures.txt", 3
 SWITCH = "OBSERVATORY_WATCH"
@@ -46,6 +49,8 @@ class WatchRequest:
 
     tags: declared by a person; runs with other tags are another series. is_quiet: print no progress.
     window_every_s: time between windows of `window_steps` traced steps; None for windows on request only.
+    is_drawn: draw the progress over one line of a terminal. is_redacted: keep no folders of files, in stacks and of
+    the script.
     """
 
     command: Sequence[str]
@@ -54,6 +59,8 @@ class WatchRequest:
     store_url: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     is_quiet: bool = False
+    is_drawn: bool = False
+    is_redacted: bool = False
     umask: int | None = None
     window_every_s: float | None = None
     window_steps: int = STEPS
@@ -76,7 +83,7 @@ def watch(request: WatchRequest) -> int:
         folder = _make_folder(request, stack)
         document = _describe(request, folder)
         _write_document(folder, document)
-        live, progress = LiveLine(), JobProgress(folder)
+        live, progress = LiveLine(is_drawn=request.is_drawn), JobProgress(folder)
         windows = JobWindows(folder, every_s=request.window_every_s, steps=request.window_steps)
 
         def beat() -> None:
@@ -124,8 +131,8 @@ def environment(variables: Mapping[str, str], hook: Path) -> dict[str, str]:
     return {**variables, "PYTHONPATH": os.pathsep.join([str(hook), *([former] if former else [])])}
 
 
-def write_hook(folder: Path) -> Path:
-    """Make the hook's folder in a run's folder, for this user alone; return it.
+def write_hook(folder: Path, **settings: object) -> Path:
+    """Make the hook's folder in a run's folder, for this user alone; return it. settings: more of the hook's.
 
     Raises:
         OSError: it cannot be written.
@@ -134,7 +141,7 @@ def write_hook(folder: Path) -> Path:
     hook.mkdir(0o700)
     for name in HOOK_FILES:
         replace_file(hook / name, read_small(_HOOK / name))
-    run_dir.write_json(hook / SETTINGS, {"version": VERSION, "folder": str(folder)})
+    run_dir.write_json(hook / SETTINGS, {"version": VERSION, "folder": str(folder)} | settings)
     return hook
 
 
@@ -149,7 +156,7 @@ def _make_folder(request: WatchRequest, stack: ExitStack) -> Path:
         lock = lock_folder(folder)
         assert lock is not None, "nobody else knows the folder yet"
         stack.callback(os.close, lock)
-        write_hook(folder)
+        write_hook(folder, redact=request.is_redacted)
         run_dir.write_json(folder / "machine.json", read_machine())
     except OSError as error:
         raise InfrastructureFailed(
@@ -168,7 +175,7 @@ def _describe(request: WatchRequest, folder: Path) -> dict[str, object]:
         "name": request.name,
         "run_id": folder.name,
         "command": known_words(request.command),
-        "script": None if script is None else str(script.path),
+        "script": None if script is None else script.path.name if request.is_redacted else str(script.path),
         "script_sha256": None if script is None else script.sha256,
         "git_commit": None if script is None else script.commit,
         "tags": dict(request.tags),
@@ -213,7 +220,21 @@ def _keep(
         say(str(error))
     except KeyboardInterrupt:
         say("interrupted while the run was stored")
-    say(f"run {folder.name}: {folder}")
+    if _remove_empty(folder):
+        say("nothing was reported, so no run is kept")
+    else:
+        say(f"run {folder.name}: {folder}")
+
+
+def _remove_empty(folder: Path) -> bool:
+    """Remove a run's folder that has only what we wrote before the command began; return whether it had no more."""
+    try:
+        if {path.name for path in folder.iterdir()} - OWN:
+            return False
+        shutil.rmtree(folder)
+    except OSError:  # `observatory prune` sees what is left.
+        return False
+    return True
 
 
 def _store(folder: Path, store_url: str | None) -> None:

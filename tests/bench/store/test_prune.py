@@ -221,6 +221,22 @@ def test_a_folder_that_cannot_be_read_stays(place: Place) -> None:
     assert "its kind is unknown" in _why_kept(place.plan(0))["broken"]
 
 
+@pytest.mark.parametrize("is_active", [False, True])
+def test_a_watched_command_that_reported_nothing_goes_by_its_age(is_active: bool, place: Place) -> None:
+    for name, days_old in (("old", 20), ("young", 1)):
+        folder = place.runs / name
+        (folder / "hook").mkdir(parents=True)
+        (folder / "watch.json").write_text("{}")
+        os.utime(folder, ns=(NOW_NS - days_old * DAY_NS,) * 2)
+    lock = lock_folder(place.runs / "old") if is_active else None
+    made = plan(place.runs, place.history, Limits(older_than_s=10 * 86_400), now_ns=NOW_NS)
+    assert [folder.path.name for folder in made.deleted] == ([] if is_active else ["old"])
+    carry_out(made)
+    assert {path.name for path in place.runs.iterdir()} == ({"old", "young"} if is_active else {"young"})
+    if lock is not None:
+        os.close(lock)
+
+
 def test_what_is_no_run_is_not_looked_at(place: Place) -> None:
     (place.runs / "notes").mkdir()
     (place.runs / "notes" / "today.txt").write_text("keep me")

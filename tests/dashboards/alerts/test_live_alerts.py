@@ -218,6 +218,42 @@ def test_a_run_that_stood_still_and_ended_is_told_no_more(drill: Drill) -> None:
     drill.fires(joined(ended, _progress("0x15 stale")), {14: _told("RunStalled"), 18: []})
 
 
+def _limit(values: str) -> Series:
+    return shown(agent.RUN_STALL_LIMIT, values, run=RUN["run"], slot="0")
+
+
+@pytest.mark.parametrize(("limit_s", "is_told"), [(300, True), (1200, False)])
+def test_a_watched_run_stalls_by_the_limit_that_its_own_steps_gave(limit_s: int, is_told: bool, drill: Drill) -> None:
+    told = _told("RunStalled") * is_told
+    series = joined(GOES_ON, _progress("0x19 1200x20"), _limit(f"{limit_s}x60"))
+    drill.fires(series, {4: [], 9: told, 19: told, 22: []})
+
+
+def test_a_watched_run_that_ended_is_told_no_more(drill: Drill) -> None:
+    ended = shown(agent.RUN_INFO, "1x10 stale", **RUN, slot="0")
+    series = joined(ended, _progress("0x10 stale"), _limit("300x10 stale"))
+    drill.fires(series, {9: _told("RunStalled"), 13: []})
+
+
+def test_a_limit_of_one_run_is_no_other_s(drill: Drill) -> None:
+    other = shown(agent.RUN_STALL_LIMIT, "9000x60", run="other", slot="1")
+    drill.fires(joined(GOES_ON, _progress("0x60"), other), {11: [], 14: _told("RunStalled")})
+
+
+def test_of_a_watched_run_it_says_where_its_stacks_are(drill: Drill) -> None:
+    watched = RUN | {"strategy": "watched"}
+    drill.says(
+        joined(shown(agent.RUN_INFO, "1x200", **watched, slot="0"), _progress("0x30"), _limit("300x30")),
+        "RunStalled",
+        20,
+        watched,
+        summary="watched on 2 ranks (run 8f2c) has made no progress for 20m 0s",
+        description="watched on 2 ranks (run 8f2c) is active, but none of its ranks has finished a step for 20m 0s."
+        " The run's folder has the stacks of its ranks, and `observatory analyse flight-recorder 8f2c`"
+        " names the rank that the others wait for. Nobody ends the job.",
+    )
+
+
 def test_a_run_that_moves_by_one_agents_account_moves(drill: Drill) -> None:
     other = shown(agent.RUN_LAST_PROGRESS, "0+60x60", run=RUN["run"], slot="0", instance="node2:9464")
     drill.fires(joined(GOES_ON, _progress("0x60"), other), {30: []})

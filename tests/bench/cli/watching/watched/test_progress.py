@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.session.watched.progress import NO_PROCESS, QUIET_S, JobProgress, LiveLine
+from tests.bench.results.watched.made_ranks import Fault, begin_line, made_steps, steps_line, write_lines
 
 MS = 1_000_000
 
@@ -36,6 +37,50 @@ def test_the_line_has_the_newest_step_its_quantiles_and_the_rank_that_waits_long
     (tmp_path / "watch_rank1.jsonl").write_text(_line(0, 90, data_ms=20, tokens=[100] * 90))
     progress.read()
     assert progress.line() == "step 100   p50 50.0 ms   p99 50.0 ms   4,000 tokens/s   waiting for data 40 % (rank 1)"
+
+
+@pytest.mark.parametrize("fault", [None, Fault(rank=1, phase="data", late_ms=20)])
+def test_the_line_names_the_rank_that_was_late_in_the_last_steps(
+    fault: Fault | None, progress: JobProgress, tmp_path: Path
+) -> None:
+    made = made_steps("ddp", steps=150, fault=fault)
+    for rank in range(2):
+        lines = [begin_line(rank), *(steps_line(made, rank, first, first + 30) for first in range(0, 150, 30))]
+        write_lines(tmp_path / f"watch_rank{rank}.jsonl", lines)
+    progress.read()
+    line = progress.line()
+    assert line is not None
+    assert ("rank 1 late in data, " in line, "late" in line) == ((True, True) if fault else (False, False))
+
+
+def test_a_line_whose_columns_differ_in_length_counts_for_nobody(progress: JobProgress, tmp_path: Path) -> None:
+    made = made_steps("ddp", steps=60, fault=Fault(rank=1, phase="data", late_ms=20))
+    for rank in range(2):
+        lines = [begin_line(rank), steps_line(made, rank, 0, 60, own_ns=[1])]
+        write_lines(tmp_path / f"watch_rank{rank}.jsonl", lines)
+    progress.read()
+    assert "late" not in (progress.line() or "")
+
+
+def test_where_no_step_comes_the_line_says_for_how_long_and_where_until_one_comes(tmp_path: Path) -> None:
+    now_s = [0.0]
+    progress = JobProgress(tmp_path, lambda: now_s[0])
+    still = {"kind": "still", "unix_s": 1.0, "limit_ns": 300_000 * MS, "still_ns": 60_000 * MS, "steps": 40}
+    files = [tmp_path / f"watch_rank{rank}.jsonl" for rank in range(2)]
+    for rank, phase in ((0, "backward"), (1, "data")):
+        begin = json.dumps(begin_line(rank)) + "\n"
+        more = {"phase": phase, "where": f"train.py:3{rank} in main", "backward_calls": 1 - rank}
+        files[rank].write_text(begin + _line(0, 40) + json.dumps(still | more) + "\n")
+    progress.read()
+    now_s[0] = 240.0
+    progress.read()
+    line = progress.line()
+    assert line == "step 40   no step for 4 min: rank 1 in data at train.py:31 in main; 1 other rank further on"
+    for file in files:
+        with file.open("a") as opened:
+            opened.write(_line(40, 1))
+    progress.read()
+    assert "no step" not in (progress.line() or "")
 
 
 def test_files_are_read_on_from_where_they_ended(progress: JobProgress, tmp_path: Path) -> None:
@@ -102,8 +147,20 @@ def test_without_a_terminal_there_is_a_line_a_minute(capsys: pytest.CaptureFixtu
     assert captured.out == ""
 
 
-def test_on_a_terminal_the_line_is_written_over_and_removed(capfd: pytest.CaptureFixture[str]) -> None:
-    live = LiveLine(is_terminal=True)
+def test_on_a_terminal_a_line_a_minute_begins_below_what_the_command_draws(capfd: pytest.CaptureFixture[str]) -> None:
+    now_s = [0.0]
+    live = LiveLine(is_terminal=True, clock_s=lambda: now_s[0])
+    for second in range(int(2 * QUIET_S)):
+        now_s[0] = second
+        live.show(f"step {second}")
+    live.close()
+    assert capfd.readouterr().err == "\nstep 60\n"
+
+
+def test_on_a_terminal_the_line_is_written_over_and_removed_where_a_person_wants_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    live = LiveLine(is_drawn=True, is_terminal=True)
     live.show("step 1")
     live.show(None)
     live.show("step 2")

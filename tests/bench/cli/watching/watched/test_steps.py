@@ -320,7 +320,11 @@ def test_while_a_graph_is_captured_nothing_is_asked_of_the_device(tmp_path: Path
         Event=lambda enable_timing: event,
         current_device=lambda: 0,
         get_device_properties=lambda _: SimpleNamespace(name="made", uuid=None),
-        max_memory_allocated=lambda: 1,
+        memory_stats=lambda: {
+            "allocated_bytes.all.peak": 1,
+            "reserved_bytes.all.current": 2,
+            "reserved_bytes.all.peak": 3,
+        },
     )
     job = Job(tmp_path, SimpleNamespace(__version__="2.13.0", cuda=cuda))
     for _ in range(3):

@@ -50,16 +50,22 @@ def test_the_command_s_output_and_code_are_its_own_and_ours_is_on_standard_error
     done = watch("--name", "job", "--", "sh", "-c", "echo out; echo err >&2; exit 7", runs=runs)
     assert (done.stdout, done.returncode) == ("out\n", 7)
     assert done.stderr.startswith("err\nno process reported a step: ")
-    assert done.stderr.splitlines()[-1] == f"run {_folder(runs).name}: {_folder(runs)}"
+    assert done.stderr.splitlines()[-1] == "nothing was reported, so no run is kept"
+    assert list(runs.iterdir()) == []
 
 
 def test_the_run_s_folder_says_what_ran_and_how_it_ended(watch: Callable[..., Done], tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     script = tmp_path / "train.py"
-    script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
+    # Something of the script's in the run's folder, so that it stays.
+    script.write_text(
+        "import os, signal, sys; from pathlib import Path\n"
+        "Path(sys.path[1]).with_name('mine').touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     words = ("--tag", "model=7b", "--", sys.executable, str(script), "--token", "hidden")
     done = watch(*words, runs=runs)
     assert done.returncode == 137
+    assert done.stderr.splitlines()[-1] == f"run {_folder(runs).name}: {_folder(runs)}"
     folder = _folder(runs)
     said = json.loads((folder / "watch.json").read_text())
     assert (said["name"], said["run_id"], said["tags"]) == ("train", folder.name, {"model": "7b"})
@@ -73,10 +79,12 @@ def test_the_run_s_folder_says_what_ran_and_how_it_ended(watch: Callable[..., Do
 def test_the_hook_is_this_user_s_alone_and_comes_first_on_the_path(watch: Callable[..., Done], tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     show = "import os, sys; print(os.environ['PYTHONPATH']); print('torch' in sys.modules, 'pathlib' in sys.modules)"
+    show += "; print(oct(os.stat(os.environ['PYTHONPATH'].split(':')[0]).st_mode & 0o777))"
     done = watch("--shared", "--", sys.executable, "-c", show, runs=runs, PYTHONPATH="/first:/second")
-    hook = _folder(runs) / "hook"
-    assert done.stdout == f"{hook}:/first:/second\nFalse False\n"
-    assert hook.stat().st_mode & 0o777 == 0o700
+    path, modules, mode = done.stdout.splitlines()
+    hook, *rest = path.split(":")
+    assert (Path(hook).parents[1], Path(hook).name, rest) == (runs, "hook", ["/first", "/second"])
+    assert (modules, mode) == ("False False", "0o700")
 
 
 def test_a_sitecustomize_that_was_there_runs_first_and_keeps_its_name(
@@ -133,6 +141,7 @@ def test_a_script_that_no_interpreter_of_ours_sees_is_not_reported(watch: Callab
         (["--name", "", "--", "true"], "it is empty"),
         (["--tag", "model", "--", "true"], "--tag 'model' is no KEY=VALUE; write for example --tag model=7b"),
         (["--tag", "a=1", "--tag", "a=2", "--", "true"], "--tag a is set twice; set it once"),
+        (["--live", "-q", "--", "true"], "--live draws the progress that --quiet leaves out; use one of them"),
         (["--name", "job"], "Missing argument 'COMMAND...'"),
     ],
 )  # fmt: skip

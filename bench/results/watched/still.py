@@ -1,0 +1,95 @@
+"""Where the ranks of a watched job stood when no step came any more, and which of them the others waited for.
+
+Ranks wait for the one that is behind: it has ended fewer steps, called backward less often in this one, or is in an
+earlier phase. Where all are equally far, the times tell nothing and nobody is named; their Flight Records may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bench.errors import plural
+from bench.results.watched.rank_files import Still
+
+ORDER = ("data", "before backward", "backward", "after backward", "optimizer")
+"""Phases as a step has them."""
+SHOWN = 3
+"""Ranks that are named with their places."""
+LONGEST_PLACE = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StillRank:
+    """Where one rank stood. still_s: since its last step or batch. limit_s: above which its job counts as stalled.
+
+    steps: it had ended. phase: of `ORDER`. where: the innermost line of the script; None where no line is its.
+    has_gone_on: whether a step came afterwards, or the process ended by itself.
+    """
+
+    rank: int
+    still_s: float
+    limit_s: float
+    steps: int
+    phase: str = "before backward"
+    backward_calls: int = 0
+    where: str | None = None
+    has_gone_on: bool = False
+
+    @classmethod
+    def of(cls, rank: int, line: Still, *, has_gone_on: bool = False) -> StillRank:
+        """Return what a rank wrote."""
+        return cls(
+            rank=rank,
+            still_s=1e-9 * line.still_ns,
+            limit_s=1e-9 * line.limit_ns,
+            steps=line.steps,
+            phase=line.phase,
+            backward_calls=line.backward_calls,
+            where=None if line.where is None else line.where[:LONGEST_PLACE],
+            has_gone_on=has_gone_on,
+        )
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it stood still for longer than its job usually does."""
+        return self.still_s >= self.limit_s
+
+
+def behind(ranks: Iterable[StillRank], *, world_size: int) -> StillRank | None:
+    """Return the rank that all others wait for; None where several are as far behind, or not every rank said where."""
+    ordered = sorted(ranks, key=_position)
+    if len(ordered) < max(2, world_size) or _position(ordered[0]) == _position(ordered[1]):
+        return None
+    return ordered[0]
+
+
+def _position(rank: StillRank) -> tuple[int, int, int]:
+    order = ORDER.index(rank.phase) if rank.phase in ORDER else 1
+    # A backward that was called and has not ended is a call less than one that has.
+    return rank.steps, rank.backward_calls - (rank.phase == "backward"), order
+
+
+def place_words(rank: StillRank) -> str:
+    """Return where a rank stands: "rank 1 in backward at train.py:31 in main"."""
+    phase = rank.phase if rank.phase.startswith(("before", "after")) else f"in {rank.phase}"
+    return f"rank {rank.rank} {phase}" + ("" if rank.where is None else f" at {rank.where}")
+
+
+def still_words(ranks: Mapping[int, StillRank], *, world_size: int) -> str:
+    """Return where the ranks stand, in a few words: the one that is behind, else some of them."""
+    named = behind(ranks.values(), world_size=world_size)
+    if named is not None:
+        return f"{place_words(named)}; {plural(len(ranks) - 1, 'other rank')} further on"
+    shown = [ranks[rank] for rank in sorted(ranks)][:SHOWN]
+    more = len(ranks) - len(shown)
+    silent = world_size - len(ranks)
+    words = [place_words(rank) for rank in shown]
+    words += [f"{plural(more, 'more rank')}"] if more else []
+    words += [f"{plural(silent, 'rank')} without a word"] if silent > 0 else []
+    return ", ".join(words)
+
+
+def duration_words(time_s: float) -> str:
+    """Return a time in whole minutes, or in seconds below two minutes: "4 min", "70 s"."""
+    return f"{time_s:.0f} s" if time_s < 120 else f"{time_s / 60:.0f} min"
