@@ -89,21 +89,22 @@ def _watch(home: Path, address: str, prometheus: PrometheusServer) -> Watched:
             _end(short)
         # What is instrumented comes at the end of a trial: the short run may have had it before the long one has.
         _wait_until(lambda: prometheus.query(f"{_on_slot(STATE_BYTES, 0)} offset {POINT_S}s"), beside=long)
-        empty["while"] = _empty_panels(prometheus, of_long["metric"]["run"])
+        while_s = time.time()
         assert prometheus.query(_on_slot(RUN_INFO, 0)), "the long run goes on"
+        # All is asked as of that time: the long run may end meanwhile.
+        empty["while"] = _empty_panels(prometheus, of_long["metric"]["run"], while_s)
         _end(long)
     _wait_until(lambda: len(prometheus.query(f"{RESULT_INFO.name} offset {POINT_S}s")) == 2)
     _wait_until(lambda: not prometheus.query(STEP_SECONDS.name))
     _wait_until(lambda: sum(float(one["value"][1]) for one in prometheus.query(RUNS.name)) == 2)
     texts["after"] = _text(address)
-    empty["after"] = _empty_panels(prometheus, of_long["metric"]["run"])
+    empty["after"] = _empty_panels(prometheus, of_long["metric"]["run"], time.time())
     summaries = _history(home)
     return Watched(prometheus=prometheus, long=summaries[200], short=summaries[40], texts=texts, live=live, empty=empty)
 
 
-def _empty_panels(prometheus: PrometheusServer, run: str) -> dict[str, set[str]]:
+def _empty_panels(prometheus: PrometheusServer, run: str, now_s: float) -> dict[str, set[str]]:
     """Ask for each dashboard as Grafana does, for as long as this Prometheus has scraped. run: that is chosen."""
-    now_s = time.time()
     begun_s = float(prometheus.query("process_start_time_seconds")[0]["value"][1])
     return {
         name: Page(

@@ -14,6 +14,7 @@ BESIDE_BYTES = 300_000_000
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # A minute of one core.
 @pytest.mark.parametrize(
     "words",
     [
