@@ -69,13 +69,13 @@ RUN_INFO = NODE.info(
 )
 RUN_LAST_PROGRESS = NODE.gauge(
     "observatory_run_last_progress_timestamp_seconds{run, slot}",
-    "Unix time at which a rank of an active run last ended a step of any kind, or began a later trial; absent"
-    " before the first step, and for runs without steps.",
+    "Unix time at which a rank of an active run last ended a step of any kind, began a later trial or, in a watched"
+    " run, loaded a batch; absent before the first step, and for runs without steps.",
 )
 RUN_STALL_LIMIT = NODE.gauge(
     "observatory_run_stall_limit_seconds{run, slot}",
-    "Time without a step and without a batch after which an active watched run counts as stalled, learned from its"
-    " steps so far; absent for other runs.",
+    "Time without a step or batch after which an active watched run counts as stalled: at least 300 s, more if its"
+    " steps so far are long; absent for other runs.",
 )
 RANK_INFO = RANK.info(
     "observatory_rank_info{run, host}",

@@ -96,7 +96,7 @@ class Witness:
             try:
                 self.look()
             except Exception as error:  # noqa: BLE001  # It ends alone; neither the watch nor the script does.
-                self._append({"kind": "note", "text": f"stalls are not seen any more: {type(error).__name__}: {error}"})
+                self._append({"kind": "note", "text": f"stall detection stopped: {type(error).__name__}: {error}"})
                 return
 
     def look(self) -> None:

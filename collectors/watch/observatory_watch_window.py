@@ -188,6 +188,7 @@ class Windows:
 
     def _miss(self, why: str) -> None:
         """This rank does not trace the window: say so to the ranks that have not begun yet, and to the parent."""
+        why = why if why.startswith("rank ") else f"rank {self._rank}: {why}"  # It may come from another rank.
         if self._window is not None:
             self._write(self._window, f"rank{self._rank}.missed", {"why": why})
         if (store := self._place()[2]) is not None:
@@ -293,7 +294,7 @@ class Windows:
             if tracer is not None and self._stopped is None:
                 tracer.abort()
             if self._window is not None:
-                self._write(self._window, f"rank{self._rank}.missed", {"why": why})
+                self._write(self._window, f"rank{self._rank}.missed", {"why": f"rank {self._rank}: {why}"})
         except Exception:  # noqa: BLE001  # The profiler or the disk fails; the script goes on.
             self._window = None
 

@@ -90,8 +90,7 @@ def _join(run: Path, window: WindowFolder) -> TracedWindow:
     if agreed.dropped is not None:
         return _dropped(window, agreed.dropped)
     if lacking := missed(window):
-        rank = min(lacking)
-        return _dropped(window, f"rank {rank}: {lacking[rank]}")
+        return _dropped(window, lacking[min(lacking)])
     paths = trace_paths(window)
     if absent := [rank for rank in range(agreed.world_size or 1) if rank not in paths]:
         return _dropped(window, f"{plural(len(absent), 'rank')} left no trace, for example rank {absent[0]}")
@@ -182,12 +181,16 @@ def _named(judged: Straggler, spent_ns: Mapping[str, int], cost_ratio: float, la
     share = 0.0 if phase is None else spent_ns[phase] / judged.delay_ns
     if share < PHASE_RATIO:
         phase = None
-    where = "no single phase explains it" if phase is None else f"{100 * min(1.0, share):.0f} % of it is in {phase}"
+    where = (
+        "no single phase explains the delay"
+        if phase is None
+        else f"{100 * min(1.0, share):.0f} % of the delay is in {phase}"
+    )
     return Late(
         verdict="late",
         reason=(
-            f"the others wait for rank {judged.rank} in {100 * cost_ratio:.0f} % of the traced time; {where}, by"
-            f" {judged.cause}"
+            f"the others wait for rank {judged.rank} for {100 * cost_ratio:.0f} % of the traced time; {where}"
+            f" (activity: {judged.cause})"
         ),
         rank=judged.rank,
         phase=phase,

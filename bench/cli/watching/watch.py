@@ -29,14 +29,14 @@ _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})"
     help="What tells runs of the same name apart, for example model=7b. Repeatable.",
 )
 @click.option(
-    "--attach", "attached", metavar="NAME", type=NamedText(), help="Trace steps of the watched job of this name, now."
+    "--attach", "attached", metavar="NAME", type=NamedText(), help="Name of a running watched job to trace now."
 )
 @click.option(
     "--window-every",
     "window_minutes",
     metavar="MINUTES",
     type=click.IntRange(1, 7 * 24 * 60),
-    help="Trace steps each so many minutes.",
+    help="Minutes between windows of traced steps.",
 )
 @click.option(
     "--steps",
@@ -46,12 +46,16 @@ _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,30})=([A-Za-z0-9._:+/-]{1,64})"
     help="Number of steps to trace at a time.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress, only the table at the end.")
-@click.option("--live", is_flag=True, help="Draw progress over one line of the terminal, not a line a minute.")
-@click.option("--redact", is_flag=True, help="Keep no folders: neither the script's nor those of files in stacks.")
+@click.option(
+    "--live", is_flag=True, help="Redraw one progress line in place; it can overwrite the script's progress bar."
+)
+@click.option(
+    "--redact", is_flag=True, help="Leave folders out of stored paths: of the script, and of files in stacks."
+)
 @SHARING
 @RUNS
 @STORE
-@click.argument("words", metavar="COMMAND...", nargs=-1, type=click.UNPROCESSED)
+@click.argument("words", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
     context: click.Context,
@@ -69,20 +73,21 @@ def command(
 ) -> int:
     """Run a training command, watch its steps, and keep them as a run.
 
-    The command runs as without us: same output, signals and exit code, and an unedited script. Standard error has its
-    progress and, at the end, a table of its ranks. OBSERVATORY_WATCH=off runs it unwatched.
+    The script needs no edits, and output, signals and exit code stay the command's own. Standard error shows the
+    progress and, at the end, a table of the ranks. OBSERVATORY_WATCH=off runs it unwatched.
 
-    With --attach it runs no command: it has the ranks of a job that is watched already trace the same steps, and prints
-    what their traces say.
+    --attach runs no command: all ranks of a job that is already watched trace the same steps, and the joined result is
+    printed.
 
     \b
     Example:
       observatory watch --name llama-sft -- torchrun --nproc-per-node 8 train.py
     """
     if attached is not None:
-        if words or name is not None or tag_words or window_minutes is not None:
+        if words or name is not None or tag_words or window_minutes is not None or quiet or live or redact:
             raise Misuse(
-                "--attach NAME takes --steps alone: it traces a job that is watched already, and runs no command"
+                "--attach NAME takes only --steps and --runs: it traces a job that is already watched; leave the"
+                " command and the other options out"
             )
         return _attach(attached, runs_folder, steps)
     if not words:

@@ -103,7 +103,8 @@ def still_lines(run: str, watched: WatchedDetails) -> Iterator[str]:
     end = "then steps came again" if longest.has_gone_on else "and none came after it"
     yield f"no step for {duration_words(longest.still_s)} after step {longest.steps:,}, {end}"
     yield f"  {still_words(ranks, world_size=world_size)}"
-    yield f"  stacks: watch_rank*.stacks.txt in the run's folder; records: `observatory analyse flight-recorder {run}`"
+    records = f"`observatory analyse flight-recorder {run}`"
+    yield f"  stacks: watch_rank*.stacks.txt in the run's folder; Flight Records: {records}"
 
 
 def late_lines(late: Late) -> Iterator[str]:
@@ -139,7 +140,7 @@ def window_lines(window: TracedWindow) -> Iterator[str]:
         parts = (f"rank {rank} {kind} {100 * share:.0f} %" for rank, kind, share in window.path)
         yield f"  critical path: {', '.join(parts)}"
     if window.cost_s is not None:
-        yield f"  cost: {window.cost_s:.2f} s of the profiler in the steps around the window, and slower steps within"
+        yield f"  cost: the profiler took {window.cost_s:.2f} s around the window; traced steps are slower, too"
     for note in window.notes:
         yield f"  left out: {note}"
 
@@ -212,6 +213,7 @@ def _diagnosis(summary: Summary, watched: WatchedDetails) -> Iterator[str]:
         yield f"  {note}"
     yield ""
     if traced is None:
-        yield f"next: `observatory watch --attach {watched.name}` while it runs traces the same steps on all ranks"
+        attach = f"`observatory watch --attach {watched.name}`"
+        yield f"next: during the next run, {attach} traces the same steps on all ranks"
     else:
         yield f"next: `observatory analyse stragglers {summary.run}` has the newest window's traces in full"

@@ -80,13 +80,13 @@ def still_words(ranks: Mapping[int, StillRank], *, world_size: int) -> str:
     """Return where the ranks stand, in a few words: the one that is behind, else some of them."""
     named = behind(ranks.values(), world_size=world_size)
     if named is not None:
-        return f"{place_words(named)}; {plural(len(ranks) - 1, 'other rank')} further on"
+        return f"{place_words(named)}; {plural(len(ranks) - 1, 'other rank')} ahead"
     shown = [ranks[rank] for rank in sorted(ranks)][:SHOWN]
     more = len(ranks) - len(shown)
     silent = world_size - len(ranks)
     words = [place_words(rank) for rank in shown]
     words += [f"{plural(more, 'more rank')}"] if more else []
-    words += [f"{plural(silent, 'rank')} without a word"] if silent > 0 else []
+    words += [f"no report from {plural(silent, 'rank')}"] if silent > 0 else []
     return ", ".join(words)
 
 

@@ -49,8 +49,8 @@ class WatchRequest:
 
     tags: declared by a person; runs with other tags are another series. is_quiet: print no progress.
     window_every_s: time between windows of `window_steps` traced steps; None for windows on request only.
-    is_drawn: draw the progress over one line of a terminal. is_redacted: keep no folders of files, in stacks and of
-    the script.
+    is_drawn: draw the progress over one line of a terminal. is_redacted: leave folders
+    out of stored paths, of the script and in stacks.
     """
 
     command: Sequence[str]
@@ -221,7 +221,7 @@ def _keep(
     except KeyboardInterrupt:
         say("interrupted while the run was stored")
     if _remove_empty(folder):
-        say("nothing was reported, so no run is kept")
+        say("no process reported anything, so the run's folder was removed")
     else:
         say(f"run {folder.name}: {folder}")
 

@@ -57,7 +57,8 @@ def request_window(run: Path, steps: int, why: str) -> int:
         except FileExistsError:
             (run / FOLDER / str(number)).rmdir()
             raise Misuse(
-                f"{run.name} has an open request for a window, which its ranks take at the end of a step; wait for it"
+                f"{run.name} already has a pending window request, which its ranks take up at the end of a step; wait"
+                " for it"
             ) from None
         finally:
             draft.unlink()
@@ -200,12 +201,12 @@ def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
     """
     run = running_job(name, runs)
     number = request_window(run, steps, "--attach")
-    say(f"{run.name}: asked for {steps} steps; the ranks take the request at the end of a step")
+    say(f"{run.name}: asked the ranks to trace {steps} steps; they take up the request at the end of a step")
     has_agreed = False
     while (window := window_folder(run, number)).result is None:
         if not has_agreed and window.agreed is not None and window.agreed.first is not None:
             has_agreed = True
-            say(f"window {number}: steps {window.agreed.first} to {window.agreed.last} are traced on all ranks")
+            say(f"window {number}: steps {window.agreed.first} to {window.agreed.last} will be traced on all ranks")
         if not is_running(run) and window_folder(run, number).result is None:
             say(f"{run.name} ended before window {number} was joined; `observatory show {name}` shows how it ended")
             return None

@@ -249,8 +249,8 @@ def test_of_a_watched_run_it_says_where_its_stacks_are(drill: Drill) -> None:
         watched,
         summary="watched on 2 ranks (run 8f2c) has made no progress for 20m 0s",
         description="watched on 2 ranks (run 8f2c) is active, but none of its ranks has finished a step for 20m 0s."
-        " The run's folder has the stacks of its ranks, and `observatory analyse flight-recorder 8f2c`"
-        " names the rank that the others wait for. Nobody ends the job.",
+        " The run's folder has the stacks of its ranks (watch_rank*.stacks.txt). If the job uses torch.distributed,"
+        " `observatory analyse flight-recorder 8f2c` compares what each rank entered. The watch does not end the job.",
     )
 
 

@@ -57,14 +57,14 @@ def test_another_user_s_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("words", [("job", "--", "python"), ("job", "--name", "other"), ("job", "--window-every", "5")])
 def test_attaching_runs_no_command(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _attach(tmp_path, *words) == 2
-    assert "--attach NAME takes --steps alone" in capsys.readouterr().err
+    assert "--attach NAME takes only --steps and --runs" in capsys.readouterr().err
 
 
 def test_a_second_request_is_refused_while_the_ranks_have_not_taken_the_first(tmp_path: Path) -> None:
     run = _job(tmp_path, "job")
     assert request_window(run, 3, "test") == 1
     assert json.loads((run / "hook" / "window.json").read_text()) == {"id": 1, "steps": 3, "why": "test"}
-    with pytest.raises(Misuse, match="open request for a window"):
+    with pytest.raises(Misuse, match="pending window request"):
         request_window(run, 3, "test")
     assert [path.name for path in (run / "windows").iterdir()] == ["1"]
     assert [path.name for path in (run / "hook").iterdir()] == ["window.json"]

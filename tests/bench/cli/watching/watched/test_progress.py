@@ -75,7 +75,7 @@ def test_where_no_step_comes_the_line_says_for_how_long_and_where_until_one_come
     now_s[0] = 240.0
     progress.read()
     line = progress.line()
-    assert line == "step 40   no step for 4 min: rank 1 in data at train.py:31 in main; 1 other rank further on"
+    assert line == "step 40   no step for 4 min: rank 1 in data at train.py:31 in main; 1 other rank ahead"
     for file in files:
         with file.open("a") as opened:
             opened.write(_line(40, 1))

@@ -82,7 +82,7 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_job_goes_on(phase: str
     assert [out.startswith(b"loss ") for out in hung["out"]] == [True, False]
     assert hung["line"].startswith(f"step {STEP}   no step for ")
     assert f": rank 1 {words} at hang.py:" in hung["line"]
-    assert hung["line"].endswith(" in wait; 1 other rank further on")
+    assert hung["line"].endswith(" in wait; 1 other rank ahead")
     text = (tmp_path / "watch_rank1.stacks.txt").read_text()
     assert f'File "{HANG}", line' in text
     assert "(trains), most recent call first:" in text
@@ -216,7 +216,7 @@ def test_a_failure_of_the_witness_is_one_note_and_the_watch_goes_on(stopped: Sto
     Witness(stopped.watch, 0, stopped.witness._fd).run()  # Not the watch's own, which sleeps.
     notes = [line["text"] for line in stopped.lines("note")]
     assert len(notes) == 1
-    assert notes[0].startswith("stalls are not seen any more: FileNotFoundError")
+    assert notes[0].startswith("stall detection stopped: FileNotFoundError")
     assert sum(len(line["step_ns"]) for line in stopped.lines()) == 20
 
 
@@ -248,7 +248,7 @@ def test_the_rank_that_is_behind_is_named(ranks: list[StillRank], named: int | N
 def test_ranks_that_say_nothing_are_counted_and_nobody_is_named() -> None:
     ranks = {rank: _rank(rank, "backward", 1) for rank in range(5)}
     assert still_words(ranks, world_size=8) == (
-        "rank 0 in backward, rank 1 in backward, rank 2 in backward, 2 more ranks, 3 ranks without a word"
+        "rank 0 in backward, rank 1 in backward, rank 2 in backward, 2 more ranks, no report from 3 ranks"
     )
 
 
@@ -274,7 +274,7 @@ def test_a_run_that_was_ended_while_it_stood_still_says_where(tmp_path: Path) ->
     said = list(still_lines("r", read_run(tmp_path).details))
     assert said[:2] == [
         "no step for 90 s after step 0, and none came after it",
-        "  rank 1 in data at a.py:3 in f; 1 other rank further on",
+        "  rank 1 in data at a.py:3 in f; 1 other rank ahead",
     ]
     write_lines(
         tmp_path / "watch_rank0.jsonl",

@@ -50,7 +50,7 @@ def test_the_command_s_output_and_code_are_its_own_and_ours_is_on_standard_error
     done = watch("--name", "job", "--", "sh", "-c", "echo out; echo err >&2; exit 7", runs=runs)
     assert (done.stdout, done.returncode) == ("out\n", 7)
     assert done.stderr.startswith("err\nno process reported a step: ")
-    assert done.stderr.splitlines()[-1] == "nothing was reported, so no run is kept"
+    assert done.stderr.splitlines()[-1] == "no process reported anything, so the run's folder was removed"
     assert list(runs.iterdir()) == []
 
 
