@@ -52,8 +52,10 @@ def _watch_of(recorder: Any, settings: dict[str, Any]) -> Any:
         from importlib import import_module
 
         window = import_module(f"{__package__}.{WINDOW}" if __package__ else WINDOW)
-        watch.on_step = window.Windows(watch, recorder).at_step_end
+        watch.windows = window.Windows(watch, recorder)
+        watch.on_step = watch.windows.at_step_end
 
+    watch.windows = None
     watch.on_training, watch.on_step = _hook_deepspeed, first_step
     return watch
 
@@ -68,6 +70,8 @@ def _after_fork() -> None:
     """A child of a rank is no rank, as data workers; a child of a process that did not train may become one."""
     former = _recorder.current
     if former is not None:
+        if former.windows is not None:
+            former.windows.in_child()
         is_worker = former.has_trained or former.is_begun or former.is_over
         _recorder.current = None if is_worker else _watch_of(_recorder, former.settings)
         if not is_worker:

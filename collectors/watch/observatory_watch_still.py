@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from _thread import get_ident
+from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BEAT_S = 5.0
 LOOK_S = 60.0
 """Without a step or a batch for this time, the rank's stacks are written: a file in the run's folder, no alert."""
+PROCESS = "observatory_watch_process"
 STALL_S = 300.0
 """Least time after which the run counts as stalled. Most checkpoints and evaluations are shorter, and NCCL ends a job
 whose collective hangs after 600 s, so that stacks and records are taken before."""
@@ -82,6 +84,8 @@ class Witness:
         self._past = Past()
         self._active_ns = self._told_ns = watch.clock_ns()
         self._next_ns = self._lines = 0
+        process = import_module(f"{__package__}.{PROCESS}" if __package__ else PROCESS)
+        self._is_open = process.still_open(fd)
 
     def take(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Add the steps of a line; called in the thread that trains."""
@@ -172,7 +176,7 @@ class Witness:
         import json
 
         self._lines += 1
-        if self._lines <= MOST_LINES:
+        if self._lines <= MOST_LINES and self._is_open():
             text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
             os.write(self._fd, text)
             self._watch._written += len(text)

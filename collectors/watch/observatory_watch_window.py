@@ -1,9 +1,9 @@
 """Windows of a watched job: all ranks trace the same steps.
 
-Rank 0 finds a request in the run's folder and proposes a window through the job's own store; each rank acknowledges it
-with the number of its steps so far; rank 0 commits to steps that no rank has reached. Nothing here waits: a key is read
-only once it is there, and no collective is called. At the end of a step, about once a second, a rank looks for a
-proposal, and at the end of each step only while one is open. A process without torch.distributed traces alone.
+Each rank looks for a request in the run's folder about once a second. Where there is one, it acknowledges it in the
+job's own store with the number of its steps so far, and rank 0 commits to steps that no rank has reached. The store is
+asked only while a request is open, since a call waits where its host does not answer; a key is read only once it is
+there, and no collective is called. A process without torch.distributed traces alone.
 
 A rank that comes to the steps too late, or cannot trace, says so in the window's folder, and the watching parent drops
 the window. `bench.session.watched.windows` makes requests and joins the traces. The standard library alone.
@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 REQUEST = "window.json"
-"""The request for a window, next to this file in the folder that belongs to its user alone; rank 0 takes it away."""
+"""The request for a window, next to this file in the folder that belongs to its user alone; rank 0 takes it away once
+the window is over."""
 FOLDER = "windows"
 """Folder within the run's, with a folder for each window: `window.json`, and of each rank a trace and its phases."""
 TRACER = "observatory_watch_tracer"
 POLL_NS = 1_000_000_000
-"""Time between two looks for a proposal."""
-LOOK_SHARE, LONGEST_POLL_NS = 400, 10_000_000_000
-"""A look takes at most a 400th of the time: where the store answers slowly, looks are rarer, each 10 s at least."""
+"""Time between two looks for a request."""
 ANSWER_NS = 60_000_000_000
 """Time that rank 0 gives the others to acknowledge."""
 SLOW_NS = 10_000_000_000
@@ -37,6 +37,8 @@ SLOW_NS = 10_000_000_000
 MARGIN_NS, LEAST_MARGIN, MOST_MARGIN = 250_000_000, 3, 1000
 """Time between the commit and the first traced step, and its bounds in steps."""
 MOST_STEPS = 50
+MOST_FAILURES = 3
+"""Windows that may fail by a mistake of ours, or of the disk, before there are no more."""
 LARGEST_BYTES = 512 << 20
 """Size of a trace that is still read."""
 
@@ -58,9 +60,10 @@ class Windows:
         self._watch, self._recorder = watch, recorder
         self._hook = hook or os.path.dirname(os.path.abspath(__file__))
         self._place = place or self._place_by_torch
-        self._number = self._rank = 0
+        self._rank = self._failures = 0
+        self._handled: int | None = None  # The newest request that is over here.
         self._end_ns: int | None = None
-        self._step_ns = POLL_NS
+        self._steps_ns = [POLL_NS] * 5  # Of the newest steps.
         self._next_ns = watch.clock_ns() + POLL_NS
         self._proposal: dict[str, Any] | None = None
         self._opened_ns = 0
@@ -71,19 +74,24 @@ class Windows:
         self._finalizer: Any = None
         self._spent_ns = 0
         self._is_over = False
+        self._why_over: str | None = None
 
     def at_step_end(self) -> None:
-        """Do what is due at the end of a step; a failure ends windows with one line, and no step is lost by it."""
+        """Do what is due at the end of a step; a failure ends the window with one line, and no step is lost by it."""
         if self._is_over:
             return
         try:
             self._step()
         except Exception as error:  # No mistake of ours may stop somebody's training.
-            self._is_over = True
-            self._abort(f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            self._abort(why)
             if self._recorder._is_of_script(error):  # For example a signal handler that raises while our code runs.
                 raise
-            self._watch.note(f"windows ended: {type(error).__name__}: {error}")
+            self._watch.note(f"a window ended: {why}")
+            self._failures += 1
+            if self._failures == MOST_FAILURES:
+                self._why_over = f"windows ended after {MOST_FAILURES} failures, the last one {why}"
+                self._watch.note(self._why_over)
 
     def close(self) -> None:
         """The interpreter ends: drop an open window."""
@@ -93,10 +101,17 @@ class Windows:
         if self._tracer is not None:
             self._abort("the process ended before the window did")
 
+    def in_child(self) -> None:
+        """A forked child has the profiler's callbacks, which would record in it without end: take them away."""
+        tracer, self._tracer = self._tracer, None
+        clear = getattr(getattr(sys.modules["torch"]._C, "_autograd", None), "_clear_callbacks", None)
+        if tracer is not None and clear is not None:
+            clear()
+
     def _step(self) -> None:
         now = self._watch._end_ns
         if self._end_ns is not None:
-            self._step_ns = max(1, now - self._end_ns)
+            self._steps_ns = [*self._steps_ns[1:], max(1, now - self._end_ns)]
         self._end_ns = now
         if self._window is not None:
             self._trace()
@@ -116,91 +131,93 @@ class Windows:
     # Agreeing on the steps.
 
     def _look(self, now: int) -> None:
-        """Take a request, as rank 0, or a proposal from the store."""
-        rank, world, store = self._place()
-        request = self._request() if rank == 0 else None
+        """Take a request: each rank sees the file, and rank 0 takes it away once it is over."""
         self._spent_ns = 0
-        if store is None:
-            if request is not None and world > 1:
-                self._drop(request, "torch.distributed is not initialised, so ranks cannot agree on steps")
-            elif request is not None:
-                self._commit(request, self._watch._steps, None)
+        request = self._request()
+        if request is None or request["id"] == self._handled:
             return
-        key = f"proposal {self._number}"
-        if request is not None:
-            store.set(key, json.dumps(request))
-        elif rank == 0:  # It alone proposes.
-            return
+        rank, world, store = self._place()
+        self._rank, self._proposal, self._is_mine, self._opened_ns = rank, request, rank == 0, now
+        if self._why_over is not None:
+            self._give_up(self._why_over)
+        elif store is not None:
+            store.set(f"{request['id']} steps {rank}", str(self._watch._steps))
+        elif world > 1:
+            self._give_up("torch.distributed is not initialised, so ranks cannot agree on steps")
         else:
-            is_there = store.check([key])
-            took_ns = self._watch.clock_ns() - now
-            self._next_ns = now + max(POLL_NS, min(LONGEST_POLL_NS, LOOK_SHARE * took_ns))
-            if not is_there:
-                return
-        self._proposal = request or json.loads(store.get(key))
-        self._opened_ns, self._is_mine = now, request is not None
-        store.set(f"steps {self._number} {rank}", str(self._watch._steps))
+            self._commit(request, self._watch._steps, None)
 
     def _answer(self, now: int) -> None:
         """Commit, as rank 0, once all ranks have acknowledged; follow the commit."""
-        rank, world, store = self._place()
+        _, world, store = self._place()
         proposal = self._proposal
-        if store is None or proposal is None:  # The process group is gone.
-            self._proposal = None
+        if store is None or proposal is None:
+            self._give_up("the process group was destroyed")
             return
-        key = f"commit {self._number}"
+        key = f"{proposal['id']} commit"
+        waited_ns = now - self._opened_ns
         if self._is_mine:
-            acknowledged = [f"steps {self._number} {each}" for each in range(world)]
+            acknowledged = [f"{proposal['id']} steps {each}" for each in range(world)]
             if store.check(acknowledged):
                 self._commit(proposal, max(int(store.get(each)) for each in acknowledged), store)
-            elif now - self._opened_ns > ANSWER_NS:
+            elif waited_ns > ANSWER_NS:
                 silent = [each for each, name in enumerate(acknowledged) if not store.check([name])]
                 why = f"{_ranks(silent)} did not answer within {ANSWER_NS // 1_000_000_000} s"
                 store.set(key, json.dumps({"dropped": why}))
-                self._drop(proposal, why)
-                self._forget()
+                self._give_up(why)
         elif store.check([key]):
-            self._take(json.loads(store.get(key)), rank)
+            self._take(json.loads(store.get(key)))
+        elif waited_ns > 2 * ANSWER_NS:  # Rank 0 has stopped watching.
+            self._forget()
 
     def _commit(self, request: dict[str, Any], steps: int, store: Any) -> None:
         """Choose the steps. steps: the most that any rank had made when it acknowledged."""
-        margin = min(MOST_MARGIN, max(LEAST_MARGIN, -(-MARGIN_NS // self._step_ns))) if store is not None else 2
+        # A rank that acknowledged long ago looks once a second only.
+        is_slow = self._watch._end_ns - self._opened_ns > SLOW_NS // 2
+        margin_ns = MARGIN_NS + POLL_NS if is_slow else MARGIN_NS
+        margin = min(MOST_MARGIN, max(LEAST_MARGIN, -(-margin_ns // min(self._steps_ns)))) if store is not None else 2
         first = max(steps, self._watch._steps) + margin
         window = {**request, "first": first, "last": first + request["steps"] - 1}
         window.update(world_size=self._place()[1], unix_s=time.time())
         self._write(window, REQUEST, window)
         if store is not None:
-            store.set(f"commit {self._number}", json.dumps(window))
-        self._take(window, 0)
+            store.set(f"{request['id']} commit", json.dumps(window))
+        self._take(window)
 
-    def _take(self, window: dict[str, Any], rank: int) -> None:
+    def _take(self, window: dict[str, Any]) -> None:
         if "dropped" in window:
             self._forget()
             return
-        self._window, self._rank = window, rank
+        self._window = window
         if self._watch._steps >= window["first"]:
-            self._miss(f"rank {rank} was at step {self._watch._steps} already")
+            self._miss(f"rank {self._rank} was at step {self._watch._steps} already")
         else:
             self._trace()
 
-    def _drop(self, request: dict[str, Any], why: str) -> None:
-        self._write(request, REQUEST, {**request, "dropped": why})
+    def _give_up(self, why: str) -> None:
+        """No steps are agreed on: rank 0 says why."""
+        if self._is_mine and self._proposal is not None:
+            self._write(self._proposal, REQUEST, {**self._proposal, "dropped": why})
+        self._forget()
 
     def _miss(self, why: str) -> None:
         """This rank does not trace the window: say so to the ranks that have not begun yet, and to the parent."""
         why = why if why.startswith("rank ") else f"rank {self._rank}: {why}"  # It may come from another rank.
-        if self._window is not None:
-            self._write(self._window, f"rank{self._rank}.missed", {"why": why})
+        assert self._window is not None, "it was committed"
+        self._write(self._window, f"rank{self._rank}.missed", {"why": why})
         if (store := self._place()[2]) is not None:
-            store.set(f"missed {self._number}", why)
+            store.set(f"{self._window['id']} missed", why)
         self._forget()
 
     def _forget(self) -> None:
-        """This window is over here, whole or not; the next one has the next number."""
+        """This window is over here, whole or not."""
         import atexit
 
+        if self._proposal is not None:
+            self._handled = self._proposal["id"]
+        if self._is_mine and self._proposal is not None:
+            self._take_away()
         self._proposal = self._window = self._tracer = None
-        self._number += 1
         atexit.unregister(self.close)
         if self._finalizer is not None:
             self._finalizer.cancel()
@@ -240,19 +257,24 @@ class Windows:
 
         tracer = import_module(f"{__package__}.{TRACER}" if __package__ else TRACER)
         _, _, store = self._place()
-        key = f"missed {self._number}"
+        key = f"{self._window['id']} missed" if self._window is not None else ""
         if store is not None and store.check([key]):
             self._miss(store.get(key).decode())
             return
         if self._watch._steps >= first:
             self._miss("a step ended before the profiler was prepared")
             return
-        self._tracer = tracer.Tracer(self._watch, self._yield)
+        prepared = tracer.Tracer(self._watch, self._yield)
         try:
-            self._tracer.prepare()
+            prepared.prepare()
         except tracer.CannotTrace as error:
             self._miss(str(error))
             return
+        except BaseException:  # Also a signal's: whoever handles it may go on.
+            with suppress(Exception):
+                prepared.abort()
+            raise
+        self._tracer = prepared
         # Later than the watch's own, so that it is called before; and gone with the window.
         atexit.register(self.close)
         forking = self._watch.module_of("multiprocessing.util")
@@ -295,8 +317,12 @@ class Windows:
                 tracer.abort()
             if self._window is not None:
                 self._write(self._window, f"rank{self._rank}.missed", {"why": f"rank {self._rank}: {why}"})
+                self._forget()
+            elif self._proposal is not None:
+                self._give_up(f"rank {self._rank}: {why}")
         except Exception:  # noqa: BLE001  # The profiler or the disk fails; the script goes on.
-            self._window = None
+            self._handled = None if self._proposal is None else self._proposal["id"]
+            self._proposal = self._window = None
 
     # The store and the files.
 
@@ -316,11 +342,14 @@ class Windows:
         try:
             with open(path, encoding="utf-8") as file:
                 request = json.load(file)
-            os.unlink(path)
         except FileNotFoundError:
             return None
         number, steps = int(request["id"]), min(MOST_STEPS, max(1, int(request["steps"])))
         return {"id": number, "steps": steps, "why": str(request["why"])[:200]}
+
+    def _take_away(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._hook, REQUEST))
 
     def _path(self, window: dict[str, Any], name: str) -> str:
         return os.path.join(self._watch.settings["folder"], FOLDER, str(window["id"]), name)

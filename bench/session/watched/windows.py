@@ -35,6 +35,7 @@ MISSING_S = 60.0
 JOIN_S = 120.0
 """Time for the last traces to be joined after the command's end."""
 LOOK_S = 0.5
+_RANK = re.compile(r"watch_rank(\d+)\.jsonl")
 _RUN = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{6}")
 
 
@@ -128,7 +129,7 @@ class JobWindows:
         left = [window for window in folders if window.result is None]
         if not left:
             return
-        from bench.analysis.traces.watched_window import drop_window, join_window  # Loads numpy.
+        from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
 
         for window in left:
             if window.agreed is None or (self._join is not None and self._join[0] == window.number):
@@ -136,7 +137,7 @@ class JobWindows:
                 why = ended if window.agreed is None else "joining took too long"
                 drop_window(self._run, window.number, why)
             else:
-                join_window(self._run, window.number)
+                _join(self._run, window.number)
 
     def line(self) -> str | None:
         """Return the newest window in a few words, for the live line.
@@ -182,9 +183,10 @@ class JobWindows:
         if self._join is not None and self._join[1].poll() is not None:
             number, _ = self._join
             self._join = None
-            result = window_folder(self._run, number).result
-            if result is None:  # The process died; `finish` tries again.
-                self._done.add(number)
+            if window_folder(self._run, number).result is None:
+                from bench.analysis.traces.watched_window import drop_window  # Loads numpy.
+
+                drop_window(self._run, number, "the process that joined its traces died")
 
 
 # Attaching to a job that is watched by another process.
@@ -200,6 +202,9 @@ def attach(name: str, runs: Path, steps: int) -> TracedWindow | None:
         InfrastructureFailed: its folder cannot be written.
     """
     run = running_job(name, runs)
+    ranks = [int(match[1]) for path in run.iterdir() if (match := _RANK.fullmatch(path.name))]
+    if ranks and 0 not in ranks:
+        raise Misuse(f"{run.name} has no rank 0, which chooses the steps; trace the run of that rank's node")
     number = request_window(run, steps, "--attach")
     say(f"{run.name}: asked the ranks to trace {steps} steps; they take up the request at the end of a step")
     has_agreed = False
@@ -254,10 +259,18 @@ def _is_watched(run: Path) -> bool:
 
 def main() -> None:
     """Join one window: the process that `JobWindows` starts."""
-    from bench.analysis.traces.watched_window import join_window
-
     os.nice(10)
-    join_window(Path(sys.argv[1]), int(sys.argv[2]))
+    _join(Path(sys.argv[1]), int(sys.argv[2]))
+
+
+def _join(run: Path, number: int) -> None:
+    """Join a window, or drop it with what failed: no window may cost the run, or the command's exit code."""
+    from bench.analysis.traces.watched_window import drop_window, join_window
+
+    try:
+        join_window(run, number)
+    except Exception as error:  # noqa: BLE001  # Of an analysis, on traces of somebody's program.
+        drop_window(run, number, f"its traces could not be joined: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

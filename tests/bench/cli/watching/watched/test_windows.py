@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -59,14 +60,14 @@ class FakeRank:
             self.windows.at_step_end()
 
 
-def _ask(folder: Path, steps: int = 3) -> None:
-    (folder / "windows" / "1").mkdir(parents=True)
+def _ask(folder: Path, steps: int = 3, number: int = 1) -> None:
+    (folder / "windows" / str(number)).mkdir(parents=True)
     (folder / "hook").mkdir(exist_ok=True)
-    (folder / "hook" / "window.json").write_text(json.dumps({"id": 1, "steps": steps, "why": "test"}))
+    (folder / "hook" / "window.json").write_text(json.dumps({"id": number, "steps": steps, "why": "test"}))
 
 
-def _written(folder: Path, name: str) -> Any:
-    return json.loads((folder / "windows" / "1" / name).read_text())
+def _written(folder: Path, name: str, number: int = 1) -> Any:
+    return json.loads((folder / "windows" / str(number) / name).read_text())
 
 
 def test_ranks_at_different_steps_agree_on_steps_that_none_has_reached(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_ranks_at_different_steps_agree_on_steps_that_none_has_reached(tmp_path:
     agreed = _written(tmp_path, "window.json")
     assert (agreed["first"], agreed["last"], agreed["world_size"]) == (115, 117, 3)
     assert agreed["first"] > max(rank.watch._steps for rank in ranks)
-    assert not (tmp_path / "hook" / "window.json").exists()
+    assert (tmp_path / "hook" / "window.json").exists()  # Until the window is over.
 
 
 def test_a_rank_that_comes_too_late_drops_the_window_for_all(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_rank_that_never_answers_drops_the_window_with_its_number(tmp_path: Pa
     store = FakeStore()
     rank = FakeRank(tmp_path, 0, 3, store)
     _ask(tmp_path)
-    store.set("steps 0 1", "7")
+    store.set("1 steps 1", "7")
     rank.step(2 + ANSWER_NS // POLL_NS, step_ns=POLL_NS)
     assert _written(tmp_path, "window.json")["dropped"] == "rank 2 did not answer within 60 s"
 
@@ -117,16 +118,69 @@ def test_ranks_without_torch_distributed_cannot_agree_and_say_so(tmp_path: Path)
     assert "torch.distributed is not initialised" in _written(tmp_path, "window.json")["dropped"]
 
 
-def test_the_store_is_read_once_a_second_while_nothing_is_proposed(tmp_path: Path) -> None:
-    reads: list[str] = []
+class Silent(FakeStore):
+    """Its host does not answer: whoever asks it waits."""
 
-    class Counting(FakeStore):
-        def check(self, keys: list[str]) -> bool:
-            reads.extend(keys)
-            return super().check(keys)
+    def set(self, key: str, value: str) -> None:
+        raise AssertionError("a step would wait")
 
-    FakeRank(tmp_path, 1, 2, Counting()).step(1000, step_ns=POLL_NS // 100)
-    assert 8 <= len(reads) <= 10
+    def check(self, keys: list[str]) -> bool:
+        raise AssertionError("a step would wait")
+
+
+def test_the_store_is_not_asked_while_nobody_wants_a_window(tmp_path: Path) -> None:
+    for rank in range(2):
+        made = FakeRank(tmp_path, rank, 2, Silent())
+        made.step(1000, step_ns=POLL_NS // 100)
+        assert not made.windows._failures
+
+
+def test_a_window_that_fails_is_dropped_and_the_next_one_is_taken(tmp_path: Path) -> None:
+    store = FakeStore()
+    store.set = operator.truediv  # type: ignore[method-assign, assignment]  # It fails within C, as a store does.
+    rank = FakeRank(tmp_path, 0, 2, store)
+    _ask(tmp_path)
+    rank.step(11)
+    assert "rank 0: TypeError" in _written(tmp_path, "window.json")["dropped"]
+    assert not (tmp_path / "hook" / "window.json").exists()
+    for number in (2, 3):
+        _ask(tmp_path, number=number)
+        rank.step(11)
+    _ask(tmp_path, number=4)
+    rank.step(11)
+    assert "windows ended after 3 failures" in _written(tmp_path, "window.json", number=4)["dropped"]
+
+
+def test_a_process_group_that_is_destroyed_drops_the_window_and_the_next_one_is_taken(tmp_path: Path) -> None:
+    stores: list[FakeStore | None] = [FakeStore()]
+    ranks = [FakeRank(tmp_path, rank, 2, None) for rank in range(2)]
+    for number, rank in enumerate(ranks):
+        rank.windows._place = lambda number=number: (number, 2, stores[-1])  # type: ignore[misc]
+    _ask(tmp_path)
+    ranks[1].step(11)
+    stores.append(None)
+    ranks[0].step(11)
+    ranks[1].step(1)
+    assert "not initialised" in _written(tmp_path, "window.json")["dropped"]
+    stores.append(FakeStore())
+    _ask(tmp_path, number=2)
+    for _ in range(12):
+        for rank in ranks:
+            rank.step()
+    assert _written(tmp_path, "window.json", number=2)["first"] > max(rank.watch._steps for rank in ranks)
+
+
+def test_a_rank_that_acknowledged_long_ago_has_time_to_see_the_commit(tmp_path: Path) -> None:
+    """It looks once a second by then; rank 0's own last step was a long one, for example a checkpoint."""
+    store = FakeStore()
+    first, early = FakeRank(tmp_path, 0, 2, store), FakeRank(tmp_path, 1, 2, store)
+    _ask(tmp_path)
+    first.step(110)
+    first.step(1, step_ns=200 * STEP_NS)
+    early.step(11)
+    first.step(1, step_ns=POLL_NS)
+    agreed = _written(tmp_path, "window.json")
+    assert (agreed["first"] - first.watch._steps) * STEP_NS > POLL_NS
 
 
 # Real processes.
