@@ -252,6 +252,16 @@ def test_the_script_s_own_profiler_keeps_its_trace_and_the_window_is_dropped(
     assert "the script's own profiler" in window.dropped
 
 
+@pytest.mark.slow
+def test_a_process_that_is_forked_in_a_window_records_nothing(
+    alone: Callable[[str], tuple[str, TracedWindow, Path]],
+) -> None:
+    said, window, _ = alone("forked")
+    assert window.dropped is None
+    grown_mb = int(said.splitlines()[-1].removeprefix("grown by MB: "))
+    assert grown_mb < 10  # With the profiler's callbacks 107.
+
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 PHASES = ("none", "data", "forward", "backward", "optimizer")
 
