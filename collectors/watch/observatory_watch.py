@@ -93,6 +93,7 @@ class Watch:
         self.too_old: str | None = None
         self.on_training: Callable[[], None] | None = None
         self.on_step: Callable[[], None] | None = None
+        self.windows: Any = None
         self.has_trained = self.is_begun = self.is_over = self.has_ended = False
         self.has_phases = True
         self._fd = -1

@@ -55,7 +55,6 @@ def _watch_of(recorder: Any, settings: dict[str, Any]) -> Any:
         watch.windows = window.Windows(watch, recorder)
         watch.on_step = watch.windows.at_step_end
 
-    watch.windows = None
     watch.on_training, watch.on_step = _hook_deepspeed, first_step
     return watch
 

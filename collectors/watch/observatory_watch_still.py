@@ -82,7 +82,7 @@ class Witness:
         self._look_s, self._stall_s = float(settings.get("look_s", LOOK_S)), float(settings.get("stall_s", STALL_S))
         self._is_redacted = bool(settings.get("redact", False))
         self._past = Past()
-        self._active_ns = self._told_ns = watch.clock_ns()
+        self._active_ns = self._reported_ns = watch.clock_ns()
         self._next_ns = self._lines = 0
         process = import_module(f"{__package__}.{PROCESS}" if __package__ else PROCESS)
         self._is_open = process.still_open(fd)
@@ -111,8 +111,8 @@ class Witness:
         if active_ns != self._active_ns:
             self._active_ns, self._next_ns = active_ns, 0
             wrote_ns = 0 if watch._unwritten else stepped_ns
-            if now - max(wrote_ns, self._told_ns) >= ACTIVE_S * 1e9:
-                self._told_ns = now
+            if now - max(wrote_ns, self._reported_ns) >= ACTIVE_S * 1e9:
+                self._reported_ns = now
                 self._append({"kind": "active", "monotonic_ns": active_ns, "steps": watch._steps})
         still_ns, limit = now - active_ns, self._past.limit_ns(self._stall_s)
         first = self._past.limit_ns(self._look_s)
@@ -221,7 +221,7 @@ def stacks(frames: dict[int, Any], first: int, *, is_redacted: bool = False) -> 
 
 
 def redacted(path: str) -> str:
-    """Return a path without what tells of its owner: from the package on, else the file's name alone."""
+    """Return a path without the folders of a user: from the package on, else only the file's name."""
     parts = path.replace("\\", "/").split("/")
     for name in PACKAGES:
         if name in parts:

@@ -87,8 +87,9 @@ class Windows:
             self._abort(why)
             if self._recorder._is_of_script(error):  # For example a signal handler that raises while our code runs.
                 raise
-            self._watch.note(f"a window ended: {why}")
             self._failures += 1
+            if self._failures <= MOST_FAILURES:
+                self._watch.note(f"a window ended: {why}")
             if self._failures == MOST_FAILURES:
                 self._why_over = f"windows ended after {MOST_FAILURES} failures, the last one {why}"
                 self._watch.note(self._why_over)
@@ -167,7 +168,7 @@ class Windows:
                 self._give_up(why)
         elif store.check([key]):
             self._take(json.loads(store.get(key)))
-        elif waited_ns > 2 * ANSWER_NS:  # Rank 0 has stopped watching.
+        elif waited_ns > 2 * ANSWER_NS or self._request() != proposal:  # Rank 0 does not watch, or has given up.
             self._forget()
 
     def _commit(self, request: dict[str, Any], steps: int, store: Any) -> None:

@@ -151,6 +151,34 @@ def test_a_window_that_fails_is_dropped_and_the_next_one_is_taken(tmp_path: Path
     assert "windows ended after 3 failures" in _written(tmp_path, "window.json", number=4)["dropped"]
 
 
+def test_a_rank_that_waits_takes_the_next_request_after_rank_0_gave_up(tmp_path: Path) -> None:
+    stores: list[FakeStore | None] = [FakeStore()]
+    first, other = (FakeRank(tmp_path, rank, 2, stores[0]) for rank in range(2))
+    first.windows._place = lambda: (0, 2, stores[-1])
+    _ask(tmp_path)
+    other.step(11)
+    stores.append(None)  # Of rank 0 alone, which says so to nobody.
+    first.step(11)
+    other.step()
+    stores.pop()
+    _ask(tmp_path, number=2)
+    for _ in range(25):
+        first.step()
+        other.step()
+    assert "dropped" not in _written(tmp_path, "window.json", number=2)
+
+
+def test_a_request_that_cannot_be_read_is_noted_a_few_times_only(tmp_path: Path) -> None:
+    rank = FakeRank(tmp_path, 0, 1, None)
+    notes: list[str] = []
+    rank.watch.note = notes.append  # type: ignore[method-assign, assignment]
+    _ask(tmp_path)
+    (tmp_path / "hook" / "window.json").write_text("{")
+    rank.step(100)
+    assert len(notes) == 4
+    assert notes[-1].startswith("windows ended after 3 failures")
+
+
 def test_a_process_group_that_is_destroyed_drops_the_window_and_the_next_one_is_taken(tmp_path: Path) -> None:
     stores: list[FakeStore | None] = [FakeStore()]
     ranks = [FakeRank(tmp_path, rank, 2, None) for rank in range(2)]
