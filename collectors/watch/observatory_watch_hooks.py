@@ -110,10 +110,25 @@ class _TorchFinder:
 
 
 def _hook_torch() -> None:
+    import weakref
+
     torch: Any = sys.modules["torch"]
+    followed: set[int] = set()
+
+    def gone(key: int) -> None:
+        """An optimizer is freed, and another one may get its id: the next that steps is the first again."""
+        followed.discard(key)
+        if (watch := _active()) is not None and watch._lead == key:
+            watch._lead = None
+
+    def follow(stepped: Any) -> None:
+        if id(stepped) not in followed:
+            followed.add(id(stepped))
+            weakref.finalize(stepped, gone, id(stepped)).atexit = False
 
     def before(stepped: Any, _arguments: object, _named: object) -> None:
         if not torch.compiler.is_compiling() and (watch := _active()) is not None:
+            watch.guarded(follow, stepped)
             watch.guarded(watch.enter_optimizer, id(stepped))
 
     def after(stepped: Any, _arguments: object, _named: object) -> None:

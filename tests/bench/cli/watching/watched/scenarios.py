@@ -43,6 +43,19 @@ def two_optimizers() -> None:
             optimizer.step()
 
 
+def remade_optimizers() -> None:
+    """A new optimizer each four steps; it may have the id of the one before."""
+    model = model_of()
+    optimizer = None
+    for number in range(12):
+        if number % 4 == 0:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert optimizer is not None
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
 def accumulation() -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -191,7 +204,17 @@ def own_profiler() -> None:
 
 
 SCENARIOS = (
-    *(two_optimizers, accumulation, closure, scaler, fused_scaler, zero_redundancy, compiled_whole, compiled_optimizer),
+    *(
+        two_optimizers,
+        remade_optimizers,
+        accumulation,
+        closure,
+        scaler,
+        fused_scaler,
+        zero_redundancy,
+        compiled_whole,
+        compiled_optimizer,
+    ),
     *(data_and_phases, workers_of_data, children, saved, no_optimizer, marked, own_profiler),
 )
 

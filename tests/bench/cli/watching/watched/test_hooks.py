@@ -49,6 +49,10 @@ def test_two_optimizers_make_one_step(seen: dict[str, Any]) -> None:
     assert _steps(seen, "two_optimizers") == 4
 
 
+def test_each_step_counts_where_the_optimizer_is_made_again(seen: dict[str, Any]) -> None:
+    assert _steps(seen, "remade_optimizers") == 12
+
+
 def test_accumulated_gradients_make_one_step(seen: dict[str, Any]) -> None:
     assert _steps(seen, "accumulation") == 4
 
