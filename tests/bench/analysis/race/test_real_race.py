@@ -1,7 +1,10 @@
-"""Races of real ranks: a case whose loader sleeps loses, one that is killed leaves, and the suite run is shown."""
+"""Races of real ranks: one with a slow loader, one with a rank that is killed, and one over a slow link."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from bench.rank.fault_injection import parse_fault
 from bench.session.case_args import CaseArgs, read_node
 from bench.session.session import open_session
 from bench.suite.plan import plan_suite
+from tests.support.netbox import BURST, LATENCY, netbox
 
 TINY = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "mlp_width": 64, "vocabulary": 64, "sequence": 16}
 
@@ -54,3 +58,29 @@ def test_the_case_without_sleep_wins(number: int, tmp_path: Path, capsys: pytest
     out = capsys.readouterr().out
     assert "1 done, 1 failed, 1 dropped" in out
     assert "dropped: ddp: fsdp is " in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(3))
+def test_over_a_slow_link_the_rank_that_sends_nothing_wins(number: int, tmp_path: Path) -> None:
+    """At 40 Mbit/s ddp needs 0.2 s to reduce 200,000 gradients in each step, in which single computes two sequences."""
+    ddp = "--shape tiny --layers 1 --width 128 --heads 2 --kv-heads 1 --mlp-width 512 --vocabulary 64 --sequence 16"
+    command = ["choose", "single", "ddp", *ddp.split(), "--batch", "2", "--steps", "3", "--ranks", "2"]
+    places = ["--runs", str(tmp_path / "runs"), "--store", f"sqlite:///{tmp_path / 'history.sqlite'}"]
+    with netbox(nodes=1, rate_mbit=None) as box:
+        namespace = box.nodes[0].namespace
+        bucket = ["tbf", "rate", "40mbit", "burst", BURST, "latency", LATENCY]
+        subprocess.run(["ip", "-n", namespace, "link", "set", "lo", "mtu", "1500"], check=True)
+        subprocess.run(["tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", *bucket], check=True)
+        process = box.run_in(
+            0,
+            [sys.executable, "-m", "bench", *command, *places, "--budget", "10m", "--format", "json"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        out, _ = process.communicate()
+    choice = json.loads(out)
+    assert process.returncode == 0
+    assert choice["winner"] == "single"
+    assert {case["case"]: case["outcome"] for case in choice["cases"]} == {"single": "done", "ddp": "dropped"}
