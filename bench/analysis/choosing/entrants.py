@@ -13,9 +13,11 @@ from dataclasses import replace
 from bench.analysis.choosing.candidates import PLAINEST, Ranking
 from bench.analysis.choosing.pricing import Candidate
 from bench.analysis.race.race import RaceCase
-from bench.case import Case, options_set, written
+from bench.case import Case, known_options, options_set, written
+from bench.errors import Misuse
 from bench.report.format import whole_percent
 from bench.session.case_args import CaseArgs
+from workloads.spec import OptionValue
 
 MOST_PREDICTED = 4
 """Best predicted setups that are measured."""
@@ -74,6 +76,68 @@ def entrants(
         if case.strategy in PLAINEST or (is_named and case.strategy not in predicted):
             enter(case, None)
     return entered
+
+
+def continued(
+    begun: Mapping[str, CaseArgs],
+    cases: Sequence[RaceCase],
+    bases: Sequence[Case],
+    fixed: Mapping[str, OptionValue],
+    *,
+    is_named: bool,
+    suite_run: str,
+) -> list[RaceCase]:
+    """Return the cases that an interrupted choice was begun with.
+
+    Its own runs are in the history now, so predictions, and with them the cases that a new choice would measure, may
+    differ.
+
+    begun: the arguments of its cases by name. cases: what a new choice would measure; the predictions are theirs.
+    bases, is_named: as for `entrants`. fixed: options that the user set. suite_run: its id.
+
+    Raises:
+        Misuse: it was begun with other options.
+    """
+    by_args = {_key(case.args): case for case in cases}
+    now = {case.strategy: case for case in bases}
+    expected = cases[0].args
+    for name, args in begun.items():
+        base = now.get(args.strategy)
+        if base is None:
+            raise _begun_with(suite_run, f"strategy {args.strategy}", f"without it: {', '.join(now)}")
+        expected_ranks = 1 if args.strategy == "single" else base.ranks
+        options = {option.name: written(option.default) for option in known_options(args.strategy)}
+        options |= dict(text.split("=", 1) for text in args.options)
+        for field, was, is_now in (
+            ("shape", args.shape_name, expected.shape_name),
+            *((f"{key} of the shape", args.dimensions.get(key), value) for key, value in expected.dimensions.items()),
+            ("ranks", args.ranks and args.ranks[0], expected_ranks),
+            ("device", args.device, expected.device),
+            ("precision", args.precision, expected.precision),
+            ("steps", args.steps, expected.steps),
+            *((f"option {option}", options.get(option), written(value)) for option, value in fixed.items()),
+        ):
+            if was != is_now:
+                raise _begun_with(suite_run, f"{field} {was} ({name})", str(is_now))
+    if is_named and (missing := set(now) - {args.strategy for args in begun.values()}):
+        raise _begun_with(suite_run, f"{', '.join(begun)}", f"also {', '.join(sorted(missing))}")
+    return [
+        replace(by_args[_key(args)], name=name)
+        if _key(args) in by_args
+        else RaceCase(name=name, args=args, is_plain=args.strategy in PLAINEST and not args.options)
+        for name, args in begun.items()
+    ]
+
+
+def _key(args: CaseArgs) -> tuple[str, tuple[str, ...]]:
+    return args.strategy, tuple(args.options)
+
+
+def _begun_with(suite_run: str, was: str, is_now: str) -> Misuse:
+    return Misuse(
+        f"suite run {suite_run} was begun with {was}, now {is_now}; give the options that it was begun with, or leave"
+        " --resume out"
+    )
 
 
 def _name(case: Case, number: int, *, is_plain: bool) -> str:

@@ -21,14 +21,16 @@ from bench.errors import Misuse, plural
 from bench.report.format import duration
 from bench.session.case_args import CaseArgs
 from bench.session.session import Session
+from bench.store.files import read_small
 from bench.store.suite_record import FAILED
 from bench.suite.choice import Choice, choose
 from bench.suite.file import Suite, SuiteCase
-from bench.suite.folder import begin, resume
+from bench.suite.folder import SUITE, begin, find_suite_run, resume
 from bench.suite.ledger import SuiteState
 from bench.suite.plan import PlannedCase, SuitePlan
 from bench.suite.results import SuiteResult, read_result
 from bench.suite.run import Display, SuiteEnd, SuiteRunner
+from collectors.files import in_words
 from workloads.core.precision_options import WEIGHTS
 
 
@@ -126,6 +128,31 @@ def race_suite(cases: Sequence[RaceCase], name: str, limit_s: float) -> Suite:
         levers=(),
         digest=hashlib.sha256(content).hexdigest(),
     )
+
+
+class _BegunCase(msgspec.Struct):
+    name: str
+    args: CaseArgs
+
+
+class _BegunSuite(msgspec.Struct):
+    cases: tuple[_BegunCase, ...]
+
+
+def begun_cases(runs: Path, suite_run: str) -> dict[str, CaseArgs]:
+    """Return the arguments of the cases that a race's suite run was begun with, by name.
+
+    suite_run: its id, or the beginning of it.
+
+    Raises:
+        Misuse: there is no such suite run, or its file of cases cannot be read.
+    """
+    path = find_suite_run(runs, suite_run) / SUITE
+    try:
+        begun = msgspec.json.decode(read_small(path, follows_link=False), type=_BegunSuite)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Misuse(f"{path} has no cases to continue ({in_words(error)}); leave --resume out") from None
+    return {case.name: case.args for case in begun.cases}
 
 
 def check_race(plan: SuitePlan) -> None:

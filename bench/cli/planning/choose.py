@@ -169,12 +169,16 @@ def command(
     if output is not None and ranking is not None:
         write_suite(output, ranking, shape_name=shape_name, command=shlex.join(["observatory", *sys.argv[1:]]))
     if is_measured:
-        from bench.analysis.choosing.entrants import entrants
+        from bench.analysis.choosing.entrants import continued, entrants
+        from bench.analysis.race.race import begun_cases
         from bench.cli.planning.measured_choice import RaceOptions, measure
 
         cases = entrants(
             ranking, bases, is_named=bool(strategies), shape_name=shape_name, dimensions=dimensions, steps=steps
         )
+        if resumed is not None:
+            begun = begun_cases(runs_folder, resumed)
+            cases = continued(begun, cases, bases, fixed, is_named=bool(strategies), suite_run=resumed)
         race = RaceOptions(
             objective=_OBJECTIVES[objective],
             budget_s=budget_s,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.analysis.choosing.candidates import Ranking, candidates
-from bench.analysis.choosing.entrants import MOST_PREDICTED, entrants
+from bench.analysis.choosing.entrants import MOST_PREDICTED, continued, entrants
 from bench.analysis.choosing.ground import ground_on
 from bench.analysis.choosing.question import Question
+from bench.analysis.race.race import begun_cases, race_suite
 from bench.case import Case
 from bench.cli.main import run
+from bench.errors import Misuse
 from bench.machine.machines.machine_file import read_machine
 from bench.session.case_args import case_of_args, node_on
-from bench.suite.folder import suite_run_folders
+from bench.suite.folder import begin, suite_run_folders
 from workloads.core.precision_options import WEIGHTS
 from workloads.cost_models.shape import PRESETS
 
@@ -84,6 +88,60 @@ def test_without_predictions_the_plainest_or_those_named_take_part(ranked: tuple
 def test_each_named_strategy_takes_part_with_its_best_setup(ranked: tuple[Ranking, list[Case]]) -> None:
     cases = entrants(*ranked, is_named=True, shape_name="125m", dimensions={}, steps=20)
     assert {case.args.strategy for case in cases} == {case.strategy for case in ranked[1]}
+
+
+def test_an_interrupted_choice_continues_with_its_own_cases_whatever_is_predicted_now(
+    ranked: tuple[Ranking, list[Case]], tmp_path: Path
+) -> None:
+    ranking, bases = ranked
+    question: dict[str, Any] = {"is_named": False, "shape_name": "125m", "dimensions": {"layers": 3}, "steps": 20}
+    cases = entrants(ranking, bases, **question)
+    suite = race_suite(cases, "choose", 60.0)
+    begin(suite, tmp_path)
+    (folder,) = suite_run_folders(tmp_path)
+    now = entrants(replace(ranking, candidates=tuple(reversed(ranking.candidates))), bases, **question)
+    assert race_suite(now, "choose", 60.0).digest != suite.digest
+    begun = begun_cases(tmp_path, folder.name)
+    again = continued(begun, now, bases, {}, is_named=False, suite_run=folder.name)
+    assert race_suite(again, "choose", 60.0).digest == suite.digest
+    assert [case.name for case in again] == [case.name for case in cases]
+    predicted = {(case.args.strategy, *case.args.options): case.predicted for case in now}
+    for case in again:
+        assert case.predicted == predicted.get((case.args.strategy, *case.args.options))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"steps": 10}, "steps 20 (ddp), now 10;"),
+        ({"shape_name": "tiny"}, "shape 125m (ddp), now tiny;"),
+        ({"dimensions": {"layers": 4}}, "layers of the shape 3 (ddp), now 4;"),
+    ],
+)
+def test_an_interrupted_choice_with_another_question_is_refused(
+    change: dict[str, Any], expected: str, ranked: tuple[Ranking, list[Case]]
+) -> None:
+    _, bases = ranked
+    named = [case for case in bases if case.strategy in ("ddp", "zero1")]
+    question: dict[str, Any] = {"shape_name": "125m", "dimensions": {"layers": 3}, "steps": 20}
+    begun = {case.name: case.args for case in entrants(None, named, is_named=True, **question)}
+    now = entrants(None, named, is_named=True, **(question | change))
+    with pytest.raises(Misuse, match=re.escape(f"suite run 20261128 was begun with {expected}")):
+        continued(begun, now, named, {}, is_named=True, suite_run="20261128")
+
+
+def test_an_interrupted_choice_keeps_its_strategies_and_options(ranked: tuple[Ranking, list[Case]]) -> None:
+    _, bases = ranked
+    named = {name: [case for case in bases if case.strategy in (name, "ddp")] for name in ("zero1", "fsdp")}
+    question: dict[str, Any] = {"is_named": True, "shape_name": "125m", "dimensions": {}, "steps": 20}
+    cases = entrants(None, named["zero1"], **question)
+    begun = {case.name: case.args for case in cases}
+    with pytest.raises(Misuse, match="begun with strategy zero1, now without it: ddp, fsdp"):
+        continued(begun, entrants(None, named["fsdp"], **question), named["fsdp"], {}, is_named=True, suite_run="1")
+    with pytest.raises(Misuse, match=r"begun with ddp, now also zero1"):
+        continued({"ddp": begun["ddp"]}, cases, named["zero1"], {}, is_named=True, suite_run="1")
+    with pytest.raises(Misuse, match=r"begun with option checkpoint none \(ddp\), now full"):
+        continued(begun, cases, named["zero1"], {"checkpoint": "full"}, is_named=True, suite_run="1")
 
 
 @pytest.mark.slow
