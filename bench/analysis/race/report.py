@@ -47,7 +47,8 @@ def sentence(end: RaceEnd) -> str:
     """Return what the race says: the winner and by how much, or about how long it would take to tell."""
     referee, standing = end.referee, end.referee.standing
     if not standing.ahead:
-        return f"no winner: no case has {'' if standing.rounds else 'reached the first look'}".rstrip() + _resume(end)
+        reason = "no case is left" if standing.rounds else "no case has reached the first look"
+        return f"no winner: {reason}{_resume(end)}"
     first = standing.ahead[0]
     if standing.winner is not None:
         drop = min(standing.dropped.values(), key=lambda drop: drop.ratio, default=None)

@@ -157,6 +157,16 @@ def test_a_dropped_case_is_measured_no_more_and_the_ledger_says_why(night: RaceN
     assert end.end.outcome == "done"
 
 
+@pytest.mark.parametrize(
+    ("round_", "reason"), [(1, "no case has reached the first look"), (LOOKS[0] + 1, "no case is left")]
+)
+def test_a_race_whose_cases_all_fail_has_no_winner(night: RaceNight, round_: int, reason: str) -> None:
+    night.breaks = [{("ddp", round_): NO_MEMORY, ("zero1", round_): NO_MEMORY}]
+    end = night.race("ddp", "zero1")
+    assert outcomes(end) == {"ddp": "failed", "zero1": "failed"}
+    assert sentence(end) == f"no winner: {reason}"
+
+
 def test_every_other_round_takes_the_cases_in_reverse(night: RaceNight) -> None:
     night.race("ddp", "zero1", budget_s=None)
     assert night.orders[:4] == [("ddp", 0), ("zero1", 0), ("zero1", 1), ("ddp", 1)]
