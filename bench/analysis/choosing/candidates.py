@@ -28,7 +28,8 @@ class Ranking:
     candidates: at most MOST_LINES: the best of each strategy that fits, and of the fastest strategy other meshes.
     unfit: by strategy that fits in no setup, the one that comes nearest.
     refused: of all strategies, the most frequent reason first.
-    unfit_count, slower_count: setups that do not fit, and that were not worked out because they cannot be better.
+    unfit_count, slower_count, predicted_count: setups that do not fit, that were not worked out because they cannot be
+    better, and the others.
     unpredicted: reasons why steps are absent, with the number of setups.
     pricing: has the prices of all setups that were worked out.
     """
@@ -40,6 +41,7 @@ class Ranking:
     refused: tuple[Refused, ...]
     unfit_count: int
     slower_count: int
+    predicted_count: int
     unpredicted: Mapping[str, int]
     pricing: Pricing
     searches: Mapping[str, Search]
@@ -53,7 +55,7 @@ class Ranking:
     def setups_count(self) -> int:
         """All setups that were compared."""
         return sum(
-            sum(search.outcome.setups.counts.values()) + len(search.outcome.setups.cases)
+            sum(search.outcome.setups.counts.values()) + len(search.outcome.setups.cases) + search.outcome.added_count
             for search in self.searches.values()
         )
 
@@ -99,6 +101,7 @@ def candidates(
         refused=_refusals(outcomes.values()),
         unfit_count=sum(each.unfit_count for each in outcomes.values()),
         slower_count=sum(search.left() for search in searches.values()),
+        predicted_count=pricing.predicted_count,
         unpredicted=dict(sum((Counter(each.unpredicted) for each in outcomes.values()), Counter())),
         pricing=pricing,
         searches=searches,

@@ -98,7 +98,7 @@ def _left_out(ranking: Ranking) -> Iterator[str]:
     yield (
         f"{ranking.setups_count:,} setups of {plural(len(ranking.searches), 'strategy', 'strategies')}:"
         f" {refused:,} refused, {ranking.unfit_count:,} do not fit, {ranking.slower_count:,} skipped, because they"
-        f" cannot be faster, {ranking.pricing.predicted_count:,} predicted in full"
+        f" cannot be faster, {ranking.predicted_count:,} predicted in full"
     )
     reasons: dict[str, tuple[int, set[str]]] = {}
     for each in ranking.refused:
@@ -248,7 +248,7 @@ def choice_document(ranking: Ranking, explanations: list[Explanation]) -> dict[s
         ],
         "unfit_count": ranking.unfit_count,
         "not_worked_out_count": ranking.slower_count,
-        "predicted_count": ranking.pricing.predicted_count,
+        "predicted_count": ranking.predicted_count,
         "unfit": {
             name: {"options": options_words(each.case), "bytes": each.memory.total_bytes, "basis": each.memory.basis}
             for name, each in ranking.unfit.items()

@@ -40,7 +40,7 @@ class Outcome:
 
     candidates: setups that were worked out, in the order of their steps. unfit_count: setups that do not fit.
     nearest: of those that do not fit, the one that holds least. slower_count: setups that fit or may fit, and were not
-    worked out because they cannot be faster.
+    worked out because they cannot be faster. added_count: setups outside the grid that were tried as well.
     unpredicted: reasons why steps are absent, with the number of setups.
     """
 
@@ -49,6 +49,7 @@ class Outcome:
     unfit_count: int = 0
     nearest: Unfit | None = None
     slower_count: int = 0
+    added_count: int = 0
     unpredicted: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -93,6 +94,7 @@ class Search:
             cases = [group.least for group in self._groups.values()]
         self._queue = [(pricing.bound_s(case), number, case) for number, case in enumerate(cases)]
         heapq.heapify(self._queue)
+        self.outcome.slower_count = len(setups.cases) - len(self._queue)
 
     def run(self) -> Outcome:
         """Visit setups until no other can be better than the best, and return what was worked out."""
@@ -127,7 +129,11 @@ class Search:
 
     def add(self, case: Case) -> Candidate | None:
         """Work out one more setup of the strategy, with options that are not in the grid."""
+        if any(each.case == case for each in self.outcome.candidates):
+            return None
+        self.outcome.added_count += 1
         if not self.pricing.memory(case).fits:
+            self.outcome.unfit_count += 1
             return None
         candidate = self.pricing.candidate(case)
         if isinstance(candidate, Absent):

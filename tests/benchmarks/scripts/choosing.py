@@ -40,7 +40,7 @@ def main() -> None:
         "explanation_s": explained_s - ranked_s,
         "total_s": explained_s,
         "setups": ranking.setups_count,
-        "predicted_in_full": ranking.pricing.predicted_count,
+        "predicted_in_full": ranking.predicted_count,
     }
     print(json.dumps(figures, indent=2))  # The result of this program.
 

@@ -123,7 +123,7 @@ def test_the_search_finds_what_working_out_every_setup_finds(name: str) -> None:
     fastest = min(each.step_s for each in priced)
     assert ranking.best is not None
     assert ranking.best.step_s <= fastest * (1 + 1e-9)  # Buckets of other sizes may be faster yet.
-    assert ranking.unfit_count + ranking.slower_count + ranking.pricing.predicted_count >= len(priced)
+    assert ranking.unfit_count + ranking.slower_count + ranking.predicted_count >= len(priced)
 
 
 def test_a_candidate_is_what_a_dry_run_and_predict_say(of_8b: Ranking) -> None:
