@@ -167,11 +167,11 @@ def _report(report: Report) -> Iterator[str]:
 
 
 def _rates(rows: Sequence[Compared]) -> Iterator[str]:
-    yield from _head("row", "sharded", "recomputed", "measured", "constant", "product", "constants")
+    yield from _head("row", "sharded", "recomputed", "measured", "constant", "product")
     for each in rows:
         published = each.row.published
         cells = (each.row.words, published.strategy, published.checkpoint, f"{each.row.measured:,.0f}")
-        yield _line(*cells, *_cells(each.errors), "fitted" if is_fitted(each.row) else "held")
+        yield _line(*cells, *_cells(each.errors))
     yield ""
 
 
