@@ -56,7 +56,8 @@ def page() -> str:
 OPENING = """# Predictions compared with published measurements
 
 Rendered by `python -m tests.bench.analysis.prediction.published`. Others measured the rows, with other programs. Errors
-are predicted / measured - 1, of tokens/s per GPU; each row has its error here. Two predictions:
+are predicted / measured - 1, of tokens/s per GPU; each row has its error here. A row names model, sequence, GPUs, and
+sequences of a microbatch x microbatches of a GPU in a step. Two predictions:
 
 - **constant**: every row has an MFU of {constant}. This is the baseline, chosen in knowledge of all rows.
 - **product**: `predict --on`, which is also `run --dry-run --on` and `choose --on`. [Its law](../cost_models/step.md):
