@@ -1,4 +1,4 @@
-"""Prints the table of docs/measured/memory.md: what each case of a shipped suite holds on CUDA, and where it fits.
+"""Prints a table of what each case of a shipped suite holds on CUDA, and where it fits.
 
 make test-torch TORCH=2.12    # makes the environment
 .venv-torch-2.12/bin/python -m tests.torch_versions.fake_cuda.peaks
