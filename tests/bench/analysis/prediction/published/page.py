@@ -1,4 +1,4 @@
-"""The page docs/measured/published.md: every published row with the errors of each prediction.
+"""The page docs/measured/published.md: every published row and difference with the errors of each prediction.
 
 `python -m tests.bench.analysis.prediction.published > docs/measured/published.md` renders it.
 """
@@ -20,6 +20,7 @@ from tests.bench.analysis.prediction.published import comparison
 from tests.bench.analysis.prediction.published.comparison import (
     CHANGES,
     Compared,
+    Difference,
     Errors,
     compare,
     differences,
@@ -48,6 +49,10 @@ def page() -> str:
         *_memory(titan_rows),
         *_report(foundry),
         *_rates(of_foundry),
+        "## Differences\n",
+        "Two neighbouring rows that differ by one change. Longer sequences and larger models also have other\n"
+        "microbatches.\n",
+        *_differences([*differences(of_titan), *differences(of_foundry)]),
         *_left_out((titan, foundry)),
     ]
     return "\n".join(parts)
@@ -55,9 +60,8 @@ def page() -> str:
 
 OPENING = """# Predictions compared with published measurements
 
-Rendered by `python -m tests.bench.analysis.prediction.published`. Others measured the rows, with other programs. Errors
-are predicted / measured - 1, of tokens/s per GPU; each row has its error here. A row names model, sequence, GPUs, and
-sequences of a microbatch x microbatches of a GPU in a step. Two predictions:
+Rendered by `python -m tests.bench.analysis.prediction.published`. Errors are predicted / measured - 1, of tokens/s per
+GPU. The rows were measured by others, with other programs; every error is here. Two predictions:
 
 - **constant**: every row has an MFU of {constant}. This is the baseline, chosen in knowledge of all rows.
 - **product**: `predict --on`, which is also `run --dry-run --on` and `choose --on`. [Its law](../cost_models/step.md):
@@ -123,11 +127,7 @@ def _apart(titan_rows: Sequence[Row], foundry_rows: Sequence[Row]) -> Iterator[s
 
 def _summary(of_titan: Sequence[Compared], of_foundry: Sequence[Compared]) -> Iterator[str]:
     yield "## Summary\n"
-    yield (
-        "Median and largest error without sign, and how many are within 15 %. Differences are pairs of neighbouring\n"
-        "rows that differ by one change; longer sequences and larger models also have other microbatches. The error\n"
-        "of a pair is (1 + the changed row's error) / (1 + the base's) - 1.\n"
-    )
+    yield "Median and largest error without sign, and how many are within 15 %.\n"
     yield from _head("rows", "constant", "product")
     yield _summary_row("torchtitan", [each.errors for each in of_titan])
     first, *others = of_titan
@@ -168,11 +168,11 @@ def _report(report: Report) -> Iterator[str]:
 
 
 def _rates(rows: Sequence[Compared]) -> Iterator[str]:
-    yield from _head("row", "sharded", "recomputed", "measured", "constant", "product")
+    yield from _head("row", "sharded", "recomputed", "measured", "constant", "product", "constants")
     for each in rows:
         published = each.row.published
         cells = (each.row.words, published.strategy, published.checkpoint, f"{each.row.measured:,.0f}")
-        yield _line(*cells, *_cells(each.errors))
+        yield _line(*cells, *_cells(each.errors), "fitted" if is_fitted(each.row) else "held")
     yield ""
 
 
@@ -187,6 +187,14 @@ def _memory(rows: Sequence[Row]) -> Iterator[str]:
             continue
         needed = memory.total_bytes / 2**30
         yield _line(row.words, f"{measured:.1f}", f"{needed:.1f}", f"{_percent(needed / measured - 1, sign=True)}")
+    yield ""
+
+
+def _differences(pairs: Iterable[Difference]) -> Iterator[str]:
+    yield from _head("change", "report", "from", "to", "measured", "constant", "product")
+    for pair in pairs:
+        ends = (pair.base.row.words, pair.changed.row.words)
+        yield _line(pair.kind, pair.base.row.report.report, *ends, f"x {pair.measured:.3f}", *_cells(pair.errors))
     yield ""
 
 
