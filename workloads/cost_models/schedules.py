@@ -280,7 +280,7 @@ def _zbv(pipeline: Pipeline, rank: int) -> Iterator[Action]:
 
 
 def _v_kinds(pipeline: Pipeline, rank: int, microbatches: int) -> Iterator[_KindOfStage]:
-    """Yield the kind and stage of each action of a rank of a V; its stages are `down` (first half) and `up` (second)."""
+    """Yield the kind and stage of each action of a rank of a V; its stages are `down` (first half) and `up`."""
     down, up = pipeline.stages_of(rank)
     ranks = pipeline.ranks
     # warm-up: fill the way down, then both ways, until backward comes up
