@@ -1,4 +1,4 @@
-"""What Grafana sends to Prometheus in place of a dashboard's expression."""
+"""Expressions of dashboards as Grafana sends them to Prometheus."""
 
 from collectors.metrics.rank import TOKENS
 from tests.support.grafana_expressions import with_every_choice

@@ -1,4 +1,4 @@
-"""The helper that starts ranks for tests."""
+"""The ranks that tests run functions on."""
 
 from __future__ import annotations
 
