@@ -44,7 +44,7 @@ FP32_HEAD_MULTIPLE = 4
 
 
 def pinned_kernel(setup: Setup) -> KernelName | None:
-    """Return the kernel that the setup names; None where torch chooses."""
+    """Return the kernel that the setup names; None if torch chooses."""
     word = ATTENTION.of(setup)
     return None if word == ATTENTION.default else word  # type: ignore[return-value]  # The option allows no other word.
 

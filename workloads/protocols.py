@@ -108,8 +108,8 @@ class Workload(Protocol):
 
         tokens_bs: (parts x local batch, sequence + 1) int64 on the rank's device; the last column is only a
         target.
-        Returns: the mean loss of this rank's tokens in nats, a scalar left on the device; None where this rank
-        computes no loss.
+        Returns: the mean loss of this rank's tokens in nats, a scalar left on the device; None if this rank computes no
+        loss.
         """
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -171,7 +171,7 @@ class KnowsNorm(Protocol):
     """A workload that knows the norm by which it clipped."""
 
     def gradient_norm(self) -> Tensor | None:
-        """Return the norm of the last step's whole gradient before clipping; None where this rank computed none.
+        """Return the norm of the last step's whole gradient before clipping; None if this rank computed none.
 
         A scalar on the device or the host, which the device may still be computing.
         """

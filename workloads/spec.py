@@ -171,7 +171,7 @@ class Option:
         if isinstance(value, str):
             is_allowed = not self.choices or value in self.choices
         else:
-            # NaN fails every comparison, so that it is refused too.
+            # NaN fails every comparison, so it is also refused.
             most = LARGEST if isinstance(value, int) else sys.float_info.max
             is_allowed = abs(value) <= most and (self.minimum is None or value >= self.minimum)
         if not is_allowed:
@@ -248,7 +248,7 @@ class StrategySpec(ABC):
     over all ranks and keeps the whole model on each of them. A spec holds no state.
 
     version: of the definition; results of a changed workload form a new series, which is not compared with older ones.
-    cuda_version: of the definition on CUDA, where only that changed; None where it is `version`.
+    cuda_version: of the definition on CUDA, if only that changed; None if it is `version`.
     """
 
     name: str
@@ -263,14 +263,14 @@ class StrategySpec(ABC):
     # What a setup means, and whether it runs.
 
     def missing_packages(self) -> list[str]:
-        """Return why ranks here could not import the strategy, with what would help; empty where they can.
+        """Return why ranks here cannot import the strategy, with what would help; empty if they can.
 
         It covers only this installation; `refusals` covers what runs nowhere.
         """
         return []
 
     def missing_here(self, setup: Setup) -> list[str]:
-        """Return what this installation lacks for the setup, with what would help; empty where ranks here can run it.
+        """Return what this installation lacks for the setup, with what would help; empty if ranks here can run it.
 
         By default, what it lacks for any setup: see `missing_packages`.
         """
@@ -278,13 +278,13 @@ class StrategySpec(ABC):
 
     @abstractmethod
     def refusals(self, setup: Setup) -> list[str]:
-        """Return why this setup would be wrong or hang, with what would work; empty where it runs.
+        """Return why this setup would be wrong or hang, with what would work; empty if it runs.
 
         Callers use `all_refusals`, which adds what follows from the rest of the spec.
         """
 
     def all_refusals(self, setup: Setup, *, is_here: bool = True) -> list[str]:
-        """Return why this setup would be wrong or hang, each with what would work; empty where it runs.
+        """Return why this setup would be wrong or hang, each with what would work; empty if it runs.
 
         is_here: also say what this installation lacks; False for a machine that is not here.
         """
@@ -332,7 +332,7 @@ class StrategySpec(ABC):
         return {"data": setup.ranks}
 
     def data_share(self, setup: Setup, rank: int) -> DataShare | None:
-        """Return the share of each batch that a rank trains on, None where it trains on none."""
+        """Return the share of each batch that a rank trains on; None if it trains on none."""
         return share_in_mesh(self.mesh(setup), rank)
 
     def data_ranks(self, setup: Setup) -> int:
@@ -385,7 +385,7 @@ class StrategySpec(ABC):
         return replicated_states(setup.shape)
 
     def states_not_covered(self, setup: Setup) -> Absent | None:
-        """Return why `states` is only an estimate for this setup; None where the cost model covers it."""
+        """Return why `states` is only an estimate for this setup; None if the cost model covers it."""
         return None
 
     def most_states(self, setup: Setup) -> States:

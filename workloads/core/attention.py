@@ -381,7 +381,7 @@ def _example(
 ) -> Example:
     """Make tensors for a kernel, all expanded from one head's elements.
 
-    kernel: None where torch chooses it. positions: numbers of queries and of keys; None: a whole sequence, causal.
+    kernel: None if torch chooses it. positions: numbers of queries and of keys; None: a whole sequence, causal.
     """
     shape = setup.shape
     queries, keys = positions or (shape.sequence, shape.sequence)

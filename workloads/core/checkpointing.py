@@ -112,7 +112,7 @@ def _progress_of(workload: Workload) -> dict[str, Tensor]:
 
 
 def checkpoint_bytes(workload: Workload) -> int:
-    """Return the bytes of a checkpoint that this rank holds, including tensors that other ranks hold too."""
+    """Return the bytes of a checkpoint that this rank holds, including tensors that other ranks also hold."""
     return sum(_local(tensor).nbytes for tensor in {**states_of(workload), **_progress_of(workload)}.values())
 
 

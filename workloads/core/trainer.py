@@ -145,7 +145,7 @@ class Trainer:
             self._scaler.load_state_dict({name: int(n) if name in counts else n for name, n in state.items()})
 
     def _compute_gradients(self, tokens_bs: Tensor) -> Tensor | None:
-        """Run forward and backward of all microbatches; see `Workload.step` for what is returned."""
+        """Run forward and backward of all microbatches; see `Workload.step` for the result."""
         microbatches = tokens_bs.chunk(self._microbatches)
         losses = []
         for microbatch_bs in microbatches[:-1]:

@@ -26,7 +26,7 @@ class Prediction:
     temporary_bytes: what backward made and still needs: gradients of activations, and of the weight in progress.
     other_bytes: what outlives the step and is not a state, for example the part of gradients that compression left out
     and adds next time.
-    Not counted: scalars, and what is not a tensor: the loader, libraries, the allocator's own memory.
+    Not counted: scalars, and memory outside tensors: the loader, libraries, the allocator's own memory.
     """
 
     parameters_bytes: int

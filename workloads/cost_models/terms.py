@@ -56,7 +56,7 @@ class Transfer:
     axis: mesh axis whose ranks take part. ranks: how many of them take part; None if all do.
     payload_bytes: size of the tensor over all calls, before the collective's own factor (2 (n - 1) / n for a ring).
     calls: number of equal collectives that share the payload; each pays the latency of its messages.
-    behind: phase that may hide the transfer; None where the step must wait for it.
+    behind: phase that may hide the transfer; None if the step must wait for it.
 
     Raises:
         ValueError: there is no call.

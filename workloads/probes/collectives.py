@@ -39,7 +39,7 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
 def fill(collective: Collective, buffers: Buffers, rank: int, ranks: int) -> None:
-    """Write the rank's input, and overwrite its result buffer so that no expected value is there yet."""
+    """Write the rank's input, and overwrite its result buffer so that it has no expected value yet."""
     buffers.take.fill_(_NOT_GIVEN)
     if collective == "broadcast" and rank != ROOT:
         return

@@ -356,7 +356,7 @@ class CudaBlocks(CudaSizes):
     def _to_stream(self, tape: Tape, name: str, *, is_first: bool) -> None:
         """Add the gradient of a product's input to that of the norm's output."""
         if self._has_gathered_input:
-            # DTensors are added out of place, and reduced over the ranks once, when all are there.
+            # DTensors are added out of place, and reduced over the ranks once all exist.
             size_bytes = self.product(self.shape.width)
             if is_first:
                 tape.relabel(f"d {name} input", "d normed")

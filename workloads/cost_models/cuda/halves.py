@@ -85,7 +85,7 @@ class CudaHalves(CudaBlocks):
     def _differentiate_weight(self, tape: Tape, weights: int, gradients: Gradients, *, freed: int, held: int) -> None:
         """Compute a weight's gradient. freed: what the product has read. held: the gradient of its result.
 
-        A gradient that is added to another one lives until the next weight's is there.
+        A gradient that is added to another one lives until the next weight's exists.
         """
         self._weight_gradient(tape, weights, gradients, freed=freed + self.copy_bytes(weights))
         tape.change(-held, "temporary")

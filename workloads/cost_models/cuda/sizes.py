@@ -63,7 +63,7 @@ class CudaSizes:
 
     @property
     def norm_scales(self) -> int:
-        """Bytes of what a norm keeps besides its input: a number in fp32 for each position."""
+        """Bytes that a norm keeps in addition to its input: a number in fp32 for each position."""
         return FULL_BYTES * self._own_tokens
 
     def product(self, width: int) -> int:
