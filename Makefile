@@ -221,7 +221,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(SCANNER)
 	@echo "$(VENV): installing torch, this program and what it needs; this takes 1 to 6 minutes, and pip shows how far it is"
 	@if [ "$$(uname -sm)" = "Linux x86_64" ] && [ -z "$(GPU_DEVICES)" ] \
 		&& ! ls $(VENV)/lib/python*/site-packages/torch >/dev/null 2>&1; then \
-		echo "no NVIDIA GPU is here, and the package index's torch brings CUDA's libraries: 2.8 GB; the CPU build has 0.2 GB"; \
+		echo "this machine has no NVIDIA GPU, and the package index's torch includes CUDA's libraries: 2.8 GB; the CPU build has 0.2 GB"; \
 		echo "to take that build, press Ctrl-C, run this command, then the same make again:"; \
 		echo "    $(CPU_TORCH)"; \
 	fi

@@ -46,7 +46,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 built_from.write_text(json.dumps(source_state(root)))
                 build_data["force_include"][str(built_from)] = BUILT_FROM.as_posix()
             except (OSError, subprocess.SubprocessError) as error:
-                self.app.display_warning(f"runs of this package will have no commit: git does not tell it ({error})")
+                self.app.display_warning(f"runs of this package will have no commit: git cannot report it ({error})")
         if self.target_name == "sdist":
             return
         # A copy, because hatchling would move a file of the tree that is included under another name.
@@ -54,7 +54,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         module = root / MODULE if version == "editable" else Path(self.folder.name, MODULE.name)
         why_not = compile_into(module, root)
         if why_not is not None:
-            self.app.display_warning(f"the scanner of traces was not built: {why_not}; Python alone will read them")
+            self.app.display_warning(f"the trace scanner was not built: {why_not}; Python will read traces more slowly")
             return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
@@ -74,7 +74,7 @@ def source_state(root: Path) -> dict[str, str | bool]:
         OSError, subprocess.SubprocessError: it is not a git tree, or git fails.
     """
     if not (root / ".git").exists():
-        raise FileNotFoundError(f"{root} is no git tree")
+        raise FileNotFoundError(f"{root} is not a git tree")
 
     def git(*arguments: str) -> str:
         # Whoever builds a tree runs its code anyway, so another user's tree is no additional danger.

@@ -253,8 +253,7 @@ CHECKPOINT_EVERY = Option(
     name="checkpoint_every",
     default=1,
     minimum=1,
-    help="with checkpoint=full or selective: of so many blocks only the last is recomputed, so 2 recomputes half of"
-    " them; 1: all are",
+    help="with checkpoint=full or selective: recompute one block in this many, so 2 recomputes half of them; 1: all",
     added_later=True,
 )
 
@@ -407,7 +406,7 @@ def peak_not_covered(setup: Setup) -> Absent | None:
         return Absent(reason="the cost model of activations does not cover a loss that is computed in chunks")
     if setup.shape.is_tied:
         # Measured on torch 2.13: at the end two more tables live than the gradient itself.
-        return Absent(reason="autograd holds the gradients of a tied head and embedding apart until both are there")
+        return Absent(reason="autograd holds the gradients of a tied head and embedding separately until both exist")
     if is_rounded(setup):
         return Absent(reason="the cost model of activations covers weights=autocast only")
     return None

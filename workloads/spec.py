@@ -453,11 +453,11 @@ class WatchedSpec(StrategySpec):
 
     name = WATCHED
     kind = "watched"
-    summary = "a program of one's own, watched"
+    summary = "a user's own program, watched"
     version = 1
     options = ()
     parity = Parity(kind="none", reason="the program is not ours, and nothing says what one rank of it would compute")
 
     def refusals(self, setup: Setup) -> list[str]:
         """Refuse every setup: the project does not start the user's program or its ranks."""
-        return ["a watched run is a program of one's own; `observatory watch --name NAME -- COMMAND` makes one"]
+        return ["a watched run is a user's own program; start it with `observatory watch --name NAME -- COMMAND`"]

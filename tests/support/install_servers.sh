@@ -27,7 +27,7 @@ command -v victoria-metrics >/dev/null 2>&1 || ! apt-cache show victoria-metrics
 [ -z "$packages" ] && exit 0
 
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
-    echo "not installed, for want of apt-get or root:$packages; the tests that need it will skip"
+    echo "not installed, because this needs apt-get and root:$packages; the tests that need them will skip"
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive

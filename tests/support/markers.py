@@ -35,5 +35,5 @@ def why_numbered_otherwise(sched: Path = Path("/proc/1/sched")) -> str | None:
     try:
         first = sched.read_text().partition("\n")[0]
     except OSError as error:
-        return f"{sched} does not tell how processes are numbered: {error.strerror}"
-    return None if "(1," in first else "the driver numbers processes otherwise than this container"
+        return f"{sched} does not show how processes are numbered: {error.strerror}"
+    return None if "(1," in first else "the driver numbers processes differently from this container"

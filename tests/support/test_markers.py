@@ -80,8 +80,8 @@ def test_the_check_of_marked_tests_runs_every_file_that_has_some() -> None:
     ("text", "said"),
     [
         ("systemd (1, #threads: 1)\n---\n", None),
-        ("bash (48123, #threads: 1)\n---\n", "the driver numbers processes otherwise than this container"),
-        (None, "does not tell how processes are numbered: No such file or directory"),
+        ("bash (48123, #threads: 1)\n---\n", "the driver numbers processes differently from this container"),
+        (None, "does not show how processes are numbered: No such file or directory"),
     ],
 )
 def test_a_kernel_that_does_not_tell_its_numbers_is_a_reason_to_skip(

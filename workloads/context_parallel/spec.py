@@ -228,8 +228,8 @@ def _ring_refusals(setup: Setup) -> Iterator[str]:
         )
     if setup.device == "cuda" and pinned_kernel(setup) == "math":
         yield (
-            "option attention is math, which returns no log-sum-exp, by which attention to the keys of all ranks is"
-            " merged; use attention=efficient, or ulysses"
+            "option attention is math, which returns no log-sum-exp, and the ring merges attention by it; use"
+            " attention=efficient, or ulysses"
         )
     if setup.options["compile"] != "none":
         yield (
@@ -290,7 +290,7 @@ class RingAttentionSpec(SequenceSpec):
     def incomparable(self, setup: Setup) -> str | None:
         if is_fp8(setup) and setup.ranks > 1:
             return (
-                "weights=fp8 makes steps of the ring's differences in rounding, up to 5 % of a gradient; use"
+                "weights=fp8 amplifies the ring's differences in rounding, up to 5 % of a gradient; use"
                 " weights=bf16_compute, or ulysses"
             )
         if setup.options["causal"]:
@@ -380,7 +380,7 @@ def _head_refusals(setup: Setup) -> Iterator[str]:
         fitting = f"{', '.join(fewer)} or {most}" if fewer else most
         yield (
             f"{' and '.join(uneven)} cannot be shared equally by {ranks} ranks;"
-            f" --ranks {fitting} would fit these heads, and ring_attention shards none"
+            f" --ranks {fitting} would fit these heads, and ring_attention shards no heads"
         )
 
 

@@ -325,7 +325,7 @@ def attention_notes(setup: Setup, attention: TorchAttention = TORCH) -> tuple[st
     if kernel is not None:
         return (_note(kernel, "as the option attention says"),)
     kernel = attention.choice(_example(setup, None, attention.device))
-    remark = "" if kernel in KERNELS else "; ring_attention has no such kernel, and is compared with another"
+    remark = "" if kernel in KERNELS else "; ring_attention cannot use this kernel, and is compared with another"
     return (_note(kernel, f"torch's choice on this GPU{remark}"),)
 
 
@@ -360,7 +360,7 @@ def ring_kernel(setup: Setup, *, positions: int, chunk: int, attention: TorchAtt
             f"torch has no kernel on this GPU that returns a log-sum-exp in {setup.precision} for heads of"
             f" {setup.shape.head_width} elements, and the ring needs one; use another --precision"
         )
-    why = f"other strategies run {choice}, which returns no log-sum-exp: efficiency against them compares kernels too"
+    why = f"other strategies run {choice}, which returns no log-sum-exp: efficiency against them also compares kernels"
     return RingKernel(kernel=KERNELS["efficient"], notes=(_note("efficient", why),))
 
 

@@ -18,7 +18,7 @@ BUCKET_MB = Option(
     default=0.0,
     before=25.0,
     minimum=0.0,
-    help="MiB of gradients in a bucket, which are averaged together; 0: what makes about eight buckets, up to 25",
+    help="MiB of gradients in a bucket, which are averaged together; 0: enough for about eight buckets, at most 25",
     search=Search(values=(25.0, 100.0), is_late=True),
 )
 LARGEST_MB = 25.0

@@ -272,7 +272,7 @@ def check(folder: Path, setup: Setup, *, same_ranks: bool) -> None:
         if own.get(name) != saved.get(name):
             why = f"; {setup.strategy} loads only what as many ranks saved" if name == "ranks" else ""
             raise CheckpointUnusable(
-                f"{folder}: it is another case's: {name} was {saved.get(name)} and is {own.get(name)}{why}"
+                f"{folder}: it is from another case: {name} was {saved.get(name)} and is {own.get(name)}{why}"
             )
     _check_files(folder)
 
@@ -300,7 +300,7 @@ def _check_files(folder: Path) -> None:
             ) from None
         if file_bytes < size:
             raise CheckpointUnusable(
-                f"{folder}: rank {rank}'s file {name} is cut: it has {file_bytes} of at least {size} bytes"
+                f"{folder}: rank {rank}'s file {name} is truncated: it has {file_bytes} of at least {size} bytes"
             )
 
 
@@ -340,7 +340,7 @@ _MODULES = {module for module, _ in _PARTS} | {"builtins", "torch"}
 def _member(kind: Any, name: str) -> Enum:
     """Return the member of an enumeration, the only attribute that a plan may read."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
-        raise pickle.UnpicklingError("an attribute of what is no enumeration is no part of a checkpoint's plan")
+        raise pickle.UnpicklingError("only members of enumerations are attributes in a checkpoint's plan")
     return kind[name]
 
 
@@ -351,7 +351,7 @@ class _Parts(pickle.Unpickler):
         if (module, name) == ("builtins", "getattr"):  # Python before 3.11.4 pickles members this way.
             return _member
         if module not in _MODULES and not module.startswith(_OF_CHECKPOINTS):  # Even an import can run code.
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's plan")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint's plan")
         part = super().find_class(module, name)
         is_part = (module, name) in _PARTS or isinstance(part, torch.dtype)
         if module.startswith(_OF_CHECKPOINTS) and isinstance(part, type):
@@ -359,7 +359,7 @@ class _Parts(pickle.Unpickler):
         if module == "builtins" and isinstance(part, type):
             is_part = issubclass(part, Exception)
         if not is_part:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's plan")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint's plan")
         return part
 
 

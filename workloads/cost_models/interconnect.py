@@ -307,7 +307,7 @@ def transfer_axis(transfer: Transfer, axes: Mapping[str, int]) -> MeshAxis:
     """
     if transfer.axis not in axes:
         raise ValueError(
-            f"{transfer.collective} is over axis {transfer.axis!r}, which the mesh has not; its axes are"
+            f"{transfer.collective} is over axis {transfer.axis!r}, which the mesh does not have; its axes are"
             f" {', '.join(axes)}"
         )
     axis = mesh_axes(axes)[transfer.axis]

@@ -247,7 +247,7 @@ def _unresolved(line: _Line, points: Sequence[TimedSize], sizes: Sequence[float]
     largest = max(points, key=lambda point: point.message_bytes)
     if line.per_byte_s * largest.wire_bytes > largest.elapsed_s / 2:
         return (
-            f"messages of {_span(sizes)} take times that scatter too much to tell the bandwidth within a factor of 3;"
+            f"messages of {_span(sizes)} take times that scatter too much to find the bandwidth within a factor of 3;"
             " measure more trials, or on a quieter machine"
         )
     return (

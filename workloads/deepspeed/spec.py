@@ -137,7 +137,7 @@ class DeepSpeedSpec(StrategySpec):
             name="stage",
             default=2,
             minimum=0,
-            help="ZeRO stage: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 weights too",
+            help="ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights",
             search=Search(values=(1, 2, 3)),
         ),
         OFFLOAD,

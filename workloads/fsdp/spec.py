@@ -69,7 +69,7 @@ RESHARD = Option(
     name="reshard",
     default=0,
     minimum=0,
-    help="ranks over which weights are sharded between forward and backward, such as a node's; 0: all of theirs",
+    help="ranks over which weights are sharded between forward and backward, such as a node's; 0: their whole group",
 )
 SHARD_RANKS = Option(
     name="shard_ranks",

@@ -117,7 +117,7 @@ def planned_on(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
     for rank, planned_actions in enumerate(order):
         for action in planned_actions:
             if action in planned:
-                raise ValueError(f"{_named(action)} is there twice, on rank {planned[action]} and on rank {rank}")
+                raise ValueError(f"{_named(action)} occurs twice, on rank {planned[action]} and on rank {rank}")
             planned[action] = rank
     return planned
 

@@ -83,7 +83,7 @@ BALANCE = Option(
     name="balance",
     default="layers",
     choices=("layers", "flops", "measured"),
-    help="what is equal among stages: blocks, FLOPs with the head's, or time as measured on this machine",
+    help="quantity that is equal among stages: blocks, FLOPs with the head's, or time measured on this machine",
     search=Search(values=("layers", "flops")),
 )
 STAGES = Option(name="stages", default=2, minimum=1, help="stages per rank", search=Search(values=(1, 2, 4)))

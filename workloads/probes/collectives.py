@@ -158,8 +158,8 @@ def check(
     result = call()
     if wrong := count_wrong(collective, buffers, rank, ranks):
         raise RuntimeError(
-            f"{text} gave rank {rank} {wrong} of {len(buffers.take)} elements wrongly;"
-            " trust no result of these ranks before the cause is found"
+            f"{text}: {wrong} of {len(buffers.take)} elements are wrong on rank {rank};"
+            " trust no result of these ranks until the cause is known"
         )
     return result
 
@@ -190,7 +190,7 @@ def probe_pairs(setup: ProbeSetup, mesh: DeviceMesh, record: Record, stopwatch: 
         if not torch.equal(take, _sent_by(peer, len(give), setup)):
             raise RuntimeError(
                 f"rank {rank} did not get what rank {peer} sent in {size} bytes;"
-                " trust no result of these two before the cause is found"
+                " trust no result of these two until the cause is known"
             )
         take.fill_(-1)
         record({"pair_s": elapsed}, pair=f"{pair[0]}-{pair[1]}", size=str(size))

@@ -82,7 +82,7 @@ def cost(algorithm: Algorithm, ranks: int, element_count: int, element_bytes: in
         raise ValueError(reason)
     if element_count < 0 or element_bytes < 1:
         raise ValueError(
-            f"a vector of {element_count} elements of {element_bytes} bytes is none; give 0 elements or more,"
+            f"a vector cannot have {element_count} elements of {element_bytes} bytes; give 0 elements or more,"
             " of 1 byte or more"
         )
     if ranks == 1:

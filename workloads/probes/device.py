@@ -78,7 +78,7 @@ def _timed(setup: ProbeSetup, kind: CopyKind, stopwatch: Stopwatch) -> Elapsed:
     if not is_right():
         raise RuntimeError(
             f"{kind} of {size_bytes(setup)} bytes is wrong: what was written differs from what was read;"
-            " run it again, and have the node's memory examined if it stays so"
+            " run it again, and have the node's memory examined if this happens again"
         )
     return elapsed
 

@@ -444,7 +444,7 @@ class PairsSpec(ProbeSpec):
             name="stride",
             default=1,
             minimum=1,
-            help="ranks so far apart are neighbours; as many as a node has ranks: each pair spans two nodes",
+            help="distance between neighbouring ranks; with the number of ranks per node, each pair spans two nodes",
         ),
     )
     needs = Needs(minimum_ranks=2)

@@ -200,7 +200,7 @@ class ThreeDSpec(PipelineSpec):
             fitting = nearest_multiples(setup.ranks, replica)
             return [
                 f"pipeline_ranks {options[PIPELINE_RANKS.name]} x tensor_ranks {options[TENSOR_RANKS.name]} make"
-                f" replicas of {replica} ranks, of which {setup.ranks} ranks is no multiple; --ranks {fitting}"
+                f" replicas of {replica} ranks, which do not divide {setup.ranks} ranks; --ranks {fitting}"
                 " would fit"
             ]
         axes, schedule = self.mesh(setup), self.schedule(setup)
