@@ -95,9 +95,9 @@ def compile_into(module: Path, root: Path) -> str | None:
     include = sysconfig.get_path("include")
     command = [*linker, *OPTIONS, f"-I{include}", str(root / SOURCE), "-o", str(module)]
     try:
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        compiled = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as error:
         return f"{linker[0]} cannot be run ({error.strerror})"
-    if ended.returncode:
-        return f"{linker[0]} said: {ended.stdout.strip().splitlines()[-1] if ended.stdout.strip() else 'nothing'}"
+    if compiled.returncode:
+        return f"{linker[0]} said: {compiled.stdout.strip().splitlines()[-1] if compiled.stdout.strip() else 'nothing'}"
     return None

@@ -80,8 +80,8 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRanks]:
     """See `OnRanks`: all calls of a module use the same ranks."""
     from tests.support.ranks import KeptRanks  # Only tests of ranks load torch.
 
-    with closing(KeptRanks(tmp_path_factory.mktemp("ranks"))) as kept:
-        yield kept.run
+    with closing(KeptRanks(tmp_path_factory.mktemp("ranks"))) as ranks:
+        yield ranks.run
 
 
 @pytest.fixture(scope="session", autouse=True)

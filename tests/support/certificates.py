@@ -44,13 +44,13 @@ def make_certificate(folder: Path, name: str, authority: Certificate) -> Certifi
 
 
 def _make(folder: Path, name: str, *more: str) -> Certificate:
-    made = Certificate(file=folder / f"{name}.crt", key=folder / f"{name}.key")
+    certificate = Certificate(file=folder / f"{name}.crt", key=folder / f"{name}.key")
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc")
-    files = ("-keyout", str(made.key), "-out", str(made.file))
+    files = ("-keyout", str(certificate.key), "-out", str(certificate.file))
     subprocess.run(
         [program("openssl", "openssl"), "req", "-x509", *curve, *files, "-days", "2", "-subj", f"/CN={name}", *more],
         check=True,
         capture_output=True,
         timeout=60,
     )
-    return made
+    return certificate

@@ -27,7 +27,7 @@ def with_choices(expression: str, **chosen: str) -> str:
     """Return the expression as Grafana sends it with these values of variables, and "All" for the others."""
     for name, window in _WINDOWS.items():
         expression = expression.replace(name, window)
-    return _VARIABLE.sub(lambda found: _escaped(chosen[found[1]]) if found[1] in chosen else ".*", expression)
+    return _VARIABLE.sub(lambda match: _escaped(chosen[match[1]]) if match[1] in chosen else ".*", expression)
 
 
 def _escaped(value: str) -> str:

@@ -15,8 +15,8 @@ def why_skipped(markers: Iterable[str], gpus: int) -> str | None:
     needed = max((GPUS[name] for name in markers if name in GPUS), default=0)
     if gpus >= needed:
         return None
-    wanted = "an NVIDIA GPU" if needed == 1 else f"{needed} NVIDIA GPUs"
-    return f"needs {wanted}, and torch can use {gpus or 'none'}"
+    gpu_words = "an NVIDIA GPU" if needed == 1 else f"{needed} NVIDIA GPUs"
+    return f"needs {gpu_words}, and torch can use {gpus or 'none'}"
 
 
 def usable_gpus() -> int:

@@ -149,8 +149,8 @@ def namespaces() -> list[str]:
 
 def processes_in(namespace: str) -> list[int]:
     """Return the processes in the namespace, however they entered it."""
-    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
-    return [int(number) for number in listed.stdout.split()]
+    listing = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(number) for number in listing.stdout.split()]
 
 
 def _build(switch: str, places: Sequence[Node], rate_mbit: float | None, latency: str) -> None:
@@ -254,9 +254,9 @@ def _require() -> None:
 
 def _skip_if_refused(error: subprocess.CalledProcessError) -> None:
     """Skip if the kernel refuses, as in a container without privileges; any other error is a bug."""
-    said = str(error.stderr).strip()
-    if any(words in said for words in REFUSALS):
-        pytest.skip(f"the network in a box is refused here: `{' '.join(error.cmd)}` says: {said}")
+    stderr = str(error.stderr).strip()
+    if any(words in stderr for words in REFUSALS):
+        pytest.skip(f"the network in a box is refused here: `{' '.join(error.cmd)}` says: {stderr}")
 
 
 def _run(*command: str) -> None:

@@ -131,7 +131,7 @@ class RankGroup:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(preloaded())
         self.is_whole = True
-        self._said = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._stderr_folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._lines: dict[Connection, int] = {}
         self._processes: list[BaseProcess] = []
         try:
@@ -168,10 +168,10 @@ class RankGroup:
             process.close()
         for line in self._lines:
             line.close()
-        self._said.cleanup()
+        self._stderr_folder.cleanup()
 
     def _stderr_of(self, rank: int) -> Path:
-        return Path(self._said.name) / f"rank{rank}.err"
+        return Path(self._stderr_folder.name) / f"rank{rank}.err"
 
     def _collect(self, deadline_s: float) -> list[Any]:
         results: dict[int, Any] = {}

@@ -158,8 +158,8 @@ class PrometheusServer:
         fields = urllib.parse.urlencode({"query": expression}).encode()
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/query", data=fields, timeout=30) as answer:
-                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-                return found
+                series: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+                return series
         except urllib.error.HTTPError as error:
             pytest.fail(f"Prometheus refuses {expression}: {error.read().decode()}")
 

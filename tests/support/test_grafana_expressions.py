@@ -5,5 +5,5 @@ from tests.support.grafana_expressions import with_every_choice
 
 
 def test_all_chosen_everywhere_is_what_grafana_would_send() -> None:
-    given = f'rate({TOKENS.name}{{slot=~"$slot"}}[$__rate_interval])'
-    assert with_every_choice(given) == f'rate({TOKENS.name}{{slot=~".*"}}[1m])'
+    expression = f'rate({TOKENS.name}{{slot=~"$slot"}}[$__rate_interval])'
+    assert with_every_choice(expression) == f'rate({TOKENS.name}{{slot=~".*"}}[1m])'

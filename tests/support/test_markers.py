@@ -62,8 +62,8 @@ def collected() -> str:
 
 
 def test_every_file_with_a_gpu_test_is_collected_without_a_gpu(collected: str) -> None:
-    found = {line.partition("::")[0] for line in collected.splitlines() if "::" in line}
-    assert found == set(_marked_files())
+    collected_files = {line.partition("::")[0] for line in collected.splitlines() if "::" in line}
+    assert collected_files == set(_marked_files())
 
 
 @pytest.mark.parametrize("marker", GPUS)

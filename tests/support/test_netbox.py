@@ -138,9 +138,9 @@ def test_packets_wait_their_turn_as_long_as_is_said() -> None:
 
 
 def test_two_boxes_share_addresses_and_do_not_meet() -> None:
-    with netbox(nodes=2) as one, netbox(nodes=2) as other:
-        assert {node.address for node in one.nodes} == {node.address for node in other.nodes}
-        assert not {node.namespace for node in one.nodes} & {node.namespace for node in other.nodes}
+    with netbox(nodes=2) as first, netbox(nodes=2) as second:
+        assert {node.address for node in first.nodes} == {node.address for node in second.nodes}
+        assert not {node.namespace for node in first.nodes} & {node.namespace for node in second.nodes}
 
 
 def test_a_box_adds_no_link_outside_and_leaves_nothing() -> None:

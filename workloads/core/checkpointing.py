@@ -229,21 +229,21 @@ def load(setup: Setup, workload: Workload, folder: Path, *, group: dist.ProcessG
     check(folder, setup, same_ranks=isinstance(workload, KeepsOwnStates))
     states, progress = states_of(workload), _progress_of(workload)
     reader = PlainReader(folder)
-    known = reader.read_metadata().state_dict_metadata
-    wanted = {**states, **progress}
-    if missing := sorted(set(wanted) - set(known)):
+    stored = reader.read_metadata().state_dict_metadata
+    needed = {**states, **progress}
+    if missing := sorted(set(needed) - set(stored)):
         raise CheckpointUnusable(f"{folder}: it holds no {missing[0]}; it was saved by another model or optimizer")
-    for name, tensor in wanted.items():
-        size = getattr(known[name], "size", None)
+    for name, tensor in needed.items():
+        size = getattr(stored[name], "size", None)
         if size != tensor.shape:
             raise CheckpointUnusable(
                 f"{folder}: {name} has the shape {tuple(size or ())} there and {tuple(tensor.shape)} here; load it into"
                 " the model that saved it"
             )
     with _plain_errors():
-        state_dict_loader.load(wanted, storage_reader=reader, process_group=group)
+        state_dict_loader.load(needed, storage_reader=reader, process_group=group)
     if isinstance(workload, KeepsProgress):
-        workload.resume({name.partition("progress.")[2]: float(wanted[name]) for name in progress})
+        workload.resume({name.partition("progress.")[2]: float(needed[name]) for name in progress})
 
 
 def check(folder: Path, setup: Setup, *, same_ranks: bool) -> None:

@@ -138,9 +138,9 @@ def decay_steps(setup: Setup, run_steps: int) -> int:
 
     run_steps: all optimizer steps of a trial.
     """
-    chosen = int(DECAY_STEPS.of(setup))
-    if chosen or DECAY.of(setup) == DECAY.default:
-        return chosen
+    steps = int(DECAY_STEPS.of(setup))
+    if steps or DECAY.of(setup) == DECAY.default:
+        return steps
     return max(0, run_steps - int(setup.options["lr_warm_up"]))
 
 

@@ -73,8 +73,8 @@ class ErrorFeedback:
             # The bucket is new or was rebuilt: copy its weights' errors from the tensors that held them.
             flat = torch.zeros_like(bucket.flat)
             for weight, errors in zip(bucket.weights, bucket.views(flat), strict=True):
-                if (known := self._by_weight.get(id(weight))) is not None:
-                    errors.copy_(known)
+                if (earlier := self._by_weight.get(id(weight))) is not None:
+                    errors.copy_(earlier)
                 self._by_weight[id(weight)] = errors
             self._layouts[bucket.index], self._flats[bucket.index] = layout, flat
         return self._flats[bucket.index]

@@ -208,11 +208,11 @@ class DeepSpeedTrainer:
         self._learning_rate.resume(progress)
         # Small weights that stage 3 keeps gathered are now older than their parts: free them, so that they are gathered
         # again.
-        kept: list[Any] = [
+        gathered: list[Any] = [
             weight for weight in self._weights.values() if hasattr(weight, "ds_tensor") and weight.numel()
         ]
-        if kept:
-            kept[0].partition(kept)
+        if gathered:
+            gathered[0].partition(gathered)
 
     def own_states(self) -> dict[str, Tensor]:
         """See `KeepsOwnStates`: whole weights, the rank's parts of divided weights, and the states of its updates."""
@@ -225,10 +225,10 @@ class DeepSpeedTrainer:
                 states[f"{own}.weights.{name}"] = weight.ds_tensor
             else:
                 states[f"weights.{name}"] = weight
-        for place, (part, kept) in enumerate(self.optimizer.state.items()):
+        for place, (part, part_states) in enumerate(self.optimizer.state.items()):
             if id(part) not in whole:
                 states[f"{own}.optimizer.{place}.weights"] = part
-            states |= {f"{own}.optimizer.{place}.{key}": tensor for key, tensor in kept.items()}
+            states |= {f"{own}.optimizer.{place}.{key}": tensor for key, tensor in part_states.items()}
         return states
 
     def _make_states_of_parts(self) -> None:

@@ -260,7 +260,7 @@ def sharded_cuda_peak(
     for index in range(count):
         is_last = index == count - 1
         stays = not sharding.is_resharded and not is_last
-        one = ShardedPass(
+        microbatch_pass = ShardedPass(
             model=model,
             units=units,
             outer=outer,
@@ -275,7 +275,7 @@ def sharded_cuda_peak(
         if 1 < index < count - 1:
             step = step.then(between[0])  # They are alike.
             continue
-        played = one.stretch()
+        played = microbatch_pass.stretch()
         if index == 1:
             between.append(played)
         step = step.then(played)

@@ -117,7 +117,7 @@ class ServerWeights:
         states: dict[str, Tensor] = {}
         for name, weight in zip(self._names, self.model, strict=True):
             states[f"weights.{name}"] = weight
-            states |= {f"optimizer.{name}.{key}": kept for key, kept in self.optimizer.state[weight].items()}
+            states |= {f"optimizer.{name}.{key}": state for key, state in self.optimizer.state[weight].items()}
         return states
 
     def full_gradients(self) -> dict[str, Tensor]:

@@ -121,7 +121,7 @@ class Worker(Trainer):
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Return the gradients that the servers updated with; all ranks must call it."""
-        return self._placement.gather({}, self._group, _device_of(self.model))
+        return self._placement.gather({}, self._group, next(self.model.parameters()).device)
 
     def own_states(self) -> dict[str, Tensor]:
         """See `KeepsOwnStates`: the weights, under the servers' names if all are equal between steps."""
@@ -135,7 +135,3 @@ class Worker(Trainer):
 
 def _leave(weights: Iterable[nn.Parameter], largest_norm: float) -> None:
     """Do not clip."""
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
